@@ -1,0 +1,1 @@
+"""Training agents: what runs inside a node. Imports nothing of ``testbed``; the contract is in docs/design.md."""

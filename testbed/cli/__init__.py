@@ -1,0 +1,1 @@
+"""Words only: a thin layer over testbed.lab."""

@@ -1,0 +1,1 @@
+"""What was measured, as values: records, recovery, bytes on the wire."""

@@ -1,0 +1,1 @@
+"""Faults compile to Steps; each knows its own validation."""

@@ -1,0 +1,1 @@
+"""Kilometres, fiber types and optics to delay, rate and loss."""

@@ -1,0 +1,1 @@
+"""A Topology to a plan: a tuple of Steps."""

@@ -1,0 +1,1 @@
+"""A user's topology file to a frozen, resolved Topology."""

@@ -1,0 +1,1 @@
+"""Edges: one foreign thing each, its exceptions translated."""

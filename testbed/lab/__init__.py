@@ -1,0 +1,1 @@
+"""Procedures: apply, certify, run, observe, undo."""
