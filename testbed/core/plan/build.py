@@ -1,0 +1,281 @@
+"""Topology to Plan: the shape of a lab, decided before anything is touched.
+
+The order is the order of creation: namespaces, cables, bridges, addresses, routes, then the emulator, then the light
+in the fibers (plant ends up), then the agents. Undoing runs backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import networkx
+from netaddr import IPAddress, IPNetwork
+
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.plan.addressing import (
+    FABRIC_INTERFACE,
+    LAB_V4,
+    LAB_V6,
+    MANAGEMENT,
+    MANAGEMENT_INTERFACE,
+    MANAGEMENT_V4,
+    METRICS_PORT,
+    PLANT,
+    Addressing,
+)
+from testbed.core.plan.step import (
+    Address,
+    Agents,
+    Bridge,
+    Carrier,
+    End,
+    Fibers,
+    Namespace,
+    Plan,
+    Rank,
+    Route,
+    Step,
+    Sysctls,
+    Veth,
+)
+from testbed.core.topology.model import Link, Site, Topology
+
+FIRST_INDEX = 10_001
+"""Interface indices that we choose lie far above those that the kernel counts up in a fresh namespace."""
+
+LAST_RESORT_METRIC = 4_294_967_295
+FABRIC_BRIDGE = "fabric"
+MANAGEMENT_BRIDGE = "mgmt"
+
+# No autoconfiguration and no link-local chatter: an idle lab puts not one packet on its fibers.
+_QUIET_IPV6 = tuple(
+    (f"net/ipv6/conf/{where}/{key}", value)
+    for where in ("all", "default")
+    for key, value in (("accept_ra", "0"), ("accept_dad", "0"), ("router_solicitations", "0"))
+) + (("net/ipv6/conf/default/addr_gen_mode", "1"),)
+
+_HOST_TCP = (
+    # Windows must hold rate x RTT of the longest fiber; metrics of an old connection must not colour a new one.
+    ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
+    ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
+    ("net/ipv4/tcp_no_metrics_save", "1"),
+    ("net/ipv4/tcp_congestion_control", "cubic"),
+)
+
+_ROUTER = (
+    ("net/ipv4/ip_forward", "1"),
+    ("net/ipv6/conf/all/forwarding", "1"),
+    # Flows, not packets, are spread over parallel links.
+    ("net/ipv4/fib_multipath_hash_policy", "1"),
+    ("net/ipv6/fib_multipath_hash_policy", "1"),
+    # `rp_filter` is the maximum of `all` and the interface: a detour over the other link must not be dropped.
+    ("net/ipv4/conf/all/rp_filter", "0"),
+    ("net/ipv4/conf/default/rp_filter", "0"),
+)
+
+_FAILOVER = tuple(
+    (f"net/{family}/conf/{where}/{key}", value)
+    for where in ("all", "default")
+    for family, key, value in (
+        # Without the first a dead link goes on attracting traffic for the whole cut; without the others the
+        # neighbours are forgotten and the heal costs 0.7 to 1 s of resolution.
+        ("ipv4", "ignore_routes_with_linkdown", "1"),
+        ("ipv6", "ignore_routes_with_linkdown", "1"),
+        ("ipv4", "arp_evict_nocarrier", "0"),
+        ("ipv6", "ndisc_evict_nocarrier", "0"),
+    )
+)
+
+
+_Distances = dict[str, dict[str, float]]
+
+
+def build(topology: Topology, *, agents: bool = True) -> Plan:
+    """The whole plan of a lab. Pure: the same topology gives the same plan, whatever the lab is called."""
+    net = Addressing(topology)
+    steps: list[Step] = [
+        *_namespaces(topology, net),
+        *_fabrics(topology, net),
+        *_management(topology, net),
+        *_links(topology, net),
+        *_routes(topology, net),
+    ]
+    if topology.links:
+        steps.append(Fibers(PLANT, tuple(directions(topology)), topology.seed))
+        # Only now is there light: an interface is up when, and only when, an emulator forwards what it receives.
+        steps += [Carrier(PLANT, end, True) for link in topology.links for end in link.ends]
+    if agents:
+        steps.append(Agents(ranks(topology)))
+    return tuple(steps)
+
+
+def impairment(link: Link) -> Impairment:
+    """What a healthy link does in either direction."""
+    return Impairment(link.delay_s, link.rate_bps, link.queue_bytes, link.loss)
+
+
+def directions(topology: Topology) -> Iterator[Direction]:
+    """Both directions of every link, as the emulator sees them."""
+    for link in topology.links:
+        a, b = link.ends
+        toward_b, toward_a = link.directions
+        yield Direction(toward_b, a, b, impairment(link))
+        yield Direction(toward_a, b, a, impairment(link))
+
+
+def ranks(topology: Topology) -> tuple[Rank, ...]:
+    """One rank per node, contiguous by site: a ring then crosses each site boundary once each way."""
+    management = Addressing(topology).management
+    return tuple(
+        Rank(number, node, topology.site_of(node).name, str(management[node]), METRICS_PORT)
+        for number, node in enumerate(topology.node_names)
+    )
+
+
+def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
+    yield Namespace(PLANT)
+    # The plant has no stack of its own to speak of: what it must not do is answer, resolve or announce.
+    yield Sysctls(PLANT, (("net/ipv6/conf/all/disable_ipv6", "1"), ("net/ipv6/conf/default/disable_ipv6", "1")))
+    yield Namespace(MANAGEMENT)
+    yield Sysctls(
+        MANAGEMENT,
+        (
+            ("net/ipv4/ip_forward", "0"),
+            ("net/ipv6/conf/all/disable_ipv6", "1"),
+            ("net/ipv6/conf/default/disable_ipv6", "1"),
+        ),
+    )
+    for site in topology.sites:
+        yield Namespace(site.gateway)
+        yield Sysctls(site.gateway, _QUIET_IPV6 + _ROUTER)
+        yield Sysctls(site.gateway, _FAILOVER, optional=True)
+        for node in site.node_names:
+            yield Namespace(node, isolated=True, hosts=net.hosts)
+            yield Sysctls(node, _QUIET_IPV6)
+            yield Sysctls(node, _HOST_TCP, optional=True)
+
+
+def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:
+    index = FIRST_INDEX
+    for site in topology.sites:
+        for node in site.node_names:
+            yield Veth(End(site.gateway, node, index), End(node, FABRIC_INTERFACE), _fabric_mtu(topology))
+            index += 1
+        yield Bridge(site.gateway, FABRIC_BRIDGE, site.node_names, mtu=_fabric_mtu(topology))
+        yield from _addresses(site.gateway, FABRIC_BRIDGE, net.gateway(site.name), net.site_networks(site.name))
+        for node in site.node_names:
+            yield from _addresses(node, FABRIC_INTERFACE, net.node(node), net.site_networks(site.name))
+            for prefix, gateway in zip((LAB_V4, LAB_V6), net.gateway(site.name), strict=True):
+                yield Route(node, str(prefix), ((str(gateway), FABRIC_INTERFACE),))
+
+
+def _management(topology: Topology, net: Addressing) -> Iterator[Step]:
+    names = tuple(net.management)
+    for offset, name in enumerate(names):
+        yield Veth(End(MANAGEMENT, name, FIRST_INDEX + offset), End(name, MANAGEMENT_INTERFACE))
+    yield Bridge(MANAGEMENT, MANAGEMENT_BRIDGE, names, isolated=True)
+    yield Address(MANAGEMENT, MANAGEMENT_BRIDGE, f"{MANAGEMENT_V4[1]}/{MANAGEMENT_V4.prefixlen}")
+    for name, address in net.management.items():
+        yield Address(name, MANAGEMENT_INTERFACE, f"{address}/{MANAGEMENT_V4.prefixlen}")
+
+
+def _links(topology: Topology, net: Addressing) -> Iterator[Step]:
+    index = FIRST_INDEX
+    for link in topology.links:
+        for end, site in zip(link.ends, link.between, strict=True):
+            gateway = topology.site(site).gateway
+            yield Veth(End(PLANT, end, index, up=False), End(gateway, link.name), link.mtu)
+            index += 1
+            v4, v6 = net.link_end(link, site)
+            yield Address(gateway, link.name, f"{v4}/31")
+            yield Address(gateway, link.name, f"{v6}/127")
+
+
+def _routes(topology: Topology, net: Addressing) -> Iterator[Step]:
+    distance = _shortest(topology)
+    for site in topology.sites:
+        for prefix in (LAB_V4, LAB_V6):
+            # A cut must end at a blackhole, never fall through to some default route of the host's.
+            yield Route(site.gateway, str(prefix), (), LAST_RESORT_METRIC)
+        for remote in topology.sites:
+            if remote.name != site.name:
+                yield from _routes_between(topology, net, site, remote, _next_links(topology, distance, site.name, remote.name))
+
+
+def _routes_between(
+    topology: Topology, net: Addressing, site: Site, remote: Site, ways: list[Link]
+) -> Iterator[Step]:
+    destinations = net.site_networks(remote.name)
+
+    def hop(link: Link, family: int) -> tuple[str, str]:
+        other = link.between[1 - link.between.index(site.name)]
+        return str(net.link_end(link, other)[family]), link.name
+
+    for family in range(2):
+        destination = str(destinations[family])
+        if topology.routing == "multipath" and len(ways) > 1:
+            yield Route(site.gateway, destination, tuple(hop(link, family) for link in ways), 10)
+        else:
+            for place, link in enumerate(ways, 1):
+                yield Route(site.gateway, destination, (hop(link, family),), 10 * place)
+
+
+def _next_links(topology: Topology, distance: _Distances, site: str, remote: str) -> list[Link]:
+    """Links of ``site`` on which a packet for ``remote`` makes progress, best first.
+
+    A neighbour is a safe detour only if its own shortest way does not come back through here: distance(neighbour,
+    remote) < distance(neighbour, site) + distance(site, remote), the loop-free condition of RFC 5286, inequality 1.
+    """
+    ways: list[tuple[float, int, Link]] = []
+    for order, link in enumerate(topology.links):
+        if site not in link.between:
+            continue
+        neighbour = link.between[1 - link.between.index(site)]
+        onward = distance[neighbour].get(remote)
+        if onward is None or onward >= distance[neighbour][site] + distance[site][remote]:
+            continue
+        ways.append((link.length_m + onward, order, link))
+    return [link for _, _, link in sorted(ways)]
+
+
+def _shortest(topology: Topology) -> _Distances:
+    """Shortest fiber between all sites, in metres."""
+    graph = networkx.Graph()
+    graph.add_nodes_from(site.name for site in topology.sites)
+    for link in topology.links:
+        a, b = link.between
+        known = graph.get_edge_data(a, b, {"metres": float("inf")})["metres"]
+        graph.add_edge(a, b, metres=min(known, link.length_m))
+    return dict(networkx.all_pairs_dijkstra_path_length(graph, weight="metres"))
+
+
+def _addresses(
+    namespace: str, interface: str, addresses: tuple[IPAddress, ...], networks: tuple[IPNetwork, ...]
+) -> Iterator[Step]:
+    for address, network in zip(addresses, networks, strict=True):
+        yield Address(namespace, interface, f"{address}/{network.prefixlen}")
+
+
+def _fabric_mtu(topology: Topology) -> int:
+    """A site's fabric has the MTU of the fibers: a campus with larger frames would need fragmentation at the gateway."""
+    return min((link.mtu for link in topology.links), default=1500)
+
+
+def reference(link: Link) -> Plan:
+    """A throw-away path like ``link`` with a zero-delay redirect in place of the fiber: what a certificate subtracts."""
+    middle, a, b = "ref-plant", "ref-a", "ref-b"
+    return (
+        *(Namespace(name) for name in (middle, a, b)),
+        Sysctls(middle, (("net/ipv6/conf/all/disable_ipv6", "1"), ("net/ipv6/conf/default/disable_ipv6", "1"))),
+        *(Sysctls(name, _QUIET_IPV6) for name in (a, b)),
+        Veth(End(middle, "ref-a", FIRST_INDEX, up=False), End(a, "ref0"), link.mtu),
+        Veth(End(middle, "ref-b", FIRST_INDEX + 1, up=False), End(b, "ref0"), link.mtu),
+        Address(a, "ref0", "10.254.0.0/31"),
+        Address(b, "ref0", "10.254.0.1/31"),
+        Redirect(middle, "ref-a", "ref-b"),
+        Carrier(middle, "ref-a", True),
+        Carrier(middle, "ref-b", True),
+    )
+
+
+__all__ = ["build", "directions", "impairment", "ranks", "reference"]

@@ -1,0 +1,210 @@
+"""Entering, making and holding Linux namespaces: setns(2), unshare(2), mount(2).
+
+Namespaces belong to a *thread* in Linux. Everything here acts on the calling thread only, so a program with many threads
+can use it; nothing here forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from testbed.errors import HostError, NotAllowed
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWNET = 0x40000000
+CLONE_FS = 0x00000200
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+NETNS_FOLDER = Path("/run/netns")
+"""Where iproute2 looks for named network namespaces (ip-netns(8))."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+T = TypeVar("T")
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        if number in (1, 13):
+            raise NotAllowed(f"{name} is not permitted: run as root (or with CAP_SYS_ADMIN and CAP_NET_ADMIN)")
+        raise HostError(f"{name} failed: {os.strerror(number)}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """mount(2). Raises HostError."""
+    _call(
+        "mount",
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        data.encode() or None,
+    )
+
+
+def unmount(target: Path) -> None:
+    """umount2(2) with MNT_DETACH: a process inside does not make it fail. What is not mounted is no error."""
+    with contextlib.suppress(HostError):
+        _call("umount2", str(target).encode(), MNT_DETACH)
+
+
+@contextlib.contextmanager
+def entered(path: str | Path) -> Iterator[None]:
+    """Run the body with the calling thread inside the network namespace at ``path``; always comes back."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter(path)
+        try:
+            yield
+        finally:
+            _call("setns", home, CLONE_NEWNET)
+    finally:
+        os.close(home)
+
+
+def enter(path: str | Path) -> None:
+    """Move the calling thread into the network namespace at ``path``, for good."""
+    try:
+        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostError(f"no network namespace at {path}: {error.strerror}") from error
+    try:
+        _call("setns", there, CLONE_NEWNET)
+    finally:
+        os.close(there)
+
+
+def inside(path: str | Path, work: Callable[[], T]) -> T:
+    """Do ``work`` in a short-lived thread inside the namespace; the calling thread never leaves its own.
+
+    For library code that runs in a user's process: whatever goes wrong, their thread stays where it was.
+    """
+    outcome: list[T] = []
+    trouble: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            enter(path)
+            outcome.append(work())
+        except BaseException as error:
+            trouble.append(error)
+
+    thread = threading.Thread(target=body, name="inside", daemon=True)
+    thread.start()
+    thread.join()
+    if trouble:
+        raise trouble[0]
+    return outcome[0]
+
+
+def netns_path(name: str) -> Path:
+    return NETNS_FOLDER / name
+
+
+def create(name: str, handles: Path | None = None, *, hostname: str = "", hosts: str = "") -> None:
+    """Make the named network namespace; with ``handles`` also mount, IPC and UTS namespaces, held as files there.
+
+    No process keeps them alive: each is a bind mount of its nsfs file. ``hosts`` becomes /etc/hosts inside; /sys and
+    /dev/shm are the namespace's own. Raises HostError; what was made so far is removed.
+    """
+    _prepare_folder(NETNS_FOLDER)
+    worker_error: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            _create(name, handles, hostname, hosts)
+        except BaseException as error:
+            worker_error.append(error)
+
+    # A thread of its own: unsharing the mount namespace cannot be taken back, the thread ends with it.
+    thread = threading.Thread(target=body, name="namespace", daemon=True)
+    thread.start()
+    thread.join()
+    if worker_error:
+        remove(name, handles)
+        raise worker_error[0]
+
+
+def _prepare_folder(folder: Path) -> None:
+    """Make ``folder`` a shared mount point as `ip netns add` does, so that both get along."""
+    if not os.path.ismount(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except PermissionError as error:
+            raise NotAllowed(f"cannot write {folder}: run as root") from error
+        mount(str(folder), str(folder), None, MS_BIND | MS_REC)
+        mount("none", str(folder), None, (1 << 20) | MS_REC)  # MS_SHARED
+
+
+def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
+    home_mounts = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        flags = CLONE_NEWNET | ((CLONE_NEWUTS | CLONE_NEWIPC) if handles else 0)
+        _call("unshare", flags)
+        _hold("net", NETNS_FOLDER / name)
+        if handles is None:
+            return
+        handles.mkdir(parents=True, exist_ok=True)
+        hosts_file = handles / "hosts"
+        hosts_file.write_text(hosts)
+        socket.sethostname(hostname)
+        _hold("uts", handles / "uts")
+        _hold("ipc", handles / "ipc")
+        _call("unshare", CLONE_NEWNS)
+        mount("none", "/", None, MS_REC | MS_PRIVATE)
+        mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+        mount(str(hosts_file), "/etc/hosts", None, MS_BIND)
+        inner = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        _call("setns", home_mounts, CLONE_NEWNS)
+        target = handles / "mnt"
+        target.touch()
+        mount(f"/proc/thread-self/fd/{inner}", str(target), None, MS_BIND)
+        os.close(inner)
+    finally:
+        os.close(home_mounts)
+
+
+def _hold(kind: str, target: Path) -> None:
+    """Keep the calling thread's namespace of ``kind`` alive by a bind mount at ``target``, which must not exist."""
+    try:
+        os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+    except FileExistsError as error:
+        raise HostError(f"{target} exists already") from error
+    mount(f"/proc/thread-self/ns/{kind}", str(target), None, MS_BIND)
+
+
+def remove(name: str, handles: Path | None = None) -> None:
+    """Let go of what :func:`create` holds. What is not there is no error; processes inside keep it alive till they end."""
+    places = [NETNS_FOLDER / name]
+    if handles is not None:
+        places += [handles / kind for kind in ("net", "mnt", "uts", "ipc")]
+    for place in places:
+        if place.exists():
+            unmount(place)
+            with contextlib.suppress(OSError):
+                place.unlink()
+    if handles is not None:
+        (handles / "hosts").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            handles.rmdir()
+
+
+def inode(path: str | Path) -> int:
+    """Identity of the namespace behind ``path``; 0 if there is none. Unlike a name, it is never that of another."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,106 @@
+"""Processes: known by what they are in (a namespace) or when they began, never by pid alone and never by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+
+def started(pid: int) -> int:
+    """Start time of a process in clock ticks since boot (proc(5), field 22); 0 if it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def is_same(pid: int, began: int) -> bool:
+    """Whether ``pid`` is still the process that began at ``began``."""
+    return began != 0 and started(pid) == began
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def inside(inodes: Collection[int]) -> list[int]:
+    """Pids of all processes whose network, mount, IPC or UTS namespace is one of ``inodes``."""
+    found: list[int] = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            for kind in ("net", "mnt"):
+                with contextlib.suppress(OSError):
+                    if os.stat(f"/proc/{entry}/ns/{kind}").st_ino in inodes:
+                        found.append(int(entry))
+                        break
+    return found
+
+
+def end(pid: int, began: int = 0, *, grace_s: float = 0.0, bound_s: float = 5.0) -> bool:
+    """End one process: SIGTERM and ``grace_s`` of time if given, then SIGKILL; True once it is gone.
+
+    ``began`` guards against a recycled pid.
+    """
+    return not end_all([(pid, began)], grace_s=grace_s, bound_s=bound_s)
+
+
+def end_all(targets: Iterable[tuple[int, int]], *, grace_s: float = 0.0, bound_s: float = 5.0) -> list[int]:
+    """End all (pid, began); pids that did not go within ``bound_s`` are returned."""
+    files: dict[int, int] = {}
+    for pid, began in targets:
+        try:
+            handle = os.pidfd_open(pid)
+        except (ProcessLookupError, OSError):
+            continue
+        # The pidfd is opened first and the start time read after: from here on it cannot become another process.
+        if began and started(pid) != began:
+            os.close(handle)
+            continue
+        files[handle] = pid
+    try:
+        if grace_s:
+            _signal(files, signal.SIGTERM)
+            _wait(files, grace_s)
+        _signal(files, signal.SIGKILL)
+        _wait(files, bound_s)
+        return sorted(files.values())
+    finally:
+        for handle in files:
+            os.close(handle)
+
+
+def _signal(files: dict[int, int], number: signal.Signals) -> None:
+    for handle in files:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(handle, number)
+
+
+def _wait(files: dict[int, int], bound_s: float) -> None:
+    """Wait until all are gone or the time is over; those gone leave ``files``."""
+    poll = select.poll()
+    for handle in files:
+        poll.register(handle, select.POLLIN)
+    until = time.monotonic() + bound_s
+    while files:
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        for handle, _ in poll.poll(left * 1000):
+            poll.unregister(handle)
+            os.close(handle)
+            del files[handle]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time (user + system) that a process has used, in seconds; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
