@@ -288,7 +288,9 @@ def build_direction(
     measured, bare = Spread.of(samples_s), Spread.of(bare_s)
     lost = max(0, sent - len(samples_s))
     limit = tolerance_s(target_s)
-    rate = RateCertificate(rate_target_bps, rate_measured_bps) if rate_measured_bps and rate_target_bps else None
+    rate = None
+    if rate_measured_bps is not None and rate_target_bps > 0:
+        rate = RateCertificate(rate_target_bps, rate_measured_bps)
     why = judge_direction(
         target_s, measured, bare, tolerance=limit, sent=sent, lost=lost, loss_target=loss_target, rate=rate
     )

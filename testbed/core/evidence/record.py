@@ -233,7 +233,9 @@ class EndRecord:
 
     @classmethod
     def from_dict(cls, fields: Fields) -> EndRecord:
-        return cls(need_number(fields, "t"), need_text(fields, "status"), text(fields, "reason"), integer(fields, "step"))
+        return cls(
+            need_number(fields, "t"), need_text(fields, "status"), text(fields, "reason"), integer(fields, "step")
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,347 @@
+"""What the job got done and how it came through its faults, from the step records alone.
+
+The definitions, all in seconds of one monotonic clock:
+
+- *compute* and *exposed communication* are rank-seconds. Exposed is from a rank's last gradient bucket being ready until its
+  gradients are usable; *peer wait* is the part of it until the last rank was ready, *network* the rest.
+- *compute utilization* = sum of compute / sum of (compute + exposed).
+- A step is *committed* at the latest ``t_end`` of all ranks, once every rank of the world has recorded it.
+- *Goodput* = committed tokens x fault-free seconds per token / wall time: the share of the wall time that a job without
+  faults would have needed for the work that counts. Wall time includes restarts and stalls.
+- *Recovery* of a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median step.
+
+What cannot be told from the records is None.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.core.evidence.record import RankLog, StepRecord
+from testbed.core.evidence.timeline import FaultWindow
+
+__all__ = ["BACK", "Commit", "FaultRecovery", "JobEvidence", "RankTime", "StepTime", "commits", "evaluate"]
+
+BACK = 1.1
+"""A job is back when a step takes at most this multiple of the fault-free median."""
+
+_EDGE_STEPS = 3
+"""Commits after a fault begins or ends among which its own stall is looked for: the step in progress at that moment may
+need nothing more of the network, the next one does. Later slow steps are the host's noise, not this fault's."""
+
+_LOSS_STEPS = 10
+"""train_loss at the beginning and the end is the mean over this many steps; one batch alone says little."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A step that every rank finished. ``duration_s`` is since the commit before, for the first since its own begin."""
+
+    step: int
+    t: float
+    duration_s: float
+    tokens: int
+    train_loss: float | None
+
+    @property
+    def begin_t(self) -> float:
+        return self.t - self.duration_s
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the ranks' time went in one step, as means over the ranks, in seconds."""
+
+    step: int
+    compute_s: float
+    peer_wait_s: float
+    network_s: float
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """Where one rank's time went, in seconds over all its steps."""
+
+    rank: int
+    node: str
+    site: str
+    compute_s: float
+    peer_wait_s: float
+    network_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        return self.peer_wait_s + self.network_s
+
+
+@dataclass(frozen=True)
+class FaultRecovery:
+    """How the job came through one fault.
+
+    Attributes:
+        longest_gap_s: between two commits while it lasted and shortly after; up to the job's end when none came any more.
+        back_s: from its beginning to the end of the first step at 1.1 x the median or less, after the stall; 0 when
+            no step was slower; None when the job never came back.
+        back_after_end_s: the same from the end of the fault.
+        recovered: False when the job never came back; None when that cannot be told.
+    """
+
+    window: FaultWindow
+    longest_gap_s: float | None
+    back_s: float | None
+    back_after_end_s: float | None
+    recovered: bool | None
+
+
+@dataclass(frozen=True)
+class JobEvidence:
+    """Everything about one job. Tokens and steps are over all ranks; ``*_s`` of compute and exposed are rank-seconds."""
+
+    world_size: int | None
+    steps_planned: int | None
+    steps_lost: int
+    commits: tuple[Commit, ...]
+    step_times: tuple[StepTime, ...]
+    rank_times: tuple[RankTime, ...]
+    began_t: float | None
+    ended_t: float | None
+    median_step_s: float | None
+    fault_free_s_per_token: float | None
+    faults: tuple[FaultRecovery, ...]
+    failures: tuple[str, ...]
+    """What ranks said that did not end well, as in ``rank 2: failed at step 17: connection reset``."""
+
+    @property
+    def wall_s(self) -> float | None:
+        return None if self.began_t is None or self.ended_t is None else self.ended_t - self.began_t
+
+    @property
+    def tokens(self) -> int:
+        return sum(commit.tokens for commit in self.commits)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens / self.wall_s if self.wall_s and self.commits else None
+
+    @property
+    def goodput(self) -> float | None:
+        if not self.wall_s or self.fault_free_s_per_token is None:
+            return None
+        return self.tokens * self.fault_free_s_per_token / self.wall_s
+
+    @property
+    def compute_s(self) -> float:
+        return sum(each.compute_s for each in self.rank_times)
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(each.exposed_s for each in self.rank_times)
+
+    @property
+    def compute_utilization(self) -> float | None:
+        total = self.compute_s + self.exposed_s
+        return self.compute_s / total if total > 0 else None
+
+    @property
+    def recovery_s(self) -> float | None:
+        """The longest gap between commits of all faults; None without a fault."""
+        gaps = [fault.longest_gap_s for fault in self.faults if fault.longest_gap_s is not None]
+        return max(gaps, default=None)
+
+    @property
+    def train_loss_first(self) -> float | None:
+        return _mean([c.train_loss for c in self.commits[:_LOSS_STEPS] if c.train_loss is not None])
+
+    @property
+    def train_loss_last(self) -> float | None:
+        return _mean([c.train_loss for c in self.commits[-_LOSS_STEPS:] if c.train_loss is not None])
+
+
+def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
+    """The steps in the final parameters' lineage, in the order of time.
+
+    A step that was run again after a restart counts once, as it was run last: that run is the one whose parameters went
+    on. A step that not all of ``world_size`` ranks recorded is not committed.
+    """
+    records = [list(row.values()) for row in _lineage(logs).values() if len(row) == world_size]
+    found: list[Commit] = []
+    for row in sorted(records, key=lambda row: max(record.t_end for record in row)):
+        t = max(record.t_end for record in row)
+        before = found[-1].t if found else min(record.t_begin for record in row)
+        losses = [record.train_loss for record in row if record.train_loss is not None]
+        found.append(Commit(row[0].step, t, t - before, sum(record.tokens for record in row), _mean(losses)))
+    return tuple(found)
+
+
+def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> JobEvidence:
+    """Put a job's evidence together.
+
+    ``ended_t`` is when the job was seen to end, for a job that was killed and could not write its own end.
+    """
+    job = next((log.job for log in logs if log.job), None)
+    committed = commits(logs, job.world_size) if job else ()
+    began = min((log.jobs[0].t for log in logs if log.jobs), default=None)
+    lasts = [end.t for log in logs for end in log.ends] + [record.t_end for log in logs for record in log.steps]
+    if ended_t is not None and began is not None and ended_t >= began:
+        lasts.append(ended_t)
+    ended = max(lasts, default=None)
+    calm = [commit for commit in committed if not any(_overlap(commit, window, 0.0) for window in windows)]
+    median = statistics.median(commit.duration_s for commit in calm) if calm else None
+    faults = tuple(_recover(committed, window, median, ended) for window in windows)
+    return JobEvidence(
+        world_size=job.world_size if job else None,
+        steps_planned=job.steps if job else None,
+        steps_lost=_steps_lost(logs, committed),
+        commits=committed,
+        step_times=_step_times(logs),
+        rank_times=_rank_times(logs),
+        began_t=began,
+        ended_t=ended,
+        median_step_s=median,
+        fault_free_s_per_token=_seconds_per_token(calm, faults),
+        faults=faults,
+        failures=tuple(
+            f"rank {log.rank}: {end.status}"
+            + (f" at step {end.step}" if end.step is not None else "")
+            + (f": {end.reason}" if end.reason else "")
+            for log in logs
+            for end in log.ends[-1:]
+            if end.status != "ok"
+        ),
+    )
+
+
+def _lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:
+    """step -> rank -> its record, the last one where a step was run again."""
+    rows: dict[int, dict[int, StepRecord]] = {}
+    for log in logs:
+        for record in log.steps:
+            rows.setdefault(record.step, {})[log.rank] = record
+    return rows
+
+
+def _steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
+    """Steps that were run by some rank and are in no lineage: run again later, or never finished by all."""
+    runs: Counter[int] = Counter()
+    for log in logs:
+        runs |= Counter(record.step for record in log.steps)
+    return sum(runs.values()) - len(committed)
+
+
+def _overlap(commit: Commit, window: FaultWindow, settle_s: float) -> bool:
+    """Did the step's time touch the fault's, stretched by ``settle_s`` beyond its end?"""
+    return commit.t > window.began_t and (window.ended_t is None or commit.begin_t < window.ended_t + settle_s)
+
+
+def _seconds_per_token(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> float | None:
+    """From the steps outside every fault and its aftermath, as time over tokens, so that ordinary noise is no loss."""
+    quiet = [
+        commit
+        for commit in calm
+        if not any(
+            fault.window.began_t < commit.t
+            and _aftermath(fault) is not None
+            and commit.begin_t < (_aftermath(fault) or 0)
+            for fault in faults
+        )
+    ]
+    tokens = sum(commit.tokens for commit in quiet)
+    return sum(commit.duration_s for commit in quiet) / tokens if tokens else None
+
+
+def _aftermath(fault: FaultRecovery) -> float | None:
+    """When the job was back from the end of the fault."""
+    if fault.window.ended_t is None or fault.back_after_end_s is None:
+        return None
+    return fault.window.ended_t + fault.back_after_end_s
+
+
+def _recover(
+    committed: Sequence[Commit], window: FaultWindow, median: float | None, ended: float | None
+) -> FaultRecovery:
+    if median is None or ended is None or window.began_t > ended or not committed:
+        return FaultRecovery(window, None, None, None, None)
+    near = [commit for commit in committed if _overlap(commit, window, _EDGE_STEPS * median)]
+    gaps = [commit.duration_s for commit in near]
+    open_gap = ended - committed[-1].t
+    never_back = committed[-1].t <= window.began_t or (
+        window.ended_t is not None and committed[-1].t <= window.ended_t and open_gap > BACK * median
+    )
+    if never_back:
+        # Nothing was committed after the fault: the gap is as long as the job was still waited for, if not longer.
+        # A job whose last step was over when the fault came was not disturbed by it at all.
+        if open_gap <= BACK * median:
+            return FaultRecovery(window, None, None, None, None)
+        return FaultRecovery(window, max([*gaps, open_gap]), None, None, False)
+    back = _back(committed, window.began_t, median)
+    after = None if window.ended_t is None else _back(committed, window.ended_t, median)
+    return FaultRecovery(window, max(gaps, default=None), back, after, back is not None)
+
+
+def _back(committed: Sequence[Commit], edge_t: float, median: float) -> float | None:
+    """Seconds from ``edge_t`` until a step took at most 1.1 x the median again; 0 when none near it took longer."""
+    later = [commit for commit in committed if commit.t > edge_t]
+    near = later[:_EDGE_STEPS]
+    if not near:
+        return 0.0 if committed else None
+    worst = max(range(len(near)), key=lambda index: near[index].duration_s)
+    if near[worst].duration_s <= BACK * median:
+        return 0.0
+    return next((commit.t - edge_t for commit in later[worst:] if commit.duration_s <= BACK * median), None)
+
+
+def _peer_waits(logs: Sequence[RankLog]) -> dict[int, list[tuple[StepRecord, float]]]:
+    """rank -> (record, peer wait): until the last rank of that step was ready, at most the exposed time."""
+    # The n-th run of a step on one rank belongs with the n-th on the others.
+    ready: dict[tuple[int, int], float] = {}
+    keyed: dict[int, list[tuple[StepRecord, tuple[int, int]]]] = {}
+    for log in logs:
+        runs: Counter[int] = Counter()
+        for record in log.steps:
+            key = (record.step, runs[record.step])
+            runs[record.step] += 1
+            ready[key] = max(ready.get(key, record.t_ready), record.t_ready)
+            keyed.setdefault(log.rank, []).append((record, key))
+    return {
+        rank: [(record, min(record.exposed_s, ready[key] - record.t_ready)) for record, key in rows]
+        for rank, rows in keyed.items()
+    }
+
+
+def _rank_times(logs: Sequence[RankLog]) -> tuple[RankTime, ...]:
+    waits = _peer_waits(logs)
+    return tuple(
+        RankTime(
+            rank=log.rank,
+            node=log.node,
+            site=log.site,
+            compute_s=sum(record.compute_s for record in log.steps),
+            peer_wait_s=sum(wait for _, wait in waits.get(log.rank, ())),
+            network_s=sum(record.exposed_s - wait for record, wait in waits.get(log.rank, ())),
+        )
+        for log in logs
+        if log.steps
+    )
+
+
+def _step_times(logs: Sequence[RankLog]) -> tuple[StepTime, ...]:
+    rows: dict[int, dict[int, tuple[StepRecord, float]]] = {}
+    for rank, waits in _peer_waits(logs).items():
+        for record, wait in waits:
+            rows.setdefault(record.step, {})[rank] = (record, wait)
+    return tuple(
+        StepTime(
+            step=step,
+            compute_s=statistics.fmean(record.compute_s for record, _ in row.values()),
+            peer_wait_s=statistics.fmean(wait for _, wait in row.values()),
+            network_s=statistics.fmean(record.exposed_s - wait for record, wait in row.values()),
+        )
+        for step, row in sorted(rows.items())
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
