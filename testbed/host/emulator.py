@@ -1,0 +1,112 @@
+"""What every fiber emulator can do, whichever mechanism it has: the protocol, its records, and the one that does nothing.
+
+An emulator is made by a constructor of its own (``Fiberd.start``) over ends that exist already in the plant. It never
+makes, names or removes interfaces: drivers do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.errors import LabError
+
+__all__ = ["DROP_CAUSES", "DirectionStats", "Emulator", "EmulatorInfo", "NoopEmulator"]
+
+DROP_CAUSES = ("loss", "queue", "memory", "transmit", "receive", "down")
+"""Why a segment was lost: random loss; queue full; memory cap; egress refused it; never reached the emulator; end down."""
+
+
+@dataclass(frozen=True)
+class DirectionStats:
+    """Counters of one direction since the emulator started. All but the gauges only grow.
+
+    Attributes:
+        packets: delivered at the egress, a GSO super-packet counting once.
+        segments: delivered, in MTU segments as they would be on a real wire.
+        bytes: delivered L2 frame bytes, the headers of every segment included, without preamble, FCS and gap.
+        drops: MTU segments by cause, every one of :data:`DROP_CAUSES` (``receive`` counts packets of the kernel).
+        queue_bytes: gauge; wire bytes that wait for their turn at the rate.
+        in_flight_packets: gauge; packets that wait or are on their way.
+        lateness_bounds_s: upper bounds of the lateness histogram, ascending.
+        lateness_counts: packets whose lateness (sent - due) was at most that bound and above the one before; one
+            more entry than bounds, the last for everything later.
+    """
+
+    direction: str
+    packets: int = 0
+    segments: int = 0
+    bytes: int = 0
+    drops: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(DROP_CAUSES, 0))
+    queue_bytes: int = 0
+    in_flight_packets: int = 0
+    lateness_bounds_s: tuple[float, ...] = ()
+    lateness_counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EmulatorInfo:
+    """``name`` as in ``--emulator``; ``scheduling`` as a certificate prints it, like "SCHED_FIFO 40, spin 60 us"."""
+
+    name: str
+    scheduling: str
+
+
+class Emulator(Protocol):
+    """Impairs the directions that it was started with. All methods may be called from any thread."""
+
+    @property
+    def info(self) -> EmulatorInfo: ...
+
+    @property
+    def pid(self) -> int | None:
+        """The emulating process, or None where the kernel does it."""
+
+    def set(self, changes: Mapping[str, Impairment]) -> None:
+        """Replace the impairment of each direction named; nothing in flight is lost or reordered.
+
+        Raises:
+            LabError: no such direction, an impossible value, or the emulator is gone or silent.
+        """
+
+    def stats(self) -> tuple[DirectionStats, ...]:
+        """One record per direction, in the order they were started in. Raises LabError as :meth:`set` does."""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until the emulator is gone. Its exit status (negative: killed by that signal), or None after
+        ``timeout_s`` seconds; None as a timeout waits for ever."""
+
+    def stop(self) -> None:
+        """Take both ends of every fiber down and end. Does nothing the second time."""
+
+
+class NoopEmulator:
+    """Forwards nothing and remembers what it was told: for dry runs and for tests of everything above it."""
+
+    info = EmulatorInfo("noop", "none")
+    pid: int | None = None
+
+    def __init__(self, directions: Sequence[Direction]) -> None:
+        self.impairments = {direction.name: direction.impairment for direction in directions}
+        self._stopped = False
+
+    def set(self, changes: Mapping[str, Impairment]) -> None:
+        for name in changes:
+            if name not in self.impairments:
+                raise LabError(f"the emulator has no direction named '{name}'")
+        self.impairments.update(changes)
+
+    def stats(self) -> tuple[DirectionStats, ...]:
+        return tuple(DirectionStats(name) for name in self.impairments)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        if self._stopped or timeout_s is None:
+            return 0  # there is no process that could be waited for
+        time.sleep(timeout_s)
+        return None
+
+    def stop(self) -> None:
+        self._stopped = True
