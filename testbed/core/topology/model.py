@@ -5,8 +5,10 @@ As written is ``schema.py``; as deployed is ``testbed.lab``. ``resolve.py`` turn
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class Link:
 
     ``via`` names its duct segments in order; a link written with a bare ``km`` has one private duct of its own name.
     ``delay_s`` is one way, ``rate_bps`` already divided by the topology's scale, ``queue_bytes`` is how
-    many wire bytes may wait for their turn in a direction: rate x delay + buffer. ``loss`` is a probability per MTU segment.
+    many wire bytes may wait for their turn in a direction: rate x delay + buffer. ``loss`` is a probability per MTU
+    segment. ``delay_s`` holds ``optics_latency_s`` (FEC, DSP; both ends together) and that of ``huts`` amplifier
+    huts already, as ``queue_bytes`` holds ``buffer_bytes``; these three are kept to be shown.
     """
 
     name: str
@@ -56,6 +60,9 @@ class Link:
     loss: float
     mtu: int
     protection: str
+    buffer_bytes: int = 0
+    optics_latency_s: float = 0.0
+    huts: int = 0
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -99,3 +106,42 @@ class Topology:
 
     def site_of(self, node: str) -> Site:
         return next(site for site in self.sites if node in site.node_names or node == site.gateway)
+
+
+Part = TypeVar("Part", "Site", "Link", "Duct")
+
+
+def topology_to_dict(topology: Topology) -> dict[str, Any]:
+    """``topology`` as plain JSON data, with nothing left out: the content of ``topology.json``."""
+    plain = dataclasses.asdict(topology)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+
+def topology_from_dict(data: Mapping[str, Any]) -> Topology:
+    """The inverse of :func:`topology_to_dict`; keys that a later version may add are left out.
+
+    Raises:
+        ValueError: ``data`` is not a topology.
+    """
+    try:
+        return Topology(
+            name=str(data["name"]),
+            scale=float(data["scale"]),
+            sites=tuple(_part(Site, site) for site in data["sites"]),
+            links=tuple(
+                _part(Link, {**link, "between": tuple(link["between"]), "via": tuple(link["via"])})
+                for link in data["links"]
+            ),
+            ducts=tuple(_part(Duct, duct) for duct in data["ducts"]),
+            routing=str(data["routing"]),
+            seed=int(data["seed"]),
+            source=str(data.get("source", "")),
+            origins=dict(data.get("origins", {})),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"this is not a resolved topology: {type(error).__name__} {error}") from error
+
+
+def _part(kind: type[Part], data: Mapping[str, Any]) -> Part:
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in data.items() if key in known})

@@ -1,0 +1,57 @@
+"""Which names sites, links and ducts may have: they become interfaces, hosts and the targets of faults.
+
+The kernel's limit for an interface is 15 characters (IFNAMSIZ, include/uapi/linux/if.h). ``<site>-255`` and
+``<link>-a`` must fit. Names of sites, nodes, gateways, links and ducts are one space, so that a fault's target is never
+ambiguous.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from testbed.core.units import Unreadable, shown
+
+__all__ = ["LONGEST", "check_name"]
+
+LONGEST: Final = {"site": 11, "link": 13, "duct": 32, "topology": 32}
+
+_SHAPE: Final = re.compile(r"[a-z](?:-?[a-z0-9])*", re.ASCII)
+
+_RESERVED: Final = frozenset({"all", "any", "default", "host", "lo", "localhost", "none", "plant"}) | frozenset(
+    {"fabric", "fabric0", "mgmt", "mgmt0", "management", "gw", "step", "link", "site", "duct", "node"}
+)
+
+# ip-link(8), ip-address(8), ip-route(8): where a name may stand, a word of these or a beginning of one is taken for it.
+# fmt: off
+_IP_WORDS: Final = (
+    "add", "address", "addrgenmode", "alias", "allmulticast", "arp", "bridge", "broadcast", "carrier", "change",
+    "delete", "dev", "down", "dynamic", "event", "from", "group", "gso_max_size", "help", "index", "label",
+    "link-netnsid", "local", "master", "metric", "mode", "mtu", "multicast", "name", "netns", "nomaster",
+    "noprefixroute", "numtxqueues", "oif", "onlink", "parentdev", "peer", "permanent", "primary", "promisc",
+    "proto", "protodown", "scope", "secondary", "set", "show", "src", "state", "table", "tentative", "to",
+    "trailers", "txqueuelen", "type", "up", "via", "vf", "vlan", "vrf", "xdp",
+)
+# fmt: on
+
+
+def check_name(kind: str, name: str) -> None:
+    """``kind`` is a key of :data:`LONGEST`.
+
+    Raises:
+        Unreadable: ``name`` cannot be the name of such a thing.
+    """
+    longest = LONGEST[kind]
+    if not _SHAPE.fullmatch(name):
+        fix = "use lower-case letters, digits and single dashes, a letter first and no dash last"
+        raise Unreadable(f"{shown(name)} cannot be the name of a {kind}", fix)
+    if len(name) > longest:
+        raise Unreadable(f"{shown(name)} has {len(name)} characters", f"a {kind} has at most {longest} in its name")
+    if name in _RESERVED:
+        raise Unreadable(f"{shown(name)} means something else here", "choose another name")
+    if kind == "link":
+        if len(name) < 2:
+            raise Unreadable(f"{shown(name)} is too short for a link", "use at least 2 characters")
+        taken = [word for word in _IP_WORDS if word.startswith(name)]
+        if taken:
+            raise Unreadable(f"{shown(name)} is read by the ip command as '{taken[0]}'", "choose another name")

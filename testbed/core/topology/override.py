@@ -1,0 +1,115 @@
+"""``--set links.north.km=80``: a value laid over a topology file before it is checked.
+
+Keys are dotted and may hold ``*``: ``links.*.fiber=hollow-core``. A key can only change or fill in what the
+file has: it makes no site, link or duct. The value is read as YAML, so ``links.north.via=[coast, bridge]`` is a list.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Mapping
+from typing import Any, Final
+
+from testbed.core.topology.schema import LinkDefaults, LinkText, SiteText, Written
+from testbed.core.units import shown
+from testbed.core.yamltext import Document, Path, read_value
+from testbed.errors import FileMistakes, UnknownName, UserError
+
+__all__ = ["apply", "split"]
+
+_TOP: Final = ("name", "scale", "seed", "routing")
+_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sites": tuple(SiteText.model_fields),
+    "links": tuple(LinkText.model_fields),
+    "ducts": (),
+}
+_DEFAULTS: Final = {"site": tuple(SiteText.model_fields), "link": tuple(LinkDefaults.model_fields)}
+
+
+def split(assignment: str) -> tuple[str, str]:
+    """``K=V`` in two.
+
+    Raises:
+        UserError: there is no ``=``, or nothing before it.
+    """
+    key, equals, value = assignment.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {shown(assignment)} is not KEY=VALUE; write it as in --set links.north.km=80")
+    return key.strip(), value.strip()
+
+
+def apply(document: Document, overrides: Mapping[str, object]) -> Written:
+    """``document`` with each of ``overrides`` (dotted key to value; text is read as YAML) laid over it, in order.
+
+    Raises:
+        UnknownName: a key names a field or a thing that there is not.
+        UserError: a key or value that cannot be read.
+    """
+    if not overrides or not isinstance(document.data, Mapping):
+        return Written(document)
+    data: dict[str, Any] = copy.deepcopy(dict(document.data))
+    sets: dict[Path, str] = {}
+    for key, value in overrides.items():
+        paths = _paths(key, data)
+        plain = _value(key, value)
+        for path in paths:
+            _put(data, path, plain)
+            sets[path] = key
+    return Written(Document(document.file, data, document.lines), sets)
+
+
+def _value(key: str, value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_value(value, f"--set {key}")
+    except FileMistakes as error:
+        raise UserError(str(error)) from error
+
+
+def _paths(key: str, data: Mapping[str, Any]) -> list[Path]:
+    """The paths in ``data`` that ``key`` means; at least one, unless the file itself is wrong there."""
+    parts = tuple(key.split("."))
+    first = parts[0]
+    if first in _TOP and len(parts) == 1:
+        return [parts]
+    if first == "defaults" and len(parts) == 3:
+        if parts[1] not in _DEFAULTS:
+            raise UnknownName("field", key, (f"defaults.{kind}.{parts[2]}" for kind in _DEFAULTS))
+        if parts[2] not in _DEFAULTS[parts[1]]:
+            raise UnknownName("field", key, (f"defaults.{parts[1]}.{field}" for field in _DEFAULTS[parts[1]]))
+        return [parts] if isinstance(data.get("defaults") or {}, Mapping) else []
+    if first in _SECTIONS:
+        return _in_section(key, parts, data.get(first))
+    raise UnknownName("field", key, (*_TOP, "sites.NAME.nodes", "links.NAME.km", "ducts.NAME", "defaults.link.fiber"))
+
+
+def _in_section(key: str, parts: Path, section: object) -> list[Path]:
+    first, fields = str(parts[0]), _SECTIONS[str(parts[0])]
+    what = first.removesuffix("s")
+    if len(parts) != (3 if fields else 2):
+        raise UnknownName("field", key, (f"{first}.{parts[1] if len(parts) > 1 else '*'}.{name}" for name in fields))
+    if fields and parts[2] not in fields:
+        raise UnknownName("field", key, (f"{first}.{parts[1]}.{name}" for name in fields))
+    if section is not None and not isinstance(section, Mapping):
+        return []  # the file's own mistake, which is found when the file is checked
+    names = [name for name in section or {} if fnmatch.fnmatchcase(name, str(parts[1]))]
+    if not names:
+        raise UnknownName(what, str(parts[1]), section or ())
+    return [(first, name, *parts[2:]) for name in names]
+
+
+def _put(data: dict[str, Any], path: Path, value: object) -> None:
+    """Set ``path``, filling in what is missing above it; a scalar above it is the file's mistake and stays."""
+    here = data
+    for part in path[:-1]:
+        below = here.get(str(part))
+        if below is None:
+            below = here[str(part)] = {}
+        if not isinstance(below, dict):
+            return
+        here = below
+    here[str(path[-1])] = value

@@ -1,0 +1,297 @@
+"""A topology file to a :class:`Topology`: every default filled in, every mistake found, each value's origin kept.
+
+The steps of :func:`load_text`: text to data (``yamltext``), ``--set`` laid over it (``override``), each value
+read by itself (``schema``), then what must fit together is checked here, and only then is anything built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from testbed.core import yamltext
+from testbed.core.physics import fiber, optics
+from testbed.core.topology import override
+from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
+from testbed.core.topology.names import check_name
+from testbed.core.topology.schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, nearest, read
+from testbed.core.units import Unreadable, format_length, format_rate, shown
+from testbed.errors import FileMistakes, Finding
+
+__all__ = [
+    "DEFAULT_BUFFER",
+    "DEFAULT_SCALE",
+    "MOST_LINKS",
+    "MOST_NODES",
+    "MOST_SITES",
+    "load_text",
+    "topology_from_dict",
+    "topology_to_dict",
+]
+
+MOST_SITES: Final = 200
+MOST_LINKS: Final = 1000
+MOST_NODES: Final = 1000  # a Linux bridge has 1023 ports (BR_MAX_PORTS), and all nodes share the management bridge
+LEAST_RATE_BPS: Final = 10e3  # one packet of 1500 B then takes more than a second: nothing can be measured any more
+
+DEFAULT_SCALE: Final = 1000.0
+DEFAULT_BUFFER: Final = Buffer(time_s=0.010)
+DEFAULT_MTU: Final = 1500
+DEFAULT_PROTECTION: Final = "route"
+
+_EXAMPLE: Final = (
+    "the least is sites: {east: {nodes: 2}, west: {nodes: 2}}, links: {north: {between: [east, west], km: 40}}"
+)
+
+
+def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = None) -> Topology:
+    """The topology in ``text``; ``label`` is the file's name in messages and its stem the topology's name.
+
+    ``overrides`` maps dotted keys (``links.north.km``, ``links.*.fiber``) to values, as ``--set`` does.
+
+    Raises:
+        FileMistakes: with every mistake found.
+        UnknownName: a key of ``overrides`` means nothing in this file.
+        UserError: a value of ``overrides`` is not YAML.
+    """
+    document = yamltext.read(text, label)
+    if document.data is None:
+        raise FileMistakes([Finding(label, 0, "the file is empty", _EXAMPLE)])
+    written = override.apply(document, overrides or {})
+    mistakes = Mistakes(written)
+    content = read(written, mistakes)
+    _check_sizes(content, mistakes)
+    _check_names(content, mistakes)
+    for name, link in content.links.items():
+        _check_link(name, link, content, mistakes)
+    if not mistakes.findings:
+        _check_connected(content, mistakes)
+    mistakes.raise_if_any()
+    return _build(content, written, label)
+
+
+def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
+    if not content.sites and ("sites",) not in mistakes.bad:
+        mistakes.note(("sites",), "there are no sites", _EXAMPLE)
+    if len(content.sites) > MOST_SITES:
+        mistakes.note(("sites",), f"{len(content.sites)} sites", f"a topology has at most {MOST_SITES}")
+    if len(content.links) > MOST_LINKS:
+        mistakes.note(("links",), f"{len(content.links)} links", f"a topology has at most {MOST_LINKS}")
+    nodes = sum(_nodes(site, content) for site in content.sites.values())
+    if nodes > MOST_NODES:
+        mistakes.note(("sites",), f"{nodes} nodes in all", f"a topology has at most {MOST_NODES}")
+
+
+def _nodes(site: SiteText, content: TopologyText) -> int:
+    return site.nodes or content.defaults.site.nodes or 1
+
+
+def _check_names(content: TopologyText, mistakes: Mistakes) -> None:
+    """Every name is fit for what it becomes, and no two things share one."""
+    taken: dict[str, str] = {}
+    for kind, section in (("site", content.sites), ("link", content.links), ("duct", content.ducts)):
+        for name in section:
+            path = (f"{kind}s", name)
+            try:
+                check_name(kind, name)
+            except Unreadable as error:
+                mistakes.note(path, error.message, error.fix)
+                continue
+            if name in taken:
+                mistakes.note(
+                    path, f"{kind} '{name}' has the name of {taken[name]}", "a fault must know which is meant"
+                )
+            taken.setdefault(name, f"a {kind}")
+    for name, site in content.sites.items():
+        for made, what in [(f"{name}-gw", "gateway"), *((f"{name}-{i}", "node") for i in range(_nodes(site, content)))]:
+            if made in taken:
+                kind = taken[made].split()[-1]
+                mistakes.note(
+                    (f"{kind}s", made), f"{taken[made]} has the name of a {what} of site '{name}'", "rename it"
+                )
+    if content.name is not None:
+        try:
+            check_name("topology", content.name)
+        except Unreadable as error:
+            mistakes.note(("name",), error.message, error.fix)
+
+
+def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mistakes) -> None:
+    path = ("links", name)
+    bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
+    whole = path not in mistakes.bad
+    if link.between is not None:
+        for site in link.between:
+            if site not in content.sites:
+                mistakes.note(
+                    (*path, "between"), f"link '{name}': no site named {shown(site)}", nearest(site, content.sites)
+                )
+        if link.between[0] == link.between[1]:
+            fix = "a link joins two sites; nodes of one site are joined by its fabric"
+            mistakes.note((*path, "between"), f"link '{name}' leads from {shown(link.between[0])} to itself", fix)
+    elif whole and "between" not in bad:
+        mistakes.note(path, f"link '{name}' joins no sites", "add between: [SITE, SITE]")
+    if link.km is not None and link.via is not None:
+        fix = "keep km for a duct of its own, or via, whose lengths are summed"
+        mistakes.note((*path, "km"), f"link '{name}' has both km and via", fix)
+    elif link.km is None and link.via is None and whole and not bad & {"km", "via"}:
+        mistakes.note(path, f"link '{name}' has no length", "add km: 40, or via: [DUCT, …]")
+    for duct in link.via or ():
+        if duct not in content.ducts:
+            mistakes.note((*path, "via"), f"link '{name}': no duct named {shown(duct)}", nearest(duct, content.ducts))
+    if link.via is not None and len(set(link.via)) < len(link.via):
+        mistakes.note((*path, "via"), f"link '{name}' passes through a duct twice", "name each duct once")
+    length_m = _length_m(link, content)
+    if length_m is not None and "optics" not in bad:
+        _check_reach(name, link, length_m, content, mistakes)
+    _check_rate(name, link, content, mistakes)
+
+
+def _check_reach(name: str, link: LinkText, length_m: float, content: TopologyText, mistakes: Mistakes) -> None:
+    chosen = optics.OPTICS[link.optics or content.defaults.link.optics or optics.DEFAULT_OPTICS]
+    if length_m <= chosen.reach_m:
+        return
+    far = optics.that_reach(length_m)
+    fix = f"use optics: {far[0].name}, which reaches {format_length(far[0].reach_m)}" if far else "make it shorter"
+    mistakes.note(
+        ("links", name, "optics" if link.optics else "via" if link.via else "km"),
+        f"link '{name}' is {format_length(length_m)} long and {chosen.name} reaches {format_length(chosen.reach_m)}",
+        fix,
+    )
+
+
+def _check_rate(name: str, link: LinkText, content: TopologyText, mistakes: Mistakes) -> None:
+    rate_bps = _rate_bps(link, content)
+    if rate_bps < LEAST_RATE_BPS:
+        fix = f"choose a smaller scale: a link keeps at least {format_rate(LEAST_RATE_BPS)}"
+        scaled = f"link '{name}' runs at {rate_bps:.3g} b/s after scale {content.scale or DEFAULT_SCALE:g}"
+        mistakes.note(("links", name, "rate" if link.rate else "optics"), scaled, fix)
+
+
+def _length_m(link: LinkText, content: TopologyText) -> float | None:
+    """Metres, None if that cannot be known because of a mistake that has been noted."""
+    if link.via is None:
+        return link.km
+    lengths = [content.ducts.get(duct) for duct in link.via]
+    return None if link.km is not None or None in lengths else sum(length for length in lengths if length is not None)
+
+
+def _rate_bps(link: LinkText, content: TopologyText) -> float:
+    scale = content.scale or DEFAULT_SCALE
+    rate = link.rate or (None if link.optics else content.defaults.link.rate)
+    if rate is not None:
+        return rate / scale
+    default = content.defaults.link
+    return optics.rate_bps(
+        link.optics or default.optics or optics.DEFAULT_OPTICS, link.waves or default.waves or 1, scale
+    )
+
+
+def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
+    """Every site must be reachable from the first, else ranks could never meet."""
+    neighbours: dict[str, set[str]] = {site: set() for site in content.sites}
+    for link in content.links.values():
+        if link.between is not None:
+            one, other = link.between
+            neighbours[one].add(other)
+            neighbours[other].add(one)
+    first, *others = content.sites
+    reached, front = {first}, [first]
+    while front:
+        new = neighbours[front.pop()] - reached
+        reached |= new
+        front.extend(new)
+    for site in others:
+        if not neighbours[site]:
+            mistakes.note(("sites", site), f"site '{site}' has no link", "add a link between it and another site")
+        elif site not in reached:
+            mistakes.note(("sites", site), f"no links lead from site '{first}' to site '{site}'", "join them by a link")
+
+
+def _name_of(label: str) -> str:
+    """The stem of a file's name, made fit: ``My lab.yaml`` is ``my-lab``."""
+    stem = label.rpartition("/")[2].rpartition("/")[2]
+    stem = re.sub(r"\.(ya?ml)$", "", stem, flags=re.IGNORECASE)
+    fit = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:32].strip("-")
+    try:
+        check_name("topology", fit)
+    except Unreadable:
+        return f"topology-{fit}"[:32].strip("-")
+    return fit
+
+
+def _build(content: TopologyText, written: Written, label: str) -> Topology:
+    """Everything has been checked."""
+    scale = content.scale or DEFAULT_SCALE
+    sites = tuple(
+        Site(name, _nodes(site, content), site.power or content.defaults.site.power or name)
+        for name, site in content.sites.items()
+    )
+    links = tuple(_link(name, link, content) for name, link in content.links.items())
+    shared = tuple(Duct(name, length) for name, length in content.ducts.items() if length is not None)
+    private = tuple(Duct(link.name, link.length_m) for link in links if content.links[link.name].via is None)
+    return Topology(
+        name=content.name or _name_of(label),
+        scale=scale,
+        sites=sites,
+        links=links,
+        ducts=shared + private,
+        routing=content.routing or "shortest",
+        seed=content.seed or 0,
+        source=label,
+        origins=dict(_origins(content, written)),
+    )
+
+
+def _link(name: str, link: LinkText, content: TopologyText) -> Link:
+    default = content.defaults.link
+    length_m, between = _length_m(link, content), link.between
+    assert length_m is not None and between is not None
+    kind = link.fiber or default.fiber or fiber.DEFAULT_FIBER
+    latency_s = link.optics_latency if link.optics_latency is not None else default.optics_latency or 0.0
+    huts = link.huts if link.huts is not None else default.huts or 0
+    rate_bps = _rate_bps(link, content)
+    delay_s = fiber.propagation_s(length_m, kind, huts) + latency_s
+    buffer_bytes = (link.buffer or default.buffer or DEFAULT_BUFFER).bytes_at(rate_bps)
+    return Link(
+        name=name,
+        between=between,
+        via=link.via or (name,),
+        length_m=length_m,
+        fiber=kind,
+        optics=link.optics or default.optics or optics.DEFAULT_OPTICS,
+        waves=link.waves or default.waves or 1,
+        delay_s=delay_s,
+        rate_bps=rate_bps,
+        queue_bytes=round(rate_bps * delay_s / 8) + buffer_bytes,
+        loss=link.loss if link.loss is not None else default.loss or 0.0,
+        mtu=link.mtu or default.mtu or DEFAULT_MTU,
+        protection=link.protection or default.protection or DEFAULT_PROTECTION,
+        buffer_bytes=buffer_bytes,
+        optics_latency_s=latency_s,
+        huts=huts,
+    )
+
+
+def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str]]:
+    """Dotted field and where its value came from, for every field that a file can set."""
+
+    def origin(*paths: tuple[str, ...]) -> str:
+        return next((written.origin(path) for path in paths if written.has(path)), "default")
+
+    for key in ("name", "scale", "seed", "routing"):
+        yield key, origin((key,))
+    for name in content.sites:
+        for key in SiteText.model_fields:
+            yield f"sites.{name}.{key}", origin(("sites", name, key), ("defaults", "site", key))
+    for name in content.ducts:
+        yield f"ducts.{name}", origin(("ducts", name))
+    for name, link in content.links.items():
+        for key in LinkText.model_fields:
+            if key in ("km", "via") and getattr(link, key) is None:
+                continue
+            path, default = ("links", name, key), ("defaults", "link", key)
+            # The optics of a link take precedence over a rate that is only the default of all.
+            hidden = key == "rate" and link.optics is not None and link.rate is None
+            yield f"links.{name}.{key}", origin(path) if hidden else origin(path, default)
