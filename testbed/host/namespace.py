@@ -24,7 +24,7 @@ CLONE_NEWNET = 0x40000000
 CLONE_FS = 0x00000200
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 4096, 16384, 1 << 18, 1 << 20
 MNT_DETACH = 2
 
 NETNS_FOLDER = Path("/run/netns")
@@ -139,13 +139,24 @@ def create(name: str, handles: Path | None = None, *, hostname: str = "", hosts:
 
 def _prepare_folder(folder: Path) -> None:
     """Make ``folder`` a shared mount point as `ip netns add` does, so that both get along."""
-    if not os.path.ismount(folder):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except PermissionError as error:
-            raise NotAllowed(f"cannot write {folder}: run as root") from error
-        mount(str(folder), str(folder), None, MS_BIND | MS_REC)
-        mount("none", str(folder), None, (1 << 20) | MS_REC)  # MS_SHARED
+    if any(place == folder for place, _ in _mounts()):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise NotAllowed(f"cannot write {folder}: run as root") from error
+    mount(str(folder), str(folder), None, MS_BIND | MS_REC)
+    mount("none", str(folder), None, MS_SHARED | MS_REC)
+
+
+def _mounts() -> Iterator[tuple[Path, str]]:
+    """(place, filesystem type) of every mount that the calling thread sees, in order; proc(5), mountinfo.
+
+    os.path.ismount cannot see a bind mount of a folder onto itself.
+    """
+    for line in Path("/proc/thread-self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        yield Path(before.split()[4].encode().decode("unicode_escape")), after.split()[0]
 
 
 def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
@@ -164,6 +175,7 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
         _hold("ipc", handles / "ipc")
         _call("unshare", CLONE_NEWNS)
         mount("none", "/", None, MS_REC | MS_PRIVATE)
+        _forget_other_namespaces()
         mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
         mount(str(hosts_file), "/etc/hosts", None, MS_BIND)
@@ -175,6 +187,18 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
         os.close(inner)
     finally:
         os.close(home_mounts)
+
+
+def _forget_other_namespaces() -> None:
+    """Detach the copies of all held namespaces from a new mount namespace.
+
+    A mount namespace begins as a copy of its maker's, handles of other namespaces included; each copy
+    would keep those alive long after their own lab is gone.
+    """
+    unmount(NETNS_FOLDER)
+    for place, kind in list(_mounts()):
+        if kind == "nsfs":
+            unmount(place)
 
 
 def _hold(kind: str, target: Path) -> None:

@@ -34,6 +34,7 @@ from testbed.core.plan.step import (
     Plan,
     Rank,
     Route,
+    Shape,
     Step,
     Sysctls,
     Veth,
@@ -102,6 +103,8 @@ def build(topology: Topology, *, agents: bool = True) -> Plan:
     ]
     if topology.links:
         steps.append(Fibers(PLANT, tuple(directions(topology)), topology.seed))
+        # What a fault changes must have something to go back to.
+        steps += [Shape(direction.name, direction.impairment) for direction in directions(topology)]
         # Only now is there light: an interface is up when, and only when, an emulator forwards what it receives.
         steps += [Carrier(PLANT, end, True) for link in topology.links for end in link.ends]
     if agents:

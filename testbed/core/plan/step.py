@@ -176,14 +176,7 @@ class Fibers(Step):
     seed: int = 0
 
     def __str__(self) -> str:
-        lines = [f"fibers in {self.plant}: {len(self.directions)} directions"]
-        for direction in self.directions:
-            it = direction.impairment
-            lines.append(
-                f"  {direction.name} {direction.ingress} > {direction.egress} delay {it.delay_s * 1e6:g} us "
-                f"rate {it.rate_bps / 1e6:g} Mb/s queue {it.queue_bytes} B loss {it.loss:g}"
-            )
-        return "\n".join(lines)
+        return f"fibers in {self.plant}: " + ", ".join(f"{it.name} {it.ingress} > {it.egress}" for it in self.directions)
 
 
 @dataclass(frozen=True)
@@ -240,7 +233,10 @@ class Shape(Setting):
 
     def __str__(self) -> str:
         it = self.impairment
-        return f"shape {self.direction} delay {it.delay_s * 1e6:g} us rate {it.rate_bps / 1e6:g} Mb/s loss {it.loss:g}"
+        return (
+            f"shape {self.direction} delay {it.delay_s * 1e6:g} us rate {it.rate_bps / 1e6:g} Mb/s "
+            f"queue {it.queue_bytes} B loss {it.loss:g}"
+        )
 
 
 Plan = tuple[Step, ...]

@@ -1,0 +1,243 @@
+"""rtnetlink and tc by pyroute2: interfaces, addresses, routes, carriers, redirects of one network namespace.
+
+A :class:`Namespace` holds one open socket in one network namespace; opening costs 0.4 ms this way (pyroute2's NetNS
+costs 8 ms, and creates a namespace that does not exist). Use each from one thread only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from testbed.errors import HostError, NotAllowed
+from testbed.host import namespace
+
+RTM_NEWLINK = 16
+NLM_F_REQUEST, NLM_F_ACK = 1, 4
+NLMSG_ERROR = 2
+IFF_UP = 1
+IFF_LOWER_UP = 0x10000
+RTMGRP_LINK = 1
+BRIDGE_PORT_ISOLATED = {"attrs": [("IFLA_BRPORT_ISOLATED", 1)]}
+BLACKHOLE = 6
+
+
+@contextlib.contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Turn netlink's numbers into our errors."""
+    try:
+        yield
+    except NetlinkError as error:
+        if error.code in (errno.EPERM, errno.EACCES):
+            raise NotAllowed(f"not permitted to {doing}: run as root (or with CAP_NET_ADMIN)") from error
+        raise HostError(f"could not {doing}: {os.strerror(error.code) if error.code else error}") from error
+    except OSError as error:
+        raise HostError(f"could not {doing}: {error.strerror or error}") from error
+
+
+class Namespace:
+    """One network namespace, by the path of its handle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with namespace.entered(path):
+            self._ip: Any = IPRoute()
+        self._raw: socket.socket | None = None
+        self._indices: dict[str, int] = {}
+
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._ip.close()
+        if self._raw is not None:
+            self._raw.close()
+
+    def index(self, name: str) -> int:
+        """Interface index. Raises HostError when there is no such interface."""
+        if name not in self._indices:
+            found = self._ip.link_lookup(ifname=name)
+            if not found:
+                raise HostError(f"no interface {name} in {self.path.name}")
+            self._indices[name] = found[0]
+        return self._indices[name]
+
+    def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int) -> None:
+        """A veth from here into another namespace, both ends down."""
+        with translated(f"make the veth {self.path.name}:{name}"), open(peer_namespace, "rb") as other:
+            request: dict[str, Any] = {"ifname": name, "kind": "veth", "mtu": mtu}
+            if index:
+                request["index"] = index
+            self._ip.link("add", **request, peer={"ifname": peer, "net_ns_fd": other.fileno(), "mtu": mtu})
+        if index:
+            self._indices[name] = index
+
+    def assert_distinct_indices(self, name: str) -> None:
+        """Raise HostError if both ends of a veth have one index: the kernel would then delay its carrier events."""
+        link = self._ip.get_links(self.index(name))[0]
+        if link["index"] == link.get_attr("IFLA_LINK"):
+            raise HostError(f"both ends of {self.path.name}:{name} have interface index {link['index']}")
+
+    def up(self, name: str) -> None:
+        with translated(f"bring {self.path.name}:{name} up"):
+            self._ip.link("set", index=self.index(name), state="up")
+
+    def add_bridge(self, name: str, ports: tuple[str, ...], isolated: bool, mtu: int) -> None:
+        with translated(f"make the bridge {self.path.name}:{name}"):
+            # No forward delay, no learning of a topology that cannot loop: a port forwards from its first frame.
+            self._ip.link("add", ifname=name, kind="bridge", br_stp_state=0, br_forward_delay=0, mtu=mtu)
+            bridge = self.index(name)
+            for port in ports:
+                self._ip.link("set", index=self.index(port), master=bridge)
+                if isolated:
+                    self._ip.brport("set", index=self.index(port), isolated=1)
+            self._ip.link("set", index=bridge, state="up")
+
+    def add_address(self, name: str, cidr: str) -> None:
+        address, _, length = cidr.partition("/")
+        with translated(f"give {self.path.name}:{name} the address {cidr}"):
+            extra = {"flags": 0x02} if ":" in address else {}  # IFA_F_NODAD
+            self._ip.addr("add", index=self.index(name), address=address, prefixlen=int(length), **extra)
+
+    def add_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int) -> None:
+        request: dict[str, Any] = {"dst": destination}
+        if metric:
+            request["priority"] = metric
+        if ":" in destination:
+            request["family"] = socket.AF_INET6
+        if not hops:
+            request["type"] = "blackhole"
+        elif len(hops) == 1:
+            request |= {"gateway": hops[0][0], "oif": self.index(hops[0][1])}
+        else:
+            request["multipath"] = [{"gateway": gateway, "oif": self.index(name)} for gateway, name in hops]
+        with translated(f"add the route to {destination} in {self.path.name}"):
+            self._ip.route("add", **request)
+
+    def add_redirect(self, a: str, b: str) -> None:
+        """Everything received on either goes out of the other at once: clsact, u32 and mirred."""
+        with translated(f"redirect {a} and {b} in {self.path.name}"):
+            for name, other in ((a, b), (b, a)):
+                index = self.index(name)
+                self._ip.tc("add", "clsact", index)
+                mirred = {
+                    "kind": "mirred",
+                    "direction": "egress",
+                    "action": "redirect",
+                    "ifindex": self.index(other),
+                }
+                self._ip.tc(
+                    "add-filter",
+                    "u32",
+                    index,
+                    parent=0xFFFFFFF2,  # clsact's ingress
+                    prio=1,
+                    protocol=0x0003,  # ETH_P_ALL
+                    target=0,
+                    keys=["0x0/0x0+0"],
+                    action=[mirred],
+                )
+
+    def set_carriers(self, states: Mapping[str, bool]) -> None:
+        """Bring interfaces up or down, all in one send: their events lie within a fraction of a millisecond.
+
+        rtnetlink(7): struct nlmsghdr and struct ifinfomsg, written by hand because one datagram must hold them all.
+        """
+        if self._raw is None:
+            with namespace.entered(self.path):
+                self._raw = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+            self._raw.settimeout(5.0)
+            self._raw.bind((0, 0))
+        with translated("change carriers in " + self.path.name):
+            messages = b"".join(
+                struct.pack("=IHHII", 32, RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, number, 0)
+                + struct.pack("=BxHiII", socket.AF_UNSPEC, 0, self.index(name), IFF_UP if up else 0, IFF_UP)
+                for number, (name, up) in enumerate(states.items(), 1)
+            )
+            self._raw.send(messages)
+            answers = 0
+            while answers < len(states):
+                data = self._raw.recv(65536)
+                while len(data) >= 20:
+                    length, kind, _, _, _ = struct.unpack_from("=IHHII", data)
+                    if kind == NLMSG_ERROR:
+                        answers += 1
+                        code = -struct.unpack_from("=i", data, 16)[0]
+                        if code:
+                            raise NetlinkError(code)
+                    data = data[(length + 3) & ~3 :]
+
+    def carriers(self) -> dict[str, bool]:
+        """Whether each interface here has a carrier (and is up itself)."""
+        with translated(f"list interfaces of {self.path.name}"):
+            return {link.get_attr("IFLA_IFNAME"): bool(link["flags"] & IFF_LOWER_UP) for link in self._ip.get_links()}
+
+    def write_sysctls(self, values: tuple[tuple[str, str], ...], optional: bool) -> None:
+        """Write below /proc/sys; it shows the namespace of the thread that opens the file."""
+        with namespace.entered(self.path):
+            for key, value in values:
+                try:
+                    Path("/proc/sys", key).write_text(value)
+                except OSError as error:
+                    if not optional:
+                        raise HostError(f"could not set {key}={value} in {self.path.name}: {error.strerror}") from error
+
+    def read_sysctl(self, key: str) -> str:
+        """Value below /proc/sys, single-spaced; empty if this kernel does not have it."""
+        with namespace.entered(self.path):
+            try:
+                return " ".join(Path("/proc/sys", key).read_text().split())
+            except OSError:
+                return ""
+
+
+def link_events(path: Path) -> socket.socket:
+    """A socket in that namespace that hears of every change of an interface there."""
+
+    def listen() -> socket.socket:
+        heard = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        heard.bind((0, RTMGRP_LINK))
+        return heard
+
+    return namespace.inside(path, listen)
+
+
+def parse_link_events(data: bytes) -> Iterator[tuple[str, bool]]:
+    """(interface, has carrier) of each RTM_NEWLINK in one datagram."""
+    while len(data) >= 32:
+        length, kind, _, _, _ = struct.unpack_from("=IHHII", data)
+        if length < 32:
+            return
+        if kind == RTM_NEWLINK:
+            flags = struct.unpack_from("=I", data, 16 + 8)[0]
+            name = _attribute(data[32:length], 3)  # IFLA_IFNAME
+            if name:
+                yield name.rstrip(b"\0").decode(errors="replace"), bool(flags & IFF_LOWER_UP)
+        data = data[(length + 3) & ~3 :]
+
+
+def _attribute(data: bytes, wanted: int) -> bytes:
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        if length < 4:
+            break
+        if kind == wanted:
+            return data[4:length]
+        data = data[(length + 3) & ~3 :]
+    return b""
+
+
+__all__ = ["Namespace", "link_events", "parse_link_events", "translated"]

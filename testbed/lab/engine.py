@@ -1,0 +1,117 @@
+"""The one place where Steps are applied, undone and reconciled.
+
+``apply`` writes the intention down, makes the makings in order and then reconciles the settings. ``undo`` removes
+what an owner made, backwards. ``reconcile`` gives every key the value of the latest setting that still stands. All three can
+be called again after any interruption, by another process, from the journal alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from testbed.core.plan.step import Namespace, Plan, Setting, Step
+from testbed.errors import HostError, TestbedError
+from testbed.host.driver import Hand
+from testbed.lab.journal import Entry, Journal
+
+LAB = "lab"
+"""Owner of the lab's own Steps."""
+
+Notice = Callable[[str], None]
+
+
+class Engine:
+    """Applies Steps through hands, one for each kind of Step.
+
+    Not safe for several threads: the keeper has one thread for it.
+    """
+
+    def __init__(self, journal: Journal, hands: Mapping[type[Step], Hand]) -> None:
+        self.journal = journal
+        self._hands = hands
+
+    def apply(self, owner: str, plan: Plan, notice: Notice | None = None) -> None:
+        """Bring a plan into being. On any error what was done so far stays in the journal: call :meth:`undo`.
+
+        Runs of settings between makings are assigned together, so that simultaneous faults are simultaneous.
+        """
+        entries = self.journal.intend(owner, plan)
+        settings: list[Entry] = []
+        for entry in entries:
+            if isinstance(entry.step, Setting):
+                settings.append(entry)
+                continue
+            self._assign(settings)
+            settings = []
+            if notice is not None:
+                notice(type(entry.step).__name__)
+            entry.facts = self._hands[type(entry.step)].make(entry.step)
+            if entry.facts:
+                self.journal.done([entry])
+            else:
+                entry.done = True
+        self._assign(settings)
+
+    def undo(self, owner: str) -> None:
+        """Undo all that ``owner`` applied, backwards. Everything is tried; then the first failure is raised.
+
+        What failed to go stays in the journal for the next attempt.
+        """
+        self._undo(self.journal.owned(owner))
+
+    def undo_all(self) -> None:
+        """Undo everything, whoever owns it: nothing stands afterwards, and no value is set on what goes anyway."""
+        self._undo(list(self.journal.entries.values()))
+
+    def reconcile(self) -> None:
+        """Give every key the value of its latest setting, as after a crash."""
+        self._assign([it for it in self.journal.entries.values() if isinstance(it.step, Setting)])
+
+    def _assign(self, entries: Sequence[Entry]) -> None:
+        winners = self._winners(entry.step.key for entry in entries if isinstance(entry.step, Setting))
+        for hand, settings in self._by_hand(winners).items():
+            hand.assign(settings)
+        for entry in entries:
+            entry.done = True
+
+    def _undo(self, entries: Sequence[Entry]) -> None:
+        going = {it.step.name for it in entries if isinstance(it.step, Namespace)}
+        failures: list[TestbedError] = []
+        gone: list[Entry] = []
+        touched: list[tuple[str, ...]] = []
+        for entry in reversed(entries):
+            step = entry.step
+            if going.intersection(step.within) and not isinstance(step, Namespace):
+                gone.append(entry)
+            elif isinstance(step, Setting):
+                gone.append(entry)
+                touched.append(step.key)
+            else:
+                try:
+                    self._hands[type(step)].unmake(step, entry.facts)
+                    gone.append(entry)
+                except TestbedError as error:
+                    failures.append(error)
+        # Settings are forgotten first and set after: should we die in between, `reconcile` still ends where it must.
+        self.journal.undone(gone)
+        try:
+            for hand, settings in self._by_hand(self._winners(touched)).items():
+                hand.assign(settings)
+        except TestbedError as error:
+            failures.append(error)
+        if failures:
+            raise HostError("undo failed: " + "; ".join(str(error) for error in failures)) from failures[0]
+
+    def _winners(self, keys: Iterable[tuple[str, ...]]) -> list[Setting]:
+        wanted = dict.fromkeys(keys)
+        winners: dict[tuple[str, ...], Setting] = {}
+        for entry in self.journal.entries.values():
+            if isinstance(entry.step, Setting) and entry.step.key in wanted:
+                winners[entry.step.key] = entry.step
+        return [winners[key] for key in wanted if key in winners]
+
+    def _by_hand(self, settings: Iterable[Setting]) -> dict[Hand, list[Setting]]:
+        groups: dict[Hand, list[Setting]] = {}
+        for setting in settings:
+            groups.setdefault(self._hands[type(setting)], []).append(setting)
+        return groups
