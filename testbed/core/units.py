@@ -58,17 +58,24 @@ class Unreadable(ValueError):
 
 
 def shown(value: object) -> str:
-    """A user's value, quoted and short enough for a line of a terminal; control characters are escaped."""
-    text = value if isinstance(value, str) else "true" if value is True else "false" if value is False else repr(value)
+    """A user's value, short enough for a line of a terminal; text is quoted, control characters are escaped."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**20):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, int):
+        return "a very large number"
+    text = value if isinstance(value, str) else repr(value).replace("'", "")
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: _LONGEST_TEXT + 1])
-    return f"'{text}'" if len(text) <= _LONGEST_TEXT else f"'{text[: _LONGEST_TEXT - 1]}…'"
+    if len(text) > _LONGEST_TEXT:
+        text = text[: _LONGEST_TEXT - 1] + "…"
+    return f"'{text}'" if isinstance(value, str) else text
 
 
 def _quantity(value: object, units: Mapping[str, float], natural: str, fix: str) -> float:
     """``value`` in SI: finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        kind = "true or false" if isinstance(value, bool) else "nothing" if value is None else "no number"
-        raise Unreadable(f"{shown(value)} is {kind}" if kind != "nothing" else "there is no value", fix)
+        raise Unreadable("there is no value" if value is None else f"{shown(value)} is no quantity", fix)
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip()) if len(value) <= _LONGEST_TEXT else None
         if match is None:

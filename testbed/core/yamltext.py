@@ -2,8 +2,8 @@
 
 A user's file may be anything, so the parser's events are built into a tree here, without recursion, under
 caps on size, depth and count. An alias counts as all that it stands for, so an alias bomb meets the cap on
-count before it is ever unfolded. Scalars follow the core schema of YAML 1.2.2, section 10.3.2: ``on``, ``no`` and ``1:30``
-are text. Tags are refused.
+count before it is ever unfolded. Scalars follow the core schema of YAML 1.2.2, section 10.3.2: ``on``, ``no``
+and ``1:30`` are text. Tags are refused.
 """
 
 from __future__ import annotations
@@ -138,10 +138,9 @@ class _Builder:
         return bool(self.stack) and self.stack[-1].keys is not None and self.awaited[-1] is None
 
     def check_tag(self, event: NodeEvent, line: int) -> None:
-        if getattr(event, "tag", None) is not None:
-            self.note(
-                line, f"the YAML tag {shown(str(event.tag))} is not allowed", "write the plain value, without '!'"
-            )
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            self.note(line, f"the YAML tag {shown(str(tag))} is not allowed", "write the plain value, without '!'")
 
     def too_deep(self, line: int) -> FileMistakes:
         return self.stop(line, f"nested more than {MOST_DEPTH} levels deep", "no field needs more than five levels")
@@ -230,6 +229,23 @@ def _decode(text: bytes, file: str) -> str:
         raise refuse(line, f"byte 0x{byte:02x} is not UTF-8 (Latin-1 or Windows-1252 text?)") from error
 
 
+_COMPLAINTS: Final = (
+    (
+        "mapping values are not allowed",
+        "a colon where none can be",
+        "check the indentation; quote text that holds ': '",
+    ),
+    ("could not find expected ':'", "a key without its colon", "write key: value, with a space after the colon"),
+    ("while scanning a quoted scalar", "a quote that is not closed", "add the missing quote"),
+    ("while parsing a flow", "a bracket that is not closed, or a missing comma", "check the brackets and commas"),
+    ("<document start>", "this is neither 'key: value' nor a list", "write every line of the top level as key: value"),
+    ("while parsing a block", "this line does not go on with what began above", "indent it as the lines beside it"),
+    ("expected the node content", "a value is missing or a bracket is not closed", "check the brackets and commas"),
+    ("cannot start any token", "a value begins with a character that means something in YAML", "put it in quotes"),
+)
+"""What in the parser's complaint tells which mistake it is; the mistake in plain words; the fix."""
+
+
 def _syntax(error: Exception, text: str, builder: _Builder) -> Finding:
     """The parser's complaint, in the words of someone who has never seen a parser."""
     if isinstance(error, ReaderError):
@@ -242,9 +258,15 @@ def _syntax(error: Exception, text: str, builder: _Builder) -> Finding:
     here = lines[line - 1] if 0 < line <= len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())]:
         return Finding(builder.file, line, "a tab indents this line", "indent with spaces")
+    began = getattr(error, "context_mark", None)
+    said = str(error)
+    for sign, message, fix in _COMPLAINTS:
+        if sign in said:
+            # What was never closed is better sought where it began than where the text ended.
+            where = began.line + 1 if "not closed" in message and began is not None else line
+            return Finding(builder.file, where, message, fix)
     problem = (error.problem if isinstance(error, MarkedYAMLError) else None) or "the text cannot be read"
     problem = " ".join(str(problem).split())[:120]
-    began = getattr(error, "context_mark", None)
     context = f" (in what began on line {began.line + 1})" if began is not None and began.line + 1 != line else ""
     fix = "check the indentation, colons, quotes and brackets here"
     return Finding(builder.file, line, f"this is not YAML: {problem}{context}", fix)
@@ -252,7 +274,7 @@ def _syntax(error: Exception, text: str, builder: _Builder) -> Finding:
 
 def _events(text: str) -> Iterator[Event]:
     parser = YAML(typ="safe", pure=True)
-    parser.version = (1, 2)  # type: ignore[assignment]
+    parser.version = (1, 2)
     yield from parser.parse(text)
 
 

@@ -6,7 +6,6 @@ longer than its class reaches is a mistake in a topology, and the message names 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,7 +48,7 @@ def rate_bps(optics: str, waves: int, scale: float) -> float:
     return waves * OPTICS[optics].line_rate_bps / scale
 
 
-def that_reach(length_m: float, among: Iterable[Optics] = _CLASSES) -> tuple[Optics, ...]:
-    """The classes for a link of ``length_m``: the fastest first, of these the shortest reach first."""
-    fit = [optics for optics in among if optics.reach_m >= length_m]
-    return tuple(sorted(fit, key=lambda optics: (-optics.line_rate_bps, optics.reach_m)))
+def that_reach(length_m: float, least_bps: float) -> tuple[Optics, ...]:
+    """The classes for a link of ``length_m``: those with ``least_bps`` a wave first, and the shortest reach first."""
+    fit = [optics for optics in _CLASSES if optics.reach_m >= length_m]
+    return tuple(sorted(fit, key=lambda optics: (optics.line_rate_bps < least_bps, optics.reach_m)))

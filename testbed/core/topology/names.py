@@ -54,4 +54,4 @@ def check_name(kind: str, name: str) -> None:
             raise Unreadable(f"{shown(name)} is too short for a link", "use at least 2 characters")
         taken = [word for word in _IP_WORDS if word.startswith(name)]
         if taken:
-            raise Unreadable(f"{shown(name)} is read by the ip command as '{taken[0]}'", "choose another name")
+            raise Unreadable(f"{shown(name)} is what the ip command reads as '{taken[0]}'", "choose another name")

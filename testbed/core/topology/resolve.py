@@ -65,14 +65,13 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
     _check_names(content, mistakes)
     for name, link in content.links.items():
         _check_link(name, link, content, mistakes)
-    if not mistakes.findings:
-        _check_connected(content, mistakes)
+    _check_connected(content, mistakes)
     mistakes.raise_if_any()
     return _build(content, written, label)
 
 
 def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
-    if not content.sites and ("sites",) not in mistakes.bad:
+    if not content.sites and not {(), ("sites",)} & mistakes.bad:
         mistakes.note(("sites",), "there are no sites", _EXAMPLE)
     if len(content.sites) > MOST_SITES:
         mistakes.note(("sites",), f"{len(content.sites)} sites", f"a topology has at most {MOST_SITES}")
@@ -99,9 +98,7 @@ def _check_names(content: TopologyText, mistakes: Mistakes) -> None:
                 mistakes.note(path, error.message, error.fix)
                 continue
             if name in taken:
-                mistakes.note(
-                    path, f"{kind} '{name}' has the name of {taken[name]}", "a fault must know which is meant"
-                )
+                mistakes.note(path, f"{kind} '{name}' has the name of {taken[name]}", "rename one of them")
             taken.setdefault(name, f"a {kind}")
     for name, site in content.sites.items():
         for made, what in [(f"{name}-gw", "gateway"), *((f"{name}-{i}", "node") for i in range(_nodes(site, content)))]:
@@ -152,7 +149,7 @@ def _check_reach(name: str, link: LinkText, length_m: float, content: TopologyTe
     chosen = optics.OPTICS[link.optics or content.defaults.link.optics or optics.DEFAULT_OPTICS]
     if length_m <= chosen.reach_m:
         return
-    far = optics.that_reach(length_m)
+    far = optics.that_reach(length_m, chosen.line_rate_bps)
     fix = f"use optics: {far[0].name}, which reaches {format_length(far[0].reach_m)}" if far else "make it shorter"
     mistakes.note(
         ("links", name, "optics" if link.optics else "via" if link.via else "km"),
@@ -189,7 +186,10 @@ def _rate_bps(link: LinkText, content: TopologyText) -> float:
 
 
 def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
-    """Every site must be reachable from the first, else ranks could never meet."""
+    """Every site must be reachable from the first, else ranks could never meet; said only if all links are known."""
+    known = all(link.between is not None and set(link.between) <= set(content.sites) for link in content.links.values())
+    if not known or not content.sites or {("links",), ("sites",)} & mistakes.bad:
+        return
     neighbours: dict[str, set[str]] = {site: set() for site in content.sites}
     for link in content.links.values():
         if link.between is not None:
@@ -211,7 +211,7 @@ def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
 
 def _name_of(label: str) -> str:
     """The stem of a file's name, made fit: ``My lab.yaml`` is ``my-lab``."""
-    stem = label.rpartition("/")[2].rpartition("/")[2]
+    stem = label.rpartition("/")[2]
     stem = re.sub(r"\.(ya?ml)$", "", stem, flags=re.IGNORECASE)
     fit = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:32].strip("-")
     try:

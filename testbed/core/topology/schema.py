@@ -56,7 +56,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), [known.lower() for known in names], n=1, cutoff=0.6)
     if near:
         return f"did you mean {next(known for known in names if known.lower() == near[0])}?"
-    return "there is " + ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "there is none"
+    return "there is " + ", ".join(names[:16]) + (", …" if len(names) > 16 else "") if names else "there is none"
 
 
 def whole(low: int, high: int) -> Callable[[object], int]:
@@ -265,11 +265,12 @@ class Mistakes:
 
 def check(model: type[Model], raw: object, path: Path, what: str, mistakes: Mistakes) -> Model:
     """``raw`` as a ``model``, without its bad fields, which become findings. ``what`` names the thing: "a link"."""
+    keys = [field.alias or name for name, field in model.model_fields.items()]
     if raw is None:
         raw = {}
     if not isinstance(raw, Mapping):
-        known = ", ".join(model.model_fields)
-        mistakes.note(path, f"{what} is {shown(raw)}, which has no keys", f"write it as {{key: value}}; keys: {known}")
+        fix = f"write it as {{key: value}} with keys of {', '.join(keys)}"
+        mistakes.note(path, f"{what} is {shown(raw)}, which has no keys", fix)
         raw = {}
     try:
         return model.model_validate(raw)
@@ -280,7 +281,7 @@ def check(model: type[Model], raw: object, path: Path, what: str, mistakes: Mist
             good.pop(key, None)
             reason = problem.get("ctx", {}).get("error")
             if problem["type"] == "extra_forbidden":
-                mistakes.note((*path, key), f"unknown key {shown(key)} in {what}", nearest(key, model.model_fields))
+                mistakes.note((*path, key), f"unknown key {shown(key)} in {what}", nearest(key, keys))
             elif isinstance(reason, Unreadable):
                 mistakes.note((*path, key), f"{key} of {what}: {reason.message}", reason.fix)
             else:

@@ -1,0 +1,153 @@
+"""Topology and experiment files: the shipped ones by name, a user's by path; read with bounds, never blocking.
+
+The only place that opens them; what they say is for ``testbed.core``.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import testbed
+from testbed.core import yamltext
+from testbed.core.experiment import schema as experiment_schema
+from testbed.core.experiment.schema import Experiment
+from testbed.core.topology import resolve
+from testbed.core.topology.model import Topology
+from testbed.core.units import shown
+from testbed.errors import FileMistakes, UnknownName, UserError
+
+__all__ = [
+    "Kind",
+    "find",
+    "kind_of",
+    "list_experiments",
+    "list_topologies",
+    "load_experiment",
+    "load_topology",
+]
+
+Kind = Literal["topology", "experiment"]
+
+_FOLDERS: Final = {"topology": "topologies", "experiment": "experiments"}
+_SUFFIXES: Final = (".yaml", ".yml")
+
+
+def _folder(kind: Kind) -> Path:
+    """Where the shipped files are: inside an installed package, else in the repository beside it."""
+    package = Path(testbed.__file__).resolve().parent
+    shipped = package / "shipped" / _FOLDERS[kind]
+    return shipped if shipped.is_dir() else package.parent / _FOLDERS[kind]
+
+
+def _shipped(kind: Kind) -> dict[str, Path]:
+    folder = _folder(kind)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder.is_dir() else {}
+
+
+def list_topologies() -> tuple[str, ...]:
+    """Names of the shipped topologies, sorted."""
+    return tuple(_shipped("topology"))
+
+
+def list_experiments() -> tuple[str, ...]:
+    """Names of the shipped experiments, sorted."""
+    return tuple(_shipped("experiment"))
+
+
+def find(name_or_path: str, kind: Kind = "topology") -> tuple[bytes, str]:
+    """Content of a file and its label in messages.
+
+    What has a slash or ends in .yaml or .yml is a path, anything else the name of a shipped file.
+
+    Raises:
+        UnknownName: there is no such file; the nearest are offered.
+        UserError: it is there and cannot be read, is no regular file or is larger than ``yamltext.MOST_BYTES``.
+    """
+    if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
+        return _read(name_or_path, kind), name_or_path
+    shipped = _shipped(kind)
+    if name_or_path not in shipped:
+        raise UnknownName(kind, name_or_path, shipped)
+    path = shipped[name_or_path]
+    return _read(str(path), kind), _label(path)
+
+
+def _label(path: Path) -> str:
+    """``path`` as seen from the working directory, if it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _read(path: str, kind: Kind) -> bytes:
+    try:
+        # Looked at before it is opened: opening alone can act (a tape rewinds) or wait (a pipe, until someone writes).
+        _check_regular(os.stat(path), path)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with open(handle, "rb") as file:
+            _check_regular(os.fstat(handle), path)
+            text = file.read(yamltext.MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UnknownName(f"{kind} file", path, _neighbours(path)) from error
+    except PermissionError as error:
+        raise UserError(f"{path} may not be read by you; change its permissions, or copy it") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"{shown(path)} cannot be read: {reason.lower()}") from error
+    if len(text) > yamltext.MOST_BYTES:
+        raise UserError(f"{path} is larger than {yamltext.MOST_BYTES >> 20} MiB; a {kind} takes a few kilobytes")
+    return text
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise UserError(f"{path} is a directory; name a file in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path} is not a regular file; save the text in one")
+
+
+def _neighbours(path: str) -> list[str]:
+    """The YAML files beside ``path``, named as it is."""
+    folder, slash, _ = path.rpartition("/")
+    try:
+        found = sorted(entry.name for entry in os.scandir(folder or slash or ".") if entry.name.endswith(_SUFFIXES))
+    except OSError:
+        return []
+    return [f"{folder}{slash}{name}" for name in found[:200]]
+
+
+def load_topology(name_or_path: str, overrides: Mapping[str, object] | None = None) -> Topology:
+    """The topology in a file or shipped under a name, with ``--set`` laid over it; raises as ``resolve.load_text``."""
+    text, label = find(name_or_path, "topology")
+    return resolve.load_text(text, label, overrides)
+
+
+def load_experiment(name_or_path: str) -> Experiment:
+    """The experiment in a file or shipped under a name; raises as ``schema.load_text``."""
+    text, label = find(name_or_path, "experiment")
+    return experiment_schema.load_text(text, label)
+
+
+def kind_of(name_or_path: str) -> Kind:
+    """Whether ``name_or_path`` is a topology or an experiment: by where it is shipped, or by the keys of the file.
+
+    Raises:
+        UnknownName, UserError: as :func:`find`.
+    """
+    if "/" not in name_or_path and not name_or_path.endswith(_SUFFIXES):
+        topologies, experiments = _shipped("topology"), _shipped("experiment")
+        if name_or_path not in topologies and name_or_path not in experiments:
+            raise UnknownName("topology or experiment", name_or_path, (*topologies, *experiments))
+        return "topology" if name_or_path in topologies else "experiment"
+    text, label = find(name_or_path, "topology")
+    try:
+        data = yamltext.read(text, label).data
+    except FileMistakes:
+        return "topology"  # whoever loads it will say what is wrong
+    keys = set(data) if isinstance(data, dict) else set()
+    return "experiment" if keys & {"schedule", "expect", "workload"} and "sites" not in keys else "topology"
