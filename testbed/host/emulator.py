@@ -1,4 +1,4 @@
-"""What every fiber emulator can do, whichever mechanism it has: the protocol, its records, and the one that does nothing.
+"""What every fiber emulator can do, whichever mechanism it has: its protocol, its records, and one that does nothing.
 
 An emulator is made by a constructor of its own (``Fiberd.start``) over ends that exist already in the plant. It never
 makes, names or removes interfaces: drivers do.
@@ -17,7 +17,7 @@ from testbed.errors import LabError
 __all__ = ["DROP_CAUSES", "DirectionStats", "Emulator", "EmulatorInfo", "NoopEmulator"]
 
 DROP_CAUSES = ("loss", "queue", "memory", "transmit", "receive", "down")
-"""Why a segment was lost: random loss; queue full; memory cap; egress refused it; never reached the emulator; end down."""
+"""Why a segment was lost: by chance, queue full, memory cap, refused by the egress, missed by the ingress, end down."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,226 @@
+#include "control.h"
+
+#include "clock.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static const uint64_t MAX_DELAY_NS = 60 * NANOSECONDS;
+static const double MIN_RATE_BPS = 1000, MAX_RATE_BPS = 1e13;
+
+/* ---- answers -------------------------------------------------------------------------------------------------------- */
+
+static bool reserve(struct control *control, size_t more) {
+    if (control->out_used + more <= control->out_size)
+        return true;
+    const size_t size = (control->out_used + more) * 2;
+    char *grown = realloc(control->out, size);
+    if (!grown)
+        return false;
+    control->out = grown;
+    control->out_size = size;
+    return true;
+}
+
+__attribute__((format(printf, 2, 3))) static void answer(struct control *control, const char *format, ...) {
+    if (!reserve(control, CONTROL_LINE_BYTES))
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    const int written = vsnprintf(control->out + control->out_used, CONTROL_LINE_BYTES, format, arguments);
+    va_end(arguments);
+    if (written > 0)
+        control->out_used += (size_t)written < CONTROL_LINE_BYTES ? (size_t)written : CONTROL_LINE_BYTES - 1;
+}
+
+/* ---- commands ------------------------------------------------------------------------------------------------------- */
+
+static bool parse_integer(const char *text, uint64_t low, uint64_t high, uint64_t *value) {
+    char *end;
+    errno = 0;
+    const unsigned long long parsed = strtoull(text, &end, 10);
+    if (errno || end == text || *end || *text == '-' || parsed < low || parsed > high)
+        return false;
+    *value = parsed;
+    return true;
+}
+
+static bool parse_number(const char *text, double low, double high, double *value) {
+    char *end;
+    const double parsed = strtod(text, &end);
+    if (end == text || *end || !isfinite(parsed) || parsed < low || parsed > high)
+        return false;
+    *value = parsed;
+    return true;
+}
+
+static bool parse_rate(const char *text, double *value) {
+    return parse_number(text, 0, MAX_RATE_BPS, value) && (*value <= 0 || *value >= MIN_RATE_BPS);
+}
+
+/* One KEY=VALUE of `set`. False and why. */
+static bool set_key(struct impairment *impairment, char *word, char *why, size_t why_bytes) {
+    char *value = strchr(word, '=');
+    if (!value) {
+        snprintf(why, why_bytes, "%s: expected KEY=VALUE", word);
+        return false;
+    }
+    *value++ = '\0';
+    const char *expected = NULL;
+    if (strcmp(word, "delay_ns") == 0) {
+        if (!parse_integer(value, 0, MAX_DELAY_NS, &impairment->delay_ns))
+            expected = "an integer from 0 to 60000000000";
+    } else if (strcmp(word, "rate_bps") == 0) {
+        if (!parse_rate(value, &impairment->rate_bps))
+            expected = "0 or a number from 1000 to 1e13";
+    } else if (strcmp(word, "queue_bytes") == 0) {
+        if (!parse_integer(value, 0, UINT64_MAX, &impairment->queue_bytes))
+            expected = "an integer from 0";
+    } else if (strcmp(word, "loss") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->loss))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "memory_bytes") == 0) {
+        if (!parse_integer(value, 1, UINT64_MAX, &impairment->memory_bytes))
+            expected = "an integer from 1";
+    } else {
+        snprintf(why, why_bytes, "%s: no such key; there is delay_ns, rate_bps, queue_bytes, loss, memory_bytes", word);
+        return false;
+    }
+    if (expected)
+        snprintf(why, why_bytes, "%s: %s is not %s", word, value, expected);
+    return !expected;
+}
+
+static void do_set(struct control *control, char **words) {
+    const char *name = strtok_r(NULL, " ", words);
+    struct fiber *fiber = name ? plant_find(control->plant, name) : NULL;
+    if (!fiber) {
+        answer(control, "error %s: no such direction\n", name ? name : "set");
+        return;
+    }
+    struct impairment impairment = fiber->impairment;
+    char why[256];
+    for (char *word; (word = strtok_r(NULL, " ", words));) {
+        if (!set_key(&impairment, word, why, sizeof why)) {
+            answer(control, "error %s: %s\n", fiber->name, why);
+            return;
+        }
+    }
+    plant_set(control->plant, fiber, &impairment);
+    answer(control, "ok\n");
+}
+
+static void do_add(struct control *control, char **words) {
+    const char *name = strtok_r(NULL, " ", words);
+    const char *ingress = strtok_r(NULL, " ", words);
+    const char *egress = strtok_r(NULL, " ", words);
+    char why[256];
+    if (!egress || strtok_r(NULL, " ", words))
+        answer(control, "error add: expected NAME INGRESS EGRESS\n");
+    else if (control->going)
+        answer(control, "error %s: directions are added before go\n", name);
+    else if (!plant_add(control->plant, name, ingress, egress, why, sizeof why))
+        answer(control, "error %s\n", why);
+    else
+        answer(control, "ok\n");
+}
+
+static void do_go(struct control *control) {
+    char text[256] = "going already";
+    control->going = !control->going && control->go(control->go_context, text, sizeof text);
+    answer(control, "%s %s\n", control->going ? "ok" : "error", text);
+}
+
+static void do_stats(struct control *control) {
+    const uint64_t now = now_ns();
+    for (size_t i = 0; i < control->plant->fiber_count; i++) {
+        const struct fiber *fiber = control->plant->fibers[i];
+        const struct fiber_stats *stats = &fiber->stats;
+        answer(control, "direction %s packets=%" PRIu64 " segments=%" PRIu64 " bytes=%" PRIu64, fiber->name, stats->packets,
+               stats->segments, stats->bytes);
+        for (unsigned cause = 0; cause < DROP_CAUSES; cause++)
+            answer(control, " drop_%s=%" PRIu64, drop_cause_names[cause],
+                   cause == DROP_RECEIVE ? plant_receive_drops(fiber) : stats->drops[cause]);
+        answer(control, " queue_bytes=%" PRIu64 " in_flight_packets=%" PRIu64 " lateness_bounds_us=",
+               fiber_backlog(fiber, now), fiber->packets_under_way);
+        for (unsigned bin = 0; bin < LATENESS_BOUNDS; bin++)
+            answer(control, "%s%" PRIu32, bin ? "," : "", lateness_bounds_us[bin]);
+        answer(control, " lateness_counts=");
+        for (unsigned bin = 0; bin <= LATENESS_BOUNDS; bin++)
+            answer(control, "%s%" PRIu64, bin ? "," : "", stats->lateness[bin]);
+        answer(control, "\n");
+    }
+    answer(control, "ok\n");
+}
+
+static void do_line(struct control *control, char *line) {
+    char *words = NULL;
+    const char *command = strtok_r(line, " ", &words);
+    if (!command)
+        answer(control, "error empty line\n");
+    else if (strcmp(command, "set") == 0)
+        do_set(control, &words);
+    else if (strcmp(command, "stats") == 0)
+        do_stats(control);
+    else if (strcmp(command, "ping") == 0)
+        answer(control, "ok\n");
+    else if (strcmp(command, "add") == 0)
+        do_add(control, &words);
+    else if (strcmp(command, "go") == 0)
+        do_go(control);
+    else
+        answer(control, "error %.64s: no such command; there is add, set, go, stats, ping\n", command);
+}
+
+/* ---- the socket ----------------------------------------------------------------------------------------------------- */
+
+/* Do the whole lines that `in` holds, until an answer is to be sent. False when there is none. */
+static bool next_line(struct control *control) {
+    char *end = memchr(control->in, '\n', control->in_used);
+    if (!end) {
+        if (control->in_used == sizeof control->in) {
+            control->in_used = 0;
+            control->skipping = true;
+        }
+        return false;
+    }
+    *end = '\0';
+    if (control->skipping)
+        answer(control, "error a line is too long\n");
+    else
+        do_line(control, control->in);
+    control->skipping = false;
+    const size_t used = (size_t)(end - control->in) + 1;
+    control->in_used -= used;
+    memmove(control->in, control->in + used, control->in_used);
+    return true;
+}
+
+enum control_state control_work(struct control *control) {
+    for (;;) {
+        while (control->out_sent < control->out_used) {
+            const ssize_t sent = send(control->fd, control->out + control->out_sent, control->out_used - control->out_sent,
+                                      MSG_DONTWAIT | MSG_NOSIGNAL);
+            if (sent < 0)
+                return errno == EAGAIN || errno == EINTR ? CONTROL_WRITING : CONTROL_ENDED;
+            control->out_sent += (size_t)sent;
+        }
+        control->out_used = control->out_sent = 0;
+        if (next_line(control))
+            continue;
+        const ssize_t got =
+            recv(control->fd, control->in + control->in_used, sizeof control->in - control->in_used, MSG_DONTWAIT);
+        if (got == 0)
+            return CONTROL_ENDED;
+        if (got < 0)
+            return errno == EAGAIN || errno == EINTR ? CONTROL_READING : CONTROL_ENDED;
+        control->in_used += (size_t)got;
+    }
+}

@@ -1,0 +1,42 @@
+/* The line protocol on stdin. One command a line; each answer ends with a line that begins with "ok" or "error".
+ *
+ *   add NAME INGRESS EGRESS    a direction; only before `go`
+ *   set NAME KEY=VALUE...      delay_ns, rate_bps (0: unlimited), queue_bytes (0: unlimited), loss (0..1), memory_bytes;
+ *                              all of the line or, after an error, nothing of it; keys not named stay as they are
+ *   go                         begin to forward; answers "ok scheduling=... priority=... spin_us=..."
+ *   stats                      one line "direction NAME KEY=VALUE..." per direction, then "ok"
+ *   ping                       "ok"
+ *
+ * End of file is an order to take every end down and to exit. */
+#ifndef FIBERD_CONTROL_H
+#define FIBERD_CONTROL_H
+
+#include "plant.h"
+
+enum { CONTROL_LINE_BYTES = 1024 };
+
+struct control {
+    int fd;
+    struct plant *plant;
+    /* Called by `go`. Fills in the rest of the "ok" line, or of the "error" line when it returns false. */
+    bool (*go)(void *context, char *text, size_t bytes);
+    void *go_context;
+    bool going;
+
+    char in[CONTROL_LINE_BYTES];
+    size_t in_used;
+    bool skipping; /* the rest of a line that is too long */
+    char *out;
+    size_t out_used, out_sent, out_size;
+};
+
+enum control_state {
+    CONTROL_READING, /* wait until `fd` is readable */
+    CONTROL_WRITING, /* the other side reads slowly: wait until `fd` is writable, and read nothing meanwhile */
+    CONTROL_ENDED
+};
+
+/* Do what is possible without waiting. */
+enum control_state control_work(struct control *control);
+
+#endif

@@ -1,0 +1,287 @@
+/* fiberd: carries packets between the ends of emulated fibers, each direction with its delay, rate, queue and loss.
+ *
+ *   fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID]      stdin: the control socket (control.h)
+ *
+ * One thread, one loop: read what has arrived, send what is due, sleep until the next of either. It ends when the
+ * control socket does, on SIGTERM or SIGINT, or with its parent; then it takes every end down first, so that
+ * gateways see a fiber that is dark and not one that swallows packets. */
+#include "clock.h"
+#include "control.h"
+#include "plant.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_epoll_pwait2
+#define SYS_epoll_pwait2 441 /* the same on every architecture but alpha */
+#endif
+
+/* Waking up takes the kernel up to this long; a real-time process can afford to be awake before a packet is due. */
+static const uint64_t SPIN_NS = 60 * MICROSECOND_NS;
+
+/* In a flood, leave packets to the kernel for so long and take them in one go: its timestamps tell when they came. Only when
+ * every delay is long enough for that. */
+static const uint64_t COALESCE_NS = 50 * MICROSECOND_NS;
+enum { FLOOD_PACKETS = 4, MAX_EVENTS = 64 };
+
+static const uint64_t TRIM_AFTER_NS = NANOSECONDS;
+
+/* What an event of epoll is about: a port's number, or one of these. */
+enum { SIGNAL_EVENT = MAX_PORTS, CONTROL_EVENT };
+
+struct daemon {
+    struct plant plant;
+    struct control control;
+    int epoll_fd, signal_fd;
+    int inet_fd; /* of the plant's namespace, for taking ends down */
+    pid_t parent;
+    int priority;
+    uint64_t spin_ns;
+    bool ending;
+};
+
+__attribute__((noreturn)) static void die(const char *what) {
+    fprintf(stderr, "fiberd: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static void watch(struct daemon *daemon, int operation, int fd, uint32_t events, uint32_t about) {
+    struct epoll_event event = {.events = events, .data.u32 = about};
+    if (epoll_ctl(daemon->epoll_fd, operation, fd, &event) < 0)
+        die("epoll_ctl");
+}
+
+/* ---- privileges and priority ---------------------------------------------------------------------------------------- */
+
+/* Sockets are open and priorities set. What is left to do as root is to take interfaces down. */
+static bool drop_privileges(void) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {{0}, {0}};
+    if (syscall(SYS_capget, &header, data) < 0)
+        return false;
+    const uint32_t keep = 1u << CAP_NET_ADMIN;
+    data[0].effective = data[0].permitted &= keep;
+    data[0].inheritable = 0;
+    data[1].effective = data[1].permitted = data[1].inheritable = 0;
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_capset, &header, data) == 0;
+}
+
+/* `go`: real time if allowed, else as nice as allowed, and say which. */
+static bool go(void *context, char *text, size_t bytes) {
+    struct daemon *daemon = context;
+    prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
+    const struct sched_param parameter = {.sched_priority = daemon->priority};
+    if (daemon->priority > 0 && sched_setscheduler(0, SCHED_FIFO, &parameter) == 0) {
+        daemon->spin_ns = SPIN_NS;
+        snprintf(text, bytes, "scheduling=SCHED_FIFO priority=%d spin_us=%d", daemon->priority,
+                 (int)(SPIN_NS / MICROSECOND_NS));
+    } else {
+        if (daemon->priority > 0)
+            setpriority(PRIO_PROCESS, 0, -20);
+        snprintf(text, bytes, "scheduling=SCHED_OTHER priority=%d spin_us=0", getpriority(PRIO_PROCESS, 0));
+    }
+    for (size_t i = 0; i < daemon->plant.port_count; i++) {
+        struct port *port = daemon->plant.ports[i];
+        if (!port_start(port)) {
+            snprintf(text, bytes, "%s: cannot bind the packet socket: %s", port->name, strerror(errno));
+            return false;
+        }
+        watch(daemon, EPOLL_CTL_ADD, port->fd, EPOLLIN, (uint32_t)i);
+    }
+    if (!drop_privileges()) {
+        snprintf(text, bytes, "cannot drop privileges: %s", strerror(errno));
+        return false;
+    }
+    return true;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------------------------------- */
+
+static struct timespec to_timespec(uint64_t ns) {
+    return (struct timespec){.tv_sec = (time_t)(ns / NANOSECONDS), .tv_nsec = (long)(ns % NANOSECONDS)};
+}
+
+/* Wait at most `timeout_ns` (UINT64_MAX: for ever). */
+static int wait_events(int epoll_fd, struct epoll_event *events, uint64_t timeout_ns) {
+    static bool old_kernel; /* epoll_pwait2 came with Linux 5.11 */
+    const struct timespec timeout = to_timespec(timeout_ns);
+    const struct timespec *limit = timeout_ns == UINT64_MAX ? NULL : &timeout;
+    if (timeout_ns > 0 && !old_kernel) {
+        const long count = syscall(SYS_epoll_pwait2, epoll_fd, events, MAX_EVENTS, limit, NULL, 0);
+        if (count >= 0 || errno != ENOSYS)
+            return (int)count;
+        old_kernel = true;
+    }
+    if (timeout_ns > 0) {
+        struct pollfd any = {.fd = epoll_fd, .events = POLLIN};
+        ppoll(&any, 1, limit, NULL);
+    }
+    return epoll_wait(epoll_fd, events, MAX_EVENTS, 0);
+}
+
+static void read_signal(struct daemon *daemon) {
+    struct signalfd_siginfo info;
+    if (read(daemon->signal_fd, &info, sizeof info) != sizeof info)
+        return;
+    /* SIGHUP is the parent-death signal. The kernel also sends it when only the thread that started us has ended. */
+    if (info.ssi_signo != SIGHUP || getppid() != daemon->parent)
+        daemon->ending = true;
+}
+
+static void work_control(struct daemon *daemon) {
+    switch (control_work(&daemon->control)) {
+    case CONTROL_READING:
+        watch(daemon, EPOLL_CTL_MOD, daemon->control.fd, EPOLLIN, CONTROL_EVENT);
+        break;
+    case CONTROL_WRITING:
+        watch(daemon, EPOLL_CTL_MOD, daemon->control.fd, EPOLLOUT, CONTROL_EVENT);
+        break;
+    case CONTROL_ENDED:
+        daemon->ending = true;
+        break;
+    }
+}
+
+static void run(struct daemon *daemon) {
+    struct epoll_event events[MAX_EVENTS];
+    bool trimmed = false;
+    while (!daemon->ending) {
+        const uint64_t next = plant_send_due(&daemon->plant);
+        const uint64_t now = now_ns();
+        uint64_t timeout = UINT64_MAX;
+        if (next != UINT64_MAX)
+            timeout = next > now + daemon->spin_ns ? next - now - daemon->spin_ns : 0;
+        else if (!trimmed)
+            timeout = TRIM_AFTER_NS;
+
+        const int count = wait_events(daemon->epoll_fd, events, timeout);
+        if (count == 0 && next == UINT64_MAX) {
+            frame_trim();
+            trimmed = true;
+        }
+        int most = 0;
+        for (int i = 0; i < count; i++) {
+            const uint32_t about = events[i].data.u32;
+            if (about == SIGNAL_EVENT) {
+                read_signal(daemon);
+            } else if (about == CONTROL_EVENT) {
+                work_control(daemon);
+            } else {
+                const int received = plant_receive(&daemon->plant, about);
+                most = received > most ? received : most;
+                trimmed = false;
+            }
+        }
+        if (most >= FLOOD_PACKETS && daemon->plant.shortest_delay_ns >= 3 * COALESCE_NS && timeout > COALESCE_NS) {
+            const struct timespec pause = to_timespec(COALESCE_NS);
+            nanosleep(&pause, NULL);
+        }
+    }
+}
+
+/* ---- the beginning and the end -------------------------------------------------------------------------------------- */
+
+static void enter_netns(const char *path) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNET) < 0)
+        die(path);
+    close(fd);
+}
+
+static uint64_t number_option(const char *name, const char *text, uint64_t high) {
+    char *end;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    if (errno || end == text || *end || *text == '-' || value > high) {
+        fprintf(stderr, "fiberd: --%s: %s is not an integer from 0 to %llu\n", name, text, (unsigned long long)high);
+        exit(2);
+    }
+    return value;
+}
+
+static void read_options(struct daemon *daemon, int argc, char **argv) {
+    static const struct option options[] = {{"netns", required_argument, NULL, 'n'},
+                                            {"seed", required_argument, NULL, 's'},
+                                            {"priority", required_argument, NULL, 'p'},
+                                            {"parent", required_argument, NULL, 'P'},
+                                            {NULL, 0, NULL, 0}};
+    const char *netns = NULL;
+    daemon->parent = getppid();
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        switch (option) {
+        case 'n':
+            netns = optarg;
+            break;
+        case 's':
+            daemon->plant.seed = number_option("seed", optarg, UINT64_MAX);
+            break;
+        case 'p':
+            daemon->priority = (int)number_option("priority", optarg, 99);
+            break;
+        case 'P':
+            daemon->parent = (pid_t)number_option("parent", optarg, INT32_MAX);
+            break;
+        default:
+            fprintf(stderr, "usage: fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID]\n");
+            exit(2);
+        }
+    }
+    if (netns)
+        enter_netns(netns);
+}
+
+int main(int argc, char **argv) {
+    static struct daemon daemon;
+    read_options(&daemon, argc, argv);
+
+    prctl(PR_SET_PDEATHSIG, SIGHUP, 0, 0, 0);
+    if (getppid() != daemon.parent) /* it died before the line above */
+        return 1;
+
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+
+    daemon.inet_fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    daemon.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    daemon.signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (daemon.inet_fd < 0 || daemon.epoll_fd < 0 || daemon.signal_fd < 0)
+        die("cannot open what the loop needs");
+    watch(&daemon, EPOLL_CTL_ADD, daemon.signal_fd, EPOLLIN, SIGNAL_EVENT);
+
+    daemon.control = (struct control){.fd = STDIN_FILENO, .plant = &daemon.plant, .go = go, .go_context = &daemon};
+    int type;
+    socklen_t length = sizeof type;
+    if (getsockopt(STDIN_FILENO, SOL_SOCKET, SO_TYPE, &type, &length) < 0 || type != SOCK_STREAM) {
+        fprintf(stderr, "fiberd: stdin must be a stream socket (it is started by the testbed, not by hand)\n");
+        return 2;
+    }
+    watch(&daemon, EPOLL_CTL_ADD, STDIN_FILENO, EPOLLIN, CONTROL_EVENT);
+
+    run(&daemon);
+
+    const size_t refused = plant_take_down(&daemon.plant, daemon.inet_fd);
+    if (refused > 0) {
+        fprintf(stderr, "fiberd: %zu ends would not go down\n", refused);
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,52 @@
+/* What is inside a packet as AF_PACKET hands it over with PACKET_VNET_HDR: pure functions over bytes.
+ *
+ * A packet here is a struct virtio_net_hdr (VNET_HEADER_BYTES, host byte order) followed by an Ethernet frame. The frame
+ * may be a GSO super-packet: up to 64 KiB of one TCP or UDP flow that a real wire would carry as MTU-sized segments. */
+#ifndef FIBERD_PACKET_H
+#define FIBERD_PACKET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    VNET_HEADER_BYTES = 10,  /* struct virtio_net_hdr without num_buffers, the AF_PACKET default */
+    VLAN_TAG_BYTES = 4,
+    WIRE_OVERHEAD_BYTES = 24 /* preamble 8 + FCS 4 + inter-packet gap 12 (IEEE 802.3), per segment */
+};
+
+struct packet_shape {
+    uint32_t frame_bytes;    /* of the frame as it lies in memory */
+    uint32_t segments;       /* MTU segments that it stands for; 1 when it cannot be split */
+    uint32_t header_bytes;   /* Ethernet to L4 inclusive, repeated in each segment; 0 when segments is 1 */
+    uint32_t payload_bytes;  /* L4 payload of each segment but the last, which may be shorter; 0 when segments is 1 */
+    uint32_t l3_offset;      /* of the IP header in the frame */
+    uint32_t l4_offset;      /* of the TCP or UDP header in the frame */
+    bool ipv4;
+    bool udp;
+};
+
+/* Describe `packet`. False when it is too short to be one. A super-packet whose headers contradict each other is described
+ * as one segment: it can be forwarded whole, where the kernel judges it, but never split. */
+bool packet_describe(const uint8_t *packet, size_t length, struct packet_shape *shape);
+
+/* L2 bytes of segments [first, last) on a real wire: every segment with its headers, no preamble, FCS or gap. */
+uint32_t packet_l2_bytes(const struct packet_shape *shape, uint32_t first, uint32_t last);
+
+/* The same with WIRE_OVERHEAD_BYTES a segment: what a rate is about. */
+uint32_t packet_wire_bytes(const struct packet_shape *shape, uint32_t first, uint32_t last);
+
+/* Length of the packet that packet_slice() writes for segments [first, last). */
+size_t packet_slice_length(const struct packet_shape *shape, uint32_t first, uint32_t last);
+
+/* Write segments [first, last) of `packet` to `out` as a packet of their own, a smaller super-packet or a plain one: IP length,
+ * identification and checksum, TCP sequence number and flags, UDP length and the partial checksum are made right, as
+ * the kernel's own segmentation does (net/ipv4/tcp_offload.c, udp_offload.c, af_inet.c). `shape` is packet_describe()'s
+ * and has more than one segment; first < last <= segments; `out` has room for packet_slice_length(). */
+void packet_slice(const uint8_t *packet, const struct packet_shape *shape, uint32_t first, uint32_t last, uint8_t *out);
+
+/* Put back the VLAN tag that the kernel strips. `packet` has VLAN_TAG_BYTES of room in front of it; the packet begins there
+ * afterwards. Returns the new beginning; the length grows by VLAN_TAG_BYTES. `length` must reach past both addresses. */
+uint8_t *packet_restore_vlan(uint8_t *packet, size_t length, uint16_t tpid, uint16_t tci);
+
+#endif

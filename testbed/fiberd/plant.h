@@ -1,0 +1,39 @@
+/* All fibers of one plant, and the packets between their ends. */
+#ifndef FIBERD_PLANT_H
+#define FIBERD_PLANT_H
+
+#include "fiber.h"
+#include "port.h"
+
+enum { MAX_FIBERS = 512, MAX_PORTS = 2 * MAX_FIBERS };
+
+struct plant {
+    struct fiber *fibers[MAX_FIBERS]; /* in the order they were added */
+    uint64_t next[MAX_FIBERS];        /* fiber_next() of each, side by side: this is scanned every time round */
+    size_t fiber_count;
+    struct port *ports[MAX_PORTS];
+    size_t port_count;
+    uint64_t seed;
+    uint64_t shortest_delay_ns;
+};
+
+/* A direction from one interface to another. False, and `why` (of `why_bytes`) says it in words. */
+bool plant_add(struct plant *plant, const char *name, const char *ingress, const char *egress, char *why, size_t why_bytes);
+
+struct fiber *plant_find(const struct plant *plant, const char *name);
+
+void plant_set(struct plant *plant, struct fiber *fiber, const struct impairment *impairment);
+
+/* Read what has arrived at port number `index`. Returns how many packets. */
+int plant_receive(struct plant *plant, size_t index);
+
+/* Send all that is due. Returns when the next packet will be (UINT64_MAX: nothing is under way). */
+uint64_t plant_send_due(struct plant *plant);
+
+/* Packets that never reached the direction that begins at its ingress. */
+uint64_t plant_receive_drops(const struct fiber *fiber);
+
+/* Take both ends of every fiber down. Returns how many would not. */
+size_t plant_take_down(const struct plant *plant, int socket_fd);
+
+#endif
