@@ -75,6 +75,22 @@ def end_all(targets: Iterable[tuple[int, int]], *, grace_s: float = 0.0, bound_s
             os.close(handle)
 
 
+def wait_gone(pid: int, began: int, bound_s: float) -> bool:
+    """Wait until a process that need not be a child of ours is gone; False if it still lives after ``bound_s``."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return True
+    if not is_same(pid, began):
+        os.close(handle)
+        return True
+    files = {handle: pid}
+    _wait(files, bound_s)
+    for left in files:
+        os.close(left)
+    return not files
+
+
 def _signal(files: dict[int, int], number: signal.Signals) -> None:
     for handle in files:
         with contextlib.suppress(ProcessLookupError, PermissionError):

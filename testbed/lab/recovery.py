@@ -1,0 +1,113 @@
+"""Taking a lab down and healing it, with its keeper or, when that is dead, from the journal alone.
+
+Works after a crash or SIGKILL of any process at any point, and after a reboot. What carries another mark is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import filelock
+
+from testbed.core.plan.step import Carrier, Fibers
+from testbed.errors import LabError, NotAllowed, StorageError
+from testbed.host import process
+from testbed.host.netns import NetnsDriver
+from testbed.lab import client, hands
+from testbed.lab.engine import LAB, Engine
+from testbed.lab.journal import Journal
+from testbed.lab.keeper import EMULATOR_DIED
+from testbed.lab.state import LabFolder
+
+KEEPER_BOUND_S = 20.0
+
+
+def down(lab: LabFolder) -> bool:
+    """Remove everything that the lab made; False if there was nothing. Raises HostError when something will not go."""
+    if not lab.path.exists():
+        return False
+    if os.geteuid() != 0 and not os.access(lab.path, os.W_OK):
+        raise NotAllowed(f"lab {lab.name} belongs to another user: run as root")
+    keeper = _keeper(lab)
+    if keeper is not None:
+        try:
+            client.call(lab, "down")
+            if not process.wait_gone(*keeper, KEEPER_BOUND_S):
+                raise LabError("the keeper does not end")
+        except LabError:
+            # It is stuck or died of it: its journal knows the rest.
+            process.end(*keeper)
+    _from_journal(lab)
+    try:
+        shutil.rmtree(lab.path)
+    except OSError as error:
+        raise StorageError(f"could not remove {lab.path}: {error.strerror}") from error
+    return True
+
+
+def heal(lab: LabFolder, faults: list[str] | None) -> list[str]:
+    """Undo faults of a lab without a keeper (all of them if None); ids of those undone.
+
+    Without a keeper there is no emulator: its fibers stay dark, whatever is healed.
+    """
+    with filelock.FileLock(lab.lock, timeout=5):
+        journal = Journal.read(lab.journal)
+        driver = NetnsDriver(journal.lab, lab.handles)
+        engine = Engine(journal, hands.without_keeper(driver))
+        _darken(journal, engine)
+        owners = {it.owner for it in journal.entries.values()} - {LAB, EMULATOR_DIED}
+        chosen = sorted(owner for owner in owners if faults is None or owner in faults)
+        for owner in chosen:
+            engine.undo(owner)
+        driver.close()
+        journal.close()
+    return chosen
+
+
+def keeper_alive(lab: LabFolder) -> bool:
+    return _keeper(lab) is not None
+
+
+def _keeper(lab: LabFolder) -> tuple[int, int] | None:
+    """(pid, start time) of the lab's keeper, if it lives."""
+    try:
+        journal = Journal.read(lab.journal)
+    except LabError:
+        return None
+    if journal.boot != process.boot_id() or not process.is_same(*journal.keeper):
+        return None
+    return journal.keeper
+
+
+def _from_journal(lab: LabFolder) -> None:
+    """Undo whatever a journal still says is there."""
+    if not lab.journal.exists():
+        return
+    try:
+        lock = filelock.FileLock(lab.lock)
+        lock.acquire(timeout=KEEPER_BOUND_S)
+    except filelock.Timeout as error:
+        raise LabError(f"somebody else is taking lab {lab.name} down") from error
+    try:
+        if not lab.journal.exists():
+            return
+        journal = Journal.read(lab.journal)
+        if journal.state != "down" and journal.boot == process.boot_id():
+            driver = NetnsDriver(journal.lab, lab.handles)
+            Engine(journal, hands.without_keeper(driver)).undo_all()
+            driver.close()
+        journal.close()
+    finally:
+        lock.release()
+
+
+def _darken(journal: Journal, engine: Engine) -> None:
+    """With the emulator gone both ends of every fiber must be down, or packets vanish without a sign."""
+    if journal.owned(EMULATOR_DIED):
+        engine.reconcile()
+        return
+    fibers = next((it.step for it in journal.owned(LAB) if isinstance(it.step, Fibers)), None)
+    if fibers is not None:
+        ends = sorted({it.ingress for it in fibers.directions})
+        engine.apply(EMULATOR_DIED, tuple(Carrier(fibers.plant, end, False) for end in ends))
