@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from testbed.core.evidence.record import FiberSample
 
@@ -94,7 +95,7 @@ def _direction(name: str, track: Sequence[FiberSample]) -> DirectionFidelity:
     bounds: tuple[float, ...] = track[-1].lateness_bounds_s if track else ()
     counts = [0.0] * (len(bounds) + 1)
     packets = own = 0
-    for before, after in zip(track, track[1:], strict=False):
+    for before, after in pairwise(track):
         restarted = after.packets < before.packets or sum(after.lateness_counts) < sum(before.lateness_counts)
         packets += after.packets - (0 if restarted else before.packets)
         for cause in _OWN_DROPS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from testbed.core.evidence.record import FiberSample, RankLog
 
@@ -125,7 +126,7 @@ def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[s
 def _increase(track: Sequence[FiberSample]) -> int:
     """Bytes between the first sample and the last; an emulator that was started again counts from zero."""
     total = 0
-    for before, after in zip(track, track[1:], strict=False):
+    for before, after in pairwise(track):
         total += after.byte_count - before.byte_count if after.byte_count >= before.byte_count else after.byte_count
     return total
 

@@ -1,0 +1,268 @@
+"""The plots of the report, as plotly figures in its JSON form.
+
+They carry no colours of text, grid or paper: the page gives them those of its theme. The series' colours are Okabe and
+Ito's (https://jfly.uni-koeln.de/color/), which the colour-blind tell apart and which stand out on light and on dark; a
+direction is told by its dash as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from testbed.core.evidence.recovery import BACK
+from testbed.core.report import words
+from testbed.core.report.document import Fault, Report
+
+__all__ = ["Figure", "figures"]
+
+BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
+_CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE)
+_SHADE = "rgba(213, 94, 0, 0.16)"
+_SHOWN_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Figure:
+    """``summary`` says what the plot shows, for those who cannot see it; ``spec`` is plotly's data and layout."""
+
+    id: str
+    title: str
+    summary: str
+    spec: Mapping[str, object]
+
+
+def figures(report: Report) -> tuple[Figure, ...]:
+    """Every plot that there is data for, in the order of the page."""
+    made = (_train_loss(report), _step_time(report), _throughput(report), _time_of_ranks(report), _lateness(report))
+    return tuple(figure for figure in made if figure is not None)
+
+
+def _figure(id: str, title: str, summary: str, figure: go.Figure) -> Figure:
+    # Without this, plotly adds its own theme of 7 kB to every figure.
+    figure.layout.template = None
+    return Figure(id, title, summary, json.loads(figure.to_json()))
+
+
+def _shade(figure: go.Figure, faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> None:
+    """Mark each fault from its beginning to its end, ``last_s`` if it has none."""
+    for fault in faults:
+        left, right = place(fault.began_s), place(last_s if fault.ended_s is None else fault.ended_s)
+        figure.add_shape(
+            type="rect",
+            xref="x",
+            yref="paper",
+            x0=left,
+            x1=right,
+            y0=0,
+            y1=1,
+            fillcolor=_SHADE,
+            line_width=0,
+            layer="below",
+        )
+        # A fault of milliseconds would be too narrow to see.
+        figure.add_shape(
+            type="line", xref="x", yref="paper", x0=left, x1=left, y0=0, y1=1, line={"color": VERMILLION, "width": 1}
+        )
+        figure.add_annotation(
+            text=_plain(fault.label),
+            x=left,
+            xref="x",
+            y=1,
+            yref="paper",
+            xanchor="left",
+            yanchor="bottom",
+            showarrow=False,
+        )
+
+
+def _plain(text: str) -> str:
+    """Plotly reads some HTML in its texts; a user's text is to be shown as it is."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _last_s(report: Report) -> float:
+    ends = [report.steps.t_s[-1]] if report.steps.t_s else []
+    ends += [series.t_s[-1] for series in report.fibers if series.t_s]
+    return max(ends, default=0.0)
+
+
+def _train_loss(report: Report) -> Figure | None:
+    steps = report.steps
+    if not any(value is not None for value in steps.train_loss):
+        return None
+    figure = go.Figure(
+        go.Scatter(
+            x=list(steps.step),
+            y=list(steps.train_loss),
+            mode="lines",
+            name="train_loss",
+            line={"color": BLUE, "width": 2},
+            hovertemplate="step %{x}: %{y:.3f}<extra></extra>",
+        )
+    )
+
+    def step_at(t_s: float) -> float:
+        return next((step for step, t in zip(steps.step, steps.t_s, strict=True) if t >= t_s), steps.step[-1])
+
+    during = tuple(fault for fault in report.faults if fault.began_s <= steps.t_s[-1])
+    _shade(figure, during, steps.t_s[-1], step_at)
+    figure.update_layout(xaxis_title="step", yaxis_title="train_loss (nats per byte)", showlegend=False)
+    return _figure(
+        "train-loss",
+        "train_loss",
+        f"train_loss over steps, from {words.loss(report.train_loss_first)} to {words.loss(report.train_loss_last)}.",
+        figure,
+    )
+
+
+def _step_time(report: Report) -> Figure | None:
+    steps = report.steps
+    median = report.training.median_step_s
+    if not steps.step:
+        return None
+    figure = go.Figure(
+        go.Scatter(
+            x=list(steps.t_s),
+            y=[1e3 * value for value in steps.duration_s],
+            customdata=list(steps.step),
+            mode="lines+markers",
+            name="step time",
+            line={"color": BLUE, "width": 1},
+            marker={"size": 4},
+            hovertemplate="step %{customdata} at %{x:.1f} s: %{y:.0f} ms<extra></extra>",
+        )
+    )
+    if median:
+        figure.add_shape(
+            type="line",
+            xref="paper",
+            x0=0,
+            x1=1,
+            y0=1e3 * BACK * median,
+            y1=1e3 * BACK * median,
+            line={"color": GREEN, "width": 1.5, "dash": "dash"},
+        )
+        figure.add_annotation(
+            text=f"{BACK:g} × median",
+            x=1,
+            xref="paper",
+            y=1e3 * BACK * median,
+            xanchor="right",
+            yanchor="bottom",
+            showarrow=False,
+        )
+        if max(steps.duration_s) > 20 * median:
+            figure.update_yaxes(type="log")
+    _shade(figure, report.faults, _last_s(report), lambda t_s: t_s)
+    figure.update_layout(xaxis_title="time since the job began (s)", yaxis_title="step time (ms)", showlegend=False)
+    figure.update_yaxes(rangemode="tozero")
+    return _figure(
+        "step-time",
+        "Step time",
+        f"Time between commits, with the faults shaded; the fault-free median is {words.duration(median)}.",
+        figure,
+    )
+
+
+def _throughput(report: Report) -> Figure | None:
+    shown = [series for series in report.fibers if series.t_s]
+    if not shown:
+        return None
+    figure = go.Figure()
+    links = list(dict.fromkeys(series.direction.partition(":")[0] for series in shown))
+    seen: set[str] = set()
+    for series in shown:
+        link = series.direction.partition(":")[0]
+        figure.add_scatter(
+            x=list(series.t_s),
+            y=[value / 1e6 for value in series.bps],
+            mode="lines",
+            name=_plain(series.direction),
+            line={
+                "color": _CYCLE[links.index(link) % len(_CYCLE)],
+                "dash": "dot" if link in seen else "solid",
+                "width": 2,
+            },
+            hovertemplate="%{x:.1f} s: %{y:.1f} Mb/s",
+        )
+        seen.add(link)
+    _shade(figure, report.faults, _last_s(report), lambda t_s: t_s)
+    figure.update_layout(xaxis_title="time since the job began (s)", yaxis_title="throughput (Mb/s)", showlegend=True)
+    figure.update_yaxes(rangemode="tozero")
+    return _figure(
+        "throughput",
+        "Throughput per fiber",
+        "Megabits per second of each fiber and direction, from the emulator's counters, with the faults shaded.",
+        figure,
+    )
+
+
+def _time_of_ranks(report: Report) -> Figure | None:
+    if not report.ranks:
+        return None
+    if len(report.ranks) <= _SHOWN_RANKS:
+        groups = {f"{each.rank} · {each.node}": [each] for each in report.ranks}
+        axis = "rank"
+    else:
+        groups = {
+            site: [each for each in report.ranks if each.site == site] for site in {r.site: 0 for r in report.ranks}
+        }
+        axis = "site (all of its ranks)"
+    figure = go.Figure()
+    parts = (("compute", "compute_s", BLUE), ("peer wait", "peer_wait_s", PURPLE), ("network", "network_s", VERMILLION))
+    for name, field, colour in parts:
+        figure.add_bar(
+            x=[sum(getattr(each, field) for each in ranks) for ranks in groups.values()],
+            y=[_plain(group) for group in groups],
+            name=name,
+            orientation="h",
+            marker={"color": colour},
+            hovertemplate="%{y}: %{x:.1f} s",
+        )
+    figure.update_layout(barmode="stack", xaxis_title="rank-seconds", yaxis_title=axis, showlegend=True, bargap=0.35)
+    figure.update_yaxes(type="category", autorange="reversed")
+    return _figure(
+        "time-of-ranks",
+        "Compute and exposed communication",
+        "Seconds that each rank computed, waited for a peer, and waited for the network.",
+        figure,
+    )
+
+
+def _lateness(report: Report) -> Figure | None:
+    shown = [each for each in report.fidelity if sum(each.counts) > 0]
+    if not shown or any(each.bounds_s != shown[0].bounds_s for each in shown):
+        return None
+    used = 1 + max(index for each in shown for index, count in enumerate(each.counts) if count > 0)
+    bounds = shown[0].bounds_s
+    labels = [f"≤ {words.duration(bound)}" for bound in bounds] + ["later"]
+    figure = go.Figure()
+    links = list(dict.fromkeys(each.direction.partition(":")[0] for each in shown))
+    seen: set[str] = set()
+    for each in shown:
+        link = each.direction.partition(":")[0]
+        figure.add_bar(
+            x=labels[:used],
+            y=[100.0 * count / sum(each.counts) for count in each.counts[:used]],
+            name=_plain(each.direction),
+            marker={
+                "color": _CYCLE[links.index(link) % len(_CYCLE)],
+                "pattern": {"shape": "/" if link in seen else "", "fillmode": "overlay", "fgopacity": 0.6},
+            },
+            hovertemplate="%{x}: %{y:.2f} %",
+        )
+        seen.add(link)
+    figure.update_layout(
+        barmode="group", xaxis_title="lateness (sent − due)", yaxis_title="share of packets (%)", showlegend=True
+    )
+    figure.update_xaxes(type="category")
+    return _figure(
+        "lateness",
+        "Lateness under load",
+        "How late the emulator sent packets while the job ran, as shares of all packets per direction.",
+        figure,
+    )

@@ -1,0 +1,130 @@
+"""A report as Markdown: the facts of the page as text and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from testbed.core.report import words
+from testbed.core.report.document import Report
+from testbed.core.report.render import facts, shortcomings
+
+__all__ = ["markdown"]
+
+
+def markdown(report: Report) -> str:
+    """The whole of ``report.md``."""
+    training = report.training
+    blocks = [f"# {_escape(report.headline)}"]
+    if report.run.uncertified:
+        blocks.append("**Uncertified: the fibers were outside tolerance, and the run was made all the same.**")
+    blocks.append(_escape(f"Run {report.run.name or 'without a name'}, status {report.run.status or 'unknown'}."))
+    blocks.append(
+        _table(("", "question", "why"), [(answer.answer, answer.question, answer.text) for answer in report.answers])
+    )
+    measured = (
+        ("train_loss", f"{words.loss(report.train_loss_first)} → {words.loss(report.train_loss_last)}"),
+        ("steps committed", words.count(training.steps_committed)),
+        ("steps lost", words.count(training.steps_lost)),
+        ("recovery", words.duration(report.recovery_s)),
+        ("goodput", words.share(report.goodput)),
+        ("compute utilization", words.share(report.compute_utilization)),
+        ("compute", f"{words.duration(training.compute_s)} (rank-seconds)"),
+        ("peer wait", f"{words.duration(training.peer_wait_s)} (rank-seconds)"),
+        ("network", f"{words.duration(training.network_s)} (rank-seconds)"),
+        ("tokens per second", words.count(training.tokens_per_s)),
+        ("median step", words.duration(training.median_step_s)),
+        ("wall time", words.duration(training.wall_s)),
+    )
+    blocks += ["## Training", _table(("quantity", "value"), measured)]
+    blocks += _links(report) + _fidelity(report) + _faults(report)
+    if report.events:
+        rows = [(f"{event.t_s:.3f}", event.event, event.text) for event in report.events]
+        blocks += ["## Events", _table(("time s", "event", "what"), rows)]
+    blocks += ["## Run and host", _table(("fact", "value"), facts(report))]
+    blocks += [_escape(sentence) for sentence in shortcomings(report)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _links(report: Report) -> list[str]:
+    if report.topology is None:
+        return []
+    rows = [
+        (
+            link.name,
+            " – ".join(link.between),
+            f"{link.length_m / 1e3:g}",
+            words.duration(link.delay_s),
+            words.bits_per_s(link.rate_bps) if link.rate_bps else "unlimited",
+        )
+        for link in report.topology.links
+    ]
+    return ["## Topology", _escape(report.topology.name), _table(("link", "between", "km", "one way", "rate"), rows)]
+
+
+def _fidelity(report: Report) -> list[str]:
+    blocks = ["## Fidelity"]
+    if report.certificate:
+        rows = [
+            (
+                each.direction,
+                words.microseconds(each.target_s),
+                words.microseconds(each.measured.median if each.measured else None),
+                words.microseconds(each.error_min_s),
+                words.microseconds(each.error_median_s),
+                words.microseconds(each.tolerance_s),
+                words.bits_per_s(each.rate.measured_bps if each.rate else None),
+                "certified" if each.ok else "; ".join(each.why),
+            )
+            for link in report.certificate.links
+            for each in link.directions
+        ]
+        head = ("direction", "target µs", "measured µs", "error min µs", "error median µs", "tolerance µs", "rate", "")
+        blocks.append(_table(head, rows))
+    else:
+        blocks.append("No certificate.")
+    if report.fidelity:
+        loaded = [
+            (
+                each.direction,
+                words.count(each.packets),
+                words.microseconds(each.median_s),
+                words.microseconds(each.p99_s),
+                words.count(each.own_drops),
+                {True: "held", False: each.why, None: words.UNKNOWN}[each.held],
+            )
+            for each in report.fidelity
+        ]
+        head = ("under load", "packets", "late median µs", "late p99 µs", "dropped by the emulator", "")
+        blocks.append(_table(head, loaded))
+    return blocks
+
+
+def _faults(report: Report) -> list[str]:
+    if not report.faults:
+        return []
+    rows = [
+        (
+            fault.label,
+            words.duration(fault.began_s),
+            words.duration(fault.ended_s),
+            words.duration(fault.carrier_s),
+            words.duration(fault.longest_gap_s),
+            words.duration(fault.back_s),
+            words.duration(fault.back_after_end_s),
+        )
+        for fault in report.faults
+    ]
+    head = ("fault", "began", "ended", "carrier lost after", "longest gap", "back after", "back after its end")
+    return ["## Faults", _table(head, rows)]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([_escape(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escape(text: str) -> str:
+    """A user's text stays text: no HTML, no emphasis or code, no further column or line of a table."""
+    for mark, instead in (("\\", "\\\\"), ("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("*", "\\*")):
+        text = text.replace(mark, instead)
+    return " ".join(text.split())

@@ -1,0 +1,56 @@
+"""Numbers as a reader meets them: three digits, with their unit; an en dash for what is not known."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["UNKNOWN", "bits_per_s", "count", "duration", "loss", "microseconds", "plural", "share"]
+
+UNKNOWN = "–"
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    """``value`` in the largest unit of ``steps`` that it reaches, to three digits but never in powers of ten."""
+    factor, unit = next((step for step in steps if abs(value) >= step[0]), steps[-1])
+    scaled = value / factor
+    digits = max(0, 2 - math.floor(math.log10(abs(scaled)))) if scaled else 0
+    written = f"{scaled:.{min(digits, 3)}f}"
+    return f"{written.rstrip('0').rstrip('.') if '.' in written else written} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """``195 µs``, ``1.3 ms``, ``72.4 s``, ``12 min``."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds == 0:
+        return "0 s"
+    if abs(seconds) >= 600:
+        return f"{seconds / 60:.0f} min"
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
+
+
+def microseconds(seconds: float | None) -> str:
+    """Always in µs, for columns that are compared; ``> last bound`` is written by the caller."""
+    return UNKNOWN if seconds is None or not math.isfinite(seconds) else f"{seconds * 1e6:.1f}"
+
+
+def share(value: float | None) -> str:
+    """0..1 as a percentage with one decimal."""
+    return UNKNOWN if value is None else f"{value * 100:.1f} %"
+
+
+def loss(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
+
+
+def bits_per_s(value: float | None) -> str:
+    return UNKNOWN if value is None else _scaled(value, ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"), (1.0, "b/s")))
+
+
+def count(value: float | None) -> str:
+    """A whole number with thin spaces between thousands."""
+    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def plural(number: int, word: str) -> str:
+    return f"{count(number)} {word}" if number == 1 else f"{count(number)} {word}s"

@@ -1,0 +1,287 @@
+"""Run directories: the only place that writes and reads them. Their layout is docs/design.md, "Run directory".
+
+Whole files are written beside their place and renamed into it, so that a reader never meets half a file; JSON lines are
+appended with one ``write`` each, so that a crash tears at most the last line, which reading leaves out. Under sudo
+everything belongs to the user who called it. A full disk or a folder that cannot be written is a ``StorageError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.record import RunInfo, read_events, read_metrics, read_rank
+from testbed.core.evidence.run import RunData, read_topology
+from testbed.core.report.document import Report, build, to_json
+from testbed.core.report.markdown import markdown
+from testbed.core.report.render import html
+from testbed.errors import StorageError, UnknownName
+
+__all__ = ["NEEDED_BYTES", "RunDirectory", "check_writable", "list_runs", "save_report", "write_report"]
+
+NEEDED_BYTES = 50_000_000
+"""Room that a run asks for before its lab is built: records and metrics of an hour, logs, and the report."""
+
+_RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+def _caller() -> tuple[int, int] | None:
+    """User and group that called sudo; None when nobody did, or when they cannot be given anything."""
+    user, group = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if os.geteuid() != 0 or not (user.isdecimal() and group.isdecimal()):
+        return None
+    return int(user), int(group)
+
+
+def _give(path: Path) -> None:
+    """Hand a file that we just made to the user behind sudo."""
+    caller = _caller()
+    if caller:
+        os.chown(path, *caller, follow_symlinks=False)
+
+
+def _make_folder(path: Path) -> None:
+    """``mkdir -p``, each new level given to the caller."""
+    missing = list(itertools.takewhile(lambda level: not level.exists(), (path, *path.parents)))
+    for level in reversed(missing):
+        level.mkdir(exist_ok=True)
+        _give(level)
+
+
+def _write_whole(path: Path, content: str) -> None:
+    """Replace ``path`` at once and for good: after a power failure it is the old file or the new one, never a part."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    beside = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp's files are for their owner's eyes only; a report is to be shown around.
+        beside.chmod(0o644)
+        _give(beside)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def check_writable(folder: Path, need_bytes: int = NEEDED_BYTES) -> None:
+    """Say now, before a lab is built, that a run could not be stored in ``folder``; make it if it is not there.
+
+    Raises:
+        StorageError: it cannot be made or written, or has less than ``need_bytes`` bytes of room.
+    """
+    with _translated(folder):
+        _make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+        free = shutil.disk_usage(folder).free
+    if free < need_bytes:
+        raise StorageError(f"{folder}: {free / 1e6:.0f} MB are free, a run needs {need_bytes / 1e6:.0f} MB")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on disk."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> RunDirectory:
+        """A new directory ``root/name``, or ``root/name-2``, ``-3``, … when that name is taken; with its ``ranks/``."""
+        with _translated(root / name):
+            _make_folder(root)
+            for count in itertools.count(1):
+                path = root / (name if count == 1 else f"{name}-{count}")
+                with contextlib.suppress(FileExistsError):
+                    path.mkdir()
+                    break
+            _give(path)
+            _make_folder(path / "ranks")
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run.
+
+        Raises:
+            UnknownName: there is no directory, or nothing in it that a run writes.
+        """
+        if not path.is_dir() or not any((path / name).exists() for name in ("run.json", "events.jsonl", "ranks")):
+            raise UnknownName("run", str(path), [run.path.name for run in list_runs(path.parent)])
+        return cls(path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def ranks(self) -> Path:
+        """Where ranks write their records and output."""
+        return self.path / "ranks"
+
+    def write_json(self, name: str, value: object) -> None:
+        """Replace the file ``name`` by ``value`` as JSON.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def write_text(self, name: str, content: str) -> None:
+        with _translated(self.path / name):
+            _write_whole(self.path / name, content)
+
+    def append(self, name: str, value: object) -> None:
+        """Add ``value`` as one JSON line to ``name``; several processes may append to one file.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        line = (json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n").encode()
+        path = self.path / name
+        with _translated(path):
+            new = not path.exists()
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                written = os.write(handle, line)
+            finally:
+                os.close(handle)
+            if new:
+                _give(path)
+        if written < len(line):
+            raise StorageError(f"{path}: No space left on device")
+
+    def give_to_caller(self) -> None:
+        """Hand over what others wrote into the run (ranks run as root) to the user behind sudo."""
+        with _translated(self.path):
+            for path in self.path.rglob("*"):
+                _give(path)
+
+    def read(self) -> RunData:
+        """Everything there is, tolerant of all that a crash leaves behind: files missing, empty, torn."""
+        malformed: dict[str, int] = {}
+        missing: list[str] = []
+
+        def whole(name: str) -> Mapping[str, object]:
+            value, found = _read_json(self.path / name)
+            if not found:
+                missing.append(name)
+            elif not isinstance(value, Mapping):
+                malformed[name] = 1
+            return value if isinstance(value, Mapping) else {}
+
+        def lines(name: str) -> list[object]:
+            if not (self.path / name).is_file():
+                missing.append(name)
+                return []
+            decoded, bad = _read_lines(self.path / name)
+            malformed[name] = malformed.get(name, 0) + bad
+            return decoded
+
+        with _translated(self.path):
+            info = RunInfo.from_dict(whole("run.json"))
+            topology = read_topology(whole("topology.json"))
+            certificate = whole("certificate.json")
+            events, bad_events = read_events(lines("events.jsonl"))
+            fibers, rank_samples, hosts, bad_metrics = read_metrics(lines("metrics.jsonl"))
+            malformed["events.jsonl"] = malformed.get("events.jsonl", 0) + bad_events
+            malformed["metrics.jsonl"] = malformed.get("metrics.jsonl", 0) + bad_metrics
+            logs = []
+            for rank, name in self._rank_files():
+                log, bad = read_rank(rank, lines(name))
+                malformed[name] = malformed.get(name, 0) + bad
+                logs.append(log)
+        if not logs:
+            missing.append("ranks/rank-*.jsonl")
+        return RunData(
+            info=info,
+            topology=topology,
+            certificate=Certificate.from_dict(certificate) if certificate else None,
+            events=events,
+            fibers=fibers,
+            rank_samples=rank_samples,
+            hosts=hosts,
+            ranks=tuple(logs),
+            malformed={name: count for name, count in malformed.items() if count},
+            missing=tuple(missing),
+        )
+
+    def _rank_files(self) -> list[tuple[int, str]]:
+        if not self.ranks.is_dir():
+            return []
+        found = ((_RANK_FILE.fullmatch(path.name), path) for path in self.ranks.iterdir())
+        return sorted((int(match[1]), f"ranks/{path.name}") for match, path in found if match)
+
+
+def _read_json(path: Path) -> tuple[object, bool]:
+    """(value, whether the file is there); None for what is no JSON."""
+    if not path.is_file():
+        return None, False
+    try:
+        return json.loads(path.read_bytes()), True
+    except (ValueError, RecursionError):
+        return None, True
+
+
+def _read_lines(path: Path) -> tuple[list[object], int]:
+    """(decoded lines, lines that are no JSON). A last line without its end was torn by a crash and counts as neither."""
+    decoded: list[object] = []
+    bad = 0
+    with path.open("rb") as stream:
+        for line in stream:
+            if not line.strip():
+                continue
+            try:
+                decoded.append(json.loads(line))
+            except (ValueError, RecursionError):
+                bad += line.endswith(b"\n")
+    return decoded, bad
+
+
+def list_runs(root: Path) -> list[RunDirectory]:
+    """All runs under ``root``, the latest first; empty when there is no such folder."""
+    if not root.is_dir():
+        return []
+    with _translated(root):
+        found = [(path.stat().st_mtime, path.parent) for path in root.glob("*/run.json")]
+    return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
+
+
+def write_report(run: RunDirectory) -> Report:
+    """Build the report from the run directory alone and write report.json, index.html and report.md into it.
+
+    Raises:
+        StorageError: the run cannot be read, or the report cannot be written.
+    """
+    report = build(run.read())
+    save_report(report, run.path)
+    run.give_to_caller()
+    return report
+
+
+def save_report(report: Report, folder: Path) -> None:
+    """Write report.json, index.html and report.md into ``folder``, which is made if it is not there."""
+    with _translated(folder):
+        _make_folder(folder)
+        _write_whole(folder / "report.json", json.dumps(to_json(report), indent=1, ensure_ascii=False) + "\n")
+        _write_whole(folder / "report.md", markdown(report))
+        _write_whole(folder / "index.html", html(report))
