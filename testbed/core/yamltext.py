@@ -148,9 +148,11 @@ class _Builder:
     def unfold(self, event: AliasEvent, line: int) -> _Node:
         target = self.anchors.get(event.anchor)
         if target is None:
-            raise self.stop(line, f"the alias '*{event.anchor}' has no anchor", f"write '&{event.anchor}' before it")
+            raise self.stop(
+                line, f"the alias {shown('*' + event.anchor)} has no anchor", "name it with '&' before this line"
+            )
         if target.open:
-            raise self.stop(line, f"the alias '*{event.anchor}' contains itself", "write the value out")
+            raise self.stop(line, f"the alias {shown('*' + event.anchor)} contains itself", "write the value out")
         if len(self.stack) + target.height > MOST_DEPTH:
             raise self.too_deep(line)
         return target
@@ -312,7 +314,16 @@ def read(text: bytes, file: str) -> Document:
             builder.take(event)
     except FileMistakes:
         raise
-    except (YAMLError, ValueError, LookupError, AttributeError, TypeError, AssertionError, RecursionError) as error:
+    except (
+        YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ArithmeticError,
+        AssertionError,
+        RecursionError,
+    ) as error:
         # On malformed text the parser raises more than its own YAMLError; none of it is the user's to read.
         raise FileMistakes([*builder.findings, _syntax(error, decoded, builder)]) from error
     lines: dict[Path, int] = {(): builder.root.line if builder.root is not None else 0}

@@ -87,9 +87,9 @@ def _label(path: Path) -> str:
 def _read(path: str, kind: Kind) -> bytes:
     try:
         # Looked at before it is opened: opening alone can act (a tape rewinds) or wait (a pipe, until someone writes).
-        _check_regular(os.stat(path), path)
+        _check_regular(Path(path).stat(), path)
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        with open(handle, "rb") as file:
+        with os.fdopen(handle, "rb") as file:
             _check_regular(os.fstat(handle), path)
             text = file.read(yamltext.MOST_BYTES + 1)
     except FileNotFoundError as error:

@@ -17,6 +17,7 @@ from testbed.errors import FileMistakes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FILES = sorted(GOLDEN.glob("*/bad-*.yaml"))
+JARGON = ("pydantic", "validation", "ValueError", "Traceback", "<block", "<stream", "extra_")
 METRO = b"""
 sites: {east: {nodes: 2}, west: {nodes: 2}}
 links: {north: {between: [east, west], km: 40}, south: {between: [east, west], km: 47}}
@@ -50,11 +51,7 @@ def test_every_line_names_the_file_and_a_fix_in_plain_words(file: Path) -> None:
         place, _, rest = line.partition(": ")
         assert place.partition(":")[0] == file.name
         assert "; " in rest, "a finding without a fix"
-        assert not [
-            word
-            for word in ("pydantic", "validation", "ValueError", "Traceback", "<block", "<stream", "extra_")
-            if word in rest
-        ]
+        assert not [word for word in JARGON if word in rest]
 
 
 def test_no_message_without_its_file() -> None:

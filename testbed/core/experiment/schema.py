@@ -150,9 +150,7 @@ def load_text(text: bytes, label: str, faults: Collection[str] = FAULTS) -> Expe
     schedule = [
         _fault(raw, ("schedule", index), faults, mistakes)
         for index, raw in enumerate(
-            _listed(
-                top.schedule, ("schedule",), "a list of faults such as {at: 20s, inject: cut, target: north}", mistakes
-            )
+            _listed(top.schedule, ("schedule",), "faults such as {at: 20s, inject: cut, target: north}", mistakes)
         )
     ]
     expectations = [

@@ -98,7 +98,7 @@ def _in_section(key: str, parts: Path, section: object) -> list[Path]:
         return []  # the file's own mistake, which is found when the file is checked
     names = [name for name in section or {} if fnmatch.fnmatchcase(name, str(parts[1]))]
     if not names:
-        raise UnknownName(what, str(parts[1]), section or ())
+        raise UnknownName(what, str(parts[1]), [name for name in section or () if name.isprintable()])
     return [(first, name, *parts[2:]) for name in names]
 
 

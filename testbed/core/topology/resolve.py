@@ -105,7 +105,7 @@ def _check_names(content: TopologyText, mistakes: Mistakes) -> None:
             if made in taken:
                 kind = taken[made].split()[-1]
                 mistakes.note(
-                    (f"{kind}s", made), f"{taken[made]} has the name of a {what} of site '{name}'", "rename it"
+                    (f"{kind}s", made), f"{taken[made]} has the name of a {what} of site {shown(name)}", "rename it"
                 )
     if content.name is not None:
         try:
@@ -122,23 +122,25 @@ def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mist
         for site in link.between:
             if site not in content.sites:
                 mistakes.note(
-                    (*path, "between"), f"link '{name}': no site named {shown(site)}", nearest(site, content.sites)
+                    (*path, "between"), f"link {shown(name)}: no site named {shown(site)}", nearest(site, content.sites)
                 )
         if link.between[0] == link.between[1]:
             fix = "a link joins two sites; nodes of one site are joined by its fabric"
-            mistakes.note((*path, "between"), f"link '{name}' leads from {shown(link.between[0])} to itself", fix)
+            mistakes.note((*path, "between"), f"link {shown(name)} leads from {shown(link.between[0])} to itself", fix)
     elif whole and "between" not in bad:
-        mistakes.note(path, f"link '{name}' joins no sites", "add between: [SITE, SITE]")
+        mistakes.note(path, f"link {shown(name)} joins no sites", "add between: [SITE, SITE]")
     if link.km is not None and link.via is not None:
         fix = "keep km for a duct of its own, or via, whose lengths are summed"
-        mistakes.note((*path, "km"), f"link '{name}' has both km and via", fix)
+        mistakes.note((*path, "km"), f"link {shown(name)} has both km and via", fix)
     elif link.km is None and link.via is None and whole and not bad & {"km", "via"}:
-        mistakes.note(path, f"link '{name}' has no length", "add km: 40, or via: [DUCT, …]")
+        mistakes.note(path, f"link {shown(name)} has no length", "add km: 40, or via: [DUCT, …]")
     for duct in link.via or ():
         if duct not in content.ducts:
-            mistakes.note((*path, "via"), f"link '{name}': no duct named {shown(duct)}", nearest(duct, content.ducts))
+            mistakes.note(
+                (*path, "via"), f"link {shown(name)}: no duct named {shown(duct)}", nearest(duct, content.ducts)
+            )
     if link.via is not None and len(set(link.via)) < len(link.via):
-        mistakes.note((*path, "via"), f"link '{name}' passes through a duct twice", "name each duct once")
+        mistakes.note((*path, "via"), f"link {shown(name)} passes through a duct twice", "name each duct once")
     length_m = _length_m(link, content)
     if length_m is not None and "optics" not in bad:
         _check_reach(name, link, length_m, content, mistakes)
@@ -153,7 +155,8 @@ def _check_reach(name: str, link: LinkText, length_m: float, content: TopologyTe
     fix = f"use optics: {far[0].name}, which reaches {format_length(far[0].reach_m)}" if far else "make it shorter"
     mistakes.note(
         ("links", name, "optics" if link.optics else "via" if link.via else "km"),
-        f"link '{name}' is {format_length(length_m)} long and {chosen.name} reaches {format_length(chosen.reach_m)}",
+        f"link {shown(name)} is {format_length(length_m)} long and {chosen.name} reaches"
+        f" {format_length(chosen.reach_m)}",
         fix,
     )
 
@@ -162,7 +165,7 @@ def _check_rate(name: str, link: LinkText, content: TopologyText, mistakes: Mist
     rate_bps = _rate_bps(link, content)
     if rate_bps < LEAST_RATE_BPS:
         fix = f"choose a smaller scale: a link keeps at least {format_rate(LEAST_RATE_BPS)}"
-        scaled = f"link '{name}' runs at {rate_bps:.3g} b/s after scale {content.scale or DEFAULT_SCALE:g}"
+        scaled = f"link {shown(name)} runs at {rate_bps:.3g} b/s after scale {content.scale or DEFAULT_SCALE:g}"
         mistakes.note(("links", name, "rate" if link.rate else "optics"), scaled, fix)
 
 
@@ -197,16 +200,26 @@ def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
             neighbours[one].add(other)
             neighbours[other].add(one)
     first, *others = content.sites
-    reached, front = {first}, [first]
+    reached = _reachable(first, neighbours)
+    for site in others:
+        if not neighbours[site]:
+            message = f"site {shown(site)} has no link"
+            mistakes.note(("sites", site), message, "add a link between it and another site")
+        elif site not in reached:
+            beside = _reachable(site, neighbours)
+            reached |= beside
+            more = f" and the {len(beside) - 1} joined to it" if len(beside) > 1 else ""
+            message = f"no links lead from site {shown(first)} to site {shown(site)}{more}"
+            mistakes.note(("sites", site), message, "join them by a link")
+
+
+def _reachable(site: str, neighbours: Mapping[str, set[str]]) -> set[str]:
+    reached, front = {site}, [site]
     while front:
         new = neighbours[front.pop()] - reached
         reached |= new
         front.extend(new)
-    for site in others:
-        if not neighbours[site]:
-            mistakes.note(("sites", site), f"site '{site}' has no link", "add a link between it and another site")
-        elif site not in reached:
-            mistakes.note(("sites", site), f"no links lead from site '{first}' to site '{site}'", "join them by a link")
+    return reached
 
 
 def _name_of(label: str) -> str:

@@ -52,7 +52,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``did you mean north?``, else what there is; for the end of a finding."""
-    names = list(known)
+    names = [name for name in known if name.isprintable() and len(name) <= 64]  # some come from the file itself
     near = difflib.get_close_matches(name.lower(), [known.lower() for known in names], n=1, cutoff=0.6)
     if near:
         return f"did you mean {next(known for known in names if known.lower() == near[0])}?"
