@@ -167,8 +167,7 @@ def test_allowed_names_fit_an_interface(name: str) -> None:
 def test_the_largest_topology_loads_in_seconds() -> None:
     sites = "".join(f"  s{i}: {{nodes: 5}}\n" for i in range(200))
     # each site to the next, to the one after it, and so on: 200 links a turn
-    links = "".join(f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}
-" for i in range(1000))
+    links = "".join(f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n" for i in range(1000))
     assert len(load(f"sites:\n{sites}links:\n{links}").links) == 1000
 
 
