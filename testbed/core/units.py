@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from testbed.core.words import LONGEST_SHOWN, shown
+
 __all__ = [
     "Unreadable",
     "format_delay",
@@ -26,7 +28,6 @@ __all__ = [
     "parse_probability",
     "parse_rate_bps",
     "parse_size_bytes",
-    "shown",
 ]
 
 _LENGTH: Final = {"m": 1.0, "km": 1e3, "mi": 1609.344}
@@ -46,7 +47,6 @@ _SIZE: Final = {
 _PROBABILITY: Final = {"": 1.0, "%": 1e-2}
 
 _QUANTITY: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµμ%/]*)", re.ASCII)
-_LONGEST_TEXT = 64
 
 
 class Unreadable(ValueError):
@@ -57,27 +57,12 @@ class Unreadable(ValueError):
         super().__init__(f"{message}; {fix}" if fix else message)
 
 
-def shown(value: object) -> str:
-    """A user's value, short enough for a line of a terminal; text is quoted, control characters are escaped."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**20):
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    if isinstance(value, int):
-        return "a very large number"
-    text = value if isinstance(value, str) else repr(value).replace("'", "")
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: _LONGEST_TEXT + 1])
-    if len(text) > _LONGEST_TEXT:
-        text = text[: _LONGEST_TEXT - 1] + "…"
-    return f"'{text}'" if isinstance(value, str) else text
-
-
 def _quantity(value: object, units: Mapping[str, float], natural: str, fix: str) -> float:
     """``value`` in SI: finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise Unreadable("there is no value" if value is None else f"{shown(value)} is no quantity", fix)
     if isinstance(value, str):
-        match = _QUANTITY.fullmatch(value.strip()) if len(value) <= _LONGEST_TEXT else None
+        match = _QUANTITY.fullmatch(value.strip()) if len(value) <= LONGEST_SHOWN else None
         if match is None:
             raise Unreadable(f"{shown(value)} cannot be read", fix)
         number, unit = float(match[1]), match[2].replace("µ", "u").replace("μ", "u") or natural

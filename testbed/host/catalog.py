@@ -17,7 +17,7 @@ from testbed.core.experiment import schema as experiment_schema
 from testbed.core.experiment.schema import Experiment
 from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
-from testbed.core.units import shown
+from testbed.core.words import shown
 from testbed.errors import FileMistakes, UnknownName, UserError
 
 __all__ = [

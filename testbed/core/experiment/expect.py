@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability, shown
+from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability
+from testbed.core.words import shown
 
 __all__ = ["METRICS", "Expectation", "Metric", "judge", "parse"]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from testbed.core.experiment.schema import Experiment, ScheduledFault
 from testbed.core.topology.model import Topology
-from testbed.core.topology.schema import nearest
-from testbed.core.units import Unreadable, shown
+from testbed.core.units import Unreadable
+from testbed.core.words import nearest, shown
 from testbed.errors import FileMistakes, Finding
 
 __all__ = ["Planned", "plan", "resolve_target"]

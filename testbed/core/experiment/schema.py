@@ -25,8 +25,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from testbed.core import yamltext
 from testbed.core.experiment import expect
 from testbed.core.experiment.expect import Expectation
-from testbed.core.topology.schema import Mistakes, Written, check, nearest, whole
-from testbed.core.units import Unreadable, parse_duration_s, shown
+from testbed.core.topology.schema import Mistakes, Written, check, whole
+from testbed.core.units import Unreadable, parse_duration_s
+from testbed.core.words import nearest, shown
 from testbed.core.yamltext import Path
 from testbed.errors import FileMistakes, Finding
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from testbed.core.units import Unreadable, shown
+from testbed.core.units import Unreadable
+from testbed.core.words import shown
 
 __all__ = ["LONGEST", "check_name"]
 

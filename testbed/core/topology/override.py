@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from testbed.core.topology.schema import LinkDefaults, LinkText, SiteText, Written
-from testbed.core.units import shown
+from testbed.core.words import shown
 from testbed.core.yamltext import Document, Path, read_value
 from testbed.errors import FileMistakes, UnknownName, UserError
 

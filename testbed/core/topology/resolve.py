@@ -15,8 +15,9 @@ from testbed.core.physics import fiber, optics
 from testbed.core.topology import override
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import check_name
-from testbed.core.topology.schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, nearest, read
-from testbed.core.units import Unreadable, format_length, format_rate, shown
+from testbed.core.topology.schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
+from testbed.core.units import Unreadable, format_length, format_rate
+from testbed.core.words import nearest, shown
 from testbed.errors import FileMistakes, Finding
 
 __all__ = [
@@ -208,7 +209,7 @@ def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
         elif site not in reached:
             beside = _reachable(site, neighbours)
             reached |= beside
-            more = f" and the {len(beside) - 1} joined to it" if len(beside) > 1 else ""
+            more = f" and {len(beside) - 1} more joined to it" if len(beside) > 1 else ""
             message = f"no links lead from site {shown(first)} to site {shown(site)}{more}"
             mistakes.note(("sites", site), message, "join them by a link")
 

@@ -7,7 +7,6 @@ together, is for ``resolve.py`` to say.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar
@@ -24,8 +23,8 @@ from testbed.core.units import (
     parse_probability,
     parse_rate_bps,
     parse_size_bytes,
-    shown,
 )
+from testbed.core.words import nearest, shown
 from testbed.core.yamltext import MOST_FINDINGS, Document, Path
 from testbed.errors import FileMistakes, Finding
 
@@ -40,7 +39,6 @@ __all__ = [
     "TopologyText",
     "Written",
     "check",
-    "nearest",
     "read",
     "whole",
 ]
@@ -48,15 +46,6 @@ __all__ = [
 MOST_NODES_PER_SITE: Final = 256
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean north?``, else what there is; for the end of a finding."""
-    names = [name for name in known if name.isprintable() and len(name) <= 64]  # some come from the file itself
-    near = difflib.get_close_matches(name.lower(), [known.lower() for known in names], n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {next(known for known in names if known.lower() == near[0])}?"
-    return "there is " + ", ".join(names[:16]) + (", …" if len(names) > 16 else "") if names else "there is none"
 
 
 def whole(low: int, high: int) -> Callable[[object], int]:
