@@ -1,0 +1,46 @@
+# Two commands for newcomers: `make demo` and `make test`. All that they need is set up by tools/setup.sh.
+#
+#   PYTHON=python3.12            another Python than python3
+#   TESTBED_WHEELS=folder        where a torch wheel lies (else ../shared/wheels)
+#   PYTEST_FLAGS="-k cut -x"     more words for pytest
+
+SHELL := /bin/bash
+VENV := .venv
+
+.PHONY: help demo test check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min)"
+	@echo "make test    set up, then run all tests (those that make namespaces need root)"
+	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
+	@echo "make clean   remove what make made: $(VENV), the compiled helper, caches; runs/ stays"
+
+demo:
+	@tools/setup.sh demo
+	@tools/verdict.sh demo "the report is in the folder named above; next: sudo $(VENV)/bin/testbed up metro-40km" \
+	    $(VENV)/bin/testbed run metro-40km
+
+test:
+	@tools/setup.sh test
+	@tools/verdict.sh test "every test that could run here passed" \
+	    $(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+
+check:
+	@tools/setup.sh check
+	@tools/verdict.sh "check (ruff)" "" $(VENV)/bin/ruff check .
+	@tools/verdict.sh "check (format; mend it with: $(VENV)/bin/ruff format .)" "" $(VENV)/bin/ruff format --check .
+	@tools/verdict.sh "check (mypy)" "" $(VENV)/bin/mypy
+	@tools/verdict.sh "check (import-linter)" "" $(VENV)/bin/lint-imports --no-cache
+	@echo "make check: ruff, mypy --strict and import-linter are content"
+
+bench:
+	@tools/setup.sh bench
+	@tools/verdict.sh bench "the results are above and in docs/performance.md" $(VENV)/bin/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) testbed/fiberd/fiberd testbed/fiberd/build build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find agents benchmarks testbed tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "make clean: done; runs/ was left alone"

@@ -1,0 +1,190 @@
+#!/usr/bin/env bash
+# setup.sh demo|test|check|bench: everything that this target of the Makefile needs, in .venv; nothing when it is there.
+#
+# Outside of this folder only Debian packages for tests (as root, where apt-get is) and pip's cache are written.
+# What the machine lacks gets one line that names it and the command that installs it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly target=${1:?usage: tools/setup.sh demo|test|check|bench}
+readonly venv=.venv
+readonly stamp=$venv/.set-up            # line 1: fingerprint of what was installed from; line 2: its extras
+readonly log=$venv/set-up.log
+readonly python=${PYTHON:-python3}
+readonly torch_index=https://download.pytorch.org/whl/cpu
+readonly torch_requirement='torch>=2.4' # as in pyproject.toml's extra `agents`
+
+say() { echo "make $target: $*"; }
+warn() { echo "make $target: WARNING: $*" >&2; }
+die() {
+    echo "make $target: FAILED: $*" >&2
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# ---- what the machine must have
+
+# Effective capabilities: 12 is CAP_NET_ADMIN, 21 is CAP_SYS_ADMIN (linux/capability.h).
+may_make_networks() {
+    local effective
+    effective=$((16#$(sed -n 's/^CapEff:\t//p' /proc/self/status)))
+    (((effective >> 12) & 1)) && (((effective >> 21) & 1))
+}
+
+check_machine() {
+    [ "$(uname -s)" = Linux ] || die "this runs on Linux only (network namespaces); here is $(uname -s)"
+    local lacking=0
+    lack() {
+        echo "make $target: MISSING: $1; install it with: $2" >&2
+        lacking=1
+    }
+    if ! have "$python"; then
+        lack "python3 (3.11 or newer)" "apt-get install python3 python3-venv"
+    elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        lack "Python 3.11 or newer ($python is $("$python" -V 2>&1))" \
+            "apt-get install python3.11 python3.11-venv, then: make $target PYTHON=python3.11"
+    elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        lack "Python's venv module" "apt-get install python3-venv"
+    fi
+    if [ "$target" = demo ] || [ "$target" = bench ]; then
+        have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
+        may_make_networks || {
+            echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to make networks); run: sudo make $target" >&2
+            lacking=1
+        }
+    elif [ "$target" = test ]; then
+        have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
+        may_make_networks || warn "not root: tests that make network namespaces are skipped; for all of them: sudo make test"
+    fi
+    [ "$lacking" -eq 0 ] || die "the machine lacks what is named above; install it and run make $target again"
+    have cc || have gcc || have clang || have "${CC%% *}" ||
+        warn "no C compiler: fiberd is not built, fibers then need a kernel with netem; apt-get install gcc libc6-dev"
+}
+
+# ---- Debian packages for tests
+
+install_test_tools() {
+    local -a missing=()
+    have iperf3 || missing+=(iperf3)
+    have ping || missing+=(iputils-ping)
+    have chromium || have google-chrome || missing+=(chromium)
+    [ "${#missing[@]}" -gt 0 ] || return 0
+    if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
+        warn "tests that need ${missing[*]} are skipped; install with: sudo apt-get install ${missing[*]}"
+        return 0
+    fi
+    say "installing Debian packages: ${missing[*]}"
+    local -a apt=(apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
+    if ! { DEBIAN_FRONTEND=noninteractive "${apt[@]}" update &&
+        DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "${missing[@]}"; } \
+        >"$log.apt" 2>&1 </dev/null; then
+        tail -n 3 "$log.apt" >&2
+        warn "apt-get failed (its words: $log.apt): tests that need ${missing[*]} are skipped"
+    fi
+}
+
+# ---- the virtual environment
+
+# Same fingerprint: same Python, same place, same sources of what an install makes.
+fingerprint() {
+    {
+        pwd -P
+        "$python" -c 'import sys; print(sys.version, sys.base_prefix)'
+        cat pyproject.toml hatch_build.py testbed/fiberd/*.[ch]
+        have cc || have gcc || have clang && echo compiler
+    } | sha256sum | cut -d ' ' -f 1
+}
+
+pip() {
+    # Bounded, so that a network that swallows packets cannot hold us; output is kept and shown when something fails.
+    "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1 </dev/null
+}
+
+pip_or_die() {
+    local what=$1
+    shift
+    if ! pip "$@"; then
+        grep -E '^ *(ERROR|error)' "$log" | tail -n 5 >&2 || true
+        die "$what could not be installed; pip's words are in $log. Without a network: put wheels in a folder and set PIP_FIND_LINKS"
+    fi
+}
+
+torch_version() { "$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
+
+wheel_folder() {
+    local folder
+    for folder in "${TESTBED_WHEELS:-}" ../shared/wheels; do
+        if [ -n "$folder" ] && compgen -G "$folder/torch-*.whl" >/dev/null; then
+            (cd "$folder" && pwd -P)
+            return 0
+        fi
+    done
+    return 1
+}
+
+# torch alone, from the first source that answers; what torch itself needs comes with the project's install.
+install_torch() {
+    local folder
+    if torch_version >/dev/null; then
+        return 0
+    fi
+    [ -z "${TESTBED_WHEELS:-}" ] || compgen -G "$TESTBED_WHEELS/torch-*.whl" >/dev/null ||
+        warn "TESTBED_WHEELS=$TESTBED_WHEELS holds no torch wheel"
+    if folder=$(wheel_folder); then
+        if pip install --no-index --no-deps --find-links "$folder" "$torch_requirement"; then
+            say "torch $(torch_version) from the wheel folder $folder"
+            return 0
+        fi
+        warn "no torch wheel in $folder fits $("$venv/bin/python" -V)"
+    fi
+    if PIP_EXTRA_INDEX_URL='' pip install --timeout 10 --retries 0 --no-deps --index-url "$torch_index" "$torch_requirement"; then
+        say "torch $(torch_version) from PyTorch's CPU index, $torch_index"
+        return 0
+    fi
+    say "torch from the normal package index: neither a wheel folder nor $torch_index answered." \
+        "This build brings 4.7 GB of CUDA that is not used; a CPU wheel in TESTBED_WHEELS avoids it"
+}
+
+install_project() {
+    local extras=$1 began=$SECONDS
+    if [ ! -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" != "$(pwd -P)/$venv" ]; then
+        say "making $venv with $("$python" -V)"
+        "$python" -m venv --clear "$venv" || die "python's venv module failed; try: apt-get install python3-venv"
+    fi
+    : >"$log"
+    install_torch
+    say "installing the project and what it needs (extras: $extras)"
+    pip_or_die "the project" install --editable ".[$extras]"
+    if [ ! -x testbed/fiberd/fiberd ]; then
+        warn "fiberd was not compiled; .venv/bin/testbed doctor says why"
+    fi
+    printf '%s\n%s\n' "$(fingerprint)" "$extras" >"$stamp"
+    say "set up in $((SECONDS - began)) s"
+}
+
+# Under sudo what we made belongs to the caller.
+give_back() {
+    if [ "$(id -u)" -eq 0 ] && [ -n "${SUDO_UID:-}" ]; then
+        chown -hR "$SUDO_UID:${SUDO_GID:-$SUDO_UID}" "$venv" testbed/fiberd
+    fi
+}
+
+main() {
+    check_machine
+    local extras=agents installed=''
+    [ "$target" = demo ] || extras=agents,test
+    if [ -f "$stamp" ]; then
+        [ "$(sed -n 1p "$stamp")" != "$(fingerprint)" ] || installed=$(sed -n 2p "$stamp")
+        # What was set up for tests stays so when the sources change and a demo is next.
+        [ "$(sed -n 2p "$stamp")" != agents,test ] || extras=agents,test
+    fi
+    if [ "$installed" = "$extras" ] && { [ -x testbed/fiberd/fiberd ] || ! { have cc || have gcc || have clang; }; }; then
+        say "$venv is ready"
+    else
+        install_project "$extras"
+        give_back
+    fi
+    [ "$target" != test ] || install_test_tools
+}
+
+main
