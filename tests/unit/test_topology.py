@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,10 @@ def test_shipped_topologies_load_and_say_what_they_are(file: Path) -> None:
     topology = load_text(text.encode(), str(file))
     assert topology.name == file.stem
     assert text.startswith(f"# {file.stem}: ")
-    assert topology_from_dict(json.loads(json.dumps(topology_to_dict(topology)))) == topology
+    plain = topology_to_dict(topology)
+    assert json.loads(json.dumps(plain)) == plain, "lists, no tuples"
+    assert topology_from_dict(plain) == topology
+    assert topology_from_dict(plain).origins == topology.origins
 
 
 def test_every_field_of_a_link() -> None:
@@ -169,6 +173,30 @@ def test_the_largest_topology_loads_in_seconds() -> None:
     # each site to the next, to the one after it, and so on: 200 links a turn
     links = "".join(f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n" for i in range(1000))
     assert len(load(f"sites:\n{sites}links:\n{links}").links) == 1000
+
+
+def many(entry: str, count: int) -> str:
+    """``entry`` with its ``#`` counted, between commas."""
+    return ", ".join(entry.replace("#", str(index)) for index in range(count))
+
+
+LONG = "s" * 900
+HOSTILE = {
+    "sites": f"sites: {{{many('s#: ', 12_000)}}}\nlinks: {{{many('l#: {between: [x#, y#]}', 6_000)}}}\n",
+    "keys": f"{{{many('sitse#: ', 24_000)}}}",
+    "keys of a link": f"sites: {{a: }}\nlinks: {{ab: {{{many('kn#: 1', 12_000)}}}}}\n",
+    "ducts": f"sites: {{a: }}\nducts: {{{many('d#: 1', 12_000)}}}\nlinks: {{ab: {{via: [{many('e#', 12_000)}]}}}}\n",
+    "long names": f"sites: {{{many(LONG + '#: ', 200)}}}\nlinks: {{{many(f'l#: {{between: [{LONG}, b]}}', 500)}}}\n",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_content_is_refused_in_seconds(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(FileMistakes) as caught:
+        load(text)
+    assert time.process_time() - began < 10
+    assert len(caught.value.findings) <= 100
 
 
 KEYS = st.sampled_from(

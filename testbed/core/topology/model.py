@@ -114,6 +114,7 @@ Part = TypeVar("Part", "Site", "Link", "Duct")
 def topology_to_dict(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain JSON data, with nothing left out: the content of ``topology.json``."""
     plain = dataclasses.asdict(topology)
+    plain["links"] = [{**link, "between": list(link["between"]), "via": list(link["via"])} for link in plain["links"]]
     return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
 

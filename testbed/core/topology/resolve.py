@@ -23,6 +23,7 @@ from testbed.errors import FileMistakes, Finding
 __all__ = [
     "DEFAULT_BUFFER",
     "DEFAULT_SCALE",
+    "MOST_DUCTS",
     "MOST_LINKS",
     "MOST_NODES",
     "MOST_SITES",
@@ -33,7 +34,9 @@ __all__ = [
 
 MOST_SITES: Final = 200
 MOST_LINKS: Final = 1000
+MOST_DUCTS: Final = 2000
 MOST_NODES: Final = 1000  # a Linux bridge has 1023 ports (BR_MAX_PORTS), and all nodes share the management bridge
+_MOST: Final = {"sites": MOST_SITES, "links": MOST_LINKS, "ducts": MOST_DUCTS}
 LEAST_RATE_BPS: Final = 10e3  # one packet of 1500 B then takes more than a second: nothing can be measured any more
 
 DEFAULT_SCALE: Final = 1000.0
@@ -74,10 +77,16 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
 def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
     if not content.sites and not {(), ("sites",)} & mistakes.bad:
         mistakes.note(("sites",), "there are no sites", _EXAMPLE)
-    if len(content.sites) > MOST_SITES:
-        mistakes.note(("sites",), f"{len(content.sites)} sites", f"a topology has at most {MOST_SITES}")
-    if len(content.links) > MOST_LINKS:
-        mistakes.note(("links",), f"{len(content.links)} links", f"a topology has at most {MOST_LINKS}")
+    sections = {
+        "sites": (content.sites, MOST_SITES),
+        "links": (content.links, MOST_LINKS),
+        "ducts": (content.ducts, MOST_DUCTS),
+    }
+    large = {kind: most for kind, (section, most) in sections.items() if len(section) > most}
+    for kind, most in large.items():
+        mistakes.note((kind,), f"{len(sections[kind][0])} {kind}", f"a topology has at most {most}")
+    if large:
+        mistakes.raise_if_any()  # looking up the nearest of so many names could take minutes
     nodes = sum(_nodes(site, content) for site in content.sites.values())
     if nodes > MOST_NODES:
         mistakes.note(("sites",), f"{nodes} nodes in all", f"a topology has at most {MOST_NODES}")

@@ -246,10 +246,12 @@ class Mistakes:
         file, line = self.written.place(path)
         self.findings.append(Finding(file, line, message, fix))
         self.bad.add(path)
+        if len(self.findings) >= MOST_FINDINGS:
+            self.raise_if_any()  # what follows helps nobody, and a hostile file could have tens of thousands
 
     def raise_if_any(self) -> None:
         if self.findings:
-            raise FileMistakes(sorted(set(self.findings))[:MOST_FINDINGS])
+            raise FileMistakes(self.findings)
 
 
 def check(model: type[Model], raw: object, path: Path, what: str, mistakes: Mistakes) -> Model:
