@@ -1,3 +1,62 @@
-"""Scale-across training testbed: real collectives over emulated fiber that is measured before it is believed."""
+"""Scale-across training testbed: real collectives over emulated fiber that is measured before it is believed.
+
+::
+
+    import testbed
+
+    with testbed.up("metro-40km") as lab:
+        job = lab.train(steps=200)
+        job.wait_for(step=80)
+        with lab.cut("north"):
+            job.wait_for(step=100)
+        job.wait()
+        print(lab.report().goodput)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.lab.api import (
+        Fault,
+        Job,
+        Lab,
+        Topology,
+        attach,
+        down,
+        labs,
+        load,
+        plan,
+        report,
+        run,
+        runs,
+        up,
+    )
 
 __version__ = "0.1.0"
+__all__ = [
+    "Fault",
+    "Job",
+    "Lab",
+    "Topology",
+    "__version__",
+    "attach",
+    "down",
+    "labs",
+    "load",
+    "plan",
+    "report",
+    "run",
+    "runs",
+    "up",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The library is imported when it is first used: the keeper and `testbed --help` need little of it."""
+    if name in __all__:
+        from testbed.lab import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'testbed' has no attribute '{name}'")

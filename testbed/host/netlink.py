@@ -58,7 +58,9 @@ class Namespace:
     def __enter__(self) -> Namespace:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -158,7 +160,9 @@ class Namespace:
         """
         if self._raw is None:
             with namespace.entered(self.path):
-                self._raw = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+                self._raw = socket.socket(
+                    socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+                )
             self._raw.settimeout(5.0)
             self._raw.bind((0, 0))
         with translated("change carriers in " + self.path.name):

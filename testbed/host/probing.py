@@ -130,7 +130,9 @@ class Probe:
 
 
 def _socket(address: str) -> socket.socket:
-    found = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    found = socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    )
     found.bind((address, 0))
     return found
 

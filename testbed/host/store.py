@@ -26,7 +26,7 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.render import html
 from testbed.errors import StorageError, UnknownName
 
-__all__ = ["NEEDED_BYTES", "RunDirectory", "check_writable", "list_runs", "save_report", "write_report"]
+__all__ = ["NEEDED_BYTES", "RunDirectory", "build_report", "check_writable", "list_runs", "save_report", "write_report"]
 
 NEEDED_BYTES = 50_000_000
 """Room that a run asks for before its lab is built: records and metrics of an hour, logs, and the report."""
@@ -70,7 +70,7 @@ def _write_whole(path: Path, content: str) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     beside = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -243,7 +243,7 @@ def _read_json(path: Path) -> tuple[object, bool]:
 
 
 def _read_lines(path: Path) -> tuple[list[object], int]:
-    """(decoded lines, lines that are no JSON). A last line without its end was torn by a crash and counts as neither."""
+    """(decoded lines, lines that are no JSON). A last line that a crash tore counts as neither."""
     decoded: list[object] = []
     bad = 0
     with path.open("rb") as stream:
@@ -266,13 +266,18 @@ def list_runs(root: Path) -> list[RunDirectory]:
     return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
 
 
+def build_report(run: RunDirectory) -> Report:
+    """What the run directory says by now, nothing written. Raises StorageError."""
+    return build(run.read())
+
+
 def write_report(run: RunDirectory) -> Report:
     """Build the report from the run directory alone and write report.json, index.html and report.md into it.
 
     Raises:
         StorageError: the run cannot be read, or the report cannot be written.
     """
-    report = build(run.read())
+    report = build_report(run)
     save_report(report, run.path)
     run.give_to_caller()
     return report
@@ -282,6 +287,19 @@ def save_report(report: Report, folder: Path) -> None:
     """Write report.json, index.html and report.md into ``folder``, which is made if it is not there."""
     with _translated(folder):
         _make_folder(folder)
-        _write_whole(folder / "report.json", json.dumps(to_json(report), indent=1, ensure_ascii=False) + "\n")
+        _write_whole(
+            folder / "report.json", json.dumps(to_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        )
         _write_whole(folder / "report.md", markdown(report))
         _write_whole(folder / "index.html", html(report))
+
+
+def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:
+    """((start in unix seconds, topology's name), verdict) of a run, from its small files only."""
+    info, _ = _read_json(run.path / "run.json")
+    topology, _ = _read_json(run.path / "topology.json")
+    report, found = _read_json(run.path / "report.json")
+    started = info.get("started_unix_s", 0.0) if isinstance(info, dict) else 0.0
+    name = topology.get("name", "?") if isinstance(topology, dict) else "?"
+    verdict = report.get("verdict", "unknown") if isinstance(report, dict) else "unknown" if found else "no report"
+    return (float(started), str(name)), str(verdict)

@@ -79,7 +79,14 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False) -> Ce
             link.length_m / 1000,
             tuple(
                 certificates.build_direction(
-                    direction, link.delay_s, delays[direction], bare, count, link.rate_bps, rates.get(direction), link.loss
+                    direction,
+                    link.delay_s,
+                    delays[direction],
+                    bare,
+                    count,
+                    link.rate_bps,
+                    rates.get(direction),
+                    link.loss,
                 )
                 for direction in link.directions
             ),
@@ -171,7 +178,11 @@ def _around(lab: LabFolder, topology: Topology, net: Addressing) -> tuple[bool, 
         finally:
             probe.close()
         over_fiber = ProbePath(
-            f"{here} to {there}", _handle(lab, here), str(net.node(here)[0]), _handle(lab, there), str(net.node(there)[0])
+            f"{here} to {there}",
+            _handle(lab, here),
+            str(net.node(here)[0]),
+            _handle(lab, there),
+            str(net.node(there)[0]),
         )
         before = _packets(lab)
         probe = Probe(over_fiber)
@@ -204,5 +215,3 @@ def _host(lab: LabFolder, topology: Topology, scheduling: str) -> dict[str, obje
         "scheduling": scheduling,
         "cpus": psutil.cpu_count() or 1,
     }
-
-

@@ -27,13 +27,17 @@ class Connection:
             self._socket.connect(str(lab.socket))
         except OSError as error:
             self._socket.close()
-            raise LabError(f"the keeper of lab {lab.name} does not answer; take it down with: testbed down {lab.name}") from error
+            raise LabError(
+                f"the keeper of lab {lab.name} does not answer; take it down with: testbed down {lab.name}"
+            ) from error
         self._stream = self._socket.makefile("rwb")
 
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:

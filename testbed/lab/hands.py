@@ -118,7 +118,9 @@ class AgentsHand:
         with self._changed:
             while late := [n for n in ranks if self.states[n]["state"] == "starting"]:
                 if self._warm is None or self._warm.exited.is_set():
-                    raise LabError(f"the training agents ended while they were starting; their last words: {self._words()}")
+                    raise LabError(
+                        f"the training agents ended while they were starting; their last words: {self._words()}"
+                    )
                 if not self._changed.wait(min(1.0, until - time.monotonic())) and time.monotonic() >= until:
                     raise LabError(f"ranks {late} did not answer within {AGENTS_BOUND_S:g} s: {self._words()}")
             failed = [n for n in ranks if self.states[n]["state"] != "waiting"]
@@ -156,7 +158,10 @@ class AgentsHand:
             elif event["event"] == "ready":
                 state |= {"state": "waiting", "pid": event["pid"]}
             elif event["event"] == "finished":
-                state |= {"state": "finished" if event["status"] == "ok" else event["status"], "reason": event["reason"]}
+                state |= {
+                    "state": "finished" if event["status"] == "ok" else event["status"],
+                    "reason": event["reason"],
+                }
             elif event["event"] == "died" and event.get("pid") in (state["pid"], None):
                 how = f"signal {event['signal']}" if event.get("signal") else f"status {event.get('code')}"
                 state |= {"state": "gone", "reason": f"the process of rank {event['rank']} ended by {how}"}

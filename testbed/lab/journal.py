@@ -85,7 +85,9 @@ class Journal:
     def _replay(self, record: Mapping[str, Any], number: int) -> None:
         if "journal" in record:
             if record["journal"] != VERSION:
-                raise LabError(f"{self.path} was written by another version of the testbed; take the lab down with that one")
+                raise LabError(
+                    f"{self.path} was written by another version of the testbed; take the lab down with that one"
+                )
             self.lab, self.boot = record["lab"], record["boot"]
             self.keeper = (record["keeper"][0], record["keeper"][1])
         elif "intend" in record:

@@ -117,7 +117,9 @@ class Keeper:
         if self.journal.state == "down":
             self._ended.set()
 
-    def _answer(self, request: dict[str, Any], connection: socket.socket, notice: Callable[[str], None]) -> dict[str, Any]:
+    def _answer(
+        self, request: dict[str, Any], connection: socket.socket, notice: Callable[[str], None]
+    ) -> dict[str, Any]:
         verb = request.pop("call", "")
         method = getattr(self, "do_" + verb, None)
         try:
@@ -237,7 +239,13 @@ class Keeper:
 
     def do_ranks(self) -> list[dict[str, Any]]:
         return [
-            {"rank": rank.rank, "node": rank.node, "site": rank.site, "metrics": [rank.metrics, rank.port], **self._agents.states[number]}
+            {
+                "rank": rank.rank,
+                "node": rank.node,
+                "site": rank.site,
+                "metrics": [rank.metrics, rank.port],
+                **self._agents.states[number],
+            }
             for number, rank in sorted(self._agents.ranks.items())
         ]
 
@@ -278,7 +286,11 @@ class Keeper:
             self.engine.undo(fault)
             record["ended_t"] = time.monotonic()
             self.journal.note("fault-ended", id=fault, t=record["ended_t"])
-            self._event("fault-ended", t=record["ended_t"], **self._of_fault(record | {"command_t": command, "ack_t": record["ended_t"]}))
+            self._event(
+                "fault-ended",
+                t=record["ended_t"],
+                **self._of_fault(record | {"command_t": command, "ack_t": record["ended_t"]}),
+            )
             return record
 
         return self._do(work)
@@ -392,7 +404,6 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: keeper.terminate())
     keeper.serve()
     return 0
-
 
 
 if __name__ == "__main__":

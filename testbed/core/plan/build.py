@@ -6,9 +6,9 @@ in the fibers (plant ends up), then the agents. Undoing runs backwards.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
-import networkx
 from netaddr import IPAddress, IPNetwork
 
 from testbed.core.physics.impairment import Direction, Impairment
@@ -33,6 +33,7 @@ from testbed.core.plan.step import (
     Namespace,
     Plan,
     Rank,
+    Redirect,
     Route,
     Shape,
     Step,
@@ -202,12 +203,12 @@ def _routes(topology: Topology, net: Addressing) -> Iterator[Step]:
             yield Route(site.gateway, str(prefix), (), LAST_RESORT_METRIC)
         for remote in topology.sites:
             if remote.name != site.name:
-                yield from _routes_between(topology, net, site, remote, _next_links(topology, distance, site.name, remote.name))
+                yield from _routes_between(
+                    topology, net, site, remote, _next_links(topology, distance, site.name, remote.name)
+                )
 
 
-def _routes_between(
-    topology: Topology, net: Addressing, site: Site, remote: Site, ways: list[Link]
-) -> Iterator[Step]:
+def _routes_between(topology: Topology, net: Addressing, site: Site, remote: Site, ways: list[Link]) -> Iterator[Step]:
     destinations = net.site_networks(remote.name)
 
     def hop(link: Link, family: int) -> tuple[str, str]:
@@ -242,14 +243,23 @@ def _next_links(topology: Topology, distance: _Distances, site: str, remote: str
 
 
 def _shortest(topology: Topology) -> _Distances:
-    """Shortest fiber between all sites, in metres."""
-    graph = networkx.Graph()
-    graph.add_nodes_from(site.name for site in topology.sites)
-    for link in topology.links:
-        a, b = link.between
-        known = graph.get_edge_data(a, b, {"metres": float("inf")})["metres"]
-        graph.add_edge(a, b, metres=min(known, link.length_m))
-    return dict(networkx.all_pairs_dijkstra_path_length(graph, weight="metres"))
+    """Shortest fiber between all sites, in metres (Dijkstra from each)."""
+    return {site.name: _distances_from(topology, site.name) for site in topology.sites}
+
+
+def _distances_from(topology: Topology, origin: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    waiting = [(0.0, origin)]
+    while waiting:
+        metres, site = heapq.heappop(waiting)
+        if site in found:
+            continue
+        found[site] = metres
+        for link in topology.links:
+            if site in link.between:
+                neighbour = link.between[1 - link.between.index(site)]
+                heapq.heappush(waiting, (metres + link.length_m, neighbour))
+    return found
 
 
 def _addresses(

@@ -176,7 +176,9 @@ class Fibers(Step):
     seed: int = 0
 
     def __str__(self) -> str:
-        return f"fibers in {self.plant}: " + ", ".join(f"{it.name} {it.ingress} > {it.egress}" for it in self.directions)
+        return f"fibers in {self.plant}: " + ", ".join(
+            f"{it.name} {it.ingress} > {it.egress}" for it in self.directions
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,152 @@
+"""The testbed as a library; ``import testbed`` gives these. The command line is a thin layer over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.core.plan import build
+from testbed.core.plan.step import Plan
+from testbed.core.report.document import Report
+from testbed.core.topology.model import Topology
+from testbed.errors import UnknownName, UserError
+from testbed.host import catalog, store
+from testbed.host.store import RunDirectory
+from testbed.lab import deploy, recovery, state, status
+from testbed.lab.deploy import Progress
+from testbed.lab.job import Job, Workload
+from testbed.lab.lab import Fault, Lab, runs_root
+from testbed.lab.observe import LiveState
+from testbed.lab.run import RunOutcome, run
+from testbed.lab.status import LabStatus, LabSummary, LinkStatus, RankStatus
+
+__all__ = [
+    "Fault",
+    "Job",
+    "Lab",
+    "LabStatus",
+    "LabSummary",
+    "LinkStatus",
+    "LiveState",
+    "Progress",
+    "RankStatus",
+    "RunOutcome",
+    "RunSummary",
+    "Topology",
+    "Workload",
+    "attach",
+    "down",
+    "down_all",
+    "labs",
+    "load",
+    "plan",
+    "report",
+    "run",
+    "runs",
+    "up",
+]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line about a run; ``verdict`` is pass, fail, unknown, or running when it has no report."""
+
+    name: str
+    path: Path
+    started_unix_s: float
+    topology: str
+    verdict: str
+
+
+def load(topology: str, set: Mapping[str, object] | None = None) -> Topology:
+    """The topology in a file, or shipped under a name, with ``set`` laid over it (``{"links.north.km": 80}``).
+
+    Raises FileMistakes with all mistakes at once, UnknownName with the nearest names.
+    """
+    return catalog.load_topology(topology, set)
+
+
+def plan(topology: Topology, agents: bool = True) -> Plan:
+    """What :func:`up` would do, as values; ``str(step)`` is one line."""
+    return build.build(topology, agents=agents)
+
+
+def up(
+    topology: Topology | str,
+    *,
+    name: str | None = None,
+    agents: bool = True,
+    driver: str = "auto",
+    emulator: str = "auto",
+    keep: bool = False,
+    allow_uncertified: bool = False,
+    progress: Progress | None = None,
+) -> Lab:
+    """Build a lab, measure its fibers, deploy its agents. See :func:`testbed.lab.deploy.up`."""
+    found = load(topology) if isinstance(topology, str) else topology
+    return deploy.up(
+        found,
+        name=name,
+        agents=agents,
+        driver=driver,
+        emulator=emulator,
+        keep=keep,
+        allow_uncertified=allow_uncertified,
+        progress=progress,
+    )
+
+
+def attach(name: str | None = None) -> Lab:
+    """A lab that is up: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
+    wanted = name or os.environ.get("TESTBED_LAB")
+    known = [folder.name for folder in state.folders()]
+    if wanted is None:
+        if not known:
+            raise UserError("no lab is up; bring one up with: testbed up metro-40km")
+        if len(known) > 1:
+            raise UserError("several labs are up: " + ", ".join(known) + "; name one with -l or $TESTBED_LAB")
+        wanted = known[0]
+    if wanted not in known:
+        raise UnknownName("lab", wanted, known)
+    return Lab(state.folder(wanted))
+
+
+def labs() -> tuple[LabSummary, ...]:
+    """All labs that are up or were left behind."""
+    return tuple(status.summary(folder) for folder in state.folders())
+
+
+def down(name: str) -> bool:
+    """Remove everything that carries the lab's mark, whatever is left of it; False if there was nothing."""
+    if not deploy.NAME.fullmatch(name):
+        raise UserError(f"'{name}' cannot be the name of a lab")
+    return recovery.down(state.folder(name))
+
+
+def down_all() -> tuple[str, ...]:
+    """Remove all labs; their names."""
+    return tuple(folder.name for folder in state.folders() if recovery.down(folder))
+
+
+def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
+    """All runs, the latest first."""
+    return tuple(_summary(run_directory) for run_directory in store.list_runs((root or runs_root()).absolute()))
+
+
+def report(run: Path | None = None) -> tuple[Report, Path]:
+    """Rebuild a report (default: the latest run's) from its run directory alone; the path of its page."""
+    if run is None:
+        known = store.list_runs(runs_root())
+        if not known:
+            raise UserError(f"no run in {runs_root()} yet; make one with: testbed run metro-40km")
+        chosen = known[0]
+    else:
+        chosen = RunDirectory.open(run if run.exists() else runs_root() / run)
+    return store.write_report(chosen), chosen.path / "index.html"
+
+
+def _summary(run_directory: RunDirectory) -> RunSummary:
+    info, verdict = store.read_summary(run_directory)
+    return RunSummary(run_directory.name, run_directory.path, info[0], info[1], verdict)

@@ -1,0 +1,204 @@
+"""Bringing a lab up: plan, build, deploy agents, certify. A bring-up that fails undoes itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.plan import build
+from testbed.core.plan import step as steps
+from testbed.core.plan.addressing import PLANT, namespace_name
+from testbed.core.topology.model import Topology, topology_to_dict
+from testbed.errors import FidelityError, LabError, NameTaken, NotAllowed, StorageError, UserError
+from testbed.host import agents as agent_host
+from testbed.host import fiberd, namespace, runner
+from testbed.lab import client, recovery, state
+from testbed.lab.lab import Lab
+from testbed.lab.observe import LiveState
+from testbed.lab.state import LabFolder
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+KEEPER_READY_S = 20.0
+NEEDED_BYTES = 20_000_000
+CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
+
+
+class Progress(Protocol):
+    """Who wants to hear how it goes; every method may do nothing."""
+
+    def phase(self, name: str, detail: str = "") -> None: ...
+
+    def certificate(self, certificate: Certificate) -> None: ...
+
+    def tick(self, state: LiveState) -> None: ...
+
+    def event(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """Hears nothing."""
+
+    def phase(self, name: str, detail: str = "") -> None:
+        return None
+
+    def certificate(self, certificate: Certificate) -> None:
+        return None
+
+    def tick(self, state: LiveState) -> None:
+        return None
+
+    def event(self, text: str) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        return None
+
+
+def up(
+    topology: Topology,
+    *,
+    name: str | None = None,
+    agents: bool = True,
+    driver: str = "auto",
+    emulator: str = "auto",
+    keep: bool = False,
+    allow_uncertified: bool = False,
+    progress: Progress | None = None,
+) -> Lab:
+    """Build a lab and measure its fibers; returns it, or undoes everything and raises.
+
+    ``keep`` leaves a lab that failed as it is, to be looked at. Raises FidelityError when a fiber is outside tolerance
+    (unless ``allow_uncertified``), NameTaken, NotAllowed, MissingTool, StorageError, HostError.
+    """
+    progress = progress or Silent()
+    lab_name = name or topology.name
+    _check(lab_name, driver, emulator, topology)
+    progress.phase("plan", f"lab {lab_name}, driver netns (the only one yet), emulator fiberd (the only one yet)")
+    if agents and (why := agent_host.missing()):
+        progress.note(f"no training agents: {why}")
+        agents = False
+    plan = build.build(topology, agents=agents)
+    folder = _make_folder(lab_name)
+    try:
+        _start_keeper(folder, agents)
+        with client.Connection(folder, patience_s=300.0) as builder:
+            try:
+                _write(folder.topology, topology_to_dict(topology))
+                _build(builder, plan, progress)
+                lab = Lab(folder)
+                progress.phase("certify", f"{len(topology.links)} links, both ways")
+                certificate = lab.certify()
+                progress.certificate(certificate)
+                if not certificate.certified and not allow_uncertified:
+                    raise FidelityError("the lab is outside tolerance: " + "; ".join(certificate.why))
+            except BaseException:
+                if keep:
+                    builder.call("open", state="kept")
+                raise
+            builder.call("open")
+    except BaseException:
+        if not keep:
+            recovery.down(folder)
+        raise
+    return lab
+
+
+def _check(name: str, driver: str, emulator: str, topology: Topology) -> None:
+    """Everything that can be known before anything is touched."""
+    if not sys.platform.startswith("linux"):
+        raise NotAllowed("the testbed makes Linux namespaces: it runs on Linux only")
+    if not NAME.fullmatch(name):
+        raise UserError(f"'{name}' cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
+    if driver not in ("auto", "netns"):
+        raise UserError(f"no driver '{driver}'; there is netns (and auto, which takes it)")
+    if emulator not in ("auto", "fiberd"):
+        raise UserError(f"no emulator '{emulator}'; there is fiberd (and auto, which takes it)")
+    if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
+        raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
+    if topology.links:
+        fiberd.find_binary()
+    for node in (PLANT, *topology.node_names):
+        taken = namespace.netns_path(namespace_name(name, node))
+        if taken.exists() and not state.folder(name).path.exists():
+            raise NameTaken(
+                f"the network namespace {taken.name} exists already; remove it with: ip netns del {taken.name}"
+            )
+
+
+def _may(capability: int) -> bool:
+    """Whether our effective capabilities hold this one (capabilities(7), proc(5))."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> capability & 1)
+    return os.geteuid() == 0
+
+
+def _make_folder(name: str) -> LabFolder:
+    folder = state.folder(name)
+    try:
+        folder.path.parent.mkdir(parents=True, exist_ok=True)
+        free = os.statvfs(folder.path.parent)
+        if free.f_bavail * free.f_frsize < NEEDED_BYTES:
+            raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB are free")
+        folder.path.mkdir(mode=0o700)
+    except FileExistsError as error:
+        state_now = "is up already" if client.answers(folder) else "was left behind"
+        raise NameTaken(
+            f"a lab named {name} {state_now}; take it down with: testbed down {name}, or choose --name"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"cannot make {folder.path}: {error.strerror}") from error
+    return folder
+
+
+def _start_keeper(folder: LabFolder, agents: bool) -> None:
+    arguments = [sys.executable, "-m", "testbed.lab.keeper", str(folder.path)] + (["--agents"] if agents else [])
+    child = runner.start_resident(arguments, folder.keeper_log)
+    word = runner.first_line(child, KEEPER_READY_S)
+    if word != "ready":
+        with contextlib.suppress(OSError):
+            last = folder.keeper_log.read_text(errors="replace").strip().splitlines()[-1:]
+            word = word or (last[0] if last else "")
+        raise LabError(f"the keeper did not start: {word or 'it said nothing'}")
+
+
+def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> None:
+    phases = _phases(plan)
+    current = ""
+
+    def notice(kind: str) -> None:
+        nonlocal current
+        phase = "agents" if kind == "Agents" else "fibers" if kind == "Fibers" else "namespaces"
+        if phase != current:
+            current = phase
+            progress.phase(phase, phases[phase])
+
+    builder.call("build", notice=notice, plan=[steps.to_dict(it) for it in plan])
+
+
+def _phases(plan: steps.Plan) -> dict[str, str]:
+    def count(kind: type[steps.Step]) -> int:
+        return sum(isinstance(it, kind) for it in plan)
+
+    directions = next((len(it.directions) for it in plan if isinstance(it, steps.Fibers)), 0)
+    ranks = next((len(it.ranks) for it in plan if isinstance(it, steps.Agents)), 0)
+    return {
+        "namespaces": f"{count(steps.Namespace)} namespaces, {count(steps.Veth)} cables, {count(steps.Route)} routes",
+        "fibers": f"{directions // 2} fibers",
+        "agents": f"{ranks} ranks",
+    }
+
+
+def _write(path: Path, content: object) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=1))
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,157 @@
+"""A training job on the agents of a lab: begun, followed by its step records, ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.core.plan import build
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
+from testbed.core.topology.model import Topology
+from testbed.errors import JobFailed, LabError
+from testbed.lab import client
+from testbed.lab.state import LabFolder
+
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained. Rates of a lab are scaled down, so the model is too: its bytes are what the fiber carries.
+
+    ``timeout_s`` is the process group's: a cut of all fibers that lasts longer (plus TCP's wait before it
+    tries again) ends the job.
+    """
+
+    steps: int
+    seed: int = 0
+    data: Path | None = None
+    timeout_s: float = 30.0
+    batch: int = 4
+    context: int = 64
+    layers: int = 4
+    heads: int = 4
+    width: int = 96
+    learning_rate: float = 1e-3
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "seed": self.seed,
+            "data": str(self.data) if self.data else None,
+            "timeout_s": self.timeout_s,
+            "batch": self.batch,
+            "context": self.context,
+            "model": {"layers": self.layers, "heads": self.heads, "width": self.width},
+            "learning_rate": self.learning_rate,
+        }
+
+
+@dataclass
+class _Tail:
+    """The step records of one rank, read as they grow."""
+
+    path: Path
+    offset: int = 0
+    step: int = 0
+    last: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self) -> None:
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return
+        whole, _, _ = data.rpartition(b"\n")
+        if not whole:
+            return
+        self.offset += len(whole) + 1
+        for line in whole.splitlines():
+            record = json.loads(line)
+            if record.get("kind") == "step":
+                self.step, self.last = record["step"], record
+
+
+class Job:
+    """A job that was begun. All waits are bounded."""
+
+    def __init__(self, lab: LabFolder, topology: Topology, workload: Workload, ranks_folder: Path, number: int) -> None:
+        self._lab = lab
+        self.workload = workload
+        self.id = f"j{number}"
+        ranks = build.ranks(topology)
+        self._tails = [_Tail(ranks_folder / f"rank-{rank.rank}.jsonl") for rank in ranks]
+        master = Addressing(topology).node(ranks[0].node)[0]
+        client.call(
+            lab,
+            "train",
+            message={
+                "job": self.id,
+                "world_size": len(ranks),
+                "master": [str(master), MASTER_PORT],
+                "interface": FABRIC_INTERFACE,
+                "directory": str(ranks_folder),
+                **workload.to_dict(),
+            },
+        )
+
+    @property
+    def step(self) -> int:
+        """The latest committed step: one that every rank has ended."""
+        for tail in self._tails:
+            tail.read()
+        return min(tail.step for tail in self._tails)
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """Rank 0's latest step record; empty before its first step."""
+        return self._tails[0].last
+
+    def failure(self) -> str:
+        """Why the job cannot end well; empty as long as it can."""
+        bad = [it for it in client.call(self._lab, "ranks") if it["state"] in ("failed", "gone", "stopped")]
+        if not bad:
+            return ""
+        # A rank that is gone is the cause, its peers' broken connections the effect.
+        worst = min(bad, key=lambda it: it["state"] != "gone")
+        return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
+
+    def over(self) -> bool:
+        """Whether no rank is training any more."""
+        return all(it["state"] != "training" for it in client.call(self._lab, "ranks"))
+
+    def wait_for(self, step: int, timeout: float = 60.0) -> None:
+        """Return when ``step`` is committed. Raises JobFailed, or LabError after ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        checked = 0.0
+        while self.step < step:
+            now = time.monotonic()
+            if now - checked > 0.5:
+                checked = now
+                if reason := self.failure():
+                    raise JobFailed(reason)
+                if self.over() and self.step < step:
+                    raise JobFailed(f"the job ended at step {self.step}, before step {step}")
+            if now > until:
+                raise LabError(f"step {step} was not reached within {timeout:g} s; the job is at step {self.step}")
+            time.sleep(POLL_S)
+
+    def wait(self, timeout: float = 600.0) -> None:
+        """Return when every rank has ended well. Raises JobFailed, or LabError after ``timeout`` seconds."""
+        self.wait_for(self.workload.steps, timeout)
+        until = time.monotonic() + 10.0
+        while not self.over():
+            if time.monotonic() > until:
+                raise LabError("the ranks did not end after their last step")
+            time.sleep(POLL_S)
+        if reason := self.failure():
+            raise JobFailed(reason)
+
+    def stop(self) -> None:
+        """End it after the step that it is in, or after 2 s."""
+        client.call(self._lab, "stop", job=self.id)

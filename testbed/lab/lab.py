@@ -1,0 +1,295 @@
+"""A lab that is up, as a Python object: every verb of the command line is a method here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.faults.fault import compile_fault
+from testbed.core.plan import step as steps
+from testbed.core.plan.addressing import MANAGEMENT, PLANT
+from testbed.core.report.document import Report
+from testbed.core.topology.model import Topology, topology_from_dict
+from testbed.errors import LabError, StorageError, UnknownName, UserError
+from testbed.host import runner, store
+from testbed.host.store import RunDirectory
+from testbed.lab import certify as certification
+from testbed.lab import client, launch, recovery, status
+from testbed.lab.job import Job, Workload
+from testbed.lab.observe import Observer
+from testbed.lab.state import LabFolder
+
+
+def runs_root() -> Path:
+    """``$TESTBED_RUNS``, else ./runs. Absolute, because agents live elsewhere."""
+    return Path(os.environ.get("TESTBED_RUNS") or "runs").absolute()
+
+
+@dataclass
+class Fault:
+    """One fault of one lab; as a context manager it is healed on exit, always.
+
+    ``began`` and ``ended`` are seconds of CLOCK_MONOTONIC; ``ended`` is None while it stands.
+    """
+
+    id: str
+    type: str
+    target: str
+    links: tuple[str, ...]
+    began: float
+    began_unix_s: float
+    ended: float | None = None
+    _lab: Lab | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], lab: Lab) -> Fault:
+        return cls(
+            record["id"],
+            record["type"],
+            record["target"],
+            tuple(record["links"]),
+            record["ack_t"],
+            record["began_unix_s"],
+            record["ended_t"],
+            lab,
+        )
+
+    def heal(self) -> None:
+        """End it; nothing happens if it has ended already."""
+        if self._lab is None:
+            return
+        self._lab.heal(self.id)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Learn whether it has ended by itself."""
+        if self._lab is not None:
+            mine = [it for it in self._lab.faults() if it.id == self.id]
+            self.ended = mine[0].ended if mine else self.ended
+
+    def __enter__(self) -> Fault:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.heal()
+
+
+class Lab:
+    """See the module. As a context manager it is taken down on exit, whatever happened inside."""
+
+    def __init__(self, folder: LabFolder) -> None:
+        self._folder = folder
+        self.name = folder.name
+        self.topology = _read_topology(folder)
+        self.certificate: Certificate | None = _read_certificate(folder)
+        self.run_directory: RunDirectory | None = None
+        self.observer: Observer | None = None
+        self._jobs = 0
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    # ---- faults
+
+    def inject(
+        self, fault: str, target: str, *, for_s: float | None = None, wait: bool = False, **parameters: str
+    ) -> Fault:
+        """Apply a fault; the keeper ends it after ``for_s`` seconds even if we are gone. ``wait`` returns after that.
+
+        Raises UserError or UnknownName before anything is touched.
+        """
+        if for_s is not None and not 0 < for_s < float("inf"):
+            raise UserError(f"a fault lasts longer than 0 s, not {for_s:g} s")
+        compiled = compile_fault(self.topology, fault, target, parameters)
+        record = client.call(
+            self._folder,
+            "inject",
+            fault={
+                "type": fault,
+                "target": target,
+                "links": list(compiled.links),
+                "for_s": for_s,
+                "parameters": parameters,
+            },
+            plan=[steps.to_dict(it) for it in compiled.steps],
+        )
+        mine = Fault.of(record, self)
+        if wait and for_s is not None:
+            until = time.monotonic() + for_s + 5.0
+            while mine.ended is None and time.monotonic() < until:
+                time.sleep(min(0.05, for_s))
+                mine.refresh()
+        return mine
+
+    def cut(self, target: str, *, for_s: float | None = None) -> Fault:
+        """Cut a link, or every link in a duct."""
+        return self.inject("cut", target, for_s=for_s)
+
+    def heal(self, what: str | None = None) -> tuple[Fault, ...]:
+        """End one fault (by id), all faults of one target or link, or all; those that ended now.
+
+        Without its keeper the lab is healed from its journal. Raises UnknownName.
+        """
+        if not client.answers(self._folder):
+            recovery.heal(self._folder, None if what is None else [what])
+            return ()
+        standing = [it for it in self.faults() if it.ended is None]
+        chosen = [it for it in standing if what in (None, it.id, it.target) or what in it.links]
+        if what is not None and not chosen:
+            known = {it.id for it in self.faults()} | {link.name for link in self.topology.links}
+            known |= {duct.name for duct in self.topology.ducts}
+            if what.partition(":")[0] not in known:
+                raise UnknownName("fault or link", what, sorted(known))
+        ended = client.call(self._folder, "heal", ids=[it.id for it in chosen])
+        return tuple(Fault.of(it, self) for it in ended)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """All faults since the lab is up, those that ended included."""
+        return tuple(Fault.of(it, self) for it in client.call(self._folder, "faults"))
+
+    # ---- looking
+
+    def status(self) -> status.LabStatus:
+        return status.status(self._folder, self.topology, self.certificate)
+
+    def certify(self, thorough: bool = False) -> Certificate:
+        """Measure all fibers now; the certificate is kept with the lab, whatever it says."""
+        self.certificate = certification.certify(self._folder, self.topology, thorough=thorough)
+        try:
+            self._folder.certificate.write_text(json.dumps(self.certificate.to_dict(), indent=1))
+        except OSError as error:
+            raise StorageError(f"cannot write {self._folder.certificate}: {error.strerror}") from error
+        return self.certificate
+
+    def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines of the logs: of the keeper, the emulator and the agents; of one rank or node those that name it."""
+        places = [self._folder.keeper_log, self._folder.emulator_log, self._folder.agents_log]
+        if what is not None:
+            number = what.removeprefix("rank-").removeprefix("rank ")
+            nodes = self.topology.node_names
+            if what in nodes:
+                number = str(nodes.index(what))
+            elif not (number.isdigit() and int(number) < len(nodes)):
+                raise UnknownName("node or rank", what, [*nodes, *(str(rank) for rank in range(len(nodes)))])
+            latest = self._latest_run()
+            places = [latest.ranks / f"rank-{number}.log"] if latest else []
+        offsets = dict.fromkeys(places, 0)
+        while True:
+            for path in places:
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+                    stream.seek(offsets[path])
+                    data = stream.read()
+                    whole = data if not follow else data[: data.rfind(b"\n") + 1]
+                    offsets[path] += len(whole)
+                    yield from whole.decode(errors="replace").splitlines()
+            if not follow:
+                return
+            time.sleep(0.2)
+
+    # ---- working
+
+    def exec(self, node: str, argv: Sequence[str]) -> int:
+        """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt`` with our terminal; its status."""
+        nodes = set(self.topology.node_names)
+        others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
+        if node not in nodes | others:
+            raise UnknownName("node", node, sorted(nodes | others))
+        place = launch.place(self._folder, node, isolated=node in nodes)
+        return runner.run(place.enter(argv, Path.cwd()))
+
+    def launch(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        echo: Callable[[str], None] | None = None,
+    ) -> int:
+        """A user's program once per rank with torchrun's environment; status of the worst rank.
+
+        Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`).
+        """
+        if not argv:
+            raise UserError("nothing to launch; write: testbed launch -- python train.py")
+        run = self.open_run(directory)
+        try:
+            return launch.launch(self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None))
+        finally:
+            run.give_to_caller()
+
+    def train(self, steps: int = 500, **workload: Any) -> Job:
+        """Begin the testbed's own training job; see :class:`Workload`. Follow it by the Job that is returned."""
+        if steps < 1:
+            raise UserError(f"a job has at least one step, not {steps}")
+        if not client.call(self._folder, "ranks"):
+            raise LabError("this lab has no training agents (it was brought up without, or torch is not installed)")
+        run = self.open_run()
+        if self.observer is None:
+            self.observer = Observer(self._folder, self.topology, run)
+            self.observer.start()
+        self._jobs += 1
+        return Job(self._folder, self.topology, Workload(steps, **workload), run.ranks, self._jobs)
+
+    def open_run(self, root: Path | None = None, name: str | None = None) -> RunDirectory:
+        """The run directory of this lab object, made when it is first needed."""
+        if self.run_directory is None:
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            self.run_directory = RunDirectory.create(root or runs_root(), name or f"{self.name}-{stamp}")
+            from testbed.lab import record
+
+            record.begin(self.run_directory, self._folder, self.topology, self.certificate)
+        return self.run_directory
+
+    def report(self) -> Report:
+        """The report of what was run in this lab object so far, also written into its run directory."""
+        if self.run_directory is None:
+            raise UserError("nothing was run in this lab yet: train or launch something first")
+        from testbed.lab import record
+
+        if self.observer is not None:
+            self.observer.stop()
+            self.observer = None
+        record.end(self.run_directory, "finished")
+        return store.write_report(self.run_directory)
+
+    def down(self) -> None:
+        """Remove the lab; nothing happens if it is down already."""
+        if self.observer is not None:
+            self.observer.stop()
+            self.observer = None
+        recovery.down(self._folder)
+
+    def _latest_run(self) -> RunDirectory | None:
+        if self.run_directory is not None:
+            return self.run_directory
+        mine = [run for run in store.list_runs(runs_root()) if run.name.startswith(self.name)]
+        return mine[0] if mine else None
+
+
+def _read_topology(folder: LabFolder) -> Topology:
+    try:
+        return topology_from_dict(json.loads(folder.topology.read_text()))
+    except (OSError, ValueError) as error:
+        raise LabError(f"lab {folder.name} is not whole; take it down with: testbed down {folder.name}") from error
+
+
+def _read_certificate(folder: LabFolder) -> Certificate | None:
+    try:
+        return Certificate.from_dict(json.loads(folder.certificate.read_text()))
+    except (OSError, ValueError):
+        return None

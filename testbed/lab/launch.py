@@ -1,0 +1,129 @@
+"""Any job, not only ours: a user's program once per rank, inside its node, with torchrun's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from testbed.core.plan import build
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing, namespace_name
+from testbed.core.plan.step import Rank
+from testbed.core.topology.model import Topology
+from testbed.host import namespace, runner
+from testbed.host.store import RunDirectory
+from testbed.lab.state import LabFolder
+
+GRACE_S = 5.0
+"""What ranks get to end by themselves after another has failed, and again after SIGTERM."""
+
+Echo = Callable[[str], None]
+
+
+def environment(topology: Topology, rank: Rank, extra: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's variables (https://pytorch.org/docs/stable/elastic/run.html) and the site's and node's names."""
+    ranks = build.ranks(topology)
+    site_number = [site.name for site in topology.sites].index(rank.site)
+    return {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "RANK": str(rank.rank),
+        "WORLD_SIZE": str(len(ranks)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank.rank),
+        "ROLE_RANK": str(rank.rank),
+        "ROLE_WORLD_SIZE": str(len(ranks)),
+        "MASTER_ADDR": str(Addressing(topology).node(ranks[0].node)[0]),
+        "MASTER_PORT": str(MASTER_PORT),
+        "TORCHELASTIC_RUN_ID": topology.name,
+        "GLOO_SOCKET_IFNAME": FABRIC_INTERFACE,
+        "NCCL_SOCKET_IFNAME": FABRIC_INTERFACE,
+        "TESTBED_SITE": rank.site,
+        "TESTBED_SITE_RANK": str(site_number),
+        "TESTBED_NODE": rank.node,
+        **extra,
+    }
+
+
+def place(lab: LabFolder, node: str, *, isolated: bool) -> runner.Place:
+    """Where programs of ``node`` (or of a gateway, the plant, the management network) run."""
+    net = namespace.netns_path(namespace_name(lab.name, node))
+    return runner.Place(net, lab.handles / node if isolated else None)
+
+
+def launch(
+    lab: LabFolder,
+    topology: Topology,
+    argv: Sequence[str],
+    run: RunDirectory,
+    extra: Mapping[str, str],
+    echo: Echo,
+) -> int:
+    """Run ``argv`` once per rank until all have ended; status of the worst rank (128 + n for signal n).
+
+    Each line of output goes to ``echo`` with its rank before it, and into ``ranks/rank-<r>.log``. When one rank
+    fails the others get :data:`GRACE_S` before they are ended, as torchrun does. On KeyboardInterrupt all of them are
+    ended before it goes on.
+    """
+    folder = Path.cwd()
+    children: dict[int, subprocess.Popen[bytes]] = {}
+    readers: list[threading.Thread] = []
+    try:
+        for rank in build.ranks(topology):
+            line = place(lab, rank.node, isolated=True).enter(argv, folder)
+            child = runner.spawn(line, environment(topology, rank, extra))
+            children[rank.rank] = child
+            reader = threading.Thread(
+                target=_copy, args=(rank.rank, child, run.ranks / f"rank-{rank.rank}.log", echo), daemon=True
+            )
+            reader.start()
+            readers.append(reader)
+        _wait(children)
+        for reader in readers:
+            reader.join(GRACE_S)  # a grandchild may hold the pipe open for ever
+    finally:
+        _end(children)
+    statuses = [128 - code if code < 0 else code for code in (child.returncode for child in children.values())]
+    return max(statuses, default=0)
+
+
+def _copy(rank: int, child: subprocess.Popen[bytes], path: Path, echo: Echo) -> None:
+    assert child.stdout is not None
+    with contextlib.suppress(OSError), path.open("ab") as log:
+        for line in child.stdout:
+            with contextlib.suppress(OSError):
+                log.write(line)
+                log.flush()
+            echo(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
+
+
+def _wait(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    """Until all have ended, or one has failed and the others had their grace."""
+    failed_at: float | None = None
+    while any(child.poll() is None for child in children.values()):
+        if failed_at is None and any(child.returncode not in (None, 0) for child in children.values()):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+            return
+        time.sleep(0.02)
+
+
+def _end(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to whole sessions, then SIGKILL; returns when all are reaped."""
+    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
+        alive = [child for child in children.values() if child.poll() is None]
+        if not alive:
+            return
+        for child in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, number)
+        until = time.monotonic() + patience
+        for child in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, until - time.monotonic()))

@@ -1,0 +1,94 @@
+"""What a run directory says of itself: run.json, the topology and the certificate beside it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from testbed import __version__
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.topology.model import Topology, topology_to_dict
+from testbed.errors import LabError
+from testbed.host.store import RunDirectory
+from testbed.lab import client
+from testbed.lab.state import LabFolder
+
+RANK_SCHEDULING = "SCHED_OTHER, one thread each, no pinning"
+
+
+def begin(
+    run: RunDirectory,
+    lab: LabFolder,
+    topology: Topology,
+    certificate: Certificate | None,
+    *,
+    experiment: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+) -> None:
+    """Write down what is known when a run begins. Raises StorageError."""
+    try:
+        hello = client.call(lab, "hello")
+    except LabError:
+        hello = {}
+    host = dict(certificate.host) if certificate else {}
+    run.write_json("topology.json", topology_to_dict(topology))
+    if certificate is not None:
+        run.write_json("certificate.json", certificate.to_dict())
+    run.write_json(
+        "run.json",
+        {
+            "version": 1,
+            "name": run.name,
+            "lab": lab.name,
+            "testbed": __version__,
+            "status": "running",
+            "reason": "",
+            "started_unix_s": time.time(),
+            "started_t": time.monotonic(),
+            "ended_t": None,
+            "experiment": dict(experiment or {}),
+            "expectations": [],
+            "workload": dict(workload or {}),
+            "driver": "netns",
+            "emulator": hello.get("emulator", "none"),
+            "scheduling": {"emulator": hello.get("scheduling", ""), "ranks": RANK_SCHEDULING},
+            "uncertified": certificate is None or not certificate.certified,
+            "host": {
+                "kernel": platform.release(),
+                "cpus": psutil.cpu_count() or 1,
+                "cpu_model": _cpu_model(),
+                "congestion_control": host.get("congestion_control", ""),
+                "sysctls": host.get("sysctls", {}),
+            },
+        },
+    )
+
+
+def amend(run: RunDirectory, **changes: Any) -> None:
+    """Change fields of run.json. Raises StorageError."""
+    path = run.path / "run.json"
+    content = json.loads(path.read_text())
+    run.write_json("run.json", {**content, **changes})
+
+
+def end(run: RunDirectory, status: str, reason: str = "") -> None:
+    """How it ended: ``finished``, ``interrupted`` or ``failed``; a run that has ended stays as it ended."""
+    content = json.loads((run.path / "run.json").read_text())
+    if content["status"] == "running":
+        amend(run, status=status, reason=reason, ended_t=time.monotonic())
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as stream:
+            for line in stream:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()

@@ -1,0 +1,199 @@
+"""How a lab is, at a glance."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.plan.addressing import MANAGEMENT, namespace_name
+from testbed.core.topology.model import Topology
+from testbed.errors import HostError, LabError
+from testbed.host import namespace, netlink, process, scrape
+from testbed.lab import client, recovery
+from testbed.lab.journal import Journal
+from testbed.lab.state import LabFolder
+
+
+@dataclass(frozen=True)
+class LinkStatus:
+    """``carrier`` is what the gateway of each site sees; ``verdict`` is the certificate's."""
+
+    name: str
+    km: float
+    carrier: dict[str, bool]
+    verdict: str
+    faults: tuple[str, ...]
+    packets: dict[str, int]
+    drops: int
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    rank: int
+    node: str
+    site: str
+    state: str
+    step: int | None
+    train_loss: float | None
+
+
+@dataclass(frozen=True)
+class LabStatus:
+    """``state`` is building, up, kept, degraded; ``why`` says what is wrong, if anything."""
+
+    name: str
+    state: str
+    why: tuple[str, ...]
+    topology: str
+    uptime_s: float
+    driver: str
+    emulator: str
+    scheduling: str
+    links: tuple[LinkStatus, ...]
+    ranks: tuple[RankStatus, ...]
+
+
+@dataclass(frozen=True)
+class LabSummary:
+    name: str
+    topology: str
+    state: str
+    since_unix_s: float
+    nodes: int
+
+
+@dataclass
+class _Found:
+    """What can be asked of a lab that may be half dead."""
+
+    hello: dict[str, Any] = field(default_factory=dict)
+    stats: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    why: list[str] = field(default_factory=list)
+
+
+def summary(lab: LabFolder) -> LabSummary:
+    """One line about a lab, whatever shape it is in."""
+    topology, nodes = "?", 0
+    try:
+        data = json.loads(lab.topology.read_text())
+        topology, nodes = data["name"], sum(site["nodes"] for site in data["sites"])
+    except (OSError, ValueError, KeyError):
+        pass  # it died before it was written
+    state, since = "degraded", 0.0
+    try:
+        since = lab.path.stat().st_mtime
+        hello = client.call(lab, "hello")
+        state, since = hello["state"], hello["since_unix_s"]
+        if hello["emulator_died"]:
+            state = "degraded"
+    except (LabError, OSError):
+        pass
+    return LabSummary(lab.name, topology, state, since, nodes)
+
+
+def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) -> LabStatus:
+    """Ask everybody, be surprised by nobody: a dead keeper or emulator is a line of ``why``."""
+    found = _ask(lab)
+    carriers = _carriers(lab, topology, found)
+    verdicts = {it.name: "ok" if it.ok else "bad" for it in certificate.links} if certificate else {}
+    links = []
+    for link in topology.links:
+        directions = {it["direction"]: it for it in found.stats if it["direction"] in link.directions}
+        links.append(
+            LinkStatus(
+                link.name,
+                link.length_m / 1000,
+                {site: carriers.get((topology.site(site).gateway, link.name), False) for site in link.between},
+                verdicts.get(link.name, "not measured"),
+                tuple(it["id"] for it in found.faults if link.name in it["links"] and it["ended_t"] is None),
+                {name: it["packets"] for name, it in directions.items()},
+                sum(sum(it["drops"].values()) for it in directions.values()),
+            )
+        )
+    return LabStatus(
+        lab.name,
+        "degraded" if found.why else found.hello.get("state", "degraded"),
+        tuple(found.why),
+        topology.name,
+        max(0.0, time.time() - found.hello["since_unix_s"]) if found.hello else 0.0,
+        "netns",
+        found.hello.get("emulator", "none"),
+        found.hello.get("scheduling", ""),
+        tuple(links),
+        tuple(_rank(lab, it) for it in found.ranks),
+    )
+
+
+def _ask(lab: LabFolder) -> _Found:
+    found = _Found()
+    try:
+        found.hello = client.call(lab, "hello")
+        found.stats = client.call(lab, "stats")["directions"]
+        found.faults = client.call(lab, "faults")
+        found.ranks = client.call(lab, "ranks")
+    except LabError:
+        if recovery.keeper_alive(lab):
+            found.why.append("its keeper lives but does not answer")
+        else:
+            found.why.append(f"its keeper is gone, so its fibers are dark; take it down with: testbed down {lab.name}")
+            found.why += _standing(lab)
+        return found
+    if found.hello["emulator_died"]:
+        found.why.append(f"its emulator died, so its fibers are dark; take it down with: testbed down {lab.name}")
+    found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
+    return found
+
+
+def _standing(lab: LabFolder) -> list[str]:
+    """Faults that a dead keeper can no longer end."""
+    try:
+        journal = Journal.read(lab.journal)
+    except LabError as error:
+        return [str(error)]
+    if journal.boot != process.boot_id():
+        return ["the machine was restarted since: nothing of it is left but its folder"]
+    over = {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
+    return [
+        f"fault {note['id']} ({note['type']} {note['target']}) still stands"
+        for note in journal.notes
+        if note["note"] == "fault" and note["id"] not in over
+    ]
+
+
+def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[str, str], bool]:
+    states: dict[tuple[str, str], bool] = {}
+    for site in topology.sites:
+        try:
+            with netlink.Namespace(namespace.netns_path(namespace_name(lab.name, site.gateway))) as space:
+                states |= {(site.gateway, name): up for name, up in space.carriers().items()}
+        except HostError as error:
+            found.why.append(str(error))
+    return states
+
+
+def _rank(lab: LabFolder, it: dict[str, Any]) -> RankStatus:
+    def ask() -> dict[str, float] | None:
+        return scrape.scrape(it["metrics"][0], it["metrics"][1], timeout_s=0.5)
+
+    try:
+        values = namespace.inside(namespace.netns_path(namespace_name(lab.name, MANAGEMENT)), ask) or {}
+    except HostError:
+        values = {}
+
+    def value(name: str) -> float | None:
+        return next((v for series, v in values.items() if series.partition("{")[0] == name and v == v), None)
+
+    step = value("testbed_step")
+    return RankStatus(
+        it["rank"],
+        it["node"],
+        it["site"],
+        it["state"],
+        None if step is None else int(step),
+        value("testbed_train_loss"),
+    )
