@@ -126,7 +126,7 @@ class RunDirectory:
             UnknownName: there is no directory, or nothing in it that a run writes.
         """
         if not path.is_dir() or not any((path / name).exists() for name in ("run.json", "events.jsonl", "ranks")):
-            raise UnknownName("run", str(path), [run.path.name for run in list_runs(path.parent)])
+            raise UnknownName("run", path.name, [run.path.name for run in list_runs(path.parent)])
         return cls(path)
 
     @property

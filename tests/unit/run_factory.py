@@ -7,6 +7,7 @@ progress at the cut takes ``STALL_S`` longer. It shares no code with the testbed
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -180,7 +181,7 @@ def _metrics(times: list[float], ended_t: float) -> list[dict]:
     samples = math.ceil(ended_t - BEGAN_T) + 6
     for index in range(samples):
         t = BEGAN_T - 2.5 + index
-        for begin, end in zip(times, times[1:], strict=False):
+        for begin, end in itertools.pairwise(times):
             share = max(0.0, min(t, end) - max(before, begin)) / (end - begin)
             cut = cut_t() <= max(before, begin) < cut_t() + CUT_FOR_S
             moved["south" if cut else "north"] += 1.5 * GRADIENT_BYTES * share
@@ -228,7 +229,7 @@ def _records(rank: int, times: list[float], status: str) -> list[dict]:
             "torch": "2.13.0+cpu",
         }
     ]
-    for step, (begin, end) in enumerate(zip(times, times[1:], strict=False), 1):
+    for step, (begin, end) in enumerate(itertools.pairwise(times), 1):
         lines.append(
             {
                 "kind": "step",

@@ -1,8 +1,8 @@
 """The fidelity certificate: what every fiber was measured to do before a job was started on it.
 
-The error of a direction is measured - target - bare, where *bare* is the same path with a zero-delay redirect in place of
-the emulator: what remains is the emulator's own. It is judged by the minimum (what the fiber can do) and by the median
-(what it does); never by the maximum, which belongs to the host's scheduler.
+The error of a direction is measured - target - bare, where *bare* is the same path with a zero-delay redirect in place
+of the emulator: what remains is the emulator's own. It is judged by the minimum (what the fiber can do) and by the
+median (what it does); never by the maximum, which belongs to the host's scheduler.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RateCertificate:
 
 @dataclass(frozen=True)
 class DirectionCertificate:
-    """One direction, ``link:site``. Times are one way, in seconds; ``measured`` and ``bare`` are None when no probe came."""
+    """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe came."""
 
     direction: str
     target_s: float
@@ -258,7 +258,8 @@ def judge_direction(
             why.append(f"{lost} of {sent} probes were lost, where {expected:.0f} were to be")
     if rate is not None and not rate.ok:
         why.append(
-            f"its rate is {rate.measured_bps / 1e6:.1f} Mb/s, more than {rate.tolerance:.0%} off {rate.target_bps / 1e6:g}"
+            f"its rate is {rate.measured_bps / 1e6:.1f} Mb/s,"
+            f" more than {rate.tolerance:.0%} off {rate.target_bps / 1e6:g} Mb/s"
         )
     return tuple(why)
 

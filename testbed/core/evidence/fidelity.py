@@ -1,7 +1,7 @@
 """Did the fiber hold its promise while the job loaded the machine? From the emulator's own lateness histogram.
 
-Lateness = sent - due, per packet. It is the emulator's own error, where a ping on a loaded link would measure the queue,
-which belongs to the network that is emulated.
+Lateness = sent - due, per packet. It is the emulator's own error, where a ping on a loaded link would measure the
+queue, which belongs to the network that is emulated.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DirectionFidelity:
 
 
 def quantile(bounds_s: Sequence[float], counts: Sequence[float], share: float) -> float | None:
-    """Value below which ``share`` of a histogram lies, linear inside a bucket; inf beyond the last bound, None if empty."""
+    """Value below which ``share`` of a histogram lies, linear in a bucket; inf beyond the last bound, None if empty."""
     total = sum(counts)
     if total <= 0:
         return None

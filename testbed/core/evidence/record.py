@@ -39,9 +39,13 @@ class Malformed(ValueError):
 def number(fields: Fields, key: str) -> float | None:
     """The finite number at ``key``, else None; JSON's true and false are no numbers."""
     value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # JSON's integers have no end, floats do
+        return None
+    return found if math.isfinite(found) else None
 
 
 def integer(fields: Fields, key: str) -> int | None:
@@ -351,7 +355,7 @@ class RankLog:
 def _parse(
     lines: Iterable[object], readers: Mapping[str, Callable[[Fields], T]], key: str | None
 ) -> tuple[list[T], int]:
-    """Read each line by ``readers[line[key]]`` (or ``readers[""]`` without a key): (records, lines that were malformed)."""
+    """Read each line by ``readers[line[key]]``, or ``readers[""]`` without a key: (records, malformed lines)."""
     found: list[T] = []
     malformed = 0
     for line in lines:

@@ -2,13 +2,14 @@
 
 The definitions, all in seconds of one monotonic clock:
 
-- *compute* and *exposed communication* are rank-seconds. Exposed is from a rank's last gradient bucket being ready until its
-  gradients are usable; *peer wait* is the part of it until the last rank was ready, *network* the rest.
+- *compute* and *exposed communication* are rank-seconds. Exposed is from a rank's last gradient bucket being ready
+  until its gradients are usable; *peer wait* is the part of it until the last rank was ready, *network* the rest.
 - *compute utilization* = sum of compute / sum of (compute + exposed).
 - A step is *committed* at the latest ``t_end`` of all ranks, once every rank of the world has recorded it.
 - *Goodput* = committed tokens x fault-free seconds per token / wall time: the share of the wall time that a job without
   faults would have needed for the work that counts. Wall time includes restarts and stalls.
-- *Recovery* of a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median step.
+- *Recovery* of a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
+  step.
 
 What cannot be told from the records is None.
 """
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from testbed.core.evidence.record import RankLog, StepRecord
 from testbed.core.evidence.timeline import FaultWindow
 
-__all__ = ["BACK", "Commit", "FaultRecovery", "JobEvidence", "RankTime", "StepTime", "commits", "evaluate"]
+__all__ = ["BACK", "Commit", "FaultRecovery", "JobEvidence", "RankTime", "commits", "evaluate"]
 
 BACK = 1.1
 """A job is back when a step takes at most this multiple of the fault-free median."""
@@ -52,16 +53,6 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """Where the ranks' time went in one step, as means over the ranks, in seconds."""
-
-    step: int
-    compute_s: float
-    peer_wait_s: float
-    network_s: float
-
-
-@dataclass(frozen=True)
 class RankTime:
     """Where one rank's time went, in seconds over all its steps."""
 
@@ -82,7 +73,7 @@ class FaultRecovery:
     """How the job came through one fault.
 
     Attributes:
-        longest_gap_s: between two commits while it lasted and shortly after; up to the job's end when none came any more.
+        longest_gap_s: between two commits while it lasted and shortly after; up to the job's end when none came.
         back_s: from its beginning to the end of the first step at 1.1 x the median or less, after the stall; 0 when
             no step was slower; None when the job never came back.
         back_after_end_s: the same from the end of the fault.
@@ -98,13 +89,12 @@ class FaultRecovery:
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """Everything about one job. Tokens and steps are over all ranks; ``*_s`` of compute and exposed are rank-seconds."""
+    """Everything about one job. Tokens and steps are over all ranks; compute and exposed are rank-seconds."""
 
     world_size: int | None
     steps_planned: int | None
     steps_lost: int
     commits: tuple[Commit, ...]
-    step_times: tuple[StepTime, ...]
     rank_times: tuple[RankTime, ...]
     began_t: float | None
     ended_t: float | None
@@ -112,7 +102,7 @@ class JobEvidence:
     fault_free_s_per_token: float | None
     faults: tuple[FaultRecovery, ...]
     failures: tuple[str, ...]
-    """What ranks said that did not end well, as in ``rank 2: failed at step 17: connection reset``."""
+    """What ranks said whose job failed, as in ``ranks 0, 2 failed at step 17: connection reset``."""
 
     @property
     def wall_s(self) -> float | None:
@@ -196,22 +186,26 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
         steps_planned=job.steps if job else None,
         steps_lost=_steps_lost(logs, committed),
         commits=committed,
-        step_times=_step_times(logs),
         rank_times=_rank_times(logs),
         began_t=began,
         ended_t=ended,
         median_step_s=median,
         fault_free_s_per_token=_seconds_per_token(calm, faults),
         faults=faults,
-        failures=tuple(
-            f"rank {log.rank}: {end.status}"
-            + (f" at step {end.step}" if end.step is not None else "")
-            + (f": {end.reason}" if end.reason else "")
-            for log in logs
-            for end in log.ends[-1:]
-            if end.status != "ok"
-        ),
+        failures=_failures(logs),
     )
+
+
+def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
+    """One sentence for all ranks that say the same. A rank that was told to stop did not fail."""
+    said: dict[str, list[str]] = {}
+    for log in logs:
+        for end in log.ends[-1:]:
+            if end.status == "failed":
+                at = "" if end.step is None else f" at step {end.step}"
+                reason = f": {end.reason}" if end.reason else ""
+                said.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
+    return tuple(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in said.items())
 
 
 def _lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:
@@ -238,25 +232,17 @@ def _overlap(commit: Commit, window: FaultWindow, settle_s: float) -> bool:
 
 def _seconds_per_token(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> float | None:
     """From the steps outside every fault and its aftermath, as time over tokens, so that ordinary noise is no loss."""
-    quiet = [
-        commit
-        for commit in calm
-        if not any(
-            fault.window.began_t < commit.t
-            and _aftermath(fault) is not None
-            and commit.begin_t < (_aftermath(fault) or 0)
-            for fault in faults
-        )
-    ]
+    quiet = [commit for commit in calm if not any(_in_aftermath(commit, fault) for fault in faults)]
     tokens = sum(commit.tokens for commit in quiet)
     return sum(commit.duration_s for commit in quiet) / tokens if tokens else None
 
 
-def _aftermath(fault: FaultRecovery) -> float | None:
-    """When the job was back from the end of the fault."""
-    if fault.window.ended_t is None or fault.back_after_end_s is None:
-        return None
-    return fault.window.ended_t + fault.back_after_end_s
+def _in_aftermath(commit: Commit, fault: FaultRecovery) -> bool:
+    """After the fault had ended, but before the job was back."""
+    ended_t = fault.window.ended_t
+    if ended_t is None or fault.back_after_end_s is None:
+        return False
+    return commit.t > ended_t and commit.begin_t < ended_t + fault.back_after_end_s
 
 
 def _recover(
@@ -324,22 +310,6 @@ def _rank_times(logs: Sequence[RankLog]) -> tuple[RankTime, ...]:
         )
         for log in logs
         if log.steps
-    )
-
-
-def _step_times(logs: Sequence[RankLog]) -> tuple[StepTime, ...]:
-    rows: dict[int, dict[int, tuple[StepRecord, float]]] = {}
-    for rank, waits in _peer_waits(logs).items():
-        for record, wait in waits:
-            rows.setdefault(record.step, {})[rank] = (record, wait)
-    return tuple(
-        StepTime(
-            step=step,
-            compute_s=statistics.fmean(record.compute_s for record, _ in row.values()),
-            peer_wait_s=statistics.fmean(wait for _, wait in row.values()),
-            network_s=statistics.fmean(record.exposed_s - wait for record, wait in row.values()),
-        )
-        for step, row in sorted(rows.items())
     )
 
 

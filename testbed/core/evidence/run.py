@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from testbed.core.evidence.certificate import Certificate
@@ -42,7 +43,7 @@ class RunData:
 
 
 def read_topology(fields: Fields) -> Topology | None:
-    """``topology.json`` back into what was resolved; None when it has no sites, links with less than two ends are left out."""
+    """``topology.json`` back into what was resolved; None without sites; links without two known ends are left out."""
     sites = tuple(
         Site(text(each, "name"), integer(each, "nodes") or 0, text(each, "power"))
         for each in sequence(fields, "sites")
@@ -72,18 +73,19 @@ def read_topology(fields: Fields) -> Topology | None:
 
 
 def _link(fields: Fields, between: tuple[str, str]) -> Link:
-    return Link(
-        name=text(fields, "name"),
-        between=between,
-        via=texts(fields, "via"),
-        length_m=number(fields, "length_m") or 0.0,
-        fiber=text(fields, "fiber"),
-        optics=text(fields, "optics"),
-        waves=integer(fields, "waves") or 1,
-        delay_s=number(fields, "delay_s") or 0.0,
-        rate_bps=number(fields, "rate_bps") or 0.0,
-        queue_bytes=integer(fields, "queue_bytes") or 0,
-        loss=number(fields, "loss") or 0.0,
-        mtu=integer(fields, "mtu") or 1500,
-        protection=text(fields, "protection"),
-    )
+    """Every field that a Link has, by its kind; what is missing is 0, empty, or 1 wave of 1500 bytes."""
+    values: dict[str, object] = {"between": between}
+    for each in dataclasses.fields(Link):
+        if each.name not in values:
+            values[each.name] = _KINDS[str(each.type)](fields, each.name)
+    values["waves"] = values["waves"] or 1
+    values["mtu"] = values["mtu"] or 1500
+    return Link(**values)  # type: ignore[arg-type]
+
+
+_KINDS: Mapping[str, Callable[[Fields, str], object]] = {
+    "float": lambda fields, name: number(fields, name) or 0.0,
+    "int": lambda fields, name: integer(fields, name) or 0,
+    "str": text,
+    "tuple[str, ...]": texts,
+}

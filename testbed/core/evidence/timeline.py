@@ -14,8 +14,8 @@ __all__ = ["FaultWindow", "fault_windows"]
 class FaultWindow:
     """One fault, from the moment it was commanded until its end was; ``ended_t`` is None when it was never healed.
 
-    ``command_t`` is when the testbed asked for it and ``ack_t`` when the host said that it was so: the truth lies between.
-    ``carrier_s`` is from the command until the last gateway port of ``links`` had lost its carrier; None without such events.
+    ``began_t`` is when the testbed asked for it and ``ack_t`` when the host said that it was so: it came between.
+    ``carrier_s`` is from the command until the last gateway port of ``links`` had lost its carrier; None if none did.
     """
 
     fault: str

@@ -1,9 +1,9 @@
 """Did the bytes that the job must have moved cross the fiber?
 
-Every all-reduce of n bytes, however it is made, needs at least n bytes into each site that holds ranks while other sites
-hold ranks too: what the others contribute must arrive, and a sum of n bytes cannot be told in fewer. A ring over the rank
-order carries 2 (W - 1) / W x n over each of its hops (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"),
-so that is what is expected of it. Less than the minimum means that a collective went around the fiber.
+Every all-reduce of n bytes, however it is made, needs at least n bytes into each site that holds ranks while other
+sites hold ranks too: what the others contribute must arrive, and a sum of n bytes cannot be told in fewer. A ring over
+the rank order carries 2 (W - 1) / W x n over each of its hops (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+algorithms"), so that is what is expected of it. Less than the minimum means that a collective went around the fiber.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SLACK = 0.05
 
 @dataclass(frozen=True)
 class WireCut:
-    """What entered one site over all of its fibers, in bytes of payload; ``wire_bytes`` is what the counters said (L2)."""
+    """What entered one site over all of its fibers, as payload; ``wire_bytes`` is what the counters said (L2)."""
 
     toward: str
     expected_bytes: float
@@ -40,7 +40,7 @@ class WireCut:
 
 @dataclass(frozen=True)
 class WireVerdict:
-    """``ok`` is None when it cannot be told; byte counts are sums over ``cuts``, over the ``steps`` that were compared."""
+    """``ok`` is None when it cannot be told; byte counts are sums over ``cuts``, for the ``steps`` compared."""
 
     ok: bool | None
     sentence: str

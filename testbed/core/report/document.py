@@ -391,7 +391,7 @@ def _headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: 
     if verdict == "pass":
         if not faults:
             return "It trained across the fiber."
-        first, more = faults[0].label, len(faults) - 1
+        first, more = f"the {faults[0].type} of {faults[0].target}", len(faults) - 1
         also = f" and {words.plural(more, 'more fault')}" if more else ""
         return f"It trained, and came through {first}{also}."
     if info.status == "interrupted":

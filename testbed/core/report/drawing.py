@@ -16,7 +16,7 @@ from testbed.core.topology.model import Link, Site, Topology
 
 __all__ = ["draw"]
 
-_WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _GAP = 920.0, 200.0, 132.0, 96.0
+_WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _GAP = 920.0, 200.0, 132.0, 80.0
 _DRAWN_NODES = 8
 
 
@@ -57,7 +57,7 @@ def draw(topology: Topology, faults: Sequence[Fault] = ()) -> Markup:
 def _places(sites: Sequence[Site], parallel: int) -> tuple[Mapping[str, _Point], float]:
     """Centers of the sites' boxes, and the height of the drawing."""
     if len(sites) <= 2:
-        height = max(_BOX_HEIGHT + 40, parallel * _GAP + 60)
+        height = max(_BOX_HEIGHT + 24, (parallel + 1) * _GAP)
         xs = (_BOX_WIDTH / 2 + 10, _WIDTH - _BOX_WIDTH / 2 - 10) if len(sites) == 2 else (_WIDTH / 2,)
         return {site.name: _Point(x, height / 2) for site, x in zip(sites, xs, strict=True)}, height
     radius = max(190.0, len(sites) * 48.0)

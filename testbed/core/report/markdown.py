@@ -94,8 +94,8 @@ def _fidelity(report: Report) -> list[str]:
             )
             for each in report.fidelity
         ]
-        head = ("under load", "packets", "late median µs", "late p99 µs", "dropped by the emulator", "")
-        blocks.append(_table(head, loaded))
+        under = ("under load", "packets", "late median µs", "late p99 µs", "dropped by the emulator", "")
+        blocks.append(_table(under, loaded))
     return blocks
 
 

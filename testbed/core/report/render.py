@@ -1,13 +1,13 @@
-"""A report as one self-contained HTML page: style, script, plots and drawing inline; it opens offline and asks nothing of the
-network, which its own content security policy enforces.
+"""A report as one self-contained HTML page: style, script, plots and drawing inline.
 
-plotly.js comes as its basic bundle (1.2 MB; lines and bars are all that is drawn), kept beside this file with its licence,
-because plotly's Python package ships the full one alone (4.8 MB in every report).
+It opens offline and asks nothing of the network, which its own content security policy enforces.
+
+plotly.js comes as its basic bundle (1.2 MB; lines and bars are all that is drawn), kept in ``assets`` with its licence,
+because plotly's Python package ships the full one alone, which would put 4.8 MB into every report.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -20,7 +20,7 @@ from testbed.core.report.markup import Markup, element, join
 __all__ = ["html"]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-_WIDE = frozenset({"step-time", "throughput"})
+_WIDE = frozenset({"step-time", "throughput", "lateness"})
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}
 
 
@@ -70,11 +70,8 @@ def _scripts(plots: Sequence[Figure]) -> Iterable[Markup]:
 
 def _top(report: Report) -> Markup:
     run, training = report.run, report.training
-    began = ""
-    if run.started_unix_s is not None:
-        began = datetime.datetime.fromtimestamp(run.started_unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     eyebrow = " · ".join(
-        each for each in (run.name, str(run.experiment.get("name") or ""), began, _VERDICTS[report.verdict]) if each
+        each for each in (run.name, str(run.experiment.get("name") or ""), words.moment(run.started_unix_s)) if each
     )
     done = words.count(training.steps_committed)
     of = f" of {words.count(training.steps_planned)}" if training.steps_planned else ""
@@ -88,9 +85,9 @@ def _top(report: Report) -> Markup:
         ("goodput", words.share(report.goodput), "of the wall time, had there been no fault"),
         ("compute utilization", words.share(report.compute_utilization), "compute ÷ (compute + exposed communication)"),
         (
-            "speed",
-            f"{words.count(training.tokens_per_s)} tokens/s",
-            f"median step {words.duration(training.median_step_s)}",
+            "tokens per second",
+            words.count(training.tokens_per_s),
+            f"all ranks; median step {words.duration(training.median_step_s)}",
         ),
     )
     return element(
@@ -135,8 +132,8 @@ def _banner(report: Report) -> Markup | None:
         return None
     return element(
         "p",
-        "Uncertified: the fibers were outside tolerance, and the run was made all the same. Trust no number of this page"
-        " to tell what real fiber would do.",
+        "Uncertified: the fibers were outside tolerance, and the run was made all the same. Trust no number of this"
+        " page to tell what real fiber would do.",
         class_="banner",
         role="alert",
     )
@@ -183,6 +180,10 @@ def _told(ok: bool | None, yes: str, no: str) -> Markup:
     return element("strong", word, class_="unknown" if ok is None else "yes" if ok else "no")
 
 
+def _pair(first: float | None, second: float | None) -> str:
+    return f"{words.microseconds(first)} / {words.microseconds(second)}"
+
+
 def _fidelity(report: Report) -> Markup:
     certificate = report.certificate
     loaded = {each.direction: each for each in report.fidelity}
@@ -190,44 +191,38 @@ def _fidelity(report: Report) -> Markup:
     lead = "Error = measured − target − bare path, one way. Lateness = sent − due, in the emulator, while the job ran."
     parts.append(element("p", lead, class_="lead"))
     certified = {
-        each.direction: (link, each) for link in (certificate.links if certificate else ()) for each in link.directions
+        each.direction: each for link in (certificate.links if certificate else ()) for each in link.directions
     }
     rows = []
     for name in dict.fromkeys([*certified, *loaded]):
-        link, each = certified.get(name, (None, None))
+        each = certified.get(name)
         load = loaded.get(name)
         rows.append(
             (
                 name,
-                f"{link.km:g}" if link else words.UNKNOWN,
                 words.microseconds(each.target_s) if each else words.UNKNOWN,
                 words.microseconds(each.measured.median if each and each.measured else None),
-                words.microseconds(each.error_min_s if each else None),
-                words.microseconds(each.error_median_s if each else None),
-                words.microseconds(each.tolerance_s if each else None),
+                _pair(each.error_min_s if each else None, each.error_median_s if each else None),
+                f"± {words.microseconds(each.tolerance_s)}" if each else words.UNKNOWN,
                 words.bits_per_s(each.rate.measured_bps if each and each.rate else None),
                 _told(each.ok, "certified", "outside tolerance") if each else words.UNKNOWN,
-                words.microseconds(load.median_s if load else None),
-                words.microseconds(load.p99_s if load else None),
+                _pair(load.median_s if load else None, load.p99_s if load else None),
                 _told(load.held, "held", "did not hold") if load and load.packets else words.UNKNOWN,
             )
         )
     head = (
         "direction",
-        "km",
         "target µs",
         "measured µs",
-        "error min µs",
-        "error median µs",
+        "error µs, min / median",
         "tolerance µs",
         "rate",
         "certificate",
-        "late median µs",
-        "late p99 µs",
+        "lateness µs, median / p99",
         "under load",
     )
     if rows:
-        parts.append(_table(head, rows, (1, 2, 3, 4, 5, 6, 7, 9, 10), "Fidelity of each direction"))
+        parts.append(_table(head, rows, (1, 2, 3, 4, 5, 7), "Fidelity of each direction"))
     else:
         parts.append(element("p", "Nothing was measured."))
     if certificate:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 
-__all__ = ["UNKNOWN", "bits_per_s", "count", "duration", "loss", "microseconds", "plural", "share"]
+__all__ = ["UNKNOWN", "bits_per_s", "count", "duration", "loss", "microseconds", "moment", "plural", "share"]
 
 UNKNOWN = "–"
 
@@ -32,6 +33,14 @@ def duration(seconds: float | None) -> str:
 def microseconds(seconds: float | None) -> str:
     """Always in µs, for columns that are compared; ``> last bound`` is written by the caller."""
     return UNKNOWN if seconds is None or not math.isfinite(seconds) else f"{seconds * 1e6:.1f}"
+
+
+def moment(unix_s: float | None) -> str:
+    """``2026-11-21 05:40 UTC``; empty when it is not known."""
+    try:
+        return "" if unix_s is None else datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%F %H:%M UTC")
+    except (OverflowError, OSError, ValueError):
+        return ""
 
 
 def share(value: float | None) -> str:

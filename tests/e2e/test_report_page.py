@@ -1,0 +1,105 @@
+"""The report in a real browser, offline: no console error, no request, every plot drawn, readable on a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+import run_factory
+
+from testbed.host.store import RunDirectory, write_report
+
+pytestmark = pytest.mark.e2e
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+PLOTS = ["train-loss", "time-of-ranks", "step-time", "throughput", "lateness"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine; install it with: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing; pip install playwright")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open a page offline and collect everything that it says and asks for."""
+    opened = []
+
+    def visit(path: Path, *, width: int = 1280, scheme: str = "light"):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        opened.append(page)
+        page.context.set_offline(True)
+        page.said, page.asked = [], []
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto((path / "index.html").as_uri())
+        return page
+
+    yield visit
+    for page in opened:
+        page.close()
+
+
+def make(path: Path, **options) -> Path:
+    run_factory.make_run(path, **options)
+    write_report(RunDirectory.open(path))
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_every_plot_is_drawn_without_an_error_or_a_request(tmp_path, visit, width, scheme):
+    path = make(tmp_path / "run")
+    page = visit(path, width=width, scheme=scheme)
+    for plot in PLOTS:
+        page.wait_for_selector(f"#{plot}[data-drawn] .main-svg", timeout=20_000)
+        marks = page.locator(f"#{plot} :is(.scatterlayer .trace path.js-line, .barlayer .point path)")
+        assert marks.count() > 0, f"{plot} is empty"
+    assert page.said == []
+    assert page.asked == [(path / "index.html").as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert "It trained, and came through the cut of north." in page.inner_text("h1")
+    assert page.locator("svg.topology .mark").count() == 1
+
+
+def test_paper_follows_the_readers_theme(tmp_path, visit):
+    path = make(tmp_path / "run")
+    light, dark = visit(path), visit(path, scheme="dark")
+
+    def brightness(page) -> int:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
+
+    assert brightness(light) > 700 > 100 > brightness(dark)
+
+
+def test_an_uncertified_failed_run_says_so_first(tmp_path, visit):
+    page = visit(make(tmp_path / "run", status="failed", steps=260, uncertified=True))
+    assert page.locator(".banner[role=alert]").is_visible()
+    assert "rank 2 died of signal 9" in page.inner_text("h1")
+    page.wait_for_selector("#step-time[data-drawn]", timeout=20_000)
+    assert page.said == []
+
+
+def test_a_run_that_left_nothing_still_has_a_page(tmp_path, visit):
+    path = tmp_path / "run"
+    (path / "ranks").mkdir(parents=True)
+    write_report(RunDirectory.open(path))
+    page = visit(path)
+    assert page.inner_text("h1")
+    assert page.locator(".plot").count() == 0
+    assert page.said == []

@@ -1,0 +1,255 @@
+"""The report: what it concludes from a run directory, what it writes, and that nothing a crash leaves breaks it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import plotly.graph_objects as go
+import pytest
+import run_factory
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from testbed.core.report.document import build, to_json
+from testbed.core.report.figures import figures
+from testbed.core.report.markdown import markdown
+from testbed.core.report.markup import Markup, element
+from testbed.core.report.render import html
+from testbed.host.store import RunDirectory
+
+SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
+
+
+def report_of(path: Path):
+    return build(RunDirectory(path).read())
+
+
+def change(path: Path, file_name: str, /, **values: object) -> None:
+    file = path / file_name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_factory.make_run(tmp_path / "run")
+
+
+def answers(report) -> dict[str, str]:
+    return {answer.id: answer.answer for answer in report.answers}
+
+
+def test_a_good_run(run):
+    report = report_of(run)
+    assert report.verdict == "pass"
+    assert report.holds
+    assert set(answers(report).values()) == {"yes"}
+    assert report.headline == "It trained, and came through the cut of north."
+    # From the factory's formulas, by hand: one step of 130 ms was stalled for 250 ms more.
+    assert report.recovery_s == pytest.approx(run_factory.STEP_S + run_factory.STALL_S)
+    wall = 0.02 + 400 * run_factory.STEP_S + run_factory.STALL_S + 0.05
+    assert report.goodput == pytest.approx(400 * run_factory.STEP_S / wall, rel=1e-3)
+    compute = 400 * (4 * (run_factory.COMPUTE_S + 0.005) + run_factory.SLOW_S)
+    total = 4 * (400 * run_factory.STEP_S + run_factory.STALL_S)
+    assert report.compute_utilization == pytest.approx(compute / total)
+    assert report.train_loss_first > 5 > 2 > report.train_loss_last
+    assert report.faults[0].carrier_s == pytest.approx(0.0013, abs=1e-6)
+
+
+def test_throughput_moves_to_the_other_fiber_while_one_is_cut(run):
+    report = report_of(run)
+    fault = report.faults[0]
+    for direction, carries in (("north:west", False), ("south:west", True)):
+        (series,) = [each for each in report.fibers if each.direction == direction]
+        during = [rate for t, rate in zip(series.t_s, series.bps, strict=True) if fault.began_s + 1 < t < fault.ended_s]
+        assert during
+        assert all((rate > 1e8) is carries for rate in during)
+
+
+def test_an_interrupted_run_shows_what_was_measured(tmp_path):
+    report = report_of(run_factory.make_run(tmp_path / "r", status="interrupted", steps=120))
+    assert report.verdict == "unknown"
+    assert "interrupted" in report.headline
+    assert report.training.steps_committed == 120
+    assert "did not reach its last step" in answers_text(report, "trained")
+    assert "plotly" in html(report)
+
+
+def test_a_failed_run_says_why(tmp_path):
+    report = report_of(run_factory.make_run(tmp_path / "r", status="failed", steps=260))
+    assert report.verdict == "fail"
+    assert "rank 2 died of signal 9" in report.headline
+    assert "ranks 0, 1, 3 failed at step 260" in answers_text(report, "trained")
+
+
+def answers_text(report, id: str) -> str:
+    return next(answer.text for answer in report.answers if answer.id == id)
+
+
+def test_an_uncertified_run_is_marked_on_every_page_and_never_passes(tmp_path):
+    report = report_of(run_factory.make_run(tmp_path / "r", uncertified=True))
+    assert report.verdict == "fail"
+    assert 'class="banner"' in html(report)
+    assert "Uncertified" in html(report)
+    assert "Uncertified" in markdown(report)
+    assert "Uncertified" not in html(report_of(run_factory.make_run(tmp_path / "good")))
+
+
+def test_a_collective_around_the_fiber_fails_the_run(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "fiber":
+            line["bytes"] //= 20
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = report_of(run)
+    assert (report.verdict, answers(report)["wire"]) == ("fail", "no")
+    assert report.headline == "It ran, but not over the fiber."
+
+
+def test_train_loss_that_rises_is_no_training(run):
+    for file in (run / "ranks").glob("*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            if line["kind"] == "step":
+                line["train_loss"] = 1.0 + line["step"]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert answers(report_of(run))["trained"] == "no"
+
+
+@pytest.mark.parametrize(("holds", "verdict"), [(True, "pass"), (False, "fail"), (None, "unknown")])
+def test_expectations_count(run, holds, verdict):
+    change(run, "run.json", expectations=[{"text": "it is fast", "holds": holds, "measured": None}])
+    assert report_of(run).verdict == verdict
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
+def test_report_json_is_as_its_schema_says(tmp_path, status):
+    report = report_of(run_factory.make_run(tmp_path / "r", status=status, steps=240))
+    document = json.loads(json.dumps(to_json(report), allow_nan=False))
+    jsonschema.validate(document, SCHEMA)
+    assert document["version"] == 1
+    del document["verdict"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_figures_are_plotly_figures_with_units_on_their_axes(run):
+    made = figures(report_of(run))
+    assert [figure.id for figure in made] == ["train-loss", "time-of-ranks", "step-time", "throughput", "lateness"]
+    for figure in made:
+        checked = go.Figure(figure.spec)  # plotly refuses what is not of its schema
+        assert checked.layout.xaxis.title.text
+        assert checked.layout.yaxis.title.text
+        assert figure.summary
+    shaded = [shape for shape in made[2].spec["layout"]["shapes"] if shape["type"] == "rect"]
+    assert shaded[0]["x1"] - shaded[0]["x0"] == pytest.approx(run_factory.CUT_FOR_S)
+
+
+def test_the_page_is_alone(run):
+    page = html(report_of(run))
+    assert page.startswith("<!doctype html>")
+    without_scripts = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"""(src|href)\s*=|url\(|@import""", without_scripts)
+    assert page.count("plotly.js (basic") == 1
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>|`*x*`"
+
+
+def test_what_users_write_stays_text(run):
+    topology = json.loads((run / "topology.json").read_text())
+    topology["name"] = topology["links"][0]["name"] = HOSTILE
+    (run / "topology.json").write_text(json.dumps(topology))
+    change(run, "run.json", name=HOSTILE, reason=HOSTILE, status="failed", host={HOSTILE: HOSTILE})
+    with (run / "events.jsonl").open("a") as stream:
+        stream.write(
+            json.dumps({"t": 1020.0, "event": "fault-began", "fault": "x", "type": HOSTILE, "target": HOSTILE}) + "\n"
+        )
+        stream.write(json.dumps({"t": 1020.0, "event": HOSTILE, "text": HOSTILE}) + "\n")
+    with (run / "metrics.jsonl").open("a") as stream:
+        for t in (1010.0, 1020.0):
+            stream.write(json.dumps({"t": t, "kind": "fiber", "direction": HOSTILE, "bytes": 5}) + "\n")
+    report = report_of(run)
+    page = html(report)
+    assert "<script>alert" not in page
+    assert "<img" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert "<script" not in markdown(report)
+    assert "<img" not in markdown(report)
+
+
+def test_markup_escapes_all_but_markup():
+    assert element("p", "a<b", Markup("<i>c</i>"), None, title='"') == '<p title="&quot;">a&lt;b<i>c</i></p>'
+
+
+def test_markdown_has_the_facts(run):
+    text = markdown(report_of(run))
+    for fact in ("380 ms", "5.285 → 1.924", "north:west", "certified", "SCHED_FIFO 40", "cut north"):
+        assert fact in text
+
+
+@pytest.mark.parametrize("gone", ["run.json", "topology.json", "certificate.json", "events.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_file_that_is_missing_or_empty_breaks_nothing(run, gone, empty):
+    (run / gone).write_text("") if empty else (run / gone).unlink()
+    report = report_of(run)
+    assert report.verdict in ("unknown", "pass", "fail")
+    assert html(report)
+    assert markdown(report)
+    jsonschema.validate(json.loads(json.dumps(to_json(report))), SCHEMA)
+    if gone in ("run.json", "certificate.json", "metrics.jsonl"):
+        assert report.verdict == "unknown"
+    if not empty:
+        assert gone in report.missing
+
+
+def test_an_empty_directory(tmp_path):
+    report = report_of(tmp_path)
+    assert report.verdict == "unknown"
+    assert report.goodput is report.recovery_s is None
+    jsonschema.validate(json.loads(json.dumps(to_json(report))), SCHEMA)
+    assert html(report)
+    assert markdown(report)
+
+
+_ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**320), 10**320),
+    st.floats(),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({}),
+    st.just([None, "x", {"name": 3}]),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(odd=_ODD, seed=st.integers(0, 2**32))
+def test_any_value_anywhere_breaks_nothing(tmp_path_factory, odd, seed):
+    """Replace a tenth of all values of a small run by something odd: there is still a report, as its schema says."""
+    chance = random.Random(seed)
+
+    def spoil(value):
+        if chance.random() < 0.02:
+            return odd
+        if isinstance(value, dict):
+            return {key: spoil(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [spoil(item) for item in value]
+        return odd if chance.random() < 0.02 else value
+
+    run = run_factory.make_run(tmp_path_factory.mktemp("odd") / "run", status="interrupted", steps=12)
+    for file in (*run.glob("*.json*"), *run.glob("ranks/*.jsonl")):
+        if file.suffix == ".json":
+            file.write_text(json.dumps(spoil(json.loads(file.read_text()))))
+        else:
+            lines = [spoil(json.loads(line)) for line in file.read_text().splitlines()]
+            file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = report_of(run)
+    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+    assert html(report)
+    assert markdown(report)

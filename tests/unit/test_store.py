@@ -1,0 +1,139 @@
+"""Run directories on disk: whole files at once, lines that survive a crash, and plain words when there is no room."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import run_factory
+
+from testbed.errors import StorageError, UnknownName
+from testbed.host import store
+from testbed.host.store import RunDirectory, check_writable, list_runs, save_report, write_report
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files are given to another user")
+
+
+def test_a_taken_name_gets_a_number(tmp_path):
+    runs = [RunDirectory.create(tmp_path / "runs", "metro") for _ in range(3)]
+    assert [run.name for run in runs] == ["metro", "metro-2", "metro-3"]
+    assert all(run.ranks.is_dir() for run in runs)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    run = RunDirectory.create(tmp_path, "r")
+    run.write_json("run.json", {"name": "r", "status": "running"})
+    run.write_json("run.json", {"name": "r", "status": "finished"})
+    run.append("events.jsonl", {"t": 1.0, "event": "note", "text": "ä"})
+    run.append("events.jsonl", {"t": 2.0, "event": "note"})
+    data = run.read()
+    assert data.info.status == "finished"
+    assert [event.t for event in data.events] == [1.0, 2.0]
+    assert data.missing == ("topology.json", "certificate.json", "metrics.jsonl", "ranks/rank-*.jsonl")
+    assert sorted(path.name for path in run.path.iterdir()) == ["events.jsonl", "ranks", "run.json"]
+
+
+def test_a_torn_last_line_is_left_out_and_a_broken_one_counted(tmp_path):
+    run = RunDirectory.create(tmp_path, "r")
+    (run.path / "events.jsonl").write_bytes(b'{"t": 1, "event": "a"}\n\xff{{\n{"t": 2, "event": "b"}\n{"t": 3, "eve')
+    data = run.read()
+    assert [event.event for event in data.events] == ["a", "b"]
+    assert data.malformed == {"events.jsonl": 1}
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    run = RunDirectory.create(tmp_path, "r")
+    run.write_json("run.json", {"name": "old"})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(StorageError, match=r"run\.json: No space left on device"):
+        run.write_json("run.json", {"name": "new"})
+    monkeypatch.undo()
+    assert json.loads((run.path / "run.json").read_text()) == {"name": "old"}
+    assert sorted(path.name for path in run.path.iterdir()) == ["ranks", "run.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_while_appending(tmp_path):
+    run = RunDirectory.create(tmp_path, "r")
+    (run.path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left on device"):
+        run.append("metrics.jsonl", {"t": 1})
+
+
+def test_writers_side_by_side_do_not_mix_their_lines(tmp_path):
+    run = RunDirectory.create(tmp_path, "r")
+
+    def write(writer: int) -> None:
+        for index in range(200):
+            run.append("events.jsonl", {"t": index, "event": "note", "text": str(writer) * 300})
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    data = run.read()
+    assert (len(data.events), data.malformed) == (800, {})
+
+
+def test_check_writable_before_a_lab_is_built(tmp_path):
+    check_writable(tmp_path / "new" / "runs", 1000)
+    assert list((tmp_path / "new" / "runs").iterdir()) == []
+    with pytest.raises(StorageError, match="MB are free, a run needs"):
+        check_writable(tmp_path, 10**18)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Not a directory"):
+        check_writable(tmp_path / "file" / "runs")
+
+
+def test_runs_are_listed_latest_first(tmp_path):
+    assert list_runs(tmp_path / "nowhere") == []
+    for index, name in enumerate(("a", "b", "c")):
+        run = RunDirectory.create(tmp_path, name)
+        run.write_json("run.json", {})
+        os.utime(run.path / "run.json", (index, index))
+    (tmp_path / "no-run").mkdir()
+    assert [run.name for run in list_runs(tmp_path)] == ["c", "b", "a"]
+
+
+def test_opening_what_is_no_run(tmp_path):
+    run_factory.make_run(tmp_path / "metro")
+    assert RunDirectory.open(tmp_path / "metro").name == "metro"
+    with pytest.raises(UnknownName, match="did you mean metro"):
+        RunDirectory.open(tmp_path / "metr")
+
+
+def test_the_report_is_rebuilt_from_the_directory_alone(tmp_path):
+    path = run_factory.make_run(tmp_path / "metro")
+    first = write_report(RunDirectory.open(path))
+    names = ("report.json", "index.html", "report.md")
+    written = [(path / name).read_bytes() for name in names]
+    assert all(written)
+    for name in names:
+        (path / name).unlink()
+    assert write_report(RunDirectory.open(path)) == first
+    assert [(path / name).read_bytes() for name in names] == written
+    save_report(first, tmp_path / "out" / "deep")
+    assert [(tmp_path / "out" / "deep" / name).read_bytes() for name in names] == written
+
+
+@needs_root
+def test_under_sudo_files_belong_to_the_caller(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUDO_UID", "4242")
+    monkeypatch.setenv("SUDO_GID", "4343")
+    run = RunDirectory.create(tmp_path / "runs", "r")
+    run.write_json("run.json", {})
+    run.append("events.jsonl", {"t": 1, "event": "note"})
+    (run.ranks / "rank-0.log").write_text("by a rank, as root")
+    write_report(run)
+    made = [tmp_path / "runs", run.path, *run.path.rglob("*")]
+    assert len(made) > 7
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(4242, 4343)}
+    assert tmp_path.stat().st_uid == os.geteuid()
