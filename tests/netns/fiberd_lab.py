@@ -1,0 +1,162 @@
+"""Two hosts and a plant between them, made with `ip` alone: nothing of testbed but the emulator under test."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CLONE_NEWNET = 0x40000000
+
+
+def run(*argv: str | Path, check: bool = True, timeout_s: float = 60) -> str:
+    done = subprocess.run(
+        [str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+    )
+    assert not check or done.returncode == 0, f"{argv}: {done.stdout}"
+    return done.stdout
+
+
+def until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
+    """Wait until ``condition()`` is true and return what it gave."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.005)
+    return value
+
+
+@dataclass
+class Lab:
+    """Namespaces ``<prefix>a``, ``<prefix>b`` and ``<prefix>p``; for link i, ``fib<i>`` on both hosts is joined in the
+    plant by ``l<i>-a`` and ``l<i>-b``. Addresses 10.77.i.1 and .2; IPv6 is off."""
+
+    prefix: str
+    links: int = 1
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def a(self) -> str:
+        return f"{self.prefix}a"
+
+    @property
+    def b(self) -> str:
+        return f"{self.prefix}b"
+
+    @property
+    def plant(self) -> str:
+        return f"{self.prefix}p"
+
+    def ends(self, link: int = 0) -> tuple[str, str]:
+        return f"l{link}-a", f"l{link}-b"
+
+    def build(self) -> None:
+        for namespace in (self.a, self.b, self.plant):
+            run("ip", "netns", "add", namespace)
+            run("ip", "-n", namespace, "link", "set", "lo", "up")
+            # IPv6 says things of its own accord, which tests that count packets do not want.
+            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
+            for buffer in ("rmem", "wmem"):
+                run("ip", "netns", "exec", namespace, "sysctl", "-qw", f"net.ipv4.tcp_{buffer}=4096 1048576 67108864")
+        for link in range(self.links):
+            for side, (namespace, end) in enumerate(zip((self.a, self.b), self.ends(link), strict=True), 1):
+                # Equal ifindex on both ends would delay carrier events: the plant counts from 1000.
+                index = str(1000 + 2 * link + side)
+                run("ip", "link", "add", f"fib{link}", "netns", namespace, "type", "veth",
+                    "peer", "name", end, "netns", self.plant, "index", index)  # fmt: skip
+                run("ip", "-n", self.plant, "link", "set", end, "arp", "off", "up")
+                run("ip", "-n", namespace, "link", "set", f"fib{link}", "up")
+                run("ip", "-n", namespace, "addr", "add", f"10.77.{link}.{side}/24", "dev", f"fib{link}")
+
+    def destroy(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for namespace in (self.a, self.b, self.plant):
+            run("ip", "netns", "del", namespace, check=False)
+
+    def inside(self, namespace: str, *argv: str | Path, timeout_s: float = 60) -> str:
+        return run("ip", "netns", "exec", namespace, *argv, timeout_s=timeout_s)
+
+    def background(self, namespace: str, *argv: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.started.append(process)
+        return process
+
+    def socket(self, namespace: str, *arguments: Any) -> socket.socket:
+        """A socket that lives in ``namespace``. setns is per thread: a thread of its own makes it."""
+        made: list[socket.socket] = []
+
+        def make() -> None:
+            handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+            try:
+                if ctypes.CDLL(None, use_errno=True).setns(handle, CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), "setns")
+            finally:
+                os.close(handle)
+            made.append(socket.socket(*arguments))
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        return made[0]
+
+    def links_of(self, namespace: str) -> dict[str, dict[str, Any]]:
+        return {link["ifname"]: link for link in json.loads(run("ip", "-n", namespace, "-j", "-s", "link"))}
+
+    def is_up(self, end: str) -> bool:
+        return "UP" in self.links_of(self.plant)[end]["flags"]
+
+    def rtts_s(self, count: int, interval_s: float = 0.01, target: str = "10.77.0.2", *options: str) -> list[float]:
+        """Round trips of ``ping`` from a, in seconds, sorted; the lost ones are absent."""
+        text = self.inside(self.a, "ping", "-c", str(count), "-i", str(interval_s), "-W", "2", *options, target)
+        return sorted(float(ms) / 1e3 for ms in re.findall(r"time=([\d.]+) ms", text))
+
+    def iperf(self, seconds: int, *options: str, target: str = "10.77.0.2") -> dict[str, Any]:
+        """iperf3 from a to b; the ``end`` part of its JSON."""
+        server = self.background(self.b, "iperf3", "-s", "-1", "--forceflush")
+        assert server.stdout
+        until(
+            lambda: "LISTEN" in run("ip", "netns", "exec", self.b, "ss", "-Hltn", "sport = :5201"), 5, "iperf3 listens"
+        )
+        text = self.inside(self.a, "iperf3", "-J", "-c", target, "-t", str(seconds), *options)
+        server.communicate(timeout=20)
+        end: dict[str, Any] = json.loads(text)["end"]
+        return end
+
+    @contextmanager
+    def redirect(self) -> Iterator[None]:
+        """The same path with zero delay: the kernel passes packets from end to end (what RTTs are compared with)."""
+        ends = self.ends(0)
+        for end, other in (ends, ends[::-1]):
+            run("tc", "-n", self.plant, "qdisc", "add", "dev", end, "clsact")
+            run("tc", "-n", self.plant, "filter", "add", "dev", end, "ingress", "protocol", "all", "u32",
+                "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", other)  # fmt: skip
+        try:
+            yield
+        finally:
+            for end in ends:
+                run("tc", "-n", self.plant, "qdisc", "del", "dev", end, "clsact")
+
+
+def alive(pid: int) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

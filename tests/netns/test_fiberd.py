@@ -1,0 +1,634 @@
+"""fiberd on real veth pairs; the oracles are ping, iperf3, `ip` and plain sockets."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fiberd_lab import Lab, alive, run, until
+from scapy.layers.inet import IP, TCP
+from scapy.layers.l2 import Dot1Q, Ether
+from scapy.packet import Raw
+
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.errors import LabError
+from testbed.host import fiberd as client
+from testbed.host.emulator import DirectionStats
+from testbed.host.fiberd import Fiberd
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.skipif(not shutil.which("iperf3"), reason="iperf3 is missing"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = 7
+NOTHING = Impairment()
+SOL_UDP, UDP_SEGMENT = 17, 103
+SOL_PACKET, PACKET_AUXDATA, PACKET_VNET_HDR, TP_STATUS_VLAN_VALID, ETH_P_ALL = 263, 8, 15, 1 << 4, 3
+SO_RCVBUFFORCE = 33
+PROPORTION_Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
+
+
+@pytest.fixture(scope="module")
+def shared_lab() -> Iterator[Lab]:
+    lab = Lab(f"fdt{os.getpid()}")
+    try:
+        lab.build()
+        yield lab
+    finally:
+        lab.destroy()
+
+
+@pytest.fixture
+def lab(shared_lab: Lab) -> Lab:
+    for end in shared_lab.ends():
+        run("ip", "-n", shared_lab.plant, "link", "set", end, "mtu", "1500", "up")
+    return shared_lab
+
+
+Starter = Callable[..., Fiberd]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    running: list[Fiberd] = []
+
+    def start(lab: Lab, impairment: Impairment = NOTHING, back: Impairment = NOTHING, **more: int) -> Fiberd:
+        directions = []
+        for link in range(lab.links):
+            near, far = lab.ends(link)
+            directions += [Direction(f"l{link}:b", near, far, impairment), Direction(f"l{link}:a", far, near, back)]
+        running.append(Fiberd.start(lab.plant, directions, SEED, tmp_path / "fiberd.log", **more))
+        return running[-1]
+
+    yield start
+    for emulator in running:
+        emulator.stop()
+
+
+def forth(emulator: Fiberd) -> DirectionStats:
+    """The direction from a to b."""
+    return emulator.stats()[0]
+
+
+def quiet(emulator: Fiberd) -> DirectionStats:
+    """The same, once nothing is under way any more."""
+    until(lambda: not any(each.in_flight_packets for each in emulator.stats()), 5, "nothing is in flight")
+    return forth(emulator)
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Stream:
+    """Numbered datagrams from a to b, and what arrived, in order."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.sender = lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM)
+        self.receiver = lab.socket(lab.b, socket.AF_INET, socket.SOCK_DGRAM)
+        self.receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 256 << 20)
+        self.receiver.bind(("10.77.0.2", 0))
+        self.target = self.receiver.getsockname()
+        self.sent = 0
+        self.arrived: list[int] = []
+        # No ARP while packets are counted.
+        for here, there, address in ((lab.a, lab.b, "10.77.0.2"), (lab.b, lab.a, "10.77.0.1")):
+            hardware = lab.links_of(there)["fib0"]["address"]
+            run("ip", "-n", here, "neigh", "replace", address, "lladdr", hardware, "dev", "fib0", "nud", "permanent")
+
+    def send(self, size: int = 100) -> None:
+        self.sender.sendto(struct.pack("!I", self.sent).ljust(size, b"x"), self.target)
+        self.sent += 1
+
+    def send_super(self, segments: int, size: int) -> None:
+        """One GSO super-packet of ``segments`` datagrams."""
+        data = b"".join(struct.pack("!I", self.sent + i).ljust(size, b"x") for i in range(segments))
+        self.sender.sendmsg([data], [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", size))], 0, self.target)
+        self.sent += segments
+
+    def collect(self, idle_s: float = 0.3) -> list[int]:
+        """Read until nothing has come for ``idle_s``."""
+        self.receiver.settimeout(idle_s)
+        while True:
+            try:
+                self.arrived.append(struct.unpack("!I", self.receiver.recv(65536)[:4])[0])
+            except TimeoutError:
+                return self.arrived
+
+    def close(self) -> None:
+        self.sender.close()
+        self.receiver.close()
+
+
+@pytest.fixture
+def stream(lab: Lab) -> Iterator[Callable[[], Stream]]:
+    opened: list[Stream] = []
+
+    def open_stream() -> Stream:
+        opened.append(Stream(lab))
+        return opened[-1]
+
+    yield open_stream
+    for each in opened:
+        each.close()
+
+
+# ---- delay -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay_s", [200e-6, 5e-3])
+def test_round_trip_is_twice_the_delay(lab: Lab, start: Starter, delay_s: float) -> None:
+    with lab.redirect():
+        bare = lab.rtts_s(150, 0.005)
+    start(lab, Impairment(delay_s), Impairment(delay_s))
+    fiber = lab.rtts_s(150, 0.005)
+    assert len(bare) == len(fiber) == 150
+    tolerance_s = max(50e-6, 0.02 * 2 * delay_s)
+    assert abs(fiber[0] - bare[0] - 2 * delay_s) < tolerance_s
+    assert abs(statistics.median(fiber) - statistics.median(bare) - 2 * delay_s) < tolerance_s
+
+
+def test_each_direction_has_its_own_delay(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    start(lab, Impairment(delay_s=0.04), Impairment(delay_s=0.001))
+    one = stream()
+    began = time.monotonic()
+    one.send()
+    one.receiver.settimeout(2)
+    _, address = one.receiver.recvfrom(100)
+    there = time.monotonic()
+    one.receiver.sendto(b"back", address)
+    one.sender.settimeout(2)
+    one.sender.recv(100)
+    back = time.monotonic()
+    assert 0.040 <= there - began < 0.060
+    assert 0.001 <= back - there < 0.020
+
+
+def test_lateness_is_counted(lab: Lab, start: Starter) -> None:
+    emulator = start(lab, Impairment(delay_s=1e-3), Impairment(delay_s=1e-3))
+    lab.rtts_s(50, 0.002)
+    stats = quiet(emulator)
+    assert len(stats.lateness_counts) == len(stats.lateness_bounds_s) + 1
+    assert stats.lateness_bounds_s[0] == 1e-6 and stats.lateness_bounds_s[-1] == 0.1
+    assert sum(stats.lateness_counts) == stats.packets >= 50
+    within_1_ms = sum(
+        n for bound, n in zip(stats.lateness_bounds_s, stats.lateness_counts, strict=False) if bound <= 1e-3
+    )
+    assert within_1_ms > stats.packets / 2
+
+
+# ---- what crosses ----------------------------------------------------------------------------------------------------
+
+
+def test_arp(lab: Lab, start: Starter) -> None:
+    start(lab, Impairment(delay_s=1e-3), Impairment(delay_s=1e-3))
+    for namespace in (lab.a, lab.b):
+        run("ip", "-n", namespace, "neigh", "flush", "dev", "fib0", "nud", "all")
+    assert len(lab.rtts_s(3)) == 3
+    assert lab.links_of(lab.b)["fib0"]["address"] in run("ip", "-n", lab.a, "neigh", "show", "10.77.0.2")
+
+
+def test_ipv6(lab: Lab, start: Starter) -> None:
+    start(lab, Impairment(delay_s=1e-3, rate_bps=1e9), Impairment(delay_s=1e-3))
+    hosts = (lab.a, lab.b)
+    try:
+        for side, namespace in enumerate(hosts, 1):
+            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.fib0.disable_ipv6=0")
+            run("ip", "-n", namespace, "addr", "add", f"fd77::{side}/64", "dev", "fib0", "nodad")
+        round_trips = lab.rtts_s(5, 0.01, "fd77::2", "-6")
+        assert len(round_trips) == 5 and round_trips[0] > 2e-3
+        assert lab.links_of(lab.b)["fib0"]["address"] in run("ip", "-n", lab.a, "neigh", "show", "fd77::2")
+        assert lab.iperf(1, target="fd77::2")["sum_received"]["bits_per_second"] > 0.5e9  # super-packets were sliced
+    finally:
+        for namespace in hosts:
+            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.fib0.disable_ipv6=1")
+
+
+@pytest.mark.parametrize("rate_bps", [0, 1e9], ids=["whole", "sliced"])
+def test_vlan_tags_cross(lab: Lab, start: Starter, rate_bps: float) -> None:
+    """A tagged super-packet as a VLAN device would send it: the tag is on every piece that arrives."""
+    start(lab, Impairment(delay_s=1e-3, rate_bps=rate_bps))
+    mss, data = 1400, random.Random(1).randbytes(30 * 1400 + 9)
+    headers = Ether(dst="ff:ff:ff:ff:ff:ff", src="02:00:00:00:00:01") / Dot1Q(vlan=77, prio=3)
+    headers /= IP(src="10.1.1.1", dst="10.1.1.2") / TCP(sport=1, dport=2, seq=1000, flags="A")
+    sender = lab.socket(lab.a, socket.AF_PACKET, socket.SOCK_RAW, 0)
+    receiver = lab.socket(lab.b, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    with sender, receiver:
+        sender.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        sender.bind(("fib0", 0))
+        receiver.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
+        receiver.bind(("fib0", ETH_P_ALL))
+        receiver.settimeout(2)
+        sender.send(struct.pack("=BBHHHH", 1, 1, 58, mss, 38, 16) + bytes(headers / Raw(data)))
+        arrived = b""
+        pieces = 0
+        while len(arrived) < len(data):
+            frame, control, _, _ = receiver.recvmsg(70000, 64)
+            ((_, _, auxiliary),) = control
+            status, _, _, _, _, tci, tpid = struct.unpack("=IIIHHHH", auxiliary)
+            assert status & TP_STATUS_VLAN_VALID and (tci, tpid) == (3 << 13 | 77, 0x8100)
+            packet = Ether(frame)
+            assert packet[TCP].seq == 1000 + len(arrived)
+            arrived += bytes(packet[TCP].payload)
+            pieces += 1
+        assert arrived == data
+        assert (pieces == 1) == (rate_bps == 0)
+
+
+def test_any_ethertype_crosses_unchanged(lab: Lab, start: Starter) -> None:
+    start(lab)
+    sender = lab.socket(lab.a, socket.AF_PACKET, socket.SOCK_RAW, 0)
+    receiver = lab.socket(lab.b, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88B5))
+    with sender, receiver:
+        sender.bind(("fib0", 0))
+        receiver.bind(("fib0", 0x88B5))
+        receiver.settimeout(2)
+        frame = b"\xff" * 6 + b"\x02\0\0\0\0\1" + b"\x88\xb5" + random.Random(1).randbytes(1400)
+        sender.send(frame)
+        assert receiver.recv(2000) == frame
+
+
+# ---- rate and queue --------------------------------------------------------------------------------------------------
+
+
+def test_rate(lab: Lab, start: Starter) -> None:
+    emulator = start(lab, Impairment(200e-6, 0.8e9, 1_000_000), Impairment(200e-6, 0.8e9, 1_000_000))
+    end = lab.iperf(2)
+    goodput = end["sum_received"]["bits_per_second"]
+    assert goodput == pytest.approx(0.8e9 * 1448 / 1538, rel=0.05)  # payload of what a 1500 B segment is on the wire
+    stats = quiet(emulator)
+    assert stats.segments > 2 * stats.packets  # it was re-sliced, not taken apart
+
+
+def test_counters_agree_with_iperf3(lab: Lab, start: Starter) -> None:
+    emulator = start(lab, Impairment(200e-6, 1e9), Impairment(200e-6, 1e9))
+    before = forth(emulator)
+    sent = lab.iperf(1)["sum_sent"]["bytes"]
+    after = quiet(emulator)
+    segments = sent / 1448
+    assert after.segments - before.segments == pytest.approx(segments, rel=0.02)
+    assert after.bytes - before.bytes == pytest.approx(sent + segments * (14 + 20 + 32), rel=0.02)
+
+
+def test_queue_drops_the_tail(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    one = None
+    emulator = start(lab)
+    one = stream()
+    limit, size = 30_000, 1000
+    emulator.set({"l0:b": Impairment(delay_s=1e-3, rate_bps=10e6, queue_bytes=limit)})
+    for _ in range(200):
+        one.send(size)
+    arrived = one.collect()
+    wire = size + 8 + 20 + 14 + 24
+    assert limit // wire <= len(arrived) <= limit // wire + 20  # what was sent while the burst came in had room too
+    assert arrived[:20] == list(range(20))
+    assert arrived == sorted(arrived)
+    stats = quiet(emulator)
+    assert stats.drops["queue"] == 200 - len(arrived)
+    assert stats.queue_bytes == 0
+
+
+def test_queue_takes_the_part_of_a_super_packet_that_fits(
+    lab: Lab, start: Starter, stream: Callable[[], Stream]
+) -> None:
+    emulator = start(lab)
+    one = stream()
+    emulator.set({"l0:b": Impairment(rate_bps=3e9, queue_bytes=10 * (1000 + 66))})  # not sliced at this rate
+    one.send_super(40, 1000)
+    assert one.collect() == list(range(10))
+    assert quiet(emulator).drops["queue"] == 30
+
+
+# ---- loss ------------------------------------------------------------------------------------------------------------
+
+
+def assert_proportion(lost: int, total: int, p: float) -> None:
+    spread = PROPORTION_Z * (total * p * (1 - p)) ** 0.5
+    assert abs(lost - total * p) <= spread + 1, (lost, total)
+
+
+def test_loss_is_per_segment_and_repeats(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    lost_in_run: list[set[int]] = []
+    for _ in range(2):
+        emulator = start(lab)
+        one = stream()
+        before = forth(emulator)
+        emulator.set({"l0:b": Impairment(delay_s=1e-3, loss=0.01)})
+        for _ in range(400):
+            one.send_super(50, 1200)
+        arrived = one.collect()
+        stats = quiet(emulator)
+        assert arrived == sorted(set(arrived))
+        assert stats.drops["loss"] == one.sent - len(arrived)
+        assert stats.segments - before.segments == len(arrived)
+        assert stats.packets < stats.segments / 5  # super-packets were cut where a segment was lost, not taken apart
+        assert_proportion(stats.drops["loss"], one.sent, 0.01)
+        lost_in_run.append(set(range(one.sent)) - set(arrived))
+        emulator.stop()
+        for end in lab.ends():
+            run("ip", "-n", lab.plant, "link", "set", end, "up")
+    assert lost_in_run[0] == lost_in_run[1]
+
+
+def test_loss_with_tso(lab: Lab, start: Starter) -> None:
+    emulator = start(lab, Impairment(delay_s=200e-6, loss=0.01), Impairment(delay_s=200e-6))
+    end = lab.iperf(1, "-P", "2")
+    stats = quiet(emulator)
+    assert stats.segments > 1.5 * stats.packets
+    assert_proportion(stats.drops["loss"], stats.segments + stats.drops["loss"], 0.01)
+    assert end["sum_sent"]["retransmits"] >= 0.9 * stats.drops["loss"] - 10
+
+
+def test_all_or_nothing_lost(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    emulator = start(lab)
+    one = stream()
+    emulator.set({"l0:b": Impairment(loss=1.0)})
+    for _ in range(20):
+        one.send_super(10, 500)
+    assert one.collect(0.1) == []
+    emulator.set({"l0:b": Impairment(loss=0.0)})
+    one.send()
+    assert one.collect(0.1) == [200]
+
+
+# ---- change at run time ----------------------------------------------------------------------------------------------
+
+
+def test_change_of_delay_loses_and_reorders_nothing(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    emulator = start(lab, Impairment(delay_s=200e-6))
+    one = stream()
+    done = threading.Event()
+
+    def send() -> None:
+        while not done.is_set():
+            one.send()
+            time.sleep(0.0003)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        for delay_s in (5e-3, 200e-6, 5e-3, 0.0, 5e-3, 200e-6):
+            time.sleep(0.15)
+            emulator.set({"l0:b": Impairment(delay_s=delay_s)})
+    finally:
+        done.set()
+        sender.join()
+    assert one.sent > 500
+    assert one.collect() == list(range(one.sent))
+
+
+def test_change_of_rate_speeds_up_what_waits(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    emulator = start(lab)
+    one = stream()
+    emulator.set({"l0:b": Impairment(rate_bps=1e6)})
+    began = time.monotonic()
+    for _ in range(300):
+        one.send(1000)  # 2.5 s at this rate
+    assert forth(emulator).queue_bytes > 200_000
+    emulator.set({"l0:b": Impairment(rate_bps=100e6)})
+    until(lambda: forth(emulator).in_flight_packets == 0, 1, "the queue has drained at the new rate")
+    assert time.monotonic() - began < 1.5
+    assert one.collect(0.1) == list(range(300))
+
+
+def test_bad_values_change_nothing(lab: Lab, start: Starter) -> None:
+    emulator = start(lab, Impairment(delay_s=20e-3))
+    with pytest.raises(LabError, match=r"l0:b: loss: 1\.5 is not a number from 0 to 1"):
+        emulator.set({"l0:b": Impairment(delay_s=0, loss=1.5)})
+    with pytest.raises(LabError, match="l9:b: no such direction"):
+        emulator.set({"l9:b": Impairment()})
+    assert lab.rtts_s(3)[0] >= 20e-3
+    assert emulator.stats()
+
+
+# ---- caps and errors -------------------------------------------------------------------------------------------------
+
+
+def test_memory_cap(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    emulator = start(lab)
+    one = stream()
+    emulator.set({"l0:b": Impairment(delay_s=0.2)})
+    emulator._ask(["set l0:b memory_bytes=100000"])
+    for _ in range(200):
+        one.send()
+    arrived = one.collect()
+    stats = quiet(emulator)
+    assert 20 < len(arrived) < 100
+    assert stats.drops["memory"] == 200 - len(arrived)
+
+
+def test_a_frame_that_the_egress_refuses(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    emulator = start(lab)
+    one = stream()
+    run("ip", "-n", lab.plant, "link", "set", lab.ends()[1], "mtu", "1000")
+    one.send(1400)
+    one.send(500)
+    assert one.collect(0.2) == [1]
+    assert quiet(emulator).drops["transmit"] == 1
+
+
+def test_an_end_that_goes_down_loses_what_is_in_flight(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    emulator = start(lab)
+    one = stream()
+    emulator.set({"l0:b": Impairment(delay_s=0.15)})
+    for _ in range(10):
+        one.send()
+    until(lambda: forth(emulator).in_flight_packets == 10, 2, "all are in flight")
+    far = lab.ends()[1]
+    run("ip", "-n", lab.plant, "link", "set", far, "down")
+    until(lambda: forth(emulator).drops["down"] == 10, 2, "they are lost")
+    before_s = cpu_s(emulator.pid)
+    time.sleep(0.5)
+    assert cpu_s(emulator.pid) - before_s < 0.1  # it does not spin on a dead socket
+    one.send()
+    until(lambda: forth(emulator).drops["down"] == 11, 2, "what comes now is lost, too")
+    run("ip", "-n", lab.plant, "link", "set", far, "up")
+    until(lambda: lab.links_of(lab.b)["fib0"]["operstate"] == "UP", 2, "carrier is back")
+    one.send()
+    assert one.collect(0.4) == [11]
+
+
+def test_garbage_frames_under_sanitizers(
+    lab: Lab, start: Starter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: Callable[[], Stream]
+) -> None:
+    sources = sorted((ROOT / "testbed" / "fiberd").glob("*.c"))
+    binary = tmp_path / "fiberd-sanitized"
+    argv = ["cc", "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    if subprocess.run([*argv, "-o", binary, *sources, "-lm"], capture_output=True).returncode != 0:
+        pytest.skip("no compiler with sanitizers")
+    monkeypatch.setattr(client, "find_binary", lambda: binary)
+    emulator = start(lab, Impairment(1e-3, 2e9, 0, 0.01), Impairment(1e-3))
+    one = stream()
+    rng = random.Random(3)
+    sender = lab.socket(lab.a, socket.AF_PACKET, socket.SOCK_RAW, 0)
+    starts = [
+        b"\x08\x00\x45",
+        b"\x86\xdd\x60",
+        b"\x81\x00\0\7\x08\0\x45",
+        b"\x88\xa8\0\1\x81\0\0\2\x86\xdd",
+        b"\x08\x06",
+        b"",
+    ]
+    with sender:
+        sender.bind(("fib0", 0))
+        for _ in range(3000):
+            head = b"\xff" * 6 + b"\x02\0\0\0\0\1" + rng.choice(starts)
+            sender.send((head + rng.randbytes(rng.randrange(1400)))[: rng.randrange(14, 1400)].ljust(14, b"\0"))
+    for _ in range(100):
+        one.send_super(rng.randrange(2, 50), 1000)
+    lab.iperf(1)
+    stats = quiet(emulator)
+    assert stats.packets > 2500
+    emulator.stop()
+    assert emulator.wait(0) == 0, (tmp_path / "fiberd.log").read_text()
+
+
+# ---- life and death --------------------------------------------------------------------------------------------------
+
+
+def ends_are_down(lab: Lab) -> bool:
+    return not any(lab.is_up(end) for end in lab.ends())
+
+
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "end of file"])
+def test_the_end_takes_both_ends_down(lab: Lab, start: Starter, way: str) -> None:
+    emulator = start(lab)
+    assert not ends_are_down(lab)
+    if way == "end of file":
+        emulator.stop()
+    else:
+        os.kill(emulator.pid, signal.Signals[way])
+    assert emulator.wait(5) == 0
+    assert ends_are_down(lab)
+    until(lambda: "NO-CARRIER" in lab.links_of(lab.a)["fib0"]["flags"], 2, "the host sees no carrier")
+    assert not Path(f"/proc/{emulator.pid}").exists()  # no zombie
+    emulator.stop()
+    with pytest.raises(LabError, match="ended with status 0"):
+        emulator.stats()
+
+
+def test_killed_is_noticed_at_once(lab: Lab, start: Starter) -> None:
+    emulator = start(lab)
+    assert emulator.wait(0.05) is None
+    os.kill(emulator.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert emulator.wait(5) == -signal.SIGKILL
+    assert time.monotonic() - began < 1
+    with pytest.raises(LabError, match="status -9"):
+        emulator.set({"l0:b": Impairment()})
+    emulator.stop()
+
+
+def test_the_death_of_its_parent_takes_both_ends_down(lab: Lab, tmp_path: Path) -> None:
+    program = """
+import sys, time
+from pathlib import Path
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.host.fiberd import Fiberd
+near, far = sys.argv[2:4]
+emulator = Fiberd.start(sys.argv[1], [Direction("x:b", near, far, Impairment())], 0, Path(sys.argv[4]))
+print(emulator.pid, flush=True)
+time.sleep(60)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, lab.plant, *lab.ends(), tmp_path / "log"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert parent.stdout
+    pid = int(parent.stdout.readline())
+    assert alive(pid) and not ends_are_down(lab)
+    parent.kill()
+    parent.communicate()
+    until(lambda: not alive(pid), 5, "fiberd has ended")
+    assert ends_are_down(lab)
+
+
+def test_it_outlives_the_thread_that_started_it(lab: Lab, start: Starter) -> None:
+    """The kernel sends the parent-death signal when a thread ends, although the process lives on."""
+    started: list[Fiberd] = []
+    thread = threading.Thread(target=lambda: started.append(start(lab)))
+    thread.start()
+    thread.join()
+    assert started[0].wait(0.3) is None
+    assert len(lab.rtts_s(2)) == 2
+
+
+def test_missing_interface_is_named(lab: Lab, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="nosuch0: cannot find the interface"):
+        Fiberd.start(lab.plant, [Direction("x:b", "nosuch0", "l0-b", Impairment())], 0, tmp_path / "log")
+
+
+def test_missing_namespace_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="/run/netns/no-such-plant: No such file"):
+        Fiberd.start("no-such-plant", [], 0, tmp_path / "log")
+
+
+def test_keeps_no_privileges_but_one(lab: Lab, start: Starter) -> None:
+    status = Path(f"/proc/{start(lab).pid}/status").read_text()
+    values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(values["CapEff"], 16) == int(values["CapPrm"], 16) == 1 << 12  # CAP_NET_ADMIN
+    assert values["NoNewPrivs"] == "1"
+
+
+def test_without_real_time_priority(lab: Lab, start: Starter) -> None:
+    emulator = start(lab, Impairment(delay_s=5e-3), priority=0)
+    assert emulator.info.scheduling.startswith("SCHED_OTHER")
+    assert lab.rtts_s(5)[0] >= 5e-3
+
+
+def test_many_links_are_cheap(start: Starter) -> None:
+    lab = Lab(f"fdm{os.getpid()}", links=32)
+    try:
+        lab.build()
+        emulator = start(lab, Impairment(delay_s=200e-6), Impairment(delay_s=200e-6))
+        for link in (0, 31):
+            assert len(lab.rtts_s(2, 0.01, f"10.77.{link}.2")) == 2
+        assert len(emulator.stats()) == 64
+        resident = next(s for s in Path(f"/proc/{emulator.pid}/status").read_text().splitlines() if "VmRSS" in s)
+        assert int(resident.split()[1]) < 10_000
+        before_s = cpu_s(emulator.pid)
+        time.sleep(0.5)
+        assert cpu_s(emulator.pid) - before_s <= 0.05
+        emulator.stop()
+        assert not any(link["flags"].count("UP") for link in lab.links_of(lab.plant).values() if link["ifname"] != "lo")
+    finally:
+        lab.destroy()
+
+
+def test_threads_share_a_client(lab: Lab, start: Starter) -> None:
+    emulator = start(lab)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(50):
+                emulator.set({"l0:b": Impairment(delay_s=(seed + i) * 1e-6)})
+                assert [each.direction for each in emulator.stats()] == ["l0:b", "l0:a"]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
