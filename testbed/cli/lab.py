@@ -1,0 +1,333 @@
+"""Verbs about live labs: up, down, status, exec, logs, certify, and their faults: inject, cut, heal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed.cli import screen, tables, verb
+from testbed.cli.verb import (
+    AllowUncertified,
+    AsJson,
+    Driver,
+    Emulator,
+    FaultArgument,
+    LabArguments,
+    LabName,
+    Lasting,
+    NodeArgument,
+    Overrides,
+    TargetArgument,
+    TopologyArgument,
+)
+from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.lab.api import Fault, Lab
+
+WATCH_EVERY_S = 1.0
+
+
+@verb.verb(
+    verb.LABS,
+    "testbed up metro-40km",
+    "testbed up metro-40km --set links.north.km=80 --set scale=100",
+    "testbed up my.yaml --name mine --no-agents",
+    "testbed up regional-ring --dry-run         # what would be done, one step a line",
+)
+def up(
+    topology: TopologyArgument,
+    set_: Overrides = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.", show_default=False)] = False,
+    agents: Annotated[bool, typer.Option("--agents/--no-agents", help="A training agent per rank.")] = True,
+    driver: Driver = "auto",
+    emulator: Emulator = "auto",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave what stands when it fails, to look at it.", show_default=False)
+    ] = False,
+    allow_uncertified: AllowUncertified = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a lab up: sites, fibers, agents; measure every fiber before it is believed."""
+    from testbed.lab import api
+
+    wanted = api.load(topology, verb.read_overrides(set_))
+    if dry_run:
+        steps = [str(step) for step in api.plan(wanted, name)]
+        if as_json:
+            screen.show_json(steps)
+        for step in [] if as_json else steps:
+            screen.show_line(step)
+        return
+    with screen.progress() as progress:
+        lab = api.up(
+            wanted,
+            name=name,
+            agents=agents,
+            driver=driver,
+            emulator=emulator,
+            keep=keep,
+            allow_uncertified=allow_uncertified,
+            progress=progress,
+        )
+    if as_json:
+        certificate = lab.certificate.to_dict() if lab.certificate else None
+        screen.show_json({"lab": lab.name, "topology": lab.topology.name, "certificate": certificate})
+    elif not screen.quiet():
+        _show_links(lab)
+        _say_next(lab)
+
+
+def _show_links(lab: Lab) -> None:
+    screen.show(tables.links_measured(lab.topology, lab.certificate))
+    if lab.certificate:
+        screen.say(tables.certificate_footnote(lab.certificate), style="dim")
+
+
+def _say_next(lab: Lab) -> None:
+    first, last = lab.topology.node_names[0], lab.topology.node_names[-1]
+    lines = [f"testbed exec {first} -- ping -c 3 {last}"]
+    if lab.topology.links:
+        lines.append(f"testbed cut {lab.topology.links[0].name} --for 10s")
+    lines += ["testbed launch -- python your_training.py", "testbed status --watch", f"testbed down {lab.name}"]
+    screen.say(f"Lab {lab.name} is up. Next:")
+    for line in lines:
+        screen.say(f"  {line}", style="cyan")
+
+
+@verb.verb(verb.LABS, "testbed down", "testbed down metro-40km other", "testbed down --all")
+def down(
+    labs: LabArguments = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every lab on this host.", show_default=False)] = False,
+    lab: LabName = None,
+) -> None:
+    """Remove labs, and nothing that is not theirs; silent when there is nothing to remove.
+
+    Works after a crash or kill of any process, from the lab's journal alone.
+    """
+    from testbed.lab import api
+
+    if all_ and labs:
+        raise UserError("either name labs or say --all, not both")
+    if all_:
+        for name in api.down_all():
+            screen.say(f"{name}: down")
+        return
+    names = labs or ([lab] if lab else _only_lab())
+    for name in dict.fromkeys(names):
+        if api.down(name):
+            screen.say(f"{name}: down")
+
+
+def _only_lab() -> list[str]:
+    from testbed.lab import api
+
+    names = [each.name for each in api.labs()]
+    if len(names) > 1:
+        raise UserError(f"{len(names)} labs are up: {', '.join(names)}; name the ones to remove, or say --all")
+    return names
+
+
+@verb.verb(verb.LABS, "testbed status", "testbed status -l metro-40km --watch", "testbed status --json")
+def status(
+    lab: LabName = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second.", show_default=False)] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Links as their gateways see them, faults, ranks; what is wrong, if anything."""
+    target = verb.attach(lab)
+    if not watch:
+        _show_status(target, as_json)
+    elif as_json or not screen.out().is_terminal:
+        _repeat(lambda: _show_status(target, as_json))
+    else:
+        _watch(target)
+
+
+def _show_status(lab: Lab, as_json: bool) -> None:
+    found = lab.status()
+    if as_json:
+        screen.show_json(tables.plain(found))
+        return
+    screen.show(tables.status_line(found))
+    for each in tables.status(found):
+        screen.show(each)
+
+
+def _repeat(work: Callable[[], None]) -> None:
+    while True:
+        work()
+        time.sleep(WATCH_EVERY_S)
+
+
+def _watch(lab: Lab) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    def look() -> Group:
+        found = lab.status()
+        return Group(tables.status_line(found), *tables.status(found))
+
+    with Live(look(), console=screen.out(), auto_refresh=False) as live:
+        _repeat(lambda: live.update(look(), refresh=True))
+
+
+@verb.verb(
+    verb.LABS,
+    "testbed exec east-0 -- ping -c 3 west-0",
+    "testbed exec east-gw ip route              # gateways and the plant too",
+    "testbed exec east-0 bash",
+    ours=125,
+    passes_words_on=True,
+)
+def exec_(
+    node: NodeArgument,
+    command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="Passed on as it is.")],
+    lab: LabName = None,
+) -> int:
+    """Run a program inside a node, with your terminal; its exit status is ours.
+
+    125 is the testbed's own, 126 a command that cannot be run, 127 one that is not there. Options of exec come before NODE.
+    """
+    words = command[1:] if command[0] == "--" else command
+    if not words:
+        raise UserError(f"what is to run in {node}? Write: testbed exec {node} -- COMMAND")
+    return verb.attach(lab).exec(node, words)
+
+
+@verb.verb(
+    verb.LABS, "testbed logs", "testbed logs east-0 -f", "testbed logs 3                             # of rank 3"
+)
+def logs(
+    what: Annotated[str | None, typer.Argument(metavar="[NODE|RANK]", help="[default: the lab's own]")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.", show_default=False)] = False,
+    lab: LabName = None,
+) -> None:
+    """Logs of the lab (keeper, emulator, agents), or of one node or rank."""
+    for line in verb.attach(lab).logs(what, follow):
+        screen.show_line(line)
+
+
+@verb.verb(verb.LABS, "testbed certify", "testbed certify --thorough --json")
+def certify(
+    thorough: Annotated[bool, typer.Option("--thorough", help="More probes; rates too.", show_default=False)] = False,
+    lab: LabName = None,
+    as_json: AsJson = False,
+) -> int:
+    """Measure every fiber of a live lab now: the fidelity certificate. Exit status 1: outside tolerance."""
+    target = verb.attach(lab)
+    certificate = target.certify(thorough)
+    if as_json:
+        screen.show_json(certificate.to_dict())
+    else:
+        screen.show(tables.links_measured(target.topology, certificate))
+        screen.say(tables.certificate_footnote(certificate), style="dim")
+        word = (
+            tables.verdict("certified")
+            if certificate.certified
+            else tables.verdict("bad").append(": outside tolerance")
+        )
+        screen.show(word)
+        for why in certificate.why:
+            screen.show(f"  {why}")
+    return 0 if certificate.certified else 1
+
+
+# ---- faults
+
+
+def _show_fault(fault: Fault) -> None:
+    began = time.strftime("%H:%M:%S", time.localtime(fault.began_unix_s))
+    words = f"{fault.id}: {fault.type} {fault.target}, began {began}"
+    if fault.ended is not None:
+        words += f", lasted {fault.ended - fault.began:.3f} s"
+    screen.show(words)
+
+
+def _fault_as_data(fault: Fault) -> dict[str, object]:
+    return {key: getattr(fault, key) for key in ("id", "type", "target", "began", "ended", "began_unix_s")}
+
+
+def _inject(
+    lab: str | None, fault: str, target: str, lasting: str | None, wait: bool, parameters: dict[str, str], as_json: bool
+) -> None:
+    for_s = verb.read_duration_s(lasting)
+    if wait and for_s is None:
+        raise UserError("--wait waits for the fault to end: say for how long with --for, as in --for 10s --wait")
+    made = verb.attach(lab).inject(fault, target, for_s=for_s, wait=wait, **parameters)
+    if as_json:
+        screen.show_json(_fault_as_data(made))
+        return
+    _show_fault(made)
+    if made.ended is None:
+        screen.say(
+            f"it ends by itself after {lasting}" if lasting else f"to end it: testbed heal {made.id}", style="dim"
+        )
+
+
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended (with --for).", show_default=False)]
+
+
+@verb.verb(
+    verb.FAULTS,
+    "testbed inject cut north --for 10s --wait",
+    "testbed inject impair north:west delay=5ms loss=0.1%",
+    "testbed ls faults                          # those there are, with their parameters",
+)
+def inject(
+    fault: FaultArgument,
+    target: TargetArgument,
+    parameters: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of this kind of fault.", show_default=False)
+    ] = None,
+    for_: Lasting = None,
+    wait: Wait = False,
+    lab: LabName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Do something to a fiber; prints the fault's id, by which it is healed."""
+    given: dict[str, str] = {}
+    for word in parameters or ():
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise UserError(f"'{word}' is no KEY=VALUE; write for example delay=5ms")
+        if key in ("fault", "target", "for_s", "wait"):
+            raise UserError(f"'{key}' is no parameter of a fault; a time limit is --for")
+        given[key] = value
+    _inject(lab, fault, target, for_, wait, given, as_json)
+
+
+@verb.verb(
+    verb.FAULTS,
+    "testbed cut north",
+    "testbed cut north --for 10s",
+    "testbed cut river-bridge                    # every link in the duct",
+)
+def cut(
+    target: TargetArgument, for_: Lasting = None, wait: Wait = False, lab: LabName = None, as_json: AsJson = False
+) -> None:
+    """Cut a link or a duct: both gateways see no carrier, what was in flight is lost (= inject cut)."""
+    _inject(lab, "cut", target, for_, wait, {}, as_json)
+
+
+@verb.verb(
+    verb.FAULTS, "testbed heal                               # everything", "testbed heal north", "testbed heal f3"
+)
+def heal(
+    what: Annotated[str | None, typer.Argument(metavar="[ID|LINK]", help="[default: all faults]")] = None,
+    lab: LabName = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a fault, all faults of a link, or all there are."""
+    ended = verb.attach(lab).heal(what)
+    if as_json:
+        screen.show_json([_fault_as_data(fault) for fault in ended])
+        return
+    for fault in ended:
+        _show_fault(fault)
+    if not ended:
+        screen.say("nothing was to be healed")

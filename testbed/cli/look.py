@@ -1,0 +1,200 @@
+"""Verbs that only look: ls, show, lint, doctor."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from testbed.cli import screen, tables, verb
+from testbed.cli.verb import AsJson, Overrides, TopologyArgument
+from testbed.errors import FileMistakes, Finding, TestbedError, UserError
+
+
+class Kind(StrEnum):
+    """What there are lists of."""
+
+    labs = "labs"
+    topologies = "topologies"
+    experiments = "experiments"
+    runs = "runs"
+    faults = "faults"
+
+
+@verb.verb(verb.LOOK, "testbed ls", "testbed ls topologies", "testbed ls runs --json")
+def ls(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=True)] = Kind.labs, as_json: AsJson = False
+) -> None:
+    """List labs, shipped topologies and experiments, runs, or the kinds of faults."""
+    {
+        Kind.labs: _list_labs,
+        Kind.topologies: _list_topologies,
+        Kind.experiments: _list_experiments,
+        Kind.runs: _list_runs,
+        Kind.faults: _list_faults,
+    }[kind](as_json)
+
+
+def _list_labs(as_json: bool) -> None:
+    from testbed.lab import api
+
+    found = api.labs()
+    if as_json:
+        screen.show_json(tables.plain(found))
+    elif found:
+        screen.show(tables.labs(found, time.time()))
+    else:
+        screen.say("no lab is up; bring one up with: testbed up metro-40km")
+
+
+def _list_topologies(as_json: bool) -> None:
+    from testbed.host import catalog
+
+    loaded = [catalog.load_topology(name) for name in catalog.list_topologies()]
+    data = [
+        {
+            "name": it.name,
+            "sites": len(it.sites),
+            "nodes": len(it.node_names),
+            "links": {link.name: link.length_m / 1e3 for link in it.links},
+        }
+        for it in loaded
+    ]
+    if as_json:
+        screen.show_json(data)
+        return
+    rows = [
+        [
+            it.name,
+            str(len(it.sites)),
+            str(len(it.node_names)),
+            ", ".join(f"{link.name} {link.length_m / 1e3:g} km" for link in it.links),
+        ]
+        for it in loaded
+    ]
+    screen.show(tables.table(("topology", "sites", "nodes", "links"), rows, right=("sites", "nodes")))
+
+
+def _list_experiments(as_json: bool) -> None:
+    from testbed.host import catalog
+
+    loaded = [(name, catalog.load_experiment(name)) for name in catalog.list_experiments()]
+    if as_json:
+        screen.show_json([{"name": name, "teaches": each.teaches} for name, each in loaded])
+    else:
+        screen.show(tables.table(("experiment", "teaches"), [[name, each.teaches] for name, each in loaded]))
+
+
+def _list_runs(as_json: bool) -> None:
+    from testbed.lab import api
+
+    found = api.runs()
+    if as_json:
+        screen.show_json(tables.plain(found))
+    elif found:
+        screen.show(tables.runs(found))
+    else:
+        screen.say("no runs yet; make one with: testbed run metro-40km")
+
+
+def _list_faults(as_json: bool) -> None:
+    from testbed.core.faults.fault import registry
+
+    kinds = registry().values()
+    if as_json:
+        screen.show_json(
+            [
+                {
+                    "name": kind.name,
+                    "summary": kind.summary,
+                    "targets": kind.targets,
+                    "parameters": dict(kind.parameters),
+                }
+                for kind in kinds
+            ]
+        )
+        return
+    rows = [
+        [
+            kind.name,
+            kind.summary,
+            kind.targets,
+            "\n".join(f"{key}: {words}" for key, words in kind.parameters.items()) or "-",
+        ]
+        for kind in kinds
+    ]
+    screen.show(tables.table(("fault", "what it does", "targets", "parameters"), rows))
+
+
+@verb.verb(
+    verb.LOOK,
+    "testbed show metro-40km",
+    "testbed show my.yaml --set links.*.fiber=hollow-core",
+    "testbed show metro-40km --json",
+)
+def show(topology: TopologyArgument, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Every value of a topology with its origin (default, file, --set), and the delays and rates that follow."""
+    from testbed.core.topology.model import topology_to_dict
+    from testbed.host import catalog
+
+    found = catalog.load_topology(topology, verb.read_overrides(set_))
+    if as_json:
+        screen.show_json({**topology_to_dict(found), "derived": tables.topology_facts(found)})
+        return
+    screen.show(tables.origins(found))
+    screen.show(tables.physics(found))
+    if found.scale != 1:
+        screen.say(f"rates and payloads are divided by {found.scale:g}, distance and latency never", style="dim")
+
+
+@verb.verb(verb.LOOK, "testbed lint my.yaml", "testbed lint topologies/*.yaml experiments/*.yaml")
+def lint(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files.")],
+    as_json: AsJson = False,
+) -> int:
+    """Every mistake of the files, with its line and what would be right. Exit status 2 if there is one."""
+    findings: list[Finding] = []
+    for name in dict.fromkeys(files):
+        findings += _findings(name)
+    if as_json:
+        screen.show_json(tables.plain(findings))
+    else:
+        for finding in findings:
+            screen.show_line(str(finding))
+        clean = "no mistakes" if len(files) == 1 else f"no mistakes in {len(files)} files"
+        screen.say(clean if not findings else f"{len(findings)} mistake{'s' if len(findings) > 1 else ''}")
+    return UserError.exit_code if findings else 0
+
+
+def _findings(name: str) -> list[Finding]:
+    from testbed.host import catalog
+
+    try:
+        (catalog.load_topology if catalog.kind_of(name) == "topology" else catalog.load_experiment)(name)
+    except FileMistakes as mistakes:
+        return list(mistakes.findings)
+    except UserError as error:
+        return [Finding(name, 0, str(error))]
+    return []
+
+
+@verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")
+def doctor(as_json: AsJson = False) -> int:
+    """What this host can do, and for what it cannot: why, and the command that mends it. Exit status 3: no run here."""
+    from testbed.host import probe
+
+    checks = probe.probe()
+    able = probe.can_run(checks)
+    if as_json:
+        screen.show_json({"can_run": able, "checks": tables.plain(checks)})
+    else:
+        screen.show(tables.checks(checks))
+        if able:
+            screen.show(Text("This host can run the testbed: testbed run metro-40km", style=tables.GOOD))
+        else:
+            lacking = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
+            screen.show(Text(f"This host cannot run the testbed yet: {lacking}", style=tables.BAD))
+    return 0 if able else TestbedError.exit_code

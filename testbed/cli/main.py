@@ -1,0 +1,61 @@
+"""The entry point of ``testbed``. The verbs are in ``work``, ``lab`` and ``look``; each is a thin layer over ``testbed.lab.api``."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from testbed import __version__
+from testbed.cli import lab, look, screen, verb, work
+from testbed.errors import HostError
+
+__all__ = ["app", "main"]
+
+app = verb.app
+_VERBS = (work, lab, look)  # importing them is what registers the verbs, in the order of `testbed --help`
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        screen.show_line(f"testbed {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="[bold]Start with[/bold]\n\n[cyan]testbed doctor[/cyan]\n\n[cyan]testbed run metro-40km[/cyan]")
+def _testbed(
+    quiet: verb.Quiet = False,
+    verbose: verb.Verbose = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """AI training split across sites: real collectives over emulated fiber, measured before it is believed, cut on purpose."""
+    screen.configure(quiet=quiet, verbose=verbose)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # A second one must not break into the undoing that the first one started.
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Exit status: 0 good, 1 measured and bad, 2 your input, 3 the host or lab failed, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    if sys.platform != "linux":
+        screen.error("this runs on Linux only (it is made of network namespaces); use a Linux machine or a virtual one")
+        sys.exit(HostError.exit_code)
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGHUP, _terminate)
+    sys.exit(verb.guarded(lambda: app(standalone_mode=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Looks: where words go, how much is said, progress on a terminal and in a file.
+
+Results go to stdout; progress, hints and errors to stderr, so that ``--json`` can be piped. Colours and redrawing are
+for terminals only; NO_COLOR is obeyed (by rich).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from testbed.core.units import format_rate
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from testbed.core.evidence.certificate import Certificate
+    from testbed.lab.api import LiveState
+
+PIPE_WIDTH = 200
+"""Columns of what is not a terminal: a table for grep must not be folded at 80."""
+
+TICK_EVERY_S = 10.0
+"""In a file one line of a running job is enough in this time."""
+
+_settings = {"quiet": False, "verbose": False}
+
+
+def configure(*, quiet: bool = False, verbose: bool = False) -> None:
+    """Said before the verb or after it, ``-q`` and ``-v`` count once."""
+    _settings["quiet"] |= quiet
+    _settings["verbose"] |= verbose
+
+
+def reset() -> None:
+    """As if the program had just begun: for tests."""
+    _settings.update(quiet=False, verbose=False)
+    out.cache_clear()
+    err.cache_clear()
+
+
+def quiet() -> bool:
+    return _settings["quiet"]
+
+
+def verbose() -> bool:
+    return _settings["verbose"]
+
+
+class _Console(Console):
+    """Rich ends the program with 1 when the reader has gone; here whoever called decides."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise BrokenPipeError
+
+
+def _console(stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return _Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
+
+
+@functools.cache
+def out() -> Console:
+    """For results."""
+    return _console(stderr=False)
+
+
+@functools.cache
+def err() -> Console:
+    """For everything else."""
+    return _console(stderr=True)
+
+
+def show(result: RenderableType) -> None:
+    """A result."""
+    out().print(result, soft_wrap=isinstance(result, str))
+
+
+def show_json(value: object) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def show_line(line: str) -> None:
+    """A line of somebody else's output, as it came."""
+    sys.stdout.write(line.rstrip("\n") + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str, style: str = "") -> None:
+    """A hint or a note; nothing with ``-q``."""
+    if not quiet():
+        err().print(Text(text, style=style), soft_wrap=True)
+
+
+def error(text: str) -> None:
+    """``testbed: `` and the message, in as many lines as it has."""
+    first, *more = text.splitlines() or [""]
+    line = Text("testbed: ", style="bold red").append(first, style="not bold default")
+    err().print(line, soft_wrap=True)
+    for each in more:
+        err().print(Text(f"         {each}"), soft_wrap=True)
+
+
+def reader_has_gone() -> bool:
+    """Whether whoever read our stdout or stderr has closed its end."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def discard_output() -> None:
+    """From now on what is written goes nowhere, so that flushing at exit does not fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+# ---- progress
+
+
+class Quiet:
+    """Progress that is not shown; also what the others are made from."""
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=error is not None)
+
+    def close(self, *, failed: bool = False) -> None:
+        pass
+
+    def phase(self, name: str, detail: str = "") -> None:
+        pass
+
+    def certificate(self, certificate: Certificate) -> None:
+        pass
+
+    def tick(self, state: LiveState) -> None:
+        pass
+
+    def event(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+class Plain(Quiet):
+    """Lines, each with the seconds since the command began: for files, pipes and CI."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._ticked = -TICK_EVERY_S
+
+    def _line(self, text: str) -> None:
+        err().print(f"[{time.monotonic() - self._began:7.2f} s] {text}", soft_wrap=True)
+
+    def phase(self, name: str, detail: str = "") -> None:
+        self._line(f"{name}: {detail}" if detail else name)
+
+    def certificate(self, certificate: Certificate) -> None:
+        self._line(_certificate_line(certificate))
+
+    def tick(self, state: LiveState) -> None:
+        now = time.monotonic()
+        if now - self._ticked >= TICK_EVERY_S:
+            self._ticked = now
+            self._line(", ".join(filter(None, (_training_line(state), *_fiber_words(state)))))
+
+    def event(self, text: str) -> None:
+        self._line(text)
+
+    def note(self, text: str) -> None:
+        self._line(text)
+
+
+class Drawn(Quiet):
+    """Finished phases as lines; below them, redrawn, what goes on: phase, training, fibers, faults."""
+
+    def __init__(self) -> None:
+        self._began = self._phase_began = time.monotonic()
+        self._phase = ("", "")
+        self._state: LiveState | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> Drawn:
+        from rich.live import Live
+
+        self._live = Live(
+            console=err(), get_renderable=self._draw, refresh_per_second=5, transient=True, redirect_stdout=False
+        )
+        self._live.start()
+        return self
+
+    def close(self, *, failed: bool = False) -> None:
+        self._finish(failed)
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _finish(self, failed: bool = False) -> None:
+        name, detail = self._phase
+        if name:
+            took = time.monotonic() - self._phase_began
+            mark = Text(" ✗ ", style="red") if failed else Text(" ✓ ", style="green")
+            err().print(mark.append(f"{name:<12}", style="default").append(f"{took:6.2f} s  {detail}", style="dim"))
+        self._phase = ("", "")
+
+    def phase(self, name: str, detail: str = "") -> None:
+        self._finish()
+        self._phase, self._phase_began = (name, detail), time.monotonic()
+        self._state = None
+
+    def certificate(self, certificate: Certificate) -> None:
+        self.note(_certificate_line(certificate))
+
+    def tick(self, state: LiveState) -> None:
+        self._state = state
+
+    def event(self, text: str) -> None:
+        err().print(Text(f" ⚡ {time.monotonic() - self._began:6.1f} s  {text}", style="yellow"))
+
+    def note(self, text: str) -> None:
+        err().print(Text(f"   {text}", style="dim"))
+
+    def _draw(self) -> RenderableType:
+        name, detail = self._phase
+        if not name:
+            return Text("")
+        now = time.monotonic()
+        spin = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"[int(now * 10) % 10]
+        head = Text(f" {spin} ", style="cyan").append(f"{name:<12}", style="bold default")
+        lines: list[RenderableType] = [head.append(f"{now - self._phase_began:6.1f} s  {detail}", style="dim")]
+        if self._state is not None:
+            lines.append(Text("   " + _training_line(self._state)))
+            lines += [Text("   " + words, style="dim") for words in _fiber_words(self._state)]
+            lines += [Text(f"   ⚡ {fault}", style="bold yellow") for fault in self._state.faults]
+        return Group(*lines)
+
+
+def progress() -> Quiet:
+    """What fits where stderr goes; use it as a context manager."""
+    if quiet():
+        return Quiet()
+    return Drawn() if err().is_terminal else Plain()
+
+
+def _training_line(state: LiveState) -> str:
+    words = [f"step {state.step}/{state.steps}"]
+    if state.train_loss is not None:
+        words.append(f"train_loss {state.train_loss:.3f}")
+    if state.tokens_per_s is not None:
+        words.append(f"{state.tokens_per_s:,.0f} tokens/s")
+    return "  ".join(words)
+
+
+def _fiber_words(state: LiveState) -> list[str]:
+    """``north → west 120 Mb/s`` of each direction."""
+    return [
+        f"{direction.replace(':', ' → ')} {format_rate(bps, 3) if bps else '0 b/s'}"
+        for direction, bps in state.throughput_bps.items()
+    ]
+
+
+def _certificate_line(certificate: Certificate) -> str:
+    if certificate.certified:
+        return f"certified: {len(certificate.links)} links within tolerance, nothing goes around them"
+    return "OUTSIDE TOLERANCE: " + "; ".join(certificate.why)

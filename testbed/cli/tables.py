@@ -1,0 +1,291 @@
+"""Values as tables and as plain JSON data; nothing here prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from testbed.core.units import (
+    format_delay,
+    format_duration,
+    format_length,
+    format_probability,
+    format_rate,
+    format_size,
+)
+
+if TYPE_CHECKING:
+    from testbed.core.evidence.certificate import Certificate, DirectionCertificate
+    from testbed.core.report.document import Report
+    from testbed.core.topology.model import Link, Topology
+    from testbed.host.probe import Check
+    from testbed.lab.api import LabStatus, LabSummary, RunSummary
+
+GOOD, BAD, UNSURE = "green", "bold red", "yellow"
+_STYLES = {
+    **dict.fromkeys(("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished"), GOOD),
+    **dict.fromkeys(("bad", "down", "no", "fail", "missing", "degraded", "dead", "failed"), BAD),
+    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running"), UNSURE),
+}
+
+
+def verdict(word: str) -> Text:
+    """A word in the colour of what it says."""
+    return Text(word, style=_STYLES.get(word, ""))
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Sequence[str] = (), title: str = ""
+) -> Table:
+    """``right`` names the columns that are numbers. Words fold, they are never cut."""
+    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    for head in heads:
+        made.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=False)
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
+
+
+# ---- certificate
+
+
+def links_measured(topology: Topology, certificate: Certificate | None) -> Table:
+    """The table after ``up`` and ``certify``: what every link was to do, and what it was measured to do."""
+    measured = {link.name: link for link in certificate.links} if certificate else {}
+    rows: list[list[str | Text]] = []
+    for link in topology.links:
+        directions = measured[link.name].directions if link.name in measured else ()
+        by_name = {each.direction: each for each in directions}
+        ways = [by_name.get(name) for name in link.directions]
+        word = ("ok" if measured[link.name].ok else "bad") if directions else "not measured"
+        rows.append(
+            [
+                link.name,
+                f"{link.length_m / 1e3:g}",
+                format_delay(link.delay_s, 4),
+                *(_one_way(way, name) for way, name in zip(ways, link.directions, strict=True)),
+                _worst_error(directions),
+                _rate(link, directions),
+                verdict(word),
+            ]
+        )
+    heads = ("link", "km", "target", "measured there", "measured back", "error", "rate", "verdict")
+    return table(heads, rows, right=("km", "target", "error"))
+
+
+def certificate_footnote(certificate: Certificate) -> str:
+    bare = [each.bare.median for link in certificate.links for each in link.directions if each.bare]
+    path = f" ({format_delay(min(bare), 3)} to {format_delay(max(bare), 3)})" if bare else ""
+    around = "nothing goes around the fiber" if certificate.around_ok else certificate.around_why
+    return f"One way, medians; error = measured - target - the same path without delay{path}. Check: {around}."
+
+
+def _one_way(way: DirectionCertificate | None, name: str) -> str:
+    if way is None or way.measured is None:
+        return "-"
+    return f"{format_delay(way.measured.median, 4)} → {name.partition(':')[2]}"
+
+
+def _worst_error(directions: Sequence[DirectionCertificate]) -> str:
+    errors = [each.error_median_s for each in directions if each.error_median_s is not None]
+    return f"{max(errors, key=abs) * 1e6:+.1f} us" if errors else "-"
+
+
+def _rate(link: Link, directions: Sequence[DirectionCertificate]) -> str:
+    measured = [each.rate.measured_bps for each in directions if each.rate]
+    target = format_rate(link.rate_bps, 4)
+    return f"{format_rate(min(measured), 4)} of {target}" if measured else target
+
+
+# ---- topology
+
+
+def topology_facts(topology: Topology) -> list[dict[str, object]]:
+    """Derived facts of each link, for ``show --json``."""
+    return [
+        {
+            "link": link.name,
+            "between": list(link.between),
+            "km": link.length_m / 1e3,
+            "one_way_delay_s": link.delay_s,
+            "rtt_s": 2 * link.delay_s,
+            "rate_bps": link.rate_bps,
+            "real_rate_bps": link.rate_bps * topology.scale,
+            "queue_bytes": link.queue_bytes,
+            "in_flight_bytes": round(link.rate_bps * link.delay_s / 8),
+        }
+        for link in topology.links
+    ]
+
+
+def physics(topology: Topology) -> Table:
+    rows = [
+        [
+            link.name,
+            " - ".join(link.between),
+            format_length(link.length_m),
+            format_delay(link.delay_s, 4),
+            format_delay(2 * link.delay_s, 4),
+            format_rate(link.rate_bps, 4),
+            format_rate(link.rate_bps * topology.scale, 4),
+            format_size(link.queue_bytes, 3),
+        ]
+        for link in topology.links
+    ]
+    heads = ("link", "between", "length", "one way", "RTT", "rate", "stands for", "queue")
+    return table(heads, rows, title="What follows", right=("length", "one way", "RTT", "rate", "stands for", "queue"))
+
+
+def values_with_origins(topology: Topology) -> list[tuple[str, str, str]]:
+    """(dotted key, value as people write it, where it came from) of every value of the file and every default."""
+    return [(key, _value(topology, key), origin) for key, origin in topology.origins.items()]
+
+
+def origins(topology: Topology) -> Table:
+    rows = [
+        [key, value, Text(origin, style="dim" if origin == "default" else "")]
+        for key, value, origin in values_with_origins(topology)
+    ]
+    return table(("value", "is", "from"), rows, title=f"{topology.name}")
+
+
+def _value(topology: Topology, key: str) -> str:
+    section, _, rest = key.partition(".")
+    name, _, field = rest.rpartition(".")
+    if not rest:
+        return f"{topology.scale:g}" if key == "scale" else str(getattr(topology, key, "-"))
+    if section == "sites":
+        return str(getattr(topology.site(name), field, "-"))
+    if section == "links":
+        return _link_value(topology, topology.link(name), field)
+    lengths = {duct.name: duct.length_m for duct in topology.ducts}
+    return format_length(lengths[rest]) if rest in lengths else "-"
+
+
+def _link_value(topology: Topology, link: Link, field: str) -> str:
+    match field:
+        case "between" | "via":
+            return ", ".join(getattr(link, field))
+        case "km":
+            return f"{link.length_m / 1e3:g}"
+        case "rate":
+            return format_rate(link.rate_bps * topology.scale)
+        case "buffer":
+            return format_size(link.buffer_bytes)
+        case "optics_latency":
+            return format_delay(link.optics_latency_s)
+        case "loss":
+            return format_probability(link.loss)
+        case _:
+            return str(getattr(link, field, "-"))
+
+
+# ---- labs, runs
+
+
+def labs(found: Sequence[LabSummary], now_unix_s: float) -> Table:
+    rows = [
+        [
+            lab.name,
+            lab.topology,
+            verdict(lab.state),
+            str(lab.nodes),
+            format_duration(max(0.0, round(now_unix_s - lab.since_unix_s)), 3),
+        ]
+        for lab in found
+    ]
+    return table(("lab", "topology", "state", "nodes", "for"), rows, right=("nodes", "for"))
+
+
+def runs(found: Sequence[RunSummary]) -> Table:
+    rows = [
+        [run.name, run.topology, _moment(run.started_unix_s), verdict(run.verdict or "unknown"), str(run.path)]
+        for run in found
+    ]
+    return table(("run", "topology", "started", "verdict", "folder"), rows)
+
+
+def _moment(unix_s: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else "-"
+
+
+def status(found: LabStatus) -> list[Table]:
+    link_rows = [
+        [
+            link.name,
+            f"{link.km:g}",
+            _carriers(link.carrier),
+            verdict(link.verdict),
+            ", ".join(link.faults) or "-",
+            "  ".join(f"→ {name.rpartition(':')[2]} {count}" for name, count in link.packets.items()) or "-",
+            str(link.drops),
+        ]
+        for link in found.links
+    ]
+    rank_rows = [
+        [
+            str(rank.rank),
+            rank.node,
+            rank.site,
+            verdict(rank.state),
+            "-" if rank.step is None else str(rank.step),
+            "-" if rank.train_loss is None else f"{rank.train_loss:.3f}",
+        ]
+        for rank in found.ranks
+    ]
+    made = [table(("link", "km", "carrier", "verdict", "faults", "packets", "drops"), link_rows, right=("km", "drops"))]
+    if rank_rows:
+        made.append(
+            table(
+                ("rank", "node", "site", "state", "step", "train_loss"), rank_rows, right=("rank", "step", "train_loss")
+            )
+        )
+    return made
+
+
+def status_line(found: LabStatus) -> Text:
+    line = Text(f"{found.name}: ").append_text(verdict(found.state))
+    line.append(f" for {format_duration(round(found.uptime_s), 3)}, topology {found.topology}")
+    line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
+    for why in found.why:
+        line.append(f"\n  {why}", style=BAD)
+    return line
+
+
+def _carriers(carrier: Mapping[str, bool]) -> Text:
+    line = Text()
+    for site, lit in carrier.items():
+        line.append(f"{site} ").append_text(verdict("up" if lit else "down")).append(" ")
+    line.rstrip()
+    return line
+
+
+# ---- report, doctor
+
+
+def answers(report: Report) -> Table:
+    """The verdict of a run, question by question."""
+    rows = [[each.question, verdict(each.answer), each.text] for each in report.answers]
+    made = table(("", "", ""), rows)
+    made.show_header = False
+    return made
+
+
+def checks(found: Sequence[Check]) -> Table:
+    rows = [[check.name, verdict(check.state), check.detail, check.fix] for check in found]
+    return table(("what", "state", "detail", "to get it"), rows)
+
+
+def plain(value: Any) -> Any:
+    """A dataclass, or a sequence of them, as data for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value

@@ -1,0 +1,260 @@
+"""What all verbs share: registration, ``-q`` and ``-v``, errors to exit codes, options of one meaning everywhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed.cli import screen
+from testbed.errors import Interrupted, TestbedError, UserError
+
+if TYPE_CHECKING:
+    from testbed.lab.lab import Lab
+
+Verb = Callable[..., int | None]
+
+app = typer.Typer(
+    name="testbed",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# The order of these is the order of the panels in `testbed --help`.
+RUNS, LABS, FAULTS, LOOK = "Run something", "Labs", "Faults on a live lab", "Files and this host"
+
+BROKEN_PIPE = 141
+"""128 + SIGPIPE: whoever read our output has gone. Not 1, which would say that something was measured and is bad."""
+
+
+def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: bool = False) -> Callable[[Verb], Verb]:
+    """Register a function as the verb of its name; what it returns is the exit status (None: 0).
+
+    Args:
+        panel: heading in ``testbed --help``.
+        examples: command lines shown at the end of the verb's help; ``#`` begins a remark.
+        ours: exit status for errors of the testbed itself, in verbs whose status is otherwise a child's.
+        passes_words_on: every word after the first positional one belongs to the child, options too.
+    """
+
+    def register(function: Verb) -> Verb:
+        signature = inspect.signature(function, eval_str=True)
+
+        @functools.wraps(function)
+        def command(*, quiet: bool, verbose: bool, **words: Any) -> None:
+            screen.configure(quiet=quiet, verbose=verbose)
+            raise typer.Exit(guarded(lambda: function(**words), ours))
+
+        parameters = [
+            *signature.parameters.values(),
+            inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
+            inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
+        ]
+        # typer reads a command's options from its signature: this adds two to that of each verb.
+        command.__dict__["__signature__"] = signature.replace(parameters=parameters, return_annotation=None)
+        command.__dict__.pop("__wrapped__")
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(
+            name=function.__name__.strip("_").replace("_", "-"),
+            rich_help_panel=panel,
+            epilog="\n\n".join(["[bold]Examples[/bold]", *(f"[cyan]{_escaped(line)}[/cyan]" for line in examples)]),
+            context_settings={"allow_interspersed_args": False} if passes_words_on else {},
+        )(command)
+        return function
+
+    return register
+
+
+def _escaped(line: str) -> str:
+    return line.replace("[", r"\[")
+
+
+def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
+    """Do ``work`` and turn whatever comes out of it into an exit status and, if it failed, plain words on stderr.
+
+    ``ours`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case.
+    """
+    try:
+        return work() or 0
+    except KeyboardInterrupt:
+        screen.error("interrupted")
+        return Interrupted.exit_code
+    except TestbedError as error:
+        screen.error(str(error) or type(error).__name__)
+        return error.exit_code if ours is None or isinstance(error, Interrupted) else ours
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and screen.reader_has_gone():
+            screen.discard_output()
+            return BROKEN_PIPE
+        _say_bug(error)
+        return TestbedError.exit_code if ours is None else ours
+
+
+def _say_bug(error: Exception) -> None:
+    words = traceback.format_exc()
+    if screen.verbose():
+        sys.stderr.write(words)
+    short = f"this is a bug in the testbed: {type(error).__name__}: {error}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="testbed-bug-", suffix=".txt", delete=False) as file:
+            file.write(" ".join(sys.argv) + "\n\n" + words)
+        screen.error(f"{short}; the traceback is in {file.name}")
+    except OSError:
+        screen.error(f"{short}; -v shows the traceback")
+
+
+# ---- completion: whatever goes wrong there, the shell's line is no place to say so
+
+
+def completing(source: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        try:
+            return [name for name in source() if name.startswith(incomplete)]
+        except Exception:
+            return []
+
+    return complete
+
+
+def _lab_names() -> list[str]:
+    from testbed.lab import api
+
+    return [lab.name for lab in api.labs()]
+
+
+def _topologies() -> Sequence[str]:
+    from testbed.host import catalog
+
+    return catalog.list_topologies()
+
+
+def _runnables() -> Sequence[str]:
+    from testbed.host import catalog
+
+    return [*catalog.list_topologies(), *catalog.list_experiments()]
+
+
+def _fault_kinds() -> Sequence[str]:
+    from testbed.core.faults.fault import registry
+
+    return list(registry())
+
+
+def _nodes() -> Sequence[str]:
+    lab = attach(None)
+    gateways = [site.gateway for site in lab.topology.sites]
+    return [*lab.topology.node_names, *gateways, "plant", "mgmt"]
+
+
+def _links_and_ducts() -> Sequence[str]:
+    topology = attach(None).topology
+    return list(dict.fromkeys([*(link.name for link in topology.links), *(duct.name for duct in topology.ducts)]))
+
+
+# ---- options and arguments with one meaning everywhere
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.", show_default=False)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)]
+LabName = Annotated[
+    str | None,
+    typer.Option(
+        "--lab",
+        "-l",
+        metavar="NAME",
+        envvar="TESTBED_LAB",
+        help="The lab; not needed while only one is up.",
+        autocompletion=completing(_lab_names),
+    ),
+]
+LabArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[LAB]...", show_default=False, autocompletion=completing(_lab_names))
+]
+TopologyArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPOLOGY",
+        help="Name of a shipped topology (testbed ls topologies), or a YAML file.",
+        autocompletion=completing(_topologies),
+    ),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPOLOGY|EXPERIMENT",
+        help="Name of a shipped one (testbed ls), or a YAML file.",
+        autocompletion=completing(_runnables),
+    ),
+]
+NodeArgument = Annotated[
+    str,
+    typer.Argument(metavar="NODE", help="east-0, east-gw, plant or mgmt.", autocompletion=completing(_nodes)),
+]
+FaultArgument = Annotated[
+    str,
+    typer.Argument(metavar="FAULT", help="See: testbed ls faults.", autocompletion=completing(_fault_kinds)),
+]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A link (north), one direction of it (north:west) or a duct.",
+        autocompletion=completing(_links_and_ducts),
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Lay a value over the topology: links.north.km=80. May be repeated."
+    ),
+]
+Driver = Annotated[str, typer.Option(metavar="NAME", help="What makes the nodes: auto, netns.")]
+Emulator = Annotated[str, typer.Option(metavar="NAME", help="What makes the fibers: auto, fiberd.")]
+AllowUncertified = Annotated[
+    bool,
+    typer.Option(
+        "--allow-uncertified", help="Go on with fibers outside tolerance; the report says so.", show_default=False
+    ),
+]
+Lasting = Annotated[
+    str | None, typer.Option("--for", metavar="TIME", help="Heal by itself after this: 10s, 500ms, 2min.")
+]
+
+
+def attach(name: str | None) -> Lab:
+    """The lab of ``-l``, of $TESTBED_LAB, or the only one up."""
+    from testbed.lab import api
+
+    return api.attach(name or None)
+
+
+def read_overrides(assignments: Sequence[str] | None) -> dict[str, object]:
+    """``--set K=V`` of a command line, in order."""
+    from testbed.core.topology.override import split
+
+    return dict(split(assignment) for assignment in assignments or ())
+
+
+def read_duration_s(text: str | None, option: str = "--for") -> float | None:
+    """Seconds of ``10s``; raises UserError with what would be right."""
+    from testbed.core.units import parse_duration_s
+
+    if text is None:
+        return None
+    try:
+        seconds = parse_duration_s(text)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+    if seconds == 0:
+        raise UserError(f"{option}: a time of 0 is no time; leave {option} out to go on until `testbed heal`")
+    return seconds

@@ -1,0 +1,142 @@
+"""Verbs that do work and leave a run directory: run, launch, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli import screen, tables, verb
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabName, Overrides, RunArgument
+from testbed.errors import UserError
+
+RunsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs", metavar="FOLDER", envvar="TESTBED_RUNS", help="Where run directories are made. [default: ./runs]"
+    ),
+]
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed run metro-40km                     # two sites, 40 and 47 km; the first fiber is cut half way",
+    "testbed run metro-40km --steps 100         # a short one",
+    "testbed run metro-40km --set links.north.km=80",
+    "testbed run my-experiment.yaml --json      # the report as JSON on stdout",
+)
+def run(
+    what: RunArgument,
+    set_: Overrides = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Train for so many steps.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the model, the data and the losses.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to train on. [default: Python's standard library]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    runs: RunsFolder = None,
+    driver: Driver = "auto",
+    emulator: Emulator = "auto",
+    allow_uncertified: AllowUncertified = False,
+    as_json: AsJson = False,
+) -> int:
+    """Up, certify, train, cut and heal, report, down: the whole story in one command.
+
+    A bare topology runs the shipped experiment first-cut on it. Ctrl-C undoes everything and still writes the
+    report of what was measured. Exit status 1: it was measured, and it is not good.
+    """
+    from testbed.lab import api
+
+    with screen.progress() as progress:
+        outcome = api.run(
+            what,
+            set=verb.read_overrides(set_),
+            name=name,
+            runs=runs,
+            steps=steps,
+            seed=seed,
+            data=data,
+            allow_uncertified=allow_uncertified,
+            driver=driver,
+            emulator=emulator,
+            progress=progress,
+        )
+    report = outcome.report
+    if as_json:
+        from testbed.core.report.document import to_json
+
+        screen.show_json(to_json(report))
+        return outcome.exit_code
+    screen.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
+    if not screen.quiet():
+        screen.show(tables.answers(report))
+    screen.show(f"report: {outcome.directory / 'index.html'}")
+    return outcome.exit_code
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed launch -- python train.py --epochs 3",
+    "testbed launch -l metro-40km -- ./a.out",
+    ours=125,
+    passes_words_on=True,
+)
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="Run as it is, once per rank.")],
+    lab: LabName = None,
+    runs: RunsFolder = None,
+) -> int:
+    """Your own program, once per rank inside its node, with torchrun's environment.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME are set, and TESTBED_SITE. Output is
+    prefixed by the rank and kept. The exit status is that of the worst rank; 125 is the testbed's own.
+    """
+    target = verb.attach(lab)
+    scale = target.topology.scale
+    if scale != 1:
+        screen.say(
+            f"note: the links run at 1/{scale:g} of their rate, and your program's bytes are not scaled: "
+            f"a transfer takes {scale:g} times what it would on the real fiber; latency is real"
+        )
+    return target.launch(command, directory=runs, echo=screen.show_line)
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed report                             # the latest run",
+    "testbed report runs/metro-40km-20261121-054212 --open",
+)
+def report(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory. [default: the latest]")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.", show_default=False)] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Rebuild the report of a run from its directory alone: index.html, report.json, report.md."""
+    from testbed.lab import api
+
+    document, page = api.report(run)
+    if as_json:
+        from testbed.core.report.document import to_json
+
+        screen.show_json(to_json(document))
+    else:
+        screen.show(tables.verdict(document.verdict).append(f": {document.headline}", style="bold default"))
+        if not screen.quiet():
+            screen.show(tables.answers(document))
+        screen.show(f"report: {page}")
+    if open_:
+        _open(page)
+    return 0
+
+
+def _open(page: Path) -> None:
+    import webbrowser
+
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or not webbrowser.open(
+        page.resolve().as_uri()
+    ):
+        raise UserError(f"there is no browser to open it in here; copy {page} to a machine with one (it is one file)")
+    sys.stdout.flush()
