@@ -100,8 +100,23 @@ def test_training_that_never_comes_back():
     assert evidence.failures == ("ranks 0, 1 failed at step 20: timeout",)
 
 
+def test_an_unhealed_cut_that_stalls_is_found_even_if_one_more_step_came():
+    logs = job_of([0.1] * 21)
+    logs = [rank(log.rank, log.steps, ends=[EndRecord(32.1, "failed", "timeout", 21)]) for log in logs]
+    (fault,) = evaluate(logs, [window(2.05, None)]).faults
+    assert (fault.recovered, fault.longest_gap_s) == (False, pytest.approx(30.0))
+
+
+@pytest.mark.parametrize(("planned", "status"), [(60, "ok"), (100, "stopped")])
+def test_a_job_that_ends_during_a_fault_that_it_had_come_through(planned, status):
+    ends = [EndRecord(6.1, status, "", 60)]
+    logs = [rank(log.rank, log.steps, planned=planned, ends=ends) for log in job_of([0.1] * 60)]
+    (fault,) = evaluate(logs, [window(2.05, None)], ended_t=9.0).faults
+    assert (fault.recovered, fault.back_s) == (True, 0.0)
+
+
 def test_a_fault_after_the_last_step_says_nothing_about_recovery():
-    (fault,) = evaluate(job_of([0.1] * 20), [window(9.0, 10.0)]).faults
+    (fault,) = evaluate(job_of([0.1] * 20), [window(2.1, 2.2)], ended_t=2.3).faults
     assert (fault.recovered, fault.longest_gap_s) == (None, None)
 
 

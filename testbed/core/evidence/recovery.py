@@ -33,6 +33,9 @@ _EDGE_STEPS = 3
 """Commits after a fault begins or ends among which its own stall is looked for: the step in progress at that moment may
 need nothing more of the network, the next one does. Later slow steps are the host's noise, not this fault's."""
 
+_STALL_STEPS = 5
+"""A job that ends this many median steps after its last commit had stalled; a mere stop comes within a step or two."""
+
 _LOSS_STEPS = 10
 """train_loss at the beginning and the end is the mean over this many steps; one batch alone says little."""
 
@@ -169,18 +172,20 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
 def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> JobEvidence:
     """Put a job's evidence together.
 
-    ``ended_t`` is when the job was seen to end, for a job that was killed and could not write its own end.
+    ``ended_t`` is when the job was seen to end; it counts where a rank was killed and could not write its own end.
     """
     job = next((log.job for log in logs if log.job), None)
     committed = commits(logs, job.world_size) if job else ()
     began = min((log.jobs[0].t for log in logs if log.jobs), default=None)
     lasts = [end.t for log in logs for end in log.ends] + [record.t_end for log in logs for record in log.steps]
-    if ended_t is not None and began is not None and ended_t >= began:
+    silent = any(len(log.ends) < len(log.jobs) for log in logs)
+    if silent and ended_t is not None and began is not None and ended_t >= began:
         lasts.append(ended_t)
     ended = max(lasts, default=None)
     calm = [commit for commit in committed if not any(_overlap(commit, window, 0.0) for window in windows)]
     median = statistics.median(commit.duration_s for commit in calm) if calm else None
-    faults = tuple(_recover(committed, window, median, ended) for window in windows)
+    complete = job is not None and job.steps is not None and len(committed) >= job.steps
+    faults = tuple(_recover(committed, window, median, ended, complete) for window in windows)
     return JobEvidence(
         world_size=job.world_size if job else None,
         steps_planned=job.steps if job else None,
@@ -246,25 +251,21 @@ def _in_aftermath(commit: Commit, fault: FaultRecovery) -> bool:
 
 
 def _recover(
-    committed: Sequence[Commit], window: FaultWindow, median: float | None, ended: float | None
+    committed: Sequence[Commit], window: FaultWindow, median: float | None, ended: float | None, complete: bool
 ) -> FaultRecovery:
     if median is None or ended is None or window.began_t > ended or not committed:
         return FaultRecovery(window, None, None, None, None)
-    near = [commit for commit in committed if _overlap(commit, window, _EDGE_STEPS * median)]
-    gaps = [commit.duration_s for commit in near]
-    open_gap = ended - committed[-1].t
-    never_back = committed[-1].t <= window.began_t or (
-        window.ended_t is not None and committed[-1].t <= window.ended_t and open_gap > BACK * median
-    )
-    if never_back:
-        # Nothing was committed after the fault: the gap is as long as the job was still waited for, if not longer.
-        # A job whose last step was over when the fault came was not disturbed by it at all.
-        if open_gap <= BACK * median:
-            return FaultRecovery(window, None, None, None, None)
-        return FaultRecovery(window, max([*gaps, open_gap]), None, None, False)
+    last_t = committed[-1].t
+    near = [commit.duration_s for commit in committed if _overlap(commit, window, _EDGE_STEPS * median)]
+    stalled = not complete and ended - last_t > _STALL_STEPS * median
+    if stalled and (window.ended_t is None or last_t <= window.ended_t):
+        # Nothing was committed after it: the gap is as long as the job was still waited for, if not longer.
+        return FaultRecovery(window, max([*near, ended - last_t]), None, None, False)
+    if last_t <= window.began_t:
+        return FaultRecovery(window, None, None, None, None)
     back = _back(committed, window.began_t, median)
     after = None if window.ended_t is None else _back(committed, window.ended_t, median)
-    return FaultRecovery(window, max(gaps, default=None), back, after, back is not None)
+    return FaultRecovery(window, max(near, default=None), back, after, back is not None)
 
 
 def _back(committed: Sequence[Commit], edge_t: float, median: float) -> float | None:
@@ -272,7 +273,7 @@ def _back(committed: Sequence[Commit], edge_t: float, median: float) -> float | 
     later = [commit for commit in committed if commit.t > edge_t]
     near = later[:_EDGE_STEPS]
     if not near:
-        return 0.0 if committed else None
+        return 0.0
     worst = max(range(len(near)), key=lambda index: near[index].duration_s)
     if near[worst].duration_s <= BACK * median:
         return 0.0

@@ -16,7 +16,7 @@ from testbed.core.topology.model import Link, Site, Topology
 
 __all__ = ["draw"]
 
-_WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _GAP = 920.0, 200.0, 132.0, 80.0
+_WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _GAP = 920.0, 200.0, 132.0, 96.0
 _DRAWN_NODES = 8
 
 
@@ -57,19 +57,16 @@ def draw(topology: Topology, faults: Sequence[Fault] = ()) -> Markup:
 def _places(sites: Sequence[Site], parallel: int) -> tuple[Mapping[str, _Point], float]:
     """Centers of the sites' boxes, and the height of the drawing."""
     if len(sites) <= 2:
-        height = max(_BOX_HEIGHT + 24, (parallel + 1) * _GAP)
+        height = max(_BOX_HEIGHT + 24, (parallel - 1) * _GAP + 128)
         xs = (_BOX_WIDTH / 2 + 10, _WIDTH - _BOX_WIDTH / 2 - 10) if len(sites) == 2 else (_WIDTH / 2,)
         return {site.name: _Point(x, height / 2) for site, x in zip(sites, xs, strict=True)}, height
     radius = max(190.0, len(sites) * 48.0)
-    height = 2 * radius + _BOX_HEIGHT + 40
     turn = 2 * math.pi / len(sites)
-    return {
-        site.name: _Point(
-            _WIDTH / 2 + (_WIDTH - _BOX_WIDTH - 40) / 2 * math.sin(index * turn),
-            height / 2 - radius * math.cos(index * turn),
-        )
-        for index, site in enumerate(sites)
-    }, height
+    wide = (_WIDTH - _BOX_WIDTH - 40) / 2
+    circle = [_Point(wide * math.sin(index * turn), -radius * math.cos(index * turn)) for index in range(len(sites))]
+    top = min(point.y for point in circle) - _BOX_HEIGHT / 2 - 12
+    height = max(point.y for point in circle) + _BOX_HEIGHT / 2 + 12 - top
+    return {site.name: _Point(_WIDTH / 2 + at.x, at.y - top) for site, at in zip(sites, circle, strict=True)}, height
 
 
 def _site(site: Site, center: _Point) -> Markup:

@@ -82,7 +82,7 @@ def _top(report: Report) -> Markup:
             f"{done}{of} steps, means of the first and last 10",
         ),
         ("recovery", words.duration(report.recovery_s), "longest gap between commits around a fault"),
-        ("goodput", words.share(report.goodput), "of the wall time, had there been no fault"),
+        ("goodput", words.share(report.goodput), "share of the wall time that this work takes without faults"),
         ("compute utilization", words.share(report.compute_utilization), "compute ÷ (compute + exposed communication)"),
         (
             "tokens per second",
