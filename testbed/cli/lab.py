@@ -57,7 +57,7 @@ def up(
 
     wanted = api.load(topology, verb.read_overrides(set_))
     if dry_run:
-        steps = [str(step) for step in api.plan(wanted, name)]
+        steps = [str(step) for step in api.plan(wanted, agents)]
         if as_json:
             screen.show_json(steps)
         for step in [] if as_json else steps:
@@ -191,7 +191,8 @@ def exec_(
 ) -> int:
     """Run a program inside a node, with your terminal; its exit status is ours.
 
-    125 is the testbed's own, 126 a command that cannot be run, 127 one that is not there. Options of exec come before NODE.
+    125 is the testbed's own, 126 a command that cannot be run, 127 one that is not there. Options of exec itself come
+    before NODE.
     """
     words = command[1:] if command[0] == "--" else command
     if not words:

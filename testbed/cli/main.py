@@ -1,4 +1,4 @@
-"""The entry point of ``testbed``. The verbs are in ``work``, ``lab`` and ``look``; each is a thin layer over ``testbed.lab.api``."""
+"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab`` and ``look``: a thin layer over ``testbed.lab``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from testbed.errors import HostError
 __all__ = ["app", "main"]
 
 app = verb.app
-_VERBS = (work, lab, look)  # importing them is what registers the verbs, in the order of `testbed --help`
+_VERBS = (work, lab, look)  # importing them is what registers the verbs
+app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
 
 
 def _print_version(wanted: bool) -> None:
@@ -26,7 +27,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="[bold]Start with[/bold]\n\n[cyan]testbed doctor[/cyan]\n\n[cyan]testbed run metro-40km[/cyan]")
+@app.callback(epilog="[bold]Start with[/bold]\n  [cyan]testbed doctor[/cyan]\n  [cyan]testbed run metro-40km[/cyan]")
 def _testbed(
     quiet: verb.Quiet = False,
     verbose: verb.Verbose = False,
@@ -34,7 +35,7 @@ def _testbed(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """AI training split across sites: real collectives over emulated fiber, measured before it is believed, cut on purpose."""
+    """AI training split across sites: real collectives over emulated fiber that is measured before it is believed."""
     screen.configure(quiet=quiet, verbose=verbose)
 
 

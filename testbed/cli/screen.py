@@ -265,7 +265,7 @@ def _training_line(state: LiveState) -> str:
     words = [f"step {state.step}/{state.steps}"]
     if state.train_loss is not None:
         words.append(f"train_loss {state.train_loss:.3f}")
-    if state.tokens_per_s is not None:
+    if state.tokens_per_s:
         words.append(f"{state.tokens_per_s:,.0f} tokens/s")
     return "  ".join(words)
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from testbed.host.probe import Check
     from testbed.lab.api import LabStatus, LabSummary, RunSummary
 
+Row = list[str | Text]
+
 GOOD, BAD, UNSURE = "green", "bold red", "yellow"
 _STYLES = {
     **dict.fromkeys(("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished"), GOOD),
@@ -40,9 +42,7 @@ def verdict(word: str) -> Text:
     return Text(word, style=_STYLES.get(word, ""))
 
 
-def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Sequence[str] = (), title: str = ""
-) -> Table:
+def table(heads: Sequence[str], rows: Iterable[Row], *, right: Sequence[str] = (), title: str = "") -> Table:
     """``right`` names the columns that are numbers. Words fold, they are never cut."""
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
     for head in heads:
@@ -58,7 +58,7 @@ def table(
 def links_measured(topology: Topology, certificate: Certificate | None) -> Table:
     """The table after ``up`` and ``certify``: what every link was to do, and what it was measured to do."""
     measured = {link.name: link for link in certificate.links} if certificate else {}
-    rows: list[list[str | Text]] = []
+    rows: list[Row] = []
     for link in topology.links:
         directions = measured[link.name].directions if link.name in measured else ()
         by_name = {each.direction: each for each in directions}
@@ -125,7 +125,7 @@ def topology_facts(topology: Topology) -> list[dict[str, object]]:
 
 
 def physics(topology: Topology) -> Table:
-    rows = [
+    rows: list[Row] = [
         [
             link.name,
             " - ".join(link.between),
@@ -148,7 +148,7 @@ def values_with_origins(topology: Topology) -> list[tuple[str, str, str]]:
 
 
 def origins(topology: Topology) -> Table:
-    rows = [
+    rows: list[Row] = [
         [key, value, Text(origin, style="dim" if origin == "default" else "")]
         for key, value, origin in values_with_origins(topology)
     ]
@@ -190,7 +190,7 @@ def _link_value(topology: Topology, link: Link, field: str) -> str:
 
 
 def labs(found: Sequence[LabSummary], now_unix_s: float) -> Table:
-    rows = [
+    rows: list[Row] = [
         [
             lab.name,
             lab.topology,
@@ -204,7 +204,7 @@ def labs(found: Sequence[LabSummary], now_unix_s: float) -> Table:
 
 
 def runs(found: Sequence[RunSummary]) -> Table:
-    rows = [
+    rows: list[Row] = [
         [run.name, run.topology, _moment(run.started_unix_s), verdict(run.verdict or "unknown"), str(run.path)]
         for run in found
     ]
@@ -216,7 +216,7 @@ def _moment(unix_s: float | None) -> str:
 
 
 def status(found: LabStatus) -> list[Table]:
-    link_rows = [
+    link_rows: list[Row] = [
         [
             link.name,
             f"{link.km:g}",
@@ -228,7 +228,7 @@ def status(found: LabStatus) -> list[Table]:
         ]
         for link in found.links
     ]
-    rank_rows = [
+    rank_rows: list[Row] = [
         [
             str(rank.rank),
             rank.node,
@@ -271,15 +271,19 @@ def _carriers(carrier: Mapping[str, bool]) -> Text:
 
 def answers(report: Report) -> Table:
     """The verdict of a run, question by question."""
-    rows = [[each.question, verdict(each.answer), each.text] for each in report.answers]
+    rows: list[Row] = [[each.question, verdict(each.answer), each.text] for each in report.answers]
     made = table(("", "", ""), rows)
     made.show_header = False
     return made
 
 
 def checks(found: Sequence[Check]) -> Table:
-    rows = [[check.name, verdict(check.state), check.detail, check.fix] for check in found]
+    rows: list[Row] = [[check.name, _state(check), check.detail, check.fix] for check in found]
     return table(("what", "state", "detail", "to get it"), rows)
+
+
+def _state(check: Check) -> Text:
+    return verdict(check.state) if check.needed or check.state == "ok" else Text(check.state, style=UNSURE)
 
 
 def plain(value: Any) -> Any:

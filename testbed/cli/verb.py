@@ -28,8 +28,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# The order of these is the order of the panels in `testbed --help`.
-RUNS, LABS, FAULTS, LOOK = "Run something", "Labs", "Faults on a live lab", "Files and this host"
+RUNS, LABS, FAULTS, LOOK = PANELS = ("Run something", "Labs", "Faults on a live lab", "Files and this host")
+"""Headings of ``testbed --help``, in their order there."""
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE: whoever read our output has gone. Not 1, which would say that something was measured and is bad."""
@@ -65,12 +65,18 @@ def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: b
         app.command(
             name=function.__name__.strip("_").replace("_", "-"),
             rich_help_panel=panel,
-            epilog="\n\n".join(["[bold]Examples[/bold]", *(f"[cyan]{_escaped(line)}[/cyan]" for line in examples)]),
+            help=_reflowed(function.__doc__ or ""),
+            epilog="\n".join(["[bold]Examples[/bold]", *(f"  [cyan]{_escaped(line)}[/cyan]" for line in examples)]),
             context_settings={"allow_interspersed_args": False} if passes_words_on else {},
         )(command)
         return function
 
     return register
+
+
+def _reflowed(docstring: str) -> str:
+    """Paragraphs without the line breaks that are for readers of the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
 
 
 def _escaped(line: str) -> str:

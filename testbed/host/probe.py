@@ -1,0 +1,363 @@
+"""What this host can do, and for what it cannot: why, and the command that mends it. The facts of ``testbed doctor``.
+
+What has to be tried to be known is tried in a child process inside a network namespace of its own, which the kernel
+removes when the child ends, however it ends: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final, Literal
+
+from testbed.errors import MissingTool
+from testbed.host import fiberd, store
+
+__all__ = ["Check", "can_run", "probe"]
+
+State = Literal["ok", "missing", "limited"]
+
+_CAPABILITIES: Final = {
+    "CAP_NET_ADMIN": (12, "makes interfaces, routes and queueing disciplines"),
+    "CAP_SYS_ADMIN": (21, "makes and enters namespaces"),
+    "CAP_NET_RAW": (13, "fiberd's packet sockets"),
+}
+_CAP_SYS_NICE: Final = 23
+_FREE_BYTES: Final = 500_000_000
+_MEMORY_PER_HOST_BYTES: Final = 2_000_000_000
+_TRIAL_TIMEOUT_S: Final = 20.0
+_AS_ROOT: Final = "run as root: sudo testbed doctor"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One fact about the host.
+
+    ``state``: ok; missing: it is not there; limited: something else does its work, or results suffer. ``detail`` says what was found,
+    ``fix`` is one command (or one step) that mends it, empty when there is none. Without what is ``needed``,
+    ``testbed run`` cannot work.
+    """
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+    needed: bool = False
+
+
+def can_run(checks: Sequence[Check]) -> bool:
+    """Whether the main job, ``testbed run metro-40km``, can work here."""
+    return not any(check.needed and check.state == "missing" for check in checks)
+
+
+def probe() -> tuple[Check, ...]:
+    """All facts, in the order in which they are shown. Takes about a second; never raises for what a host lacks."""
+    tried = _try_in_namespace()
+    return (
+        _kernel(),
+        *_capabilities(),
+        *_kernel_parts(tried),
+        *_emulators(tried),
+        *_tools(),
+        _torch(),
+        *_machine(),
+        *_folders(),
+        *_containers(),
+    )
+
+
+# ---- the kernel, and what we may do
+
+
+def _kernel() -> Check:
+    python = platform.python_version()
+    return Check("Linux and Python", "ok", f"kernel {platform.release()}, Python {python}, {platform.machine()}")
+
+
+def _effective_capabilities() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _capabilities() -> Iterator[Check]:
+    effective = _effective_capabilities()
+    for name, (number, purpose) in _CAPABILITIES.items():
+        held = bool(effective >> number & 1)
+        yield Check(name, "ok" if held else "missing", purpose, "" if held else _AS_ROOT, needed=True)
+    fifo = _fifo_problem()
+    if not fifo:
+        yield Check("SCHED_FIFO", "ok", "fiberd runs ahead of the ranks: fibers hold while they load the machine")
+    else:
+        held = bool(effective >> _CAP_SYS_NICE & 1)
+        yield Check(
+            "SCHED_FIFO",
+            "limited",
+            f"{fifo}; fiberd runs as an ordinary process, and fidelity suffers under load",
+            "" if held else "give CAP_SYS_NICE, or run as root",
+        )
+
+
+def _fifo_problem() -> str:
+    """Why a process of ours may not have SCHED_FIFO; empty when it may. Tried in a child."""
+    problem = _in_child(_take_fifo, timeout_s=5.0)
+    return "the trial did not end" if problem is None else problem
+
+
+def _take_fifo() -> str:
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError as error:
+        return f"not allowed ({(error.strerror or 'refused').lower()})"
+    return ""
+
+
+_PARTS: Final = {
+    "network namespaces": ("unshare", "nodes, gateways and the plant are made of them", ""),
+    "veth": ("veth", "wires between namespaces", "modprobe veth"),
+    "bridge": ("bridge", "fabrics and the management network", "modprobe bridge"),
+    "clsact, u32, mirred": (
+        "redirect",
+        "the zero-delay path that certificates compare with",
+        "modprobe -a act_mirred cls_u32",
+    ),
+}
+
+
+def _kernel_parts(tried: dict[str, str]) -> Iterator[Check]:
+    for name, (trial, purpose, fix) in _PARTS.items():
+        problem = tried.get(trial, "was not tried")
+        yield Check(
+            name,
+            "missing" if problem else "ok",
+            f"{purpose}: {problem}" if problem else purpose,
+            fix if problem else "",
+            needed=True,
+        )
+    problem = tried.get("matchall", "was not tried")
+    yield Check(
+        "cls_matchall",
+        "limited" if problem else "ok",
+        f"{problem}; u32 does instead" if problem else "redirects of the emulator netem",
+    )
+
+
+# ---- trials in a namespace of their own
+
+
+def _in_child(work: Callable[[], str], timeout_s: float) -> str | None:
+    """What ``work`` returned in a forked child; None when it died or took longer than ``timeout_s``."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Nothing of the parent's may run here: no handlers, no flushing of its buffers.
+        try:
+            os.write(writer, work().encode() or b"\n")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        text = b""
+        while select.select([reader], [], [], timeout_s)[0]:
+            piece = os.read(reader, 65536)
+            if not piece:
+                return text.decode().strip("\n") if text else None
+            text += piece
+        return None
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _try_in_namespace() -> dict[str, str]:
+    """For each trial why it failed; empty when it did not."""
+    answer = _in_child(lambda: json.dumps(_trials()), _TRIAL_TIMEOUT_S)
+    found: dict[str, str] = json.loads(answer) if answer else {"unshare": "the trial did not end"}
+    return found
+
+
+def _trials() -> dict[str, str]:
+    clone_newnet = 0x40000000  # sched.h; os.unshare came with Python 3.12
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(clone_newnet) != 0:
+        return {"unshare": f"not permitted ({os.strerror(ctypes.get_errno()).lower()})"}
+    from pyroute2 import IPRoute
+
+    found = {"unshare": ""}
+    with IPRoute() as ip:
+
+        def attempt(name: str, work: Callable[[], object]) -> None:
+            try:
+                work()
+                found[name] = ""
+            except Exception as error:  # pyroute2's NetlinkError, or whatever else a strange kernel makes of it
+                found[name] = f"not in this kernel ({getattr(error, 'code', None) or type(error).__name__})"
+
+        def index(name: str) -> int:
+            return int(ip.link_lookup(ifname=name)[0])
+
+        def redirect(kind: str, **words: object) -> None:
+            mirred = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": index("trial-b")}
+            clsact_ingress = 0xFFFFFFF2
+            ip.tc(
+                "add-filter",
+                kind,
+                index("trial-a"),
+                parent=clsact_ingress,
+                prio=1,
+                protocol=3,
+                action=[mirred],
+                **words,
+            )
+
+        attempt("veth", lambda: ip.link("add", ifname="trial-a", kind="veth", peer={"ifname": "trial-b"}))
+        attempt("bridge", lambda: ip.link("add", ifname="trial-br", kind="bridge"))
+        attempt("netem", lambda: ip.tc("add", "netem", index("trial-a"), handle="1:", delay=1000))
+        attempt("clsact", lambda: ip.tc("add", "clsact", index("trial-a")))
+        attempt("redirect", lambda: redirect("u32", target=0, keys=["0x0/0x0+0"]))
+        attempt(
+            "clsact again", lambda: (ip.tc("del", "clsact", index("trial-a")), ip.tc("add", "clsact", index("trial-a")))
+        )
+        attempt("matchall", lambda: redirect("matchall"))
+    return found
+
+
+# ---- emulators
+
+
+def _emulators(tried: dict[str, str]) -> Iterator[Check]:
+    problem = tried.get("netem", "was not tried")
+    yield Check(
+        "sch_netem",
+        "limited" if problem else "ok",
+        f"{problem}; fiberd emulates the fibers instead"
+        if problem
+        else "the kernel's own emulator; this version uses fiberd",
+    )
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "")
+    try:
+        binary = fiberd.find_binary()
+    except MissingTool as error:
+        why = "not compiled" + ("" if compiler else ", and there is no C compiler")
+        yield Check("fiberd", "missing", why, error.install, needed=True)
+    else:
+        yield Check("fiberd", "ok", str(binary), needed=True)
+    yield Check(
+        "C compiler",
+        "ok" if compiler else "limited",
+        compiler or "none: fiberd cannot be built here",
+        "" if compiler else "apt-get install gcc libc6-dev",
+    )
+
+
+# ---- programs and packages
+
+
+def _tools() -> Iterator[Check]:
+    for name, programs, purpose, package, needed in (
+        ("nsenter, setpriv", ("nsenter", "setpriv"), "testbed exec and launch", "util-linux", False),
+        ("iproute2", ("ip", "tc"), "looking at a lab by hand, and the tests", "iproute2", False),
+    ):
+        lacking = [program for program in programs if shutil.which(program) is None]
+        state: State = "ok" if not lacking else "missing"
+        detail = f"{purpose}: {', '.join(lacking)} not found" if lacking else purpose
+        yield Check(name, state, detail, f"apt-get install {package}" if lacking else "", needed)
+
+
+def _torch() -> Check:
+    # The version is asked of the package's metadata: importing it takes two seconds and 220 MB.
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return Check(
+            "torch",
+            "missing",
+            "fibers come up without it, training agents do not",
+            "pip install 'scale-across-testbed[agents]'",
+            needed=True,
+        )
+    return Check("torch", "ok", f"version {version} in {sys.prefix}", needed=True)
+
+
+def _containers() -> Iterator[Check]:
+    for name in ("docker", "containerlab"):
+        path = shutil.which(name)
+        yield Check(name, "ok" if path else "missing", path or "not needed: this version makes labs of namespaces")
+
+
+# ---- the machine
+
+
+def _machine() -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0))
+    yield Check(
+        "cores",
+        "ok" if cores >= 2 else "limited",
+        f"{cores} usable of {os.cpu_count()}" + ("" if cores >= 2 else ": ranks and fibers share it, fidelity suffers"),
+    )
+    memory = _available_memory_bytes()
+    enough = memory >= _MEMORY_PER_HOST_BYTES
+    yield Check(
+        "memory",
+        "ok" if enough else "limited",
+        f"{memory / 1e9:.1f} GB available" + ("" if enough else "; four ranks with torch take about 1.5 GB"),
+    )
+    clock = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
+    quick = clock in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "unknown")
+    yield Check(
+        "clock source",
+        "ok" if quick else "limited",
+        clock + ("" if quick else ": slow to read, delays are measured less exactly"),
+    )
+    control = _read("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
+    yield Check("congestion control", "ok", f"{control}: what a lab's namespaces begin with; runs record it")
+
+
+def _available_memory_bytes() -> int:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _folders() -> Iterator[Check]:
+    state = Path(os.environ.get("TESTBED_STATE") or "/var/lib/testbed")
+    runs = Path(os.environ.get("TESTBED_RUNS") or "runs").absolute()
+    yield _folder("state folder", state, "TESTBED_STATE")
+    yield _folder("runs folder", runs, "TESTBED_RUNS")
+
+
+def _folder(name: str, folder: Path, variable: str) -> Check:
+    """Whether ``folder``, or where it will be made, can be written and has room. Nothing is made."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    fix = f"export {variable}=/another/folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Check(name, "missing", f"{folder}: {existing} may not be written", fix, needed=True)
+    free = shutil.disk_usage(existing).free
+    if free < store.NEEDED_BYTES:
+        return Check(name, "missing", f"{folder}: {free / 1e6:.0f} MB free", fix, needed=True)
+    roomy = free >= _FREE_BYTES
+    return Check(
+        name, "ok" if roomy else "limited", f"{folder}: {free / 1e9:.1f} GB free", "" if roomy else fix, needed=True
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
