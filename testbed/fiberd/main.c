@@ -34,10 +34,11 @@
 /* Waking up takes the kernel up to this long; a real-time process can afford to be awake before a packet is due. */
 static const uint64_t SPIN_NS = 60 * MICROSECOND_NS;
 
-/* In a flood, leave packets to the kernel for so long and take them in one go: its timestamps tell when they came. Only when
- * every delay is long enough for that. */
-static const uint64_t COALESCE_NS = 50 * MICROSECOND_NS;
-enum { FLOOD_PACKETS = 4, MAX_EVENTS = 64 };
+/* In a flood a wake-up per packet would take a whole core, and spinning with it. Then look only this often: the kernel's
+ * timestamps tell when packets came, and none is later than this. Only when every delay is longer than that. */
+static const uint64_t FLOOD_PAUSE_NS = 50 * MICROSECOND_NS;
+static const uint64_t FLOOD_WINDOW_NS = 1000 * MICROSECOND_NS;
+enum { FLOOD_PACKETS = 20, /* a window */ MAX_EVENTS = 64 };
 
 static const uint64_t TRIM_AFTER_NS = NANOSECONDS;
 
@@ -157,9 +158,24 @@ static void work_control(struct daemon *daemon) {
     }
 }
 
+/* Whether `packets` more make a flood: decided once a window, of the window before. */
+static bool is_flood(uint64_t now, int packets) {
+    static uint64_t window_end;
+    static int seen;
+    static bool flood;
+    seen += packets;
+    if (now >= window_end) {
+        flood = seen >= FLOOD_PACKETS && now < window_end + FLOOD_WINDOW_NS;
+        seen = 0;
+        window_end = now + FLOOD_WINDOW_NS;
+    }
+    return flood;
+}
+
 static void run(struct daemon *daemon) {
     struct epoll_event events[MAX_EVENTS];
     bool trimmed = false;
+    int received = 0;
     while (!daemon->ending) {
         const uint64_t next = plant_send_due(&daemon->plant);
         const uint64_t now = now_ns();
@@ -168,13 +184,18 @@ static void run(struct daemon *daemon) {
             timeout = next > now + daemon->spin_ns ? next - now - daemon->spin_ns : 0;
         else if (!trimmed)
             timeout = TRIM_AFTER_NS;
+        if (is_flood(now, received) && daemon->plant.shortest_delay_ns >= 3 * FLOOD_PAUSE_NS) {
+            const struct timespec pause = to_timespec(FLOOD_PAUSE_NS);
+            nanosleep(&pause, NULL);
+            timeout = 0;
+        }
 
         const int count = wait_events(daemon->epoll_fd, events, timeout);
-        if (count == 0 && next == UINT64_MAX) {
+        if (count == 0 && next == UINT64_MAX && timeout > 0) {
             frame_trim();
             trimmed = true;
         }
-        int most = 0;
+        received = 0;
         for (int i = 0; i < count; i++) {
             const uint32_t about = events[i].data.u32;
             if (about == SIGNAL_EVENT) {
@@ -182,14 +203,9 @@ static void run(struct daemon *daemon) {
             } else if (about == CONTROL_EVENT) {
                 work_control(daemon);
             } else {
-                const int received = plant_receive(&daemon->plant, about);
-                most = received > most ? received : most;
+                received += plant_receive(&daemon->plant, about);
                 trimmed = false;
             }
-        }
-        if (most >= FLOOD_PACKETS && daemon->plant.shortest_delay_ns >= 3 * COALESCE_NS && timeout > COALESCE_NS) {
-            const struct timespec pause = to_timespec(COALESCE_NS);
-            nanosleep(&pause, NULL);
         }
     }
 }

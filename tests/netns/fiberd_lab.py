@@ -68,8 +68,6 @@ class Lab:
             run("ip", "-n", namespace, "link", "set", "lo", "up")
             # IPv6 says things of its own accord, which tests that count packets do not want.
             run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
-            for buffer in ("rmem", "wmem"):
-                run("ip", "netns", "exec", namespace, "sysctl", "-qw", f"net.ipv4.tcp_{buffer}=4096 1048576 67108864")
         for link in range(self.links):
             for side, (namespace, end) in enumerate(zip((self.a, self.b), self.ends(link), strict=True), 1):
                 # Equal ifindex on both ends would delay carrier events: the plant counts from 1000.
