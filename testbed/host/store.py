@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.evidence.record import RunInfo, read_events, read_metrics, read_rank
+from testbed.core.evidence.record import RunInfo, number, read_events, read_metrics, read_rank, text
 from testbed.core.evidence.run import RunData, read_topology
 from testbed.core.report.document import Report, build, to_json
 from testbed.core.report.markdown import markdown
@@ -299,7 +299,7 @@ def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:
     info, _ = _read_json(run.path / "run.json")
     topology, _ = _read_json(run.path / "topology.json")
     report, found = _read_json(run.path / "report.json")
-    started = info.get("started_unix_s", 0.0) if isinstance(info, dict) else 0.0
-    name = topology.get("name", "?") if isinstance(topology, dict) else "?"
-    verdict = report.get("verdict", "unknown") if isinstance(report, dict) else "unknown" if found else "no report"
-    return (float(started), str(name)), str(verdict)
+    started = number(info, "started_unix_s") if isinstance(info, dict) else None
+    name = text(topology, "name", "?") if isinstance(topology, dict) else "?"
+    verdict = text(report, "verdict", "unknown") if isinstance(report, dict) else "unknown" if found else "no report"
+    return (started or 0.0, name), verdict

@@ -177,13 +177,14 @@ def _metrics(times: list[float], ended_t: float) -> list[dict]:
     wobble = random.Random(7)
     lines: list[dict] = []
     moved = dict.fromkeys(LINKS, 0.0)
+    began = cut_t()
     before = BEGAN_T - 3.0
     samples = math.ceil(ended_t - BEGAN_T) + 6
     for index in range(samples):
         t = BEGAN_T - 2.5 + index
         for begin, end in itertools.pairwise(times):
             share = max(0.0, min(t, end) - max(before, begin)) / (end - begin)
-            cut = cut_t() <= max(before, begin) < cut_t() + CUT_FOR_S
+            cut = began <= max(before, begin) < began + CUT_FOR_S
             moved["south" if cut else "north"] += 1.5 * GRADIENT_BYTES * share
         before = t
         for name in LINKS:

@@ -12,7 +12,7 @@ import run_factory
 
 from testbed.errors import StorageError, UnknownName
 from testbed.host import store
-from testbed.host.store import RunDirectory, check_writable, list_runs, save_report, write_report
+from testbed.host.store import RunDirectory, check_writable, list_runs, read_summary, save_report, write_report
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files are given to another user")
 
@@ -101,6 +101,16 @@ def test_runs_are_listed_latest_first(tmp_path):
         os.utime(run.path / "run.json", (index, index))
     (tmp_path / "no-run").mkdir()
     assert [run.name for run in list_runs(tmp_path)] == ["c", "b", "a"]
+
+
+def test_a_summary_reads_small_files_only_and_whatever_is_in_them(tmp_path):
+    run = RunDirectory(run_factory.make_run(tmp_path / "metro"))
+    assert read_summary(run) == ((1_795_000_000.0, "metro-40km"), "no report")
+    write_report(run)
+    assert read_summary(run)[1] == "pass"
+    (run.path / "run.json").write_text('{"started_unix_s": "soon"}')
+    (run.path / "topology.json").write_text("[]")
+    assert read_summary(run)[0] == (0.0, "?")
 
 
 def test_opening_what_is_no_run(tmp_path):

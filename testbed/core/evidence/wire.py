@@ -40,24 +40,15 @@ class WireCut:
 
 @dataclass(frozen=True)
 class WireVerdict:
-    """``ok`` is None when it cannot be told; byte counts are sums over ``cuts``, for the ``steps`` compared."""
+    """``ok`` is None when it cannot be told; the byte counts are sums over ``cuts``, for the ``steps`` compared."""
 
     ok: bool | None
     sentence: str
     steps: int = 0
     cuts: tuple[WireCut, ...] = ()
-
-    @property
-    def expected_bytes(self) -> float:
-        return sum(cut.expected_bytes for cut in self.cuts)
-
-    @property
-    def minimum_bytes(self) -> float:
-        return sum(cut.minimum_bytes for cut in self.cuts)
-
-    @property
-    def measured_bytes(self) -> float:
-        return sum(cut.measured_bytes for cut in self.cuts)
+    expected_bytes: float = 0.0
+    minimum_bytes: float = 0.0
+    measured_bytes: float = 0.0
 
 
 def ring_bytes_per_step(site_of_rank: Sequence[str], toward: str, gradient_bytes: float) -> float:
@@ -120,7 +111,15 @@ def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[s
             payload += moved * (frame - _HEADERS) / frame
         expected = steps * ring_bytes_per_step(sites, toward, gradient)
         cuts.append(WireCut(toward, expected, steps * float(gradient), payload, wire))
-    return WireVerdict(all(cut.ok for cut in cuts), _sentence(cuts, steps), steps, tuple(cuts))
+    return WireVerdict(
+        ok=all(cut.ok for cut in cuts),
+        sentence=_sentence(cuts, steps),
+        steps=steps,
+        cuts=tuple(cuts),
+        expected_bytes=sum(cut.expected_bytes for cut in cuts),
+        minimum_bytes=sum(cut.minimum_bytes for cut in cuts),
+        measured_bytes=sum(cut.measured_bytes for cut in cuts),
+    )
 
 
 def _increase(track: Sequence[FiberSample]) -> int:

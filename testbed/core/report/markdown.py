@@ -16,7 +16,7 @@ def markdown(report: Report) -> str:
     training = report.training
     blocks = [f"# {_escape(report.headline)}"]
     if report.run.uncertified:
-        blocks.append("**Uncertified: the fibers were outside tolerance, and the run was made all the same.**")
+        blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
     blocks.append(_escape(f"Run {report.run.name or 'without a name'}, status {report.run.status or 'unknown'}."))
     blocks.append(
         _table(("", "question", "why"), [(answer.answer, answer.question, answer.text) for answer in report.answers])

@@ -8,6 +8,7 @@ because plotly's Python package ships the full one alone, which would put 4.8 MB
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -54,6 +55,7 @@ def html(report: Report) -> str:
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
+@functools.cache
 def _asset(name: str) -> Markup:
     return Markup((resources.files(__package__) / "assets" / name).read_text(encoding="utf-8"))
 
@@ -132,8 +134,8 @@ def _banner(report: Report) -> Markup | None:
         return None
     return element(
         "p",
-        "Uncertified: the fibers were outside tolerance, and the run was made all the same. Trust no number of this"
-        " page to tell what real fiber would do.",
+        "Uncertified: the fibers were not measured to be within tolerance, and the run was made all the same. Trust no"
+        " number of this page to tell what real fiber would do.",
         class_="banner",
         role="alert",
     )
