@@ -87,7 +87,7 @@ class UnknownName(UserError):
     """``what`` (as in "link") named ``name`` does not exist; the nearest of ``known`` are offered."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
-        self.what, self.name, self.known = what, name, tuple(known)
+        self.what, self.name, self.known = what, name, tuple(dict.fromkeys(known))
         near = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
         if near:
             hint = "did you mean " + " or ".join(near) + "?"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from testbed.cli import screen, tables, verb
 from testbed.cli.verb import AsJson, Overrides, TopologyArgument
-from testbed.errors import FileMistakes, Finding, TestbedError, UserError
+from testbed.errors import FileMistakes, Finding, TestbedError, UnknownName, UserError
 
 
 class Kind(StrEnum):
@@ -66,7 +66,7 @@ def _list_topologies(as_json: bool) -> None:
     if as_json:
         screen.show_json(data)
         return
-    rows = [
+    rows: list[tables.Row] = [
         [
             it.name,
             str(len(it.sites)),
@@ -117,7 +117,7 @@ def _list_faults(as_json: bool) -> None:
             ]
         )
         return
-    rows = [
+    rows: list[tables.Row] = [
         [
             kind.name,
             kind.summary,
@@ -176,8 +176,10 @@ def _findings(name: str) -> list[Finding]:
         (catalog.load_topology if catalog.kind_of(name) == "topology" else catalog.load_experiment)(name)
     except FileMistakes as mistakes:
         return list(mistakes.findings)
+    except UnknownName as error:
+        return [Finding(name, 0, "there is no such file", str(error).partition("; ")[2])]
     except UserError as error:
-        return [Finding(name, 0, str(error))]
+        return [Finding(name, 0, str(error).removeprefix(f"{name} "))]
     return []
 
 

@@ -1,4 +1,4 @@
-"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab`` and ``look``: a thin layer over ``testbed.lab``."""
+"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab`` and ``look``, a thin layer over the library."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ def links_measured(topology: Topology, certificate: Certificate | None) -> Table
 
 def certificate_footnote(certificate: Certificate) -> str:
     bare = [each.bare.median for link in certificate.links for each in link.directions if each.bare]
-    path = f" ({format_delay(min(bare), 3)} to {format_delay(max(bare), 3)})" if bare else ""
-    around = "nothing goes around the fiber" if certificate.around_ok else certificate.around_why
-    return f"One way, medians; error = measured - target - the same path without delay{path}. Check: {around}."
+    path = f" (at most {format_delay(max(bare), 3)})" if bare else ""
+    around = "Nothing goes around the fibers" if certificate.around_ok else certificate.around_why
+    return f"One way, medians; error = measured - target - the same path without delay{path}. {around}."
 
 
 def _one_way(way: DirectionCertificate | None, name: str) -> str:
