@@ -5,6 +5,7 @@ The contract (JSON lines) is in docs/design.md. The agents' package is never imp
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -66,11 +67,8 @@ class WarmParent:
     def stop(self) -> None:
         """End it and all its ranks."""
         assert self._child.stdin is not None
-        with self._lock:
-            try:
-                self._child.stdin.close()
-            except OSError:
-                pass
+        with self._lock, contextlib.suppress(OSError):
+            self._child.stdin.close()
         try:
             self._child.wait(2.0)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """Entering, making and holding Linux namespaces: setns(2), unshare(2), mount(2).
 
-Namespaces belong to a *thread* in Linux. Everything here acts on the calling thread only, so a program with many threads
-can use it; nothing here forks.
+Namespaces belong to a *thread* in Linux. Everything here acts on the calling thread only, so a program with many
+threads can use it; nothing here forks.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _hold(kind: str, target: Path) -> None:
 
 
 def remove(name: str, handles: Path | None = None) -> None:
-    """Let go of what :func:`create` holds. What is not there is no error; processes inside keep it alive till they end."""
+    """Let go of what :func:`create` holds. What is not there is no error; processes inside keep it alive."""
     places = [NETNS_FOLDER / name]
     if handles is not None:
         places += [handles / kind for kind in ("net", "mnt", "uts", "ipc")]
@@ -229,6 +229,6 @@ def remove(name: str, handles: Path | None = None) -> None:
 def inode(path: str | Path) -> int:
     """Identity of the namespace behind ``path``; 0 if there is none. Unlike a name, it is never that of another."""
     try:
-        return os.stat(path).st_ino
+        return Path(path).stat().st_ino
     except OSError:
         return 0

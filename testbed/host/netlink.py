@@ -79,7 +79,7 @@ class Namespace:
 
     def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int) -> None:
         """A veth from here into another namespace, both ends down."""
-        with translated(f"make the veth {self.path.name}:{name}"), open(peer_namespace, "rb") as other:
+        with translated(f"make the veth {self.path.name}:{name}"), peer_namespace.open("rb") as other:
             request: dict[str, Any] = {"ifname": name, "kind": "veth", "mtu": mtu}
             if index:
                 request["index"] = index

@@ -77,7 +77,7 @@ class Probe:
         return found
 
     def _drain(self) -> list[tuple[bytes, int]]:
-        found = []
+        found: list[tuple[bytes, int]] = []
         while True:
             try:
                 data, ancillary, _, _ = self.receiver.recvmsg(2048, 64)
@@ -124,9 +124,11 @@ class Probe:
         times = sorted(arrived)
         if len(times) < 3:
             return None
-        # What arrives in one instant left as one piece, stamped when its last bit was out: the first piece is the origin.
-        passed = got - arrived[times[0]]
-        return passed * frame * 8 / ((times[-1] - times[0]) * 1e-9)
+        # What arrives in one instant left as one piece, stamped when its last bit was out. The head of the train is
+        # left out: it alone shows how long whoever forwards it took to wake up.
+        head = len(times) // 10
+        passed = sum(arrived[at] for at in times[head + 1 :])
+        return passed * frame * 8 / ((times[-1] - times[head]) * 1e-9)
 
 
 def _socket(address: str) -> socket.socket:

@@ -30,15 +30,13 @@ def boot_id() -> str:
 
 
 def inside(inodes: Collection[int]) -> list[int]:
-    """Pids of all processes whose network, mount, IPC or UTS namespace is one of ``inodes``."""
+    """Pids of all processes whose network namespace is one of ``inodes``."""
     found: list[int] = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            for kind in ("net", "mnt"):
-                with contextlib.suppress(OSError):
-                    if os.stat(f"/proc/{entry}/ns/{kind}").st_ino in inodes:
-                        found.append(int(entry))
-                        break
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "ns" / "net").stat().st_ino in inodes:
+                    found.append(int(entry.name))
     return found
 
 

@@ -1,8 +1,8 @@
 """The fidelity certificate: every fiber measured both ways against the same path with a zero-delay redirect.
 
 Latency is measured on all links at once, interleaved with the bare reference path, so that whatever the machine does to
-one it does to the other. Rate is measured one direction at a time: trains would compete for the cores. One certification at
-a time per host. It also proves that nothing goes around the fiber.
+one it does to the other. Rate is measured one direction at a time: trains would compete for the cores. One
+certification at a time per host. It also proves that nothing goes around the fiber.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[Prob
 
 @contextmanager
 def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, ...]]:
-    """The bare path, there for as long as the body runs. The keeper owns its Steps, so that no crash leaves it behind."""
+    """The bare path, there for as long as the body runs. The keeper owns its Steps: no crash leaves it behind."""
     if not topology.links:
         yield ()
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable
@@ -41,10 +42,8 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._stream.close()
-        except OSError:
-            pass
         self._socket.close()
 
     def call(self, verb: str, notice: Callable[[str], None] | None = None, **arguments: Any) -> Any:
@@ -79,7 +78,7 @@ def _as_raised(kind: str, message: str) -> errors.TestbedError:
         error = LabError(message)
         error.exit_code = found.exit_code if plain else 3  # type: ignore[union-attr]
         return error
-    assert isinstance(found, type)
+    assert isinstance(found, type) and issubclass(found, errors.TestbedError)
     return found(message)
 
 

@@ -1,8 +1,8 @@
 """The one place where Steps are applied, undone and reconciled.
 
 ``apply`` writes the intention down, makes the makings in order and then reconciles the settings. ``undo`` removes
-what an owner made, backwards. ``reconcile`` gives every key the value of the latest setting that still stands. All three can
-be called again after any interruption, by another process, from the journal alone.
+what an owner made, backwards. ``reconcile`` gives every key the value of the latest setting that still stands. All
+three can be called again after any interruption, by another process, from the journal alone.
 """
 
 from __future__ import annotations

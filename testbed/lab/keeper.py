@@ -1,12 +1,12 @@
 """The keeper: one small resident process per lab that owns what must outlive a command.
 
-It holds the lab's lock and its journal, runs the engine, supervises the emulator (a dead emulator is a cut: both ends of every
-fiber go down), deploys and watches the agents, ends timed faults, and listens to link events. Commands talk to it over a
-socket in the lab's folder, one JSON object a line; its verbs are the methods that begin with ``do_``.
+It holds the lab's lock and its journal, runs the engine, supervises the emulator (a dead emulator is a cut: both ends
+of every fiber go down), deploys and watches the agents, ends timed faults, and listens to link events. Commands talk
+to it over a socket in the lab's folder, one JSON object a line; its verbs are the methods that begin with ``do_``.
 
 Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events,
-timers, the emulator and the agents. If the keeper dies its children die with it, fibers dark; `down` and `heal` then work
-from the journal alone (``testbed.lab.recovery``).
+timers, the emulator and the agents. If the keeper dies its children die with it, fibers dark; `down` and `heal` then
+work from the journal alone (``testbed.lab.recovery``).
 """
 
 from __future__ import annotations

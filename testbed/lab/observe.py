@@ -1,4 +1,4 @@
-"""Watching a run: every second the ranks' metrics, the fibers' counters and the host go into the run directory; events at once.
+"""Watching a run: each second metrics of ranks, fibers and host go into the run directory; events at once.
 
 One thread, which lives inside the management network's namespace: the only way to the ranks' metrics.
 """

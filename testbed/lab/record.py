@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -85,7 +86,7 @@ def end(run: RunDirectory, status: str, reason: str = "") -> None:
 
 def _cpu_model() -> str:
     try:
-        with open("/proc/cpuinfo") as stream:
+        with Path("/proc/cpuinfo").open() as stream:
             for line in stream:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()

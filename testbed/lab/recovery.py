@@ -1,6 +1,7 @@
 """Taking a lab down and healing it, with its keeper or, when that is dead, from the journal alone.
 
-Works after a crash or SIGKILL of any process at any point, and after a reboot. What carries another mark is never touched.
+Works after a crash or SIGKILL of any process at any point, and after a reboot. What carries
+another mark is never touched.
 """
 
 from __future__ import annotations

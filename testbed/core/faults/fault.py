@@ -1,7 +1,7 @@
-"""What a fault is: a named disturbance that compiles to Steps, with its own validation. And the registry of those there are.
+"""What a fault is: a named disturbance that compiles to Steps, with its own validation. And those there are.
 
-A fault never does anything by itself: its Steps go through the one journal and the one reconciler, so undoing it is undoing
-Steps, whatever happens to whoever asked for it.
+A fault never does anything by itself: its Steps go through the one journal and the one reconciler, so undoing it
+is undoing Steps, whatever happens to whoever asked for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Compiled:
 
 
 Compile = Callable[[Topology, str, Mapping[str, str]], Compiled]
-"""(topology, target, parameters as written) to Steps; raises UserError, naming the parameter and what would be right."""
+"""(topology, target, parameters as written) to Steps; raises UserError, naming the parameter and the fix."""
 
 
 @dataclass(frozen=True)

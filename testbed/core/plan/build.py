@@ -49,12 +49,13 @@ LAST_RESORT_METRIC = 4_294_967_295
 FABRIC_BRIDGE = "fabric"
 MANAGEMENT_BRIDGE = "mgmt"
 
-# No autoconfiguration and no link-local chatter: an idle lab puts not one packet on its fibers.
+# No autoconfiguration: an idle lab puts not one packet on its fibers. Link-local addresses stay, for a router that
+# resolves a neighbour for a packet that it forwards has no other source to ask from (net/ipv6/ndisc.c).
 _QUIET_IPV6 = tuple(
     (f"net/ipv6/conf/{where}/{key}", value)
     for where in ("all", "default")
     for key, value in (("accept_ra", "0"), ("accept_dad", "0"), ("router_solicitations", "0"))
-) + (("net/ipv6/conf/default/addr_gen_mode", "1"),)
+)
 
 _HOST_TCP = (
     # Windows must hold rate x RTT of the longest fiber; metrics of an old connection must not colour a new one.
@@ -270,12 +271,12 @@ def _addresses(
 
 
 def _fabric_mtu(topology: Topology) -> int:
-    """A site's fabric has the MTU of the fibers: a campus with larger frames would need fragmentation at the gateway."""
+    """A site's fabric has the MTU of the fibers: larger frames would need fragmentation at the gateway."""
     return min((link.mtu for link in topology.links), default=1500)
 
 
 def reference(link: Link) -> Plan:
-    """A throw-away path like ``link`` with a zero-delay redirect in place of the fiber: what a certificate subtracts."""
+    """A throw-away path like ``link`` with a zero-delay redirect for the fiber: what a certificate subtracts."""
     middle, a, b = "ref-plant", "ref-a", "ref-b"
     return (
         *(Namespace(name) for name in (middle, a, b)),
