@@ -26,7 +26,16 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.render import html
 from testbed.errors import StorageError, UnknownName
 
-__all__ = ["NEEDED_BYTES", "RunDirectory", "build_report", "check_writable", "list_runs", "save_report", "write_report"]
+__all__ = [
+    "NEEDED_BYTES",
+    "RunDirectory",
+    "build_report",
+    "check_writable",
+    "list_runs",
+    "read_summary",
+    "save_report",
+    "write_report",
+]
 
 NEEDED_BYTES = 50_000_000
 """Room that a run asks for before its lab is built: records and metrics of an hour, logs, and the report."""
