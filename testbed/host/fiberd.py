@@ -202,7 +202,7 @@ class Fiberd:
                 raise ConnectionResetError("end of file")
             self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
-        return line.decode()
+        return line.decode(errors="replace")
 
     def _obituary(self) -> str:
         status = self.wait(1.0)

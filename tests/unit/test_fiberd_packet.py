@@ -60,7 +60,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g"]
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     sources = [Path(__file__).with_name("fiberd_packet_harness.c"), fiberd / "packet.c"]
-    base = [compiler, *flags, f"-I{fiberd}", "-o", program, *sources]
+    base: list[str | Path] = [compiler, *flags, f"-I{fiberd}", "-o", program, *sources]
     if subprocess.run([*base, *sanitizers], capture_output=True).returncode != 0:
         subprocess.run(base, check=True)  # musl has no sanitizers: the slices are still worth comparing
     harness = Harness(program)
@@ -72,7 +72,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 def ones_sum(data: bytes) -> int:
     """The Internet checksum's sum (RFC 1071), not complemented."""
-    total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
+    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return total
@@ -192,7 +192,11 @@ def impossible() -> dict[str, bytes]:
     headers, mss = CASES["tcp4"]
     good = super_packet(headers / Raw(payload(4 * mss)), mss)
     fields = dict(
-        zip(("flags", "gso_type", "hdr_len", "gso_size", "csum_start", "csum_offset"), VNET.unpack_from(good), strict=True)
+        zip(
+            ("flags", "gso_type", "hdr_len", "gso_size", "csum_start", "csum_offset"),
+            VNET.unpack_from(good),
+            strict=True,
+        )
     )
 
     def but(**changes: int) -> bytes:
