@@ -1,0 +1,104 @@
+"""What the model reads: bytes of a text that every machine has, or of any file or folder.
+
+Without a path it is the source of the standard library of the Python that runs: real text with structure, some
+megabytes of it, and nothing to download.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+CAP_BYTES = 8_000_000
+"""Enough that a run of minutes never sees the same window twice; little enough to read in a fraction of a second."""
+
+_NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
+"""Folders below the standard library that differ from machine to machine."""
+
+
+class CorpusError(Exception):
+    """The text cannot be read, or is too short to train on; says which and why."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """``text``: (bytes,) uint8."""
+
+    name: str
+    text: Tensor
+
+    def __len__(self) -> int:
+        return self.text.numel()
+
+
+def load(path: str | Path | None = None, cap_bytes: int = CAP_BYTES) -> Corpus:
+    """The file at ``path``, all files of the folder there in the order of their paths, or the standard library.
+
+    At most ``cap_bytes`` are taken. Raises CorpusError.
+    """
+    if path is None:
+        return standard_library(cap_bytes)
+    where = Path(path)
+    if where.is_dir():
+        return _read(str(where), _files(where, ""), cap_bytes)
+    return _read(str(where), iter([where]), cap_bytes)
+
+
+@functools.cache
+def standard_library(cap_bytes: int = CAP_BYTES) -> Corpus:
+    """Kept once read: processes that are forked afterwards share it."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    return _read(f"Python {sysconfig.get_python_version()} standard library", _files(folder, ".py"), cap_bytes)
+
+
+def _files(folder: Path, suffix: str) -> Iterator[Path]:
+    def complain(error: OSError) -> None:
+        raise CorpusError(f"cannot list {error.filename}: {error.strerror}") from error
+
+    for here, folders, names in os.walk(folder, onerror=complain):
+        # In place: os.walk then goes that way. Sorted, because the order of a folder is not the same everywhere.
+        folders[:] = sorted(set(folders) - _NOT_OURS)
+        for name in sorted(names):
+            found = Path(here, name)
+            if name.endswith(suffix) and found.is_file():  # no sockets, devices or FIFOs, which never end
+                yield found
+
+
+def _read(name: str, files: Iterator[Path], cap_bytes: int) -> Corpus:
+    text = bytearray()
+    for file in files:
+        try:
+            with file.open("rb") as source:
+                text += source.read(cap_bytes - len(text))
+        except OSError as error:
+            raise CorpusError(f"cannot read {file}: {error.strerror}") from error
+        if len(text) >= cap_bytes:
+            break
+    if not text:
+        raise CorpusError(f"there is no text in {name}: name another file or folder")
+    return Corpus(name, torch.frombuffer(text, dtype=torch.uint8))
+
+
+class Windows:
+    """Endless random windows of a corpus; the same ``seed`` and ``rank`` draw the same, other ranks draw others."""
+
+    def __init__(self, corpus: Corpus, *, batch: int, context: int, seed: int, rank: int) -> None:
+        if len(corpus) <= context:
+            raise CorpusError(
+                f"{corpus.name} has {len(corpus)} bytes, and a window of {context} needs at least {context + 1}"
+            )
+        self._text, self._batch, self._context = corpus.text, batch, context
+        self._generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """(bytes, the bytes that follow them), each (batch, context) int64."""
+        starts = torch.randint(len(self._text) - self._context, (self._batch, 1), generator=self._generator)
+        windows = self._text[starts + torch.arange(self._context + 1)].long()
+        return windows[:, :-1], windows[:, 1:]

@@ -1,0 +1,140 @@
+"""The process of one rank: answers /metrics, waits for a job, trains it in a thread, says how it went.
+
+The main thread listens to the warm parent throughout, so that a rank whose trainer is stuck in a collective can still
+be asked to stop, and still answers /metrics. One process trains one job: after a failed collective, threads of gloo may
+never come back, and only the end of the process is sure to free what they hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from testbed_agents import namespaces
+from testbed_agents.data import CorpusError
+from testbed_agents.metrics import RankMetrics
+from testbed_agents.records import Records, RecordsError
+from testbed_agents.train import Job, Outcome, Seat, TrainingFailed, reason_of, train
+
+STOP_GRACE_S = 2.0
+"""How long a job that was asked to stop may take to finish its step."""
+
+MESSAGE_BYTES = 1 << 16
+
+
+def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> None:
+    """Be the rank that ``message`` describes, until the parent at the other end of ``channel`` is gone."""
+    namespaces.die_with(parent)
+    namespaces.enter(message["namespaces"])
+    seat = Seat(rank=int(message["rank"]), node=str(message["node"]), site=str(message["site"]))
+    metrics = RankMetrics(site=seat.site, node=seat.node, rank=seat.rank, torch_version=torch.__version__)
+    address, port = message["metrics"]
+    try:
+        metrics.serve(address, port)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot serve /metrics on {address}:{port}: {error.strerror}") from error
+    rank = Rank(seat, metrics, channel)
+    rank.say("ready", pid=os.getpid())
+    while order := channel.recv(MESSAGE_BYTES):
+        rank.obey(json.loads(order))
+
+
+class Rank:
+    """``channel`` is a SOCK_SEQPACKET socket: one JSON object a message."""
+
+    def __init__(self, seat: Seat, metrics: RankMetrics, channel: socket.socket) -> None:
+        self._seat, self._metrics, self._channel = seat, metrics, channel
+        self._job = ""
+        self._records: Records | None = None
+        self._trainer: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._over = threading.Lock()
+        """Taken by who reports the end of the job, and never given back: there is one end."""
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        if message["do"] == "train" and self._trainer is None:
+            self._job = str(message["job"])
+            self._trainer = threading.Thread(target=self._train, args=(message,), name="trainer", daemon=True)
+            self._trainer.start()
+        elif message["do"] == "stop" and self._trainer is not None and message["job"] == self._job:
+            self._stop.set()
+            self._trainer.join(STOP_GRACE_S)
+            self._finish("stopped", "asked to stop; the step it was in did not end by itself")
+
+    def say(self, event: str, **fields: object) -> None:
+        line = {"event": event, "rank": self._seat.rank, **fields, "t": time.monotonic()}
+        with contextlib.suppress(OSError):  # the parent is gone, and so is this process in a moment
+            self._channel.send(json.dumps(line).encode())
+
+    def _train(self, message: Mapping[str, Any]) -> None:
+        try:
+            job = Job.from_message(message)
+            self._records = Records(job.directory / f"rank-{self._seat.rank}.jsonl")
+            _print_to(job.directory / f"rank-{self._seat.rank}.log")
+            self._metrics.job_state(self._job, "training")
+            outcome = train(job, self._seat, self._records, self._metrics, self._stop, self._began)
+            self._finish(outcome.status, "" if outcome.status == "ok" else "asked to stop", outcome=outcome)
+        except TrainingFailed as error:
+            self._finish("failed", str(error), step=error.step)
+        except (CorpusError, RecordsError) as error:
+            self._finish("failed", str(error))
+            _hang_up()
+        except Exception as error:  # a mistake of ours: said like any other failure, with its place in the log
+            import traceback
+
+            traceback.print_exc()
+            self._finish("failed", f"{type(error).__name__}: {reason_of(error)}")
+            _hang_up()
+
+    def _began(self) -> None:
+        self.say("began", job=self._job)
+
+    def _finish(self, status: str, reason: str, step: int | None = None, outcome: Outcome | None = None) -> None:
+        if not self._over.acquire(blocking=False):
+            return
+        more: dict[str, object] = {}
+        if outcome is not None:
+            step, more = outcome.step, {"parameters_sha256": outcome.fingerprint}
+        if self._records is not None:
+            try:
+                last = self._metrics.last_step if step is None else step
+                self._records.write("end", t=time.monotonic(), status=status, reason=reason, step=last, **more)
+            except RecordsError as error:
+                if status == "ok":
+                    status, reason = "failed", str(error)
+            self._records.close()  # a trainer that comes back later has nothing more to add
+        self._metrics.job_state(self._job, "finished" if status == "ok" else status)
+        self.say("finished", job=self._job, status=status, reason=reason)
+
+
+def _print_to(log: Path) -> None:
+    """Send this process's output, libraries' included, to ``log``. Raises RecordsError."""
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RecordsError(f"cannot write {log}: {error.strerror}") from error
+    for output in (sys.stdout, sys.stderr):
+        output.flush()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _hang_up() -> None:
+    """Close the connections to the peers, so that they fail now and not when their timeout has passed.
+
+    Only for a rank that is in no collective: leaving the group waits for what is under way in it.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()

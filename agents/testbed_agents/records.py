@@ -1,0 +1,48 @@
+"""Step records: JSON, one object a line, appended (contract: docs/design.md, "Step records").
+
+Each line is one write(2) to a file opened for appending: what a rank recorded before it was killed is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+
+class RecordsError(Exception):
+    """A record could not be kept; says which file and why."""
+
+
+class Records:
+    """Appends to the file at ``path``, making its folder. May be used from several threads. Raises RecordsError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RecordsError(f"cannot write {path}: {error.strerror}") from error
+
+    def write(self, kind: str, **fields: object) -> None:
+        """Append one record. Numbers must be finite: JSON has no others."""
+        line = json.dumps({"kind": kind, **fields}, allow_nan=False).encode() + b"\n"
+        with self._lock:
+            if self._file < 0:
+                raise RecordsError(f"{self.path} is closed")
+            try:
+                # A full disk takes a part of the line first, and says so at the next write.
+                while line:
+                    line = line[os.write(self._file, line) :]
+            except OSError as error:
+                raise RecordsError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Nothing can be written afterwards. Closing twice is no error."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1

@@ -1,0 +1,267 @@
+"""The trainer: one rank of a DistributedDataParallel job over gloo, in one reading.
+
+A step is: draw windows, forward, backward (in which DDP averages the gradients over all ranks, bucket by bucket, while
+earlier layers are still computing), optimizer. Four times are taken of it, in seconds of CLOCK_MONOTONIC, which is one
+and the same for all processes of a host::
+
+    t_begin ── forward, backward ── t_ready ── what is left of the all-reduce ── t_sync ── optimizer ── t_end
+
+``t_ready``: the last bucket of gradients of this rank was handed over. ``t_sync``: backward returned, gradients are
+usable. compute = (t_ready - t_begin) + (t_end - t_sync); exposed communication = t_sync - t_ready, of which the first
+part may be waiting for a slower rank (see ``sync``, which says at what cost on the wire the ranks tell each other).
+
+Also a program of its own, for torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)::
+
+    python -m testbed_agents.train --steps 100
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from testbed_agents import data
+from testbed_agents.metrics import RankMetrics, interface_bytes
+from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
+from testbed_agents.records import Records
+from testbed_agents.sync import TimedAllReduce
+
+
+class TrainingFailed(Exception):
+    """The job cannot go on; one sentence for the user. ``step``: the last step that was done."""
+
+    def __init__(self, reason: str, step: int = 0) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which rank this is, and where it sits."""
+
+    rank: int
+    node: str
+    site: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks train; the fields are those of the message (docs/design.md, "The warm parent").
+
+    ``master``: address and port of the store at rank 0. ``interface``: gloo's. ``timeout_s``: how long one wait inside
+    a collective may take. ``extra_compute_s``: seconds that a rank sleeps in each forward pass, as a slower machine
+    would; ranks not named do not.
+    """
+
+    job: str
+    world_size: int
+    master: tuple[str, int]
+    interface: str
+    directory: Path
+    steps: int
+    seed: int = 0
+    timeout_s: float = 30.0
+    batch: int = 4
+    shape: Shape = field(default_factory=Shape)
+    data: str | None = None
+    learning_rate: float = 1e-3
+    extra_compute_s: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Job:
+        """Raises TrainingFailed when something is missing or makes no sense."""
+        try:
+            address, port = message["master"]
+            return cls(
+                job=str(message["job"]),
+                world_size=int(message["world_size"]),
+                master=(str(address), int(port)),
+                interface=str(message["interface"]),
+                directory=Path(message["directory"]),
+                steps=int(message["steps"]),
+                seed=int(message.get("seed", 0)),
+                timeout_s=float(message.get("timeout_s", 30.0)),
+                batch=int(message.get("batch", 4)),
+                shape=Shape(context=int(message.get("context", 64)), **message.get("model", {})),
+                data=message.get("data"),
+                learning_rate=float(message.get("learning_rate", 1e-3)),
+                extra_compute_s={int(r): float(s) for r, s in message.get("extra_compute_s", {}).items()},
+            )
+        except KeyError as error:
+            raise TrainingFailed(f"the train message has no {error}") from error
+        except (TypeError, ValueError) as error:
+            raise TrainingFailed(f"the train message makes no sense: {error}") from error
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended on this rank. ``status``: ok or stopped. ``fingerprint``: of the final parameters."""
+
+    status: str
+    step: int
+    fingerprint: str
+
+
+def train(
+    job: Job,
+    seat: Seat,
+    records: Records,
+    metrics: RankMetrics,
+    stop: threading.Event,
+    began: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Train to the last step, or to the end of the step in which any rank's ``stop`` is set.
+
+    Calls ``began`` once all ranks have met. Raises TrainingFailed, CorpusError or RecordsError.
+    """
+    torch.set_num_threads(1)
+    corpus = data.load(job.data)
+    windows = data.Windows(corpus, batch=job.batch, context=job.shape.context, seed=job.seed, rank=seat.rank)
+    torch.manual_seed(job.seed)
+    model = GPT(job.shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
+    tokens = job.batch * job.shape.context
+
+    step = 0
+    try:
+        sync = TimedAllReduce(seat.rank, job.world_size, _meet(job, seat.rank), metrics.collective_done)
+        ddp = DistributedDataParallel(model)  # there are no buffers that it would broadcast
+        ddp.register_comm_hook(sync, TimedAllReduce.hook)
+        began()
+        at_first = interface_bytes()[job.interface]
+        records.write(
+            "job",
+            t=time.monotonic(),
+            rank=seat.rank,
+            world_size=job.world_size,
+            node=seat.node,
+            site=seat.site,
+            scheme="ddp",
+            parameters=parameter_count(model),
+            gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+            tokens_per_step=tokens,
+            steps=job.steps,
+            corpus=corpus.name,
+            corpus_bytes=len(corpus),
+            seed=job.seed,
+            torch=torch.__version__,
+        )
+        while step < job.steps:
+            t_begin = time.monotonic()
+            inputs, targets = windows.draw()
+            optimizer.zero_grad()
+            train_loss = cross_entropy(ddp(inputs), targets)
+            if extra := job.extra_compute_s.get(seat.rank):
+                time.sleep(extra)
+            sync.begin(train_loss.item(), stop.is_set())
+            train_loss.backward()  # type: ignore[no-untyped-call]
+            t_sync = time.monotonic()
+            told = sync.end()
+            if not math.isfinite(told.train_loss):  # the mean of all: every rank ends here
+                raise TrainingFailed(f"step {step + 1}: train_loss is {told.train_loss}, training diverged", step)
+            optimizer.step()
+            t_end = time.monotonic()
+
+            compute_s, exposed_s = (told.ready_t - t_begin) + (t_end - t_sync), t_sync - told.ready_t
+            peer_wait_s = min(told.lag_s, exposed_s)
+            traffic = interface_bytes()[job.interface]
+            records.write(
+                "step",
+                step=step + 1,
+                t_begin=t_begin,
+                t_ready=told.ready_t,
+                t_sync=t_sync,
+                t_end=t_end,
+                compute_s=compute_s,
+                exposed_s=exposed_s,
+                train_loss=told.train_loss,
+                tokens=tokens,
+                sent_bytes=traffic.sent - at_first.sent,
+                received_bytes=traffic.received - at_first.received,
+            )
+            step += 1
+            metrics.step_done(
+                step=step,
+                train_loss=told.train_loss,
+                tokens=tokens,
+                compute_s=compute_s,
+                peer_wait_s=peer_wait_s,
+                network_s=exposed_s - peer_wait_s,
+            )
+            if told.stop:
+                return Outcome("stopped", step, fingerprint(model))
+        return Outcome("ok", step, fingerprint(model))
+    except RuntimeError as error:  # gloo's and the store's, which torch derives from it
+        raise TrainingFailed(f"step {step + 1}: {reason_of(error)}", step) from error
+
+
+def _meet(job: Job, rank: int) -> float:
+    """Join the default process group; returns a moment, about now, that is the same on all ranks."""
+    os.environ["GLOO_SOCKET_IFNAME"] = job.interface  # else gloo asks what the hostname resolves to
+    limit = timedelta(seconds=job.timeout_s)
+    server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
+    # By job: a store that outlived an earlier job must not answer with its keys.
+    store = PrefixStore(job.job, server)
+    if rank == 0:
+        store.set("origin", repr(time.monotonic()))
+    origin = float(store.get("origin"))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=limit)
+    return origin
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an exception as a reason for people: without source places, never empty, of bounded length."""
+    first = str(error).strip().partition("\n")[0]
+    first = re.sub(r"^(\[[^\]]*:\d+\]\s*)+", "", first).rstrip(" .")
+    return (first or type(error).__name__)[:300]
+
+
+def main() -> None:
+    """Train as one rank of torchrun's environment; prints train_loss now and then."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m testbed_agents.train", description=main.__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", help="a text file or a folder (default: Python's standard library)")
+    parser.add_argument("--directory", type=Path, default=Path("ranks"), help="where records go (default: ranks)")
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds that a wait may take (default: 30)")
+    words = parser.parse_args()
+    environment = os.environ
+    rank, node = int(environment.get("RANK", "0")), os.uname().nodename
+    job = Job(
+        job="train",
+        world_size=int(environment.get("WORLD_SIZE", "1")),
+        master=(environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", "29500"))),
+        interface=environment.get("GLOO_SOCKET_IFNAME", "lo"),
+        directory=words.directory,
+        steps=words.steps,
+        seed=words.seed,
+        data=words.data,
+        timeout_s=words.timeout,
+    )
+    metrics = RankMetrics(site="", node=node, rank=rank, torch_version=torch.__version__)
+    try:
+        records = Records(job.directory / f"rank-{rank}.jsonl")
+        outcome = train(job, Seat(rank, node, ""), records, metrics, threading.Event())
+        records.write("end", t=time.monotonic(), status=outcome.status, reason="", step=outcome.step)
+    except Exception as error:
+        raise SystemExit(f"rank {rank}: {reason_of(error)}") from error
+    print(f"rank {rank}: {outcome.step} steps done; records in {records.path}")
+
+
+if __name__ == "__main__":
+    main()
