@@ -279,15 +279,18 @@ def test_rate(lab: Lab, start: Starter) -> None:
 def test_counters_agree_with_iperf3(lab: Lab, start: Starter) -> None:
     emulator = start(lab, Impairment(200e-6, 1e9), Impairment(200e-6, 1e9))
     before = forth(emulator)
-    sent = lab.iperf(1)["sum_sent"]["bytes"]
+    end = lab.iperf(1)
     after = quiet(emulator)
-    segments = sent / 1448
-    assert after.segments - before.segments == pytest.approx(segments, rel=0.02)
-    assert after.bytes - before.bytes == pytest.approx(sent + segments * (14 + 20 + 32), rel=0.02)
+    # iperf3 knows what went into one socket and what came out of the other; at its end some of it is still between them.
+    least, most = end["sum_received"]["bytes"], end["sum_sent"]["bytes"]
+    segments = after.segments - before.segments
+    assert 0.98 * least / 1448 <= segments <= 1.02 * most / 1448
+    frame = 1448 + 14 + 20 + 32
+    assert 0.98 * least * frame / 1448 <= after.bytes - before.bytes <= 1.02 * most * frame / 1448
+    assert most - least < 0.1 * most
 
 
 def test_queue_drops_the_tail(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    one = None
     emulator = start(lab)
     one = stream()
     limit, size = 30_000, 1000
