@@ -281,7 +281,7 @@ def test_counters_agree_with_iperf3(lab: Lab, start: Starter) -> None:
     before = forth(emulator)
     end = lab.iperf(1)
     after = quiet(emulator)
-    # iperf3 knows what went into one socket and what came out of the other; at its end some of it is still between them.
+    # iperf3 knows what went into one socket and came out of the other; at its end some of it is still between them.
     least, most = end["sum_received"]["bytes"], end["sum_sent"]["bytes"]
     segments = after.segments - before.segments
     assert 0.98 * least / 1448 <= segments <= 1.02 * most / 1448
