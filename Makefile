@@ -32,7 +32,7 @@ check:
 	@tools/verdict.sh "check (ruff)" "" $(VENV)/bin/ruff check .
 	@tools/verdict.sh "check (format; mend it with: $(VENV)/bin/ruff format .)" "" $(VENV)/bin/ruff format --check .
 	@tools/verdict.sh "check (mypy)" "" $(VENV)/bin/mypy
-	@tools/verdict.sh "check (import-linter)" "" $(VENV)/bin/lint-imports --no-cache
+	@tools/verdict.sh "check (import-linter)" "" $(VENV)/bin/lint-imports --no-cache --no-logo
 	@echo "make check: ruff, mypy --strict and import-linter are content"
 
 bench:

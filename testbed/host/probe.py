@@ -44,9 +44,9 @@ _AS_ROOT: Final = "run as root: sudo testbed doctor"
 class Check:
     """One fact about the host.
 
-    ``state``: ok; missing: it is not there; limited: something else does its work, or results suffer. ``detail`` says what was found,
-    ``fix`` is one command (or one step) that mends it, empty when there is none. Without what is ``needed``,
-    ``testbed run`` cannot work.
+    ``state``: ok; missing: it is not there; limited: something else does its work, or results suffer. ``detail`` says
+    what was found, ``fix`` is one command (or one step) that mends it, empty when there is none. Without what is
+    ``needed``, ``testbed run`` cannot work.
     """
 
     name: str

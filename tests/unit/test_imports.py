@@ -1,0 +1,72 @@
+"""The rooms of docs/design.md: who may import whom, as import-linter's contracts in pyproject.toml say it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}"}
+
+
+def lint_imports(config: Path) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(sys.argv[1], no_cache=True))"
+    argv = [sys.executable, "-c", code, str(config)]
+    return subprocess.run(argv, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+def test_every_contract_is_kept() -> None:
+    done = lint_imports(ROOT / "pyproject.toml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_a_contract_that_is_broken_is_found(tmp_path: Path) -> None:
+    """The check above can fail: turned around, the layers are reported as broken."""
+    config = tmp_path / "upside-down.toml"
+    config.write_text(
+        '[tool.importlinter]\nroot_packages = ["testbed"]\n'
+        '[[tool.importlinter.contracts]]\nname = "upside down"\ntype = "layers"\n'
+        'layers = ["testbed.errors", "testbed.core", "testbed.host", "testbed.lab", "testbed.cli"]\n'
+    )
+    done = lint_imports(config)
+    assert done.returncode == 1
+    assert "upside down BROKEN" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["main", "verb", "screen", "tables", "lab", "look", "work"])
+def test_the_command_line_imports_at_its_top_nothing_that_is_slow(module: str) -> None:
+    """`testbed --help` stays quick only as long as what verbs need is imported inside of them."""
+    quick = {"typer", "rich", "testbed", "testbed.cli", "testbed.cli.verb", "testbed.core.units", "testbed.errors"}
+    tree = ast.parse((ROOT / "testbed" / "cli" / f"{module}.py").read_text())
+    found = {
+        name
+        for node in tree.body
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    foreign = {name for name in found if name.split(".")[0] not in sys.stdlib_module_names | {"rich"}}
+    assert foreign <= quick
+
+
+def test_help_imports_neither_torch_nor_the_library() -> None:
+    code = (
+        "import sys; from testbed.cli.main import app; app(['--help'], standalone_mode=False); "
+        "print(*(name for name in ('torch', 'pyroute2', 'pydantic', 'plotly', 'networkx', 'testbed.lab.api') "
+        "if name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == ""

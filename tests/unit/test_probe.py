@@ -1,0 +1,148 @@
+"""What doctor tells, against the host as other tools see it; and that looking leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import MissingTool
+from testbed.host import fiberd, probe
+from testbed.host.probe import Check, can_run
+
+IS_ROOT = os.geteuid() == 0
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, Check]:
+    found = probe.probe()
+    assert len({check.name for check in found}) == len(found), "each name is told once"
+    return {check.name: check for check in found}
+
+
+def test_every_check_is_whole(checks: dict[str, Check]) -> None:
+    for check in checks.values():
+        assert check.state in ("ok", "missing", "limited")
+        assert check.detail
+        assert "\n" not in check.detail + check.fix
+        assert check.state != "ok" or not check.fix, "what is well needs no mending"
+        if check.needed and check.state == "missing":
+            assert check.fix
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root")
+@pytest.mark.netns
+def test_kernel_parts_agree_with_ip_and_tc(checks: dict[str, Check]) -> None:
+    """The oracle is `ip` and `tc` in a namespace of their own, made by `unshare`."""
+
+    def works(script: str) -> bool:
+        return subprocess.run(["unshare", "-n", "sh", "-ec", script], capture_output=True, timeout=20).returncode == 0
+
+    veth = "ip link add v0 type veth peer name v1; "
+    assert (checks["network namespaces"].state == "ok") == works("true")
+    assert (checks["veth"].state == "ok") == works(veth)
+    assert (checks["bridge"].state == "ok") == works("ip link add b0 type bridge")
+    assert (checks["sch_netem"].state == "ok") == works(veth + "tc qdisc add dev v0 root netem delay 1ms")
+    clsact = veth + "tc qdisc add dev v0 clsact; tc filter add dev v0 ingress "
+    redirect = " action mirred egress redirect dev v1"
+    assert (checks["clsact, u32, mirred"].state == "ok") == works(clsact + "protocol all u32 match u32 0 0" + redirect)
+    assert (checks["cls_matchall"].state == "ok") == works(clsact + "protocol all matchall" + redirect)
+
+
+def test_nothing_is_left_behind() -> None:
+    def seen() -> tuple[set[str], set[str], int]:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        interfaces = {path.name for path in Path("/sys/class/net").iterdir()}
+        return interfaces, set(children), len(list(Path("/proc/self/fd").iterdir()))
+
+    before = seen()
+    home = Path("/proc/self/ns/net").readlink()
+    probe.probe()
+    assert seen() == before
+    assert Path("/proc/self/ns/net").readlink() == home
+
+
+def test_folders_are_looked_at_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "a" / "b"))
+    monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "c"))
+    found = {check.name: check for check in probe.probe()}
+    assert str(tmp_path / "a" / "b") in found["state folder"].detail
+    assert found["runs folder"].state in ("ok", "limited")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))  # type: ignore[attr-defined]
+    folder = next(check for check in probe.probe() if check.name == "state folder")
+    assert folder.state == "missing"
+    assert "TESTBED_STATE" in folder.fix
+
+
+def test_without_fiberd_there_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> Path:
+        raise MissingTool("fiberd", "apt-get install gcc libc6-dev && make demo")
+
+    monkeypatch.setattr(fiberd, "find_binary", lacking)
+    found = probe.probe()
+    told = next(check for check in found if check.name == "fiberd")
+    assert (told.state, told.fix) == ("missing", "apt-get install gcc libc6-dev && make demo")
+    assert not can_run(found)
+
+
+def test_torch_is_asked_for_without_importing_it(checks: dict[str, Check], monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise probe.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(probe.metadata, "version", absent)
+    told = next(check for check in probe.probe() if check.name == "torch")
+    assert told.state == "missing"
+    assert told.needed
+    assert "pip install" in told.fix
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="drops privileges")
+def test_without_capabilities_what_is_lacking_is_named() -> None:
+    """In a process without capabilities, by util-linux's setpriv."""
+    code = (
+        "from testbed.host import probe; print(*(c.name for c in probe.probe() if c.needed and c.state == 'missing'))"
+    )
+    argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"]
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if done.returncode != 0 and "Permission denied" in done.stderr:
+        pytest.skip("another user may not read this folder")
+    assert done.returncode == 0, done.stderr
+    for name in ("CAP_NET_ADMIN", "CAP_SYS_ADMIN", "network namespaces"):
+        assert name in done.stdout
+
+
+def test_a_child_that_hangs_is_given_up() -> None:
+    began = time.monotonic()
+    assert probe._in_child(lambda: time.sleep(60) or "", timeout_s=0.2) is None  # type: ignore[func-returns-value]
+    assert time.monotonic() - began < 10
+
+
+def test_a_child_that_dies_says_nothing() -> None:
+    assert probe._in_child(lambda: os._exit(9), timeout_s=5.0) is None
+    assert probe._in_child(lambda: "said", timeout_s=5.0) == "said"
+    assert probe._in_child(lambda: "", timeout_s=5.0) == ""
+
+
+def test_only_what_is_needed_decides() -> None:
+    needless = Check("docker", "missing", "not there")
+    needed = Check("fiberd", "missing", "not there", "build it", needed=True)
+    limited = Check("sch_netem", "limited", "not there", needed=True)
+    assert can_run([needless, limited])
+    assert not can_run([needless, needed])
