@@ -30,6 +30,10 @@ MNT_DETACH = 2
 NETNS_FOLDER = Path("/run/netns")
 """Where iproute2 looks for named network namespaces (ip-netns(8))."""
 
+NO_NAME_SERVER = "# names are in /etc/hosts\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n"
+"""resolv.conf of a node. It reaches no name server: with the host's file each reverse lookup (torch's store does
+one per rank) would wait ten seconds for one; loopback refuses at once."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
@@ -168,8 +172,9 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
         if handles is None:
             return
         handles.mkdir(parents=True, exist_ok=True)
-        hosts_file = handles / "hosts"
-        hosts_file.write_text(hosts)
+        files = {"hosts": hosts, "resolv.conf": NO_NAME_SERVER}
+        for file, content in files.items():
+            (handles / file).write_text(content)
         socket.sethostname(hostname)
         _hold("uts", handles / "uts")
         _hold("ipc", handles / "ipc")
@@ -178,7 +183,9 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
         _forget_other_namespaces()
         mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
-        mount(str(hosts_file), "/etc/hosts", None, MS_BIND)
+        for file in files:
+            if Path("/etc", file).exists():
+                mount(str(handles / file), f"/etc/{file}", None, MS_BIND)
         inner = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         _call("setns", home_mounts, CLONE_NEWNS)
         target = handles / "mnt"
@@ -221,7 +228,8 @@ def remove(name: str, handles: Path | None = None) -> None:
             with contextlib.suppress(OSError):
                 place.unlink()
     if handles is not None:
-        (handles / "hosts").unlink(missing_ok=True)
+        for file in ("hosts", "resolv.conf"):
+            (handles / file).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             handles.rmdir()
 

@@ -21,7 +21,7 @@ from testbed.errors import LabError, StorageError, UnknownName, UserError
 from testbed.host import runner, store
 from testbed.host.store import RunDirectory
 from testbed.lab import certify as certification
-from testbed.lab import client, launch, recovery, status
+from testbed.lab import client, launch, record, recovery, status
 from testbed.lab.job import Job, Workload
 from testbed.lab.observe import Observer
 from testbed.lab.state import LabFolder
@@ -92,6 +92,7 @@ class Lab:
         self.run_directory: RunDirectory | None = None
         self.observer: Observer | None = None
         self._jobs = 0
+        self._used = False
 
     def __enter__(self) -> Lab:
         return self
@@ -221,7 +222,7 @@ class Lab:
         """
         if not argv:
             raise UserError("nothing to launch; write: testbed launch -- python train.py")
-        run = self.open_run(directory)
+        run = self._unused_run(directory)
         try:
             return launch.launch(self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None))
         finally:
@@ -233,40 +234,44 @@ class Lab:
             raise UserError(f"a job has at least one step, not {steps}")
         if not client.call(self._folder, "ranks"):
             raise LabError("this lab has no training agents (it was brought up without, or torch is not installed)")
-        run = self.open_run()
-        if self.observer is None:
-            self.observer = Observer(self._folder, self.topology, run)
-            self.observer.start()
+        run = self._unused_run()
+        self.observer = Observer(self._folder, self.topology, run)
+        self.observer.start()
         self._jobs += 1
         return Job(self._folder, self.topology, Workload(steps, **workload), run.ranks, self._jobs)
 
-    def open_run(self, root: Path | None = None, name: str | None = None) -> RunDirectory:
-        """The run directory of this lab object, made when it is first needed."""
-        if self.run_directory is None:
-            stamp = time.strftime("%Y%m%d-%H%M%S")
-            self.run_directory = RunDirectory.create(root or runs_root(), name or f"{self.name}-{stamp}")
-            from testbed.lab import record
-
-            record.begin(self.run_directory, self._folder, self.topology, self.certificate)
+    def open_run(self, root: Path | None = None) -> RunDirectory:
+        """A new run directory, which the next job will use."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self.run_directory = RunDirectory.create(root or runs_root(), f"{self.name}-{stamp}")
+        self._used = False
+        record.begin(self.run_directory, self._folder, self.topology, self.certificate)
         return self.run_directory
 
-    def report(self) -> Report:
-        """The report of what was run in this lab object so far, also written into its run directory."""
-        if self.run_directory is None:
-            raise UserError("nothing was run in this lab yet: train or launch something first")
-        from testbed.lab import record
+    def _unused_run(self, root: Path | None = None) -> RunDirectory:
+        """One run directory holds one job: records of two would mix."""
+        self._end_run()
+        run = self.open_run(root) if self.run_directory is None or self._used else self.run_directory
+        self._used = True
+        return run
 
+    def _end_run(self) -> None:
         if self.observer is not None:
             self.observer.stop()
             self.observer = None
-        record.end(self.run_directory, "finished")
+        if self.run_directory is not None and self._used:
+            record.end(self.run_directory, "finished")
+
+    def report(self) -> Report:
+        """The report of the last job of this lab object, also written into its run directory."""
+        if self.run_directory is None:
+            raise UserError("nothing was run in this lab yet: train or launch something first")
+        self._end_run()
         return store.write_report(self.run_directory)
 
     def down(self) -> None:
         """Remove the lab; nothing happens if it is down already."""
-        if self.observer is not None:
-            self.observer.stop()
-            self.observer = None
+        self._end_run()
         recovery.down(self._folder)
 
     def _latest_run(self) -> RunDirectory | None:

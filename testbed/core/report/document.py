@@ -489,4 +489,5 @@ def _event_text(event: Event) -> str:
     rest = {key: value for key, value in fields.items() if key not in ("t", "event")}
     if len(rest) == 1:
         return str(next(iter(rest.values())))
-    return ", ".join(f"{key} {value}" for key, value in rest.items() if isinstance(value, str | int | float))
+    said_of = {key: value for key, value in rest.items() if isinstance(value, str | int | float) and value != ""}
+    return ", ".join(f"{key} {value}" for key, value in said_of.items())
