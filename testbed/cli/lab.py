@@ -215,7 +215,7 @@ def logs(
 
 @verb.verb(verb.LABS, "testbed certify", "testbed certify --thorough --json")
 def certify(
-    thorough: Annotated[bool, typer.Option("--thorough", help="More probes; rates too.", show_default=False)] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More probes.", show_default=False)] = False,
     lab: LabName = None,
     as_json: AsJson = False,
 ) -> int:

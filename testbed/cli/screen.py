@@ -32,6 +32,9 @@ PIPE_WIDTH = 200
 TICK_EVERY_S = 10.0
 """In a file one line of a running job is enough in this time."""
 
+MOST_LINKS_SHOWN = 8
+"""While a job runs; more would push the line that matters off the screen."""
+
 _settings = {"quiet": False, "verbose": False}
 
 
@@ -271,11 +274,19 @@ def _training_line(state: LiveState) -> str:
 
 
 def _fiber_words(state: LiveState) -> list[str]:
-    """``north → west 120 Mb/s`` of each direction."""
-    return [
-        f"{direction.replace(':', ' → ')} {format_rate(bps, 3) if bps else '0 b/s'}"
-        for direction, bps in state.throughput_bps.items()
+    """One text a link, like ``north → west 120 Mb/s → east 98 Mb/s``; of a large lab the busiest ones."""
+    links: dict[str, dict[str, float]] = {}
+    for direction, bps in state.throughput_bps.items():
+        link, _, site = direction.partition(":")
+        links.setdefault(link, {})[site] = bps
+    shown = list(links)
+    if len(links) > MOST_LINKS_SHOWN:
+        shown = sorted(links, key=lambda link: -sum(links[link].values()))[:MOST_LINKS_SHOWN]
+    words = [
+        " ".join([link, *(f"→ {site} {format_rate(bps, 3) if bps else '0 b/s'}" for site, bps in links[link].items())])
+        for link in shown
     ]
+    return [*words, f"and {len(links) - len(shown)} more links"] if len(links) > len(shown) else words
 
 
 def _certificate_line(certificate: Certificate) -> str:

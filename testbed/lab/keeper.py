@@ -132,7 +132,7 @@ class Keeper:
         except TestbedError as error:
             return {"error": str(error), "kind": type(error).__name__}
         except Exception as error:
-            print(f"{verb}: {error!r}", file=sys.stderr, flush=True)
+            log(f"{verb} failed: {error!r}")
             return {"error": f"the keeper could not do '{verb}': {error!r}", "kind": "LabError"}
 
     def _do(self, work: Callable[[], T]) -> T:
@@ -164,6 +164,7 @@ class Keeper:
     def do_open(self, state: str = "up") -> None:
         """The lab is whole (or ``kept``, broken, on the user's wish)."""
         self.journal.set_state(state)
+        log(f"lab {self._lab.name} is {state}")
         self._do(_hurry)  # from now on this thread has no children to pass its priority on to
 
     def do_apply(self, owner: str, plan: list[dict[str, Any]]) -> None:
@@ -261,9 +262,11 @@ class Keeper:
     # ---- what happens by itself
 
     def _event(self, kind: str, t: float | None = None, **content: Any) -> None:
+        event = {"t": time.monotonic() if t is None else t, "event": kind, **content}
         with self._events_changed:
-            self._events.append({"t": time.monotonic() if t is None else t, "event": kind, **content})
+            self._events.append(event)
             self._events_changed.notify_all()
+        log(kind + "".join(f" {key}={value}" for key, value in content.items() if value not in (None, "")))
 
     @staticmethod
     def _of_fault(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,6 +377,11 @@ class Keeper:
     def _ended_soon(self) -> None:
         """Let the answer to `down` reach its asker before the process ends."""
         threading.Timer(0.05, self._ended.set).start()
+
+
+def log(text: str) -> None:
+    """One line of keeper.log (our stderr)."""
+    print(f"{time.strftime('%H:%M:%S')} keeper: {text}", file=sys.stderr, flush=True)
 
 
 def _hurry() -> None:

@@ -67,6 +67,7 @@ class Observer:
     def _observe(self) -> None:
         try:
             namespace.enter(namespace.netns_path(namespace_name(self._lab.name, MANAGEMENT)))
+            self._catch_up()
             psutil.cpu_percent()
             due = time.monotonic()
             last = False
@@ -82,6 +83,16 @@ class Observer:
             self.trouble = str(error)
         except Exception as error:
             self.trouble = f"the observer failed: {error!r}"
+
+    def _catch_up(self) -> None:
+        """What happened in this lab before is no part of this run, but for faults that still stand."""
+        answer = client.call(self._lab, "events", since=0)
+        standing = {it["id"] for it in client.call(self._lab, "faults") if it["ended_t"] is None}
+        self._seen = answer["next"]
+        for event in answer["events"]:
+            if event["event"] == "fault-began" and event["fault"] in standing:
+                self._run.append("events.jsonl", event)
+                self.heard.append(event)
 
     def _events(self) -> None:
         answer = client.call(self._lab, "events", since=self._seen)

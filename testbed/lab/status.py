@@ -188,12 +188,12 @@ def _rank(lab: LabFolder, it: dict[str, Any]) -> RankStatus:
     def value(name: str) -> float | None:
         return next((v for series, v in values.items() if series.partition("{")[0] == name and v == v), None)
 
-    step = value("testbed_step")
+    step = value("testbed_step") or None  # a rank that waits has neither step nor train_loss
     return RankStatus(
         it["rank"],
         it["node"],
         it["site"],
         it["state"],
         None if step is None else int(step),
-        value("testbed_train_loss"),
+        None if step is None else value("testbed_train_loss"),
     )
