@@ -137,7 +137,8 @@ install_torch() {
         fi
         warn "no torch wheel in $folder fits $("$venv/bin/python" -V)"
     fi
-    if PIP_EXTRA_INDEX_URL='' pip install --timeout 10 --retries 0 --no-deps --index-url "$torch_index" "$torch_requirement"; then
+    # PIP_*='': nothing but that index may answer, or the next line would say what is not so.
+    if PIP_EXTRA_INDEX_URL='' PIP_FIND_LINKS='' pip install --timeout 10 --retries 0 --no-deps --index-url "$torch_index" "$torch_requirement"; then
         say "torch $(torch_version) from PyTorch's CPU index, $torch_index"
         return 0
     fi

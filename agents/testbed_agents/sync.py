@@ -69,7 +69,9 @@ class TimedAllReduce:
             return summed[:size]
 
         work = dist.all_reduce(gradients, async_op=True)
-        return work.get_future().then(done)
+        # Named, because get_future() has no type in torch before 2.15.
+        reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
+        return reduced
 
     def end(self) -> Synchronised:
         """Read what came with the last bucket of the backward that just returned."""
