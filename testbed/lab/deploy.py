@@ -162,7 +162,13 @@ def _make_folder(name: str) -> LabFolder:
 def _start_keeper(folder: LabFolder, agents: bool) -> None:
     arguments = [sys.executable, "-m", "testbed.lab.keeper", str(folder.path)] + (["--agents"] if agents else [])
     child = runner.start_resident(arguments, folder.keeper_log)
-    word = runner.first_line(child, KEEPER_READY_S)
+    try:
+        word = runner.first_line(child, KEEPER_READY_S)
+    except BaseException:
+        # Interrupted while it was starting: it must not come to life behind our back.
+        child.kill()
+        child.wait()
+        raise
     if word != "ready":
         with contextlib.suppress(OSError):
             last = folder.keeper_log.read_text(errors="replace").strip().splitlines()[-1:]

@@ -64,6 +64,7 @@ class AgentsHand:
         self._driver, self._handles, self._log, self._tell = driver, handles, log, heard
         self._changed = threading.Condition()
         self._warm: WarmParent | None = None
+        self._abandoned = False
         self.ranks: dict[int, Rank] = {}
         self.states: dict[int, dict[str, Any]] = {}
 
@@ -91,6 +92,12 @@ class AgentsHand:
     def assign(self, settings: Sequence[Setting]) -> None:
         return None
 
+    def abandon(self) -> None:
+        """Whoever waits for ranks to come up waits in vain: the lab goes."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
     def refresh(self, ranks: Mapping[int, Rank] | None = None) -> None:
         """Have a fresh process for each of ``ranks`` (default: those that are gone or have a job behind them).
 
@@ -117,6 +124,8 @@ class AgentsHand:
         until = time.monotonic() + AGENTS_BOUND_S
         with self._changed:
             while late := [n for n in ranks if self.states[n]["state"] == "starting"]:
+                if self._abandoned:
+                    raise LabError("the lab is being taken down")
                 if self._warm is None or self._warm.exited.is_set():
                     raise LabError(
                         f"the training agents ended while they were starting; their last words: {self._words()}"

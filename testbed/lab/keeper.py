@@ -44,6 +44,9 @@ from testbed.lab.state import LabFolder
 EMULATOR_DIED = "emulator-died"
 """Owner of the cut that stands in for a dead emulator."""
 
+BUILDER_PATIENCE_S = 15.0
+"""How long a fresh keeper waits for whoever started it to connect."""
+
 T = TypeVar("T")
 
 
@@ -83,6 +86,9 @@ class Keeper:
         for target in (self._run_timers, lambda: self._accept(listener)):
             threading.Thread(target=target, daemon=True).start()
         print("ready", flush=True)
+        self._ended.wait(BUILDER_PATIENCE_S)
+        if self._builder is None:
+            self._down()  # whoever started us is gone before it could say what to build
         self._ended.wait()
         listener.close()
 
@@ -370,6 +376,7 @@ class Keeper:
             self._driver.close()
             self.journal.set_state("down")
 
+        self._agents.abandon()
         self._do(work)
         if self._builder is not None or self.journal.state == "down":
             self._ended_soon()
@@ -401,6 +408,8 @@ def main(arguments: list[str]) -> int:
     folder = LabFolder(Path(arguments[0]))
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    if not folder.path.is_dir():
+        return 3  # taken down while we were starting: nothing of it may come back
     try:
         keeper = Keeper(folder, agents="--agents" in arguments)
     except filelock.Timeout:

@@ -82,9 +82,7 @@ def _keeper(lab: LabFolder) -> tuple[int, int] | None:
 
 
 def _from_journal(lab: LabFolder) -> None:
-    """Undo whatever a journal still says is there."""
-    if not lab.journal.exists():
-        return
+    """Undo whatever a journal still says is there, once nobody else holds the lab's lock."""
     try:
         lock = filelock.FileLock(lab.lock)
         lock.acquire(timeout=KEEPER_BOUND_S)
