@@ -41,6 +41,7 @@ class WarmParent:
         self._heard = heard
         self._lock = threading.Lock()
         self.exited = threading.Event()
+        self._warm = False
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", MODULE],
@@ -70,7 +71,8 @@ class WarmParent:
         with self._lock, contextlib.suppress(OSError):
             self._child.stdin.close()
         try:
-            self._child.wait(2.0)
+            # While it imports torch it hears nothing; it has no ranks yet, so nobody is hurt.
+            self._child.wait(2.0 if self._warm else 0.0)
         except subprocess.TimeoutExpired:
             process.end(self.pid, self.began)
             self._child.wait()
@@ -83,6 +85,7 @@ class WarmParent:
             except ValueError:
                 continue  # something in the child printed to stdout: never ours
             if isinstance(event, dict):
+                self._warm = True
                 self._heard(event)
         self._child.wait()
         self.exited.set()
