@@ -111,11 +111,13 @@ class RankMetrics:
         self._heartbeat = heartbeat.labels(*self._values)
         self._job = job.labels(*self._values)
         self.last_step = 0
+        self.port = 0  # nobody is answered yet
         agent.labels(*self._values).info({"torch": torch_version, "version": _own_version()})
         self.job_state("", "waiting")
 
     def serve(self, address: str, port: int) -> None:
         """Answer on this address only, from a thread of its own. Raises OSError when it cannot be had."""
+        self.port = port
         prometheus_client.start_http_server(port, addr=address, registry=self.registry)
 
     def job_state(self, job: str, state: str) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from testbed_agents import namespaces
 from testbed_agents.data import CorpusError
@@ -89,13 +88,11 @@ class Rank:
             self._finish("failed", str(error), step=error.step)
         except (CorpusError, RecordsError) as error:
             self._finish("failed", str(error))
-            _hang_up()
         except Exception as error:  # a mistake of ours: said like any other failure, with its place in the log
             import traceback
 
             traceback.print_exc()
             self._finish("failed", f"{type(error).__name__}: {reason_of(error)}")
-            _hang_up()
 
     def _began(self) -> None:
         self.say("began", job=self._job)
@@ -116,6 +113,8 @@ class Rank:
             self._records.close()  # a trainer that comes back later has nothing more to add
         self._metrics.job_state(self._job, "finished" if status == "ok" else status)
         self.say("finished", job=self._job, status=status, reason=reason)
+        if outcome is None:
+            _hang_up(self._metrics.port)
 
 
 def _print_to(log: Path) -> None:
@@ -131,10 +130,20 @@ def _print_to(log: Path) -> None:
     os.close(file)
 
 
-def _hang_up() -> None:
-    """Close the connections to the peers, so that they fail now and not when their timeout has passed.
+def _hang_up(metrics_port: int) -> None:
+    """Shut every TCP connection of this process but those of /metrics.
 
-    Only for a rank that is in no collective: leaving the group waits for what is under way in it.
+    A rank that failed keeps living; its peers, which wait for it in a ring, would learn of it one by one, each after
+    its own timeout. Below torch on purpose: leaving the process group waits for what is under way in it, perhaps for
+    ever, and with the interpreter's lock held.
     """
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # no socket, or just closed
+        with connection, contextlib.suppress(OSError):  # ENOTCONN: a listener, and nobody waits for that one
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                connection.getpeername()
+                if connection.getsockname()[1] != metrics_port:
+                    connection.shutdown(socket.SHUT_RDWR)

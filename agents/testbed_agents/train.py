@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +39,9 @@ from testbed_agents.metrics import RankMetrics, interface_bytes
 from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
 from testbed_agents.records import Records
 from testbed_agents.sync import TimedAllReduce
+
+TALK_S = 1.0
+"""A rank prints how far it is at most this often."""
 
 
 class TrainingFailed(Exception):
@@ -135,7 +139,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     tokens = job.batch * job.shape.context
 
-    step = 0
+    step, talk_t = 0, 0.0
     try:
         sync = TimedAllReduce(seat.rank, job.world_size, _meet(job, seat.rank), metrics.collective_done)
         ddp = DistributedDataParallel(model)  # there are no buffers that it would broadcast
@@ -201,31 +205,67 @@ def train(
                 peer_wait_s=peer_wait_s,
                 network_s=exposed_s - peer_wait_s,
             )
+            if t_end >= talk_t:
+                print(
+                    f"step {step} of {job.steps}: train_loss {told.train_loss:.3f}, {t_end - t_begin:.3f} s", flush=True
+                )
+                talk_t = t_end + TALK_S
             if told.stop:
                 return Outcome("stopped", step, fingerprint(model))
         return Outcome("ok", step, fingerprint(model))
-    except RuntimeError as error:  # gloo's and the store's, which torch derives from it
+    except RuntimeError as error:  # gloo's, which torch derives from it
         raise TrainingFailed(f"step {step + 1}: {reason_of(error)}", step) from error
 
 
 def _meet(job: Job, rank: int) -> float:
-    """Join the default process group; returns a moment, about now, that is the same on all ranks."""
+    """Join the default process group; returns a moment, about now, that is the same on all ranks.
+
+    Raises TrainingFailed.
+    """
+    if job.interface not in (there := interface_bytes()):
+        raise TrainingFailed(f"there is no interface {job.interface}; there is {', '.join(there)}")
     os.environ["GLOO_SOCKET_IFNAME"] = job.interface  # else gloo asks what the hostname resolves to
     limit = timedelta(seconds=job.timeout_s)
-    server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
-    # By job: a store that outlived an earlier job must not answer with its keys.
-    store = PrefixStore(job.job, server)
-    if rank == 0:
-        store.set("origin", repr(time.monotonic()))
-    origin = float(store.get("origin"))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=limit)
+    if rank != 0:
+        _wait_for_listener(job.master, job.timeout_s)
+    try:
+        server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
+        # By job: a store that outlived an earlier job must not answer with its keys.
+        store = PrefixStore(job.job, server)
+        if rank == 0:
+            store.set("origin", repr(time.monotonic()))
+        origin = float(store.get("origin"))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=limit)
+    except RuntimeError as error:
+        raise TrainingFailed(f"the ranks did not meet: {reason_of(error)}") from error
     return origin
 
 
+def _wait_for_listener(address: tuple[str, int], timeout_s: float) -> None:
+    """Return once somebody accepts connections there, or in vain after ``timeout_s``.
+
+    The store's own client sleeps about a second when it comes before rank 0 does; this costs milliseconds.
+    """
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        try:
+            socket.create_connection(address, timeout=max(0.01, until - time.monotonic())).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+        except OSError:
+            return  # unreachable: the store says so in its own words
+
+
 def reason_of(error: BaseException) -> str:
-    """The first line of an exception as a reason for people: without source places, never empty, of bounded length."""
+    """The first sentence of an exception, for people: without places in source code, never empty, of bounded length.
+
+    From gloo, for instance: "Connection closed by peer [10.1.1.2]:41234".
+    """
     first = str(error).strip().partition("\n")[0]
-    first = re.sub(r"^(\[[^\]]*:\d+\]\s*)+", "", first).rstrip(" .")
+    # torch wraps one message in another, "… when running the callback: RuntimeError: [/…/pair.cc:545] Read error …"
+    first = re.split(r"\[[^\]\s]+\.\w+:\d+\]\s*|when running the callback: ", first)[-1]
+    first = first.partition(". ")[0].rstrip(" .")
     return (first or type(error).__name__)[:300]
 
 

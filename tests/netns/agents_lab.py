@@ -1,0 +1,144 @@
+"""Nodes on one bridge, made with `ip` alone, and a warm parent spoken to in its own JSON lines: nothing of testbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+AGENTS = Path(__file__).resolve().parents[2] / "agents"
+Message = dict[str, Any]
+
+
+def run(*argv: str | Path, check: bool = True) -> str:
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=30)
+    assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
+    return done.stdout
+
+
+class Nodes:
+    """Network namespaces ``<prefix>n<i>`` with ``fabric0`` = 10.88.0.<i+1>/24, joined in ``<prefix>s``.
+
+    Each also has a process of ours that holds mount, UTS and IPC namespaces of its own, hostname ``node-<i>``.
+    """
+
+    def __init__(self, prefix: str, count: int) -> None:
+        self.prefix, self.count = prefix, count
+        self._holders: list[subprocess.Popen[bytes]] = []
+
+    def name(self, node: int) -> str:
+        return f"{self.prefix}n{node}"
+
+    def address(self, node: int) -> str:
+        return f"10.88.0.{node + 1}"
+
+    def build(self) -> None:
+        switch = f"{self.prefix}s"
+        run("ip", "netns", "add", switch)
+        run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", switch, "link", "set", "br0", "up")
+        for node in range(self.count):
+            name, port = self.name(node), f"port{node}"
+            run("ip", "netns", "add", name)
+            run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "fabric0", "netns", name)
+            run("ip", "-n", switch, "link", "set", port, "master", "br0", "up")
+            run("ip", "-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "fabric0")
+            for interface in ("lo", "fabric0"):
+                run("ip", "-n", name, "link", "set", interface, "up")
+            holder = subprocess.Popen(
+                ["unshare", "--mount", "--uts", "--ipc", "sh", "-c", f"hostname node-{node} && echo up && exec cat"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            self._holders.append(holder)
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"up\n"
+
+    def remove(self) -> None:
+        for holder in self._holders:
+            holder.communicate()
+        for name in (*(self.name(node) for node in range(self.count)), f"{self.prefix}s"):
+            run("ip", "netns", "del", name, check=False)
+
+    def namespaces(self, node: int) -> dict[str, str]:
+        holder = self._holders[node].pid
+        return {
+            "net": f"/run/netns/{self.name(node)}",
+            **{kind: f"/proc/{holder}/ns/{kind}" for kind in ("mnt", "uts", "ipc")},
+        }
+
+    def inside(self, node: int, *argv: str, check: bool = True) -> str:
+        return run("ip", "netns", "exec", self.name(node), *argv, check=check)
+
+
+class Parent:
+    """A warm parent under test. ``events`` is all that it has said, in order."""
+
+    def __init__(self, log: Path) -> None:
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "testbed_agents.warm"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | {"PYTHONPATH": str(AGENTS)},
+                start_new_session=True,
+            )
+        self.events: list[Message] = []
+        self._incoming: queue.Queue[Message] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._incoming.put(json.loads(line))
+
+    def say(self, message: Message) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def wait_for(self, count: int, timeout_s: float, wanted: Callable[[Message], bool]) -> list[Message]:
+        """The next ``count`` events that are ``wanted``; those between are kept in ``events`` only."""
+        deadline, found = time.monotonic() + timeout_s, list[Message]()
+        while len(found) < count:
+            left = deadline - time.monotonic()
+            try:
+                event = self._incoming.get(timeout=max(0.0, left))
+            except queue.Empty:
+                raise AssertionError(f"{len(found)} of {count} in {timeout_s} s; heard {self.events[-8:]}") from None
+            self.events.append(event)
+            if wanted(event):
+                found.append(event)
+        return found
+
+    def next(self, event: str, count: int = 1, timeout_s: float = 30.0) -> list[Message]:
+        return self.wait_for(count, timeout_s, lambda it: it["event"] == event)
+
+    def close(self) -> int:
+        """End of stdin; returns the exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(timeout=15)
+
+
+def records(directory: Path, rank: int) -> list[Message]:
+    return [json.loads(line) for line in (directory / f"rank-{rank}.jsonl").read_text().splitlines()]
+
+
+def steps(directory: Path, rank: int) -> list[Message]:
+    return [it for it in records(directory, rank) if it["kind"] == "step"]
+
+
+def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
