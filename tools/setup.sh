@@ -21,6 +21,7 @@ die() {
     exit 1
 }
 have() { command -v "$1" >/dev/null 2>&1; }
+have_compiler() { have cc || have gcc || have clang || { [ -n "${CC:-}" ] && have "${CC%% *}"; }; }
 
 # ---- what the machine must have
 
@@ -57,7 +58,7 @@ check_machine() {
         may_make_networks || warn "not root: tests that make network namespaces are skipped; for all of them: sudo make test"
     fi
     [ "$lacking" -eq 0 ] || die "the machine lacks what is named above; install it and run make $target again"
-    have cc || have gcc || have clang || have "${CC%% *}" ||
+    have_compiler ||
         warn "no C compiler: fiberd is not built, fibers then need a kernel with netem; apt-get install gcc libc6-dev"
 }
 
@@ -85,13 +86,23 @@ install_test_tools() {
 
 # ---- the virtual environment
 
+# The installation that a python comes from: that of a virtual environment and of what made it are the same.
+base_of() { "$1" -c 'import sys; print(sys.version, sys.base_prefix)' 2>/dev/null; }
+
+# Whether .venv was made here (it holds absolute paths) and of $PYTHON.
+venv_fits() {
+    [ -x "$venv/bin/python" ] &&
+        [ "$("$venv/bin/python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" = "$(pwd -P)/$venv" ] &&
+        [ "$(base_of "$venv/bin/python")" = "$(base_of "$python")" ]
+}
+
 # Same fingerprint: same Python, same place, same sources of what an install makes.
 fingerprint() {
     {
         pwd -P
-        "$python" -c 'import sys; print(sys.version, sys.base_prefix)'
+        base_of "$python"
         cat pyproject.toml hatch_build.py testbed/fiberd/*.[ch]
-        have cc || have gcc || have clang && echo compiler
+        ! have_compiler || echo compiler
     } | sha256sum | cut -d ' ' -f 1
 }
 
@@ -148,7 +159,7 @@ install_torch() {
 
 install_project() {
     local extras=$1 began=$SECONDS
-    if [ ! -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" != "$(pwd -P)/$venv" ]; then
+    if ! venv_fits; then
         say "making $venv with $("$python" -V)"
         "$python" -m venv --clear "$venv" || die "python's venv module failed; try: apt-get install python3-venv"
     fi
@@ -179,7 +190,7 @@ main() {
         # What was set up for tests stays so when the sources change and a demo is next.
         [ "$(sed -n 2p "$stamp")" != agents,test ] || extras=agents,test
     fi
-    if [ "$installed" = "$extras" ] && { [ -x testbed/fiberd/fiberd ] || ! { have cc || have gcc || have clang; }; }; then
+    if [ "$installed" = "$extras" ] && venv_fits && { [ -x testbed/fiberd/fiberd ] || ! have_compiler; }; then
         say "$venv is ready"
     else
         install_project "$extras"
