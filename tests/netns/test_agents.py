@@ -164,6 +164,28 @@ def test_four_ranks_train_one_model(parent: Parent, nodes: Nodes, tmp_path: Path
         assert live["testbed_collective_seconds_count"] >= 20
 
 
+def test_gradients_are_the_mean_over_all_ranks(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
+    """Against the same training in this process: every rank's windows, gradients averaged by hand, no DDP."""
+    import torch
+    from testbed_agents import data, model
+
+    trained(parent, nodes, tmp_path, steps=5)
+
+    torch.manual_seed(0)
+    it = model.GPT(model.Shape(layers=2, heads=2, width=64, context=64))
+    optimizer = torch.optim.AdamW(it.parameters(), lr=3e-3)
+    windows = [data.Windows(data.load(), batch=4, context=64, seed=0, rank=rank) for rank in range(RANKS)]
+    expected = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        losses = [model.cross_entropy(it(inputs), targets) for inputs, targets in (each.draw() for each in windows)]
+        mean = torch.stack(losses).mean()
+        mean.backward()
+        optimizer.step()
+        expected.append(mean.item())
+    assert [it["train_loss"] for it in steps(tmp_path, 2)] == pytest.approx(expected, rel=1e-5)
+
+
 def test_two_jobs_of_one_seed_end_in_the_same_parameters(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
     for name in ("one", "other"):
         trained(parent, nodes, tmp_path / name, steps=4)
@@ -307,10 +329,10 @@ def test_a_full_disk_ends_the_job_of_all_with_its_reason(parent: Parent, nodes: 
 
 
 def test_the_trainer_is_a_torchrun_program_too(nodes: Nodes, tmp_path: Path) -> None:
+    program = (sys.executable, "-m", "testbed_agents.train")
     processes = [
         subprocess.Popen(
-            ["ip", "netns", "exec", nodes.name(rank), sys.executable, "-m", "testbed_agents.train"]
-            + ["--steps", "3", "--directory", str(tmp_path)],
+            ["ip", "netns", "exec", nodes.name(rank), *program, "--steps", "3", "--directory", str(tmp_path)],
             env=os.environ
             | {"PYTHONPATH": str(AGENTS), "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": nodes.address(0)}
             | {"MASTER_PORT": "29502", "GLOO_SOCKET_IFNAME": "fabric0"},
