@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -197,7 +199,22 @@ def exec_(
     words = command[1:] if command[0] == "--" else command
     if not words:
         raise UserError(f"what is to run in {node}? Write: testbed exec {node} -- COMMAND")
-    return verb.attach(lab).exec(node, words)
+    target = verb.attach(lab)
+    with _ctrl_c_is_for_the_child():
+        return target.exec(node, words)
+
+
+@contextlib.contextmanager
+def _ctrl_c_is_for_the_child() -> Iterator[None]:
+    """The terminal sends it to both of us: what it means is the program's to say, as in a shell.
+
+    A handler that does nothing, not SIG_IGN: that one the child would inherit.
+    """
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @verb.verb(

@@ -53,8 +53,9 @@ def main() -> None:
     if sys.platform != "linux":
         screen.error("this runs on Linux only (it is made of network namespaces); use a Linux machine or a virtual one")
         sys.exit(HostError.exit_code)
-    signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGHUP, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1) wants it so
+            signal.signal(number, _terminate)
     sys.exit(verb.guarded(lambda: app(standalone_mode=True)))
 
 

@@ -94,6 +94,8 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
         screen.error("interrupted")
         return Interrupted.exit_code
     except TestbedError as error:
+        if screen.verbose():
+            sys.stderr.write(traceback.format_exc())
         screen.error(str(error) or type(error).__name__)
         return error.exit_code if ours is None or isinstance(error, Interrupted) else ours
     except (typer.Exit, typer.BadParameter):
@@ -170,7 +172,9 @@ def _links_and_ducts() -> Sequence[str]:
 # ---- options and arguments with one meaning everywhere
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.", show_default=False)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", show_default=False)]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also show where an error came from.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)]
 LabName = Annotated[
     str | None,

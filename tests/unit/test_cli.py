@@ -184,6 +184,37 @@ def test_sigterm_is_an_interruption() -> None:
     assert (child.returncode, err) == (130, "testbed: interrupted\n")
 
 
+def test_ctrl_c_in_exec_is_the_childs_to_answer() -> None:
+    """As a terminal does it: SIGINT to the whole group. The child catches it, and its status is ours."""
+    child_code = (
+        "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(7)); "
+        "print('ready', flush=True); signal.pause()"
+    )
+    code = (
+        "import sys; from types import SimpleNamespace; from testbed.host import runner; from testbed.lab import api\n"
+        "from testbed.cli import main\n"
+        "api.attach = lambda name: SimpleNamespace(exec=lambda node, argv: runner.run(argv))\n"
+        f"sys.argv = ['testbed', 'exec', 'east-0', sys.executable, '-c', {child_code!r}]; main.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 7
+
+
+def test_verbose_shows_where_an_error_came_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise errors.HostError("it broke") from OSError("the cause")
+
+    monkeypatch.setattr(api, "labs", fail)
+    said = cli("ls", "-v")
+    assert "OSError: the cause" in said.err
+    assert said.err.endswith("testbed: it broke\n")
+
+
 def test_a_reader_that_has_gone_is_no_matter() -> None:
     reader, writer = os.pipe()
     os.close(reader)
