@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -125,7 +126,6 @@ def _take_fifo() -> str:
 
 
 _PARTS: Final = {
-    "network namespaces": ("unshare", "nodes, gateways and the plant are made of them", ""),
     "veth": ("veth", "wires between namespaces", "modprobe veth"),
     "bridge": ("bridge", "fabrics and the management network", "modprobe bridge"),
     "clsact, u32, mirred": (
@@ -134,23 +134,25 @@ _PARTS: Final = {
         "modprobe -a act_mirred cls_u32",
     ),
 }
+_UNTRIED: Final = "cannot be told without a namespace to try it in"
 
 
 def _kernel_parts(tried: dict[str, str]) -> Iterator[Check]:
+    problem, purpose = tried["unshare"], "nodes, gateways and the plant are made of them"
+    if problem:
+        yield Check("network namespaces", "missing", f"{purpose}: {problem}", _AS_ROOT, needed=True)
+    else:
+        yield Check("network namespaces", "ok", purpose, needed=True)
     for name, (trial, purpose, fix) in _PARTS.items():
-        problem = tried.get(trial, "was not tried")
-        yield Check(
-            name,
-            "missing" if problem else "ok",
-            f"{purpose}: {problem}" if problem else purpose,
-            fix if problem else "",
-            needed=True,
-        )
-    problem = tried.get("matchall", "was not tried")
+        if trial not in tried:
+            yield Check(name, "limited", f"{purpose}: {_UNTRIED}", needed=True)
+        elif tried[trial]:
+            yield Check(name, "missing", f"{purpose}: {tried[trial]}", fix, needed=True)
+        else:
+            yield Check(name, "ok", purpose, needed=True)
+    problem = tried.get("matchall", _UNTRIED)
     yield Check(
-        "cls_matchall",
-        "limited" if problem else "ok",
-        f"{problem}; u32 does instead" if problem else "redirects of the emulator netem",
+        "cls_matchall", "limited" if problem else "ok", f"{problem}; u32 does its work" if problem else "redirects"
     )
 
 
@@ -205,7 +207,7 @@ def _trials() -> dict[str, str]:
                 work()
                 found[name] = ""
             except Exception as error:  # pyroute2's NetlinkError, or whatever else a strange kernel makes of it
-                found[name] = f"not in this kernel ({getattr(error, 'code', None) or type(error).__name__})"
+                found[name] = f"not in this kernel ({_name(error)})"
 
         def index(name: str) -> int:
             return int(ip.link_lookup(ifname=name)[0])
@@ -236,11 +238,16 @@ def _trials() -> dict[str, str]:
     return found
 
 
+def _name(error: Exception) -> str:
+    """``ENOENT`` of pyroute2's NetlinkError, which carries an errno; else what the exception is called."""
+    return errno.errorcode.get(getattr(error, "code", 0), type(error).__name__)
+
+
 # ---- emulators
 
 
 def _emulators(tried: dict[str, str]) -> Iterator[Check]:
-    problem = tried.get("netem", "was not tried")
+    problem = tried.get("netem", _UNTRIED)
     yield Check(
         "sch_netem",
         "limited" if problem else "ok",

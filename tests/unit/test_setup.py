@@ -74,16 +74,14 @@ def test_elsewhere_than_on_linux(machine: Path) -> None:
     assert lacking(machine, "demo") == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops privileges")
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops capabilities")
 def test_a_demo_without_root(machine: Path) -> None:
-    argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"]
+    argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     done = subprocess.run(
         [*argv, str(ROOT / "tools" / "setup.sh"), "demo"],
         capture_output=True,
         text=True,
         timeout=20,
     )
-    if "Permission denied" in done.stderr:
-        pytest.skip("another user may not read this folder")
     assert done.returncode == 1
     assert "run: sudo make demo" in done.stderr
