@@ -57,8 +57,10 @@ class WarmParent:
         except BrokenPipeError:
             return
         finally:
+            for agent in self._agents.values():
+                self._kill(agent)
             for agent in list(self._agents.values()):
-                self._end(agent)
+                self._forget(agent)
 
     def say(self, event: str, **fields: object) -> None:
         """One line in one write(2). Raises BrokenPipeError when nobody listens any more."""
@@ -80,7 +82,8 @@ class WarmParent:
         match message["do"]:
             case "rank":
                 if old := self._agents.get(message["rank"]):
-                    self._end(old)
+                    self._kill(old)
+                    self._forget(old)
                 self._fork(message)
             case "train":
                 self._train(message)
@@ -171,12 +174,12 @@ class WarmParent:
             event = json.loads(words)
             self.say(event.pop("event"), **event)
 
-    def _end(self, agent: Agent) -> None:
+    def _kill(self, agent: Agent) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(agent.pidfd, signal.SIGKILL)
-        self._forget(agent)
 
     def _forget(self, agent: Agent) -> None:
+        """Reap a process that is dead or about to be."""
         os.waitid(os.P_PIDFD, agent.pidfd, os.WEXITED)
         for registered in (agent.channel, agent.pidfd):
             with contextlib.suppress(KeyError, ValueError):

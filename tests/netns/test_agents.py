@@ -295,6 +295,7 @@ def test_a_cut_longer_than_the_timeout_fails_the_job(parent: Parent, nodes: Node
         ({"model": {"layers": 1, "heads": 3, "width": 64}}, "cannot be split over 3 heads"),
         ({"interface": "fabric7"}, "there is no interface fabric7; there is lo, fabric0"),
         ({"master": None}, "makes no sense"),
+        ({"learning_rate": 1e30}, "training diverged"),
     ],
 )
 def test_mistakes_are_sentences(parent: Parent, nodes: Nodes, tmp_path: Path, changed: Message, words: str) -> None:
