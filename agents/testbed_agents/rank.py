@@ -85,7 +85,8 @@ class Rank:
             outcome = train(job, self._seat, self._records, self._metrics, self._stop, self._began)
             self._finish(outcome.status, "" if outcome.status == "ok" else "asked to stop", outcome=outcome)
         except TrainingFailed as error:
-            self._finish("failed", str(error), step=error.step)
+            # After a stop, a collective fails because a peer has hung up: that is how a stuck job ends.
+            self._finish("stopped" if self._stop.is_set() else "failed", str(error), step=error.step)
         except (CorpusError, RecordsError) as error:
             self._finish("failed", str(error))
         except Exception as error:  # a mistake of ours: said like any other failure, with its place in the log
