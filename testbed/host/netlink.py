@@ -129,6 +129,20 @@ class Namespace:
         with translated(f"add the route to {destination} in {self.path.name}"):
             self._ip.route("add", **request)
 
+    def delete_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int) -> None:
+        """What is not there is no error."""
+        request: dict[str, Any] = {"dst": destination, "priority": metric}
+        if ":" in destination:
+            request["family"] = socket.AF_INET6
+        if not hops:
+            request["type"] = "blackhole"
+        with translated(f"delete the route to {destination} in {self.path.name}"):
+            try:
+                self._ip.route("del", **request)
+            except NetlinkError as error:
+                if error.code != errno.ESRCH:
+                    raise
+
     def add_redirect(self, a: str, b: str) -> None:
         """Everything received on either goes out of the other at once: clsact, u32 and mirred."""
         with translated(f"redirect {a} and {b} in {self.path.name}"):

@@ -64,6 +64,9 @@ class NetnsDriver:
         return self._makers[type(step)](step)
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        if isinstance(step, Route):
+            self._space(step.namespace).delete_route(step.destination, step.hops, step.metric)
+            return
         if not isinstance(step, Namespace):
             return  # all else lives inside namespaces and goes with them
         name = addressing.namespace_name(self._lab, step.name)

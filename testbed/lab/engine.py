@@ -63,6 +63,13 @@ class Engine:
         """Undo everything, whoever owns it: nothing stands afterwards, and no value is set on what goes anyway."""
         self._undo(list(self.journal.entries.values()))
 
+    def replace(self, owner: str, plan: Plan) -> None:
+        """Have exactly this plan stand for ``owner``: what it has no more is undone first, what is new is applied."""
+        standing = self.journal.owned(owner)
+        wanted, present = set(plan), {entry.step for entry in standing}
+        self._undo([entry for entry in standing if entry.step not in wanted])
+        self.apply(owner, tuple(step for step in plan if step not in present))
+
     def reconcile(self) -> None:
         """Give every key the value of its latest setting, as after a crash."""
         self._assign([it for it in self.journal.entries.values() if isinstance(it.step, Setting)])

@@ -107,7 +107,7 @@ class AgentsHand:
             ranks = {number: self.ranks[number] for number, it in self.states.items() if it["state"] != "waiting"}
         for number, rank in ranks.items():
             with self._changed:
-                self.states[number] = {"state": "starting", "pid": 0, "reason": ""}
+                self.states[number] = {"state": "starting", "pid": 0, "reason": "", "ended_t": None}
             self.say(
                 {
                     "do": "rank",
@@ -146,7 +146,7 @@ class AgentsHand:
         self.refresh()
         with self._changed:
             for state in self.states.values():
-                state |= {"state": "training", "reason": "", "job": message["job"]}
+                state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
         self.say({"do": "train", **message})
 
     def _words(self) -> str:
@@ -161,7 +161,7 @@ class AgentsHand:
             state = self.states.get(event.get("rank", -1))
             if event["event"] == "gone":
                 for it in self.states.values():
-                    it |= {"state": "gone", "reason": "the warm parent ended"}
+                    it |= {"state": "gone", "reason": "the warm parent ended", "ended_t": event["t"]}
             elif state is None:
                 pass
             elif event["event"] == "ready":
@@ -170,10 +170,12 @@ class AgentsHand:
                 state |= {
                     "state": "finished" if event["status"] == "ok" else event["status"],
                     "reason": event["reason"],
+                    "ended_t": event["t"],
                 }
-            elif event["event"] == "died" and event.get("pid") in (state["pid"], None):
+            elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
                 how = f"signal {event['signal']}" if event.get("signal") else f"status {event.get('code')}"
-                state |= {"state": "gone", "reason": f"the process of rank {event['rank']} ended by {how}"}
+                reason = f"the process of rank {event['rank']} ended by {how}"
+                state |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
             self._changed.notify_all()
         self._tell(event)
 

@@ -117,8 +117,8 @@ class Job:
         bad = [it for it in client.call(self._lab, "ranks") if it["state"] in ("failed", "gone", "stopped")]
         if not bad:
             return ""
-        # A rank that is gone is the cause, its peers' broken connections the effect.
-        worst = min(bad, key=lambda it: it["state"] != "gone")
+        # The first one that ended is the cause, its peers' broken connections the effect.
+        worst = min(bad, key=lambda it: it["ended_t"] or 0.0)
         return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
 
     def over(self) -> bool:

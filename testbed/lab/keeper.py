@@ -29,9 +29,11 @@ from typing import Any, TypeVar
 import filelock
 
 from testbed import __version__
+from testbed.core.plan import routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.step import Carrier, Fibers, Step, Veth
+from testbed.core.topology.model import topology_from_dict
 from testbed.errors import LabError, TestbedError
 from testbed.host import netlink, process
 from testbed.host.netns import NetnsDriver
@@ -40,6 +42,9 @@ from testbed.lab import hands
 from testbed.lab.engine import Engine
 from testbed.lab.journal import Journal
 from testbed.lab.state import LabFolder
+
+DETOURS = "detours"
+"""Owner of the routes that lead around dark links elsewhere."""
 
 EMULATOR_DIED = "emulator-died"
 """Owner of the cut that stands in for a dead emulator."""
@@ -349,9 +354,17 @@ class Keeper:
         for gateway in gateways:
             selector.register(netlink.link_events(self._driver.path(gateway)), selectors.EVENT_READ, gateway)
         known = dict.fromkeys(watched, True)
+        topology = topology_from_dict(json.loads(self._lab.topology.read_text()))
+        reroutes = len(topology.sites) > 2  # between two sites the kernels' own failover is all there is to do
+
+        def reroute() -> None:
+            dark = frozenset(name for (_, name), up in known.items() if not up)
+            if self.journal.state in ("up", "kept"):
+                self.engine.replace(DETOURS, routing.detours(topology, dark))
 
         def listen() -> None:
             while not self._ended.is_set():
+                changed = False
                 for key, _ in selector.select(timeout=1.0):
                     heard = key.fileobj
                     assert isinstance(heard, socket.socket)
@@ -361,9 +374,22 @@ class Keeper:
                         if place in known and known[place] != up:
                             known[place] = up
                             self._event("carrier", t=t, link=name, site=key.data.removesuffix("-gw"), up=up)
+                            changed = True
+                if changed and reroutes:
+                    self._reroute(reroute)
 
         if gateways:
             threading.Thread(target=listen, name="carriers", daemon=True).start()
+
+    def _reroute(self, work: Callable[[], None]) -> None:
+        try:
+            began = time.monotonic()
+            self._do(work)
+            self._event("rerouted", took_s=round(time.monotonic() - began, 4))
+        except TestbedError as error:
+            self._event("note", text=f"routes could not be changed: {error}")
+        except RuntimeError:
+            pass  # the worker is shut down: so is the lab
 
     def _down(self) -> None:
         """Undo everything; afterwards only the folder is left, for whoever asked to remove."""

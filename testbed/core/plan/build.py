@@ -6,12 +6,12 @@ in the fibers (plant ends up), then the agents. Undoing runs backwards.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
 from netaddr import IPAddress, IPNetwork
 
 from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.plan import routing
 from testbed.core.plan.addressing import (
     FABRIC_INTERFACE,
     LAB_V4,
@@ -40,12 +40,11 @@ from testbed.core.plan.step import (
     Sysctls,
     Veth,
 )
-from testbed.core.topology.model import Link, Site, Topology
+from testbed.core.topology.model import Link, Topology
 
 FIRST_INDEX = 10_001
 """Interface indices that we choose lie far above those that the kernel counts up in a fresh namespace."""
 
-LAST_RESORT_METRIC = 4_294_967_295
 FABRIC_BRIDGE = "fabric"
 MANAGEMENT_BRIDGE = "mgmt"
 
@@ -90,9 +89,6 @@ _FAILOVER = tuple(
 )
 
 
-_Distances = dict[str, dict[str, float]]
-
-
 def build(topology: Topology, *, agents: bool = True) -> Plan:
     """The whole plan of a lab. Pure: the same topology gives the same plan, whatever the lab is called."""
     net = Addressing(topology)
@@ -101,7 +97,7 @@ def build(topology: Topology, *, agents: bool = True) -> Plan:
         *_fabrics(topology, net),
         *_management(topology, net),
         *_links(topology, net),
-        *_routes(topology, net),
+        *routing.routes(topology),
     ]
     if topology.links:
         steps.append(Fibers(PLANT, tuple(directions(topology)), topology.seed))
@@ -194,73 +190,6 @@ def _links(topology: Topology, net: Addressing) -> Iterator[Step]:
             v4, v6 = net.link_end(link, site)
             yield Address(gateway, link.name, f"{v4}/31")
             yield Address(gateway, link.name, f"{v6}/127")
-
-
-def _routes(topology: Topology, net: Addressing) -> Iterator[Step]:
-    distance = _shortest(topology)
-    for site in topology.sites:
-        for prefix in (LAB_V4, LAB_V6):
-            # A cut must end at a blackhole, never fall through to some default route of the host's.
-            yield Route(site.gateway, str(prefix), (), LAST_RESORT_METRIC)
-        for remote in topology.sites:
-            if remote.name != site.name:
-                yield from _routes_between(
-                    topology, net, site, remote, _next_links(topology, distance, site.name, remote.name)
-                )
-
-
-def _routes_between(topology: Topology, net: Addressing, site: Site, remote: Site, ways: list[Link]) -> Iterator[Step]:
-    destinations = net.site_networks(remote.name)
-
-    def hop(link: Link, family: int) -> tuple[str, str]:
-        other = link.between[1 - link.between.index(site.name)]
-        return str(net.link_end(link, other)[family]), link.name
-
-    for family in range(2):
-        destination = str(destinations[family])
-        if topology.routing == "multipath" and len(ways) > 1:
-            yield Route(site.gateway, destination, tuple(hop(link, family) for link in ways), 10)
-        else:
-            for place, link in enumerate(ways, 1):
-                yield Route(site.gateway, destination, (hop(link, family),), 10 * place)
-
-
-def _next_links(topology: Topology, distance: _Distances, site: str, remote: str) -> list[Link]:
-    """Links of ``site`` on which a packet for ``remote`` makes progress, best first.
-
-    A neighbour is a safe detour only if its own shortest way does not come back through here: distance(neighbour,
-    remote) < distance(neighbour, site) + distance(site, remote), the loop-free condition of RFC 5286, inequality 1.
-    """
-    ways: list[tuple[float, int, Link]] = []
-    for order, link in enumerate(topology.links):
-        if site not in link.between:
-            continue
-        neighbour = link.between[1 - link.between.index(site)]
-        onward = distance[neighbour].get(remote)
-        if onward is None or onward >= distance[neighbour][site] + distance[site][remote]:
-            continue
-        ways.append((link.length_m + onward, order, link))
-    return [link for _, _, link in sorted(ways)]
-
-
-def _shortest(topology: Topology) -> _Distances:
-    """Shortest fiber between all sites, in metres (Dijkstra from each)."""
-    return {site.name: _distances_from(topology, site.name) for site in topology.sites}
-
-
-def _distances_from(topology: Topology, origin: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    waiting = [(0.0, origin)]
-    while waiting:
-        metres, site = heapq.heappop(waiting)
-        if site in found:
-            continue
-        found[site] = metres
-        for link in topology.links:
-            if site in link.between:
-                neighbour = link.between[1 - link.between.index(site)]
-                heapq.heappush(waiting, (metres + link.length_m, neighbour))
-    return found
 
 
 def _addresses(
