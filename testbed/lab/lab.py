@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,19 @@ class Fault:
 
     def __exit__(self, *exception: object) -> None:
         self.heal()
+
+
+@dataclass(frozen=True)
+class SavableReport(Report):
+    """A report that a user's program can write where it likes; core, where reports are built, writes nothing."""
+
+    @classmethod
+    def of(cls, report: Report) -> SavableReport:
+        return cls(**{it.name: getattr(report, it.name) for it in fields(report)})
+
+    def save(self, folder: Path | str) -> None:
+        """Write index.html, report.json and report.md into ``folder``; made if it is not there. Raises StorageError."""
+        store.save_report(self, Path(folder))
 
 
 class Lab:
@@ -262,12 +275,12 @@ class Lab:
         if self.run_directory is not None and self._used:
             record.end(self.run_directory, "finished")
 
-    def report(self) -> Report:
+    def report(self) -> SavableReport:
         """The report of the last job of this lab object, also written into its run directory."""
         if self.run_directory is None:
             raise UserError("nothing was run in this lab yet: train or launch something first")
         self._end_run()
-        return store.write_report(self.run_directory)
+        return SavableReport.of(store.write_report(self.run_directory))
 
     def down(self) -> None:
         """Remove the lab; nothing happens if it is down already."""

@@ -188,6 +188,14 @@ class Certificate:
             reasons.append(self.around_why or "there is a way around the fiber")
         return tuple(reasons)
 
+    def __str__(self) -> str:
+        """The verdict, and a line per direction: target and median in us, and what is wrong with it."""
+        lines = [f"{self.lab}: " + ("certified" if self.certified else "outside tolerance: " + "; ".join(self.why))]
+        for each in (each for link in self.links for each in link.directions):
+            median = "not measured" if each.measured is None else f"measured {each.measured.median * 1e6:.1f} us"
+            lines.append(f"  {each.direction}: target {each.target_s * 1e6:.1f} us, {median}")
+        return "\n".join(lines)
+
     def to_dict(self) -> dict[str, object]:
         return {
             "version": 1,
