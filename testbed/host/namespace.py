@@ -117,18 +117,59 @@ def netns_path(name: str) -> Path:
     return NETNS_FOLDER / name
 
 
-def create(name: str, handles: Path | None = None, *, hostname: str = "", hosts: str = "") -> None:
+class CleanMounts:
+    """A mount namespace without handles of other namespaces, from which nodes' own are copied. Close it.
+
+    A new mount namespace begins as a copy of its maker's, handles of all namespaces there are included; each
+    copy would keep those alive long after their lab is gone, and in large labs copying them takes most of the time.
+    """
+
+    def __init__(self) -> None:
+        made: list[int] = []
+        trouble: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                _call("unshare", CLONE_NEWNS)
+                mount("none", "/", None, MS_REC | MS_PRIVATE)
+                unmount(NETNS_FOLDER)
+                for place, kind in list(_mounts()):
+                    if kind == "nsfs":
+                        unmount(place)
+                made.append(os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+            except BaseException as error:
+                trouble.append(error)
+
+        thread = threading.Thread(target=body, name="mounts", daemon=True)
+        thread.start()
+        thread.join()
+        if trouble:
+            raise trouble[0]
+        self.handle = made[0]
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+def create(
+    name: str,
+    handles: Path | None = None,
+    *,
+    hostname: str = "",
+    hosts: str = "",
+    mounts: CleanMounts | None = None,
+) -> None:
     """Make the named network namespace; with ``handles`` also mount, IPC and UTS namespaces, held as files there.
 
-    No process keeps them alive: each is a bind mount of its nsfs file. ``hosts`` becomes /etc/hosts inside; /sys and
-    /dev/shm are the namespace's own. Raises HostError; what was made so far is removed.
+    The mount namespace is a copy of ``mounts``. No process keeps them alive: each is a bind mount of its nsfs file.
+    ``hosts`` becomes /etc/hosts inside; /sys and /dev/shm are the namespace's own. Raises HostError; what was made so far is removed.
     """
     _prepare_folder(NETNS_FOLDER)
     worker_error: list[BaseException] = []
 
     def body() -> None:
         try:
-            _create(name, handles, hostname, hosts)
+            _create(name, handles, hostname, hosts, mounts)
         except BaseException as error:
             worker_error.append(error)
 
@@ -163,13 +204,13 @@ def _mounts() -> Iterator[tuple[Path, str]]:
         yield Path(before.split()[4].encode().decode("unicode_escape")), after.split()[0]
 
 
-def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
+def _create(name: str, handles: Path | None, hostname: str, hosts: str, mounts: CleanMounts | None) -> None:
     home_mounts = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        flags = CLONE_NEWNET | ((CLONE_NEWUTS | CLONE_NEWIPC) if handles else 0)
+        flags = CLONE_NEWNET | ((CLONE_NEWUTS | CLONE_NEWIPC | CLONE_FS) if handles else 0)
         _call("unshare", flags)
         _hold("net", NETNS_FOLDER / name)
-        if handles is None:
+        if handles is None or mounts is None:
             return
         handles.mkdir(parents=True, exist_ok=True)
         files = {"hosts": hosts, "resolv.conf": NO_NAME_SERVER}
@@ -178,9 +219,8 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
         socket.sethostname(hostname)
         _hold("uts", handles / "uts")
         _hold("ipc", handles / "ipc")
+        _call("setns", mounts.handle, CLONE_NEWNS)
         _call("unshare", CLONE_NEWNS)
-        mount("none", "/", None, MS_REC | MS_PRIVATE)
-        _forget_other_namespaces()
         mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
         for file in files:
@@ -194,18 +234,6 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str) -> None:
         os.close(inner)
     finally:
         os.close(home_mounts)
-
-
-def _forget_other_namespaces() -> None:
-    """Detach the copies of all held namespaces from a new mount namespace.
-
-    A mount namespace begins as a copy of its maker's, handles of other namespaces included; each copy
-    would keep those alive long after their own lab is gone.
-    """
-    unmount(NETNS_FOLDER)
-    for place, kind in list(_mounts()):
-        if kind == "nsfs":
-            unmount(place)
 
 
 def _hold(kind: str, target: Path) -> None:

@@ -37,6 +37,7 @@ class NetnsDriver:
         self._lab = lab
         self._handles = handles
         self._open: dict[str, netlink.Namespace] = {}
+        self._mounts: namespace.CleanMounts | None = None
         self._makers: dict[type[Step], Callable[[Any], Facts]] = {
             Namespace: self._namespace,
             Veth: self._veth,
@@ -59,6 +60,9 @@ class NetnsDriver:
         for space in self._open.values():
             space.close()
         self._open.clear()
+        if self._mounts is not None:
+            self._mounts.close()
+            self._mounts = None
 
     def make(self, step: Step) -> Facts:
         return self._makers[type(step)](step)
@@ -90,6 +94,11 @@ class NetnsDriver:
         for name, states in by_namespace.items():
             self._space(name).set_carriers(states)
 
+    def _clean_mounts(self) -> namespace.CleanMounts:
+        if self._mounts is None:
+            self._mounts = namespace.CleanMounts()
+        return self._mounts
+
     def _space(self, name: str) -> netlink.Namespace:
         if name not in self._open:
             self._open[name] = netlink.Namespace(self.path(name))
@@ -101,7 +110,11 @@ class NetnsDriver:
         if path.exists():
             raise NameTaken(f"the network namespace {name} exists already; remove it with: ip netns del {name}")
         namespace.create(
-            name, self._handles / step.name if step.isolated else None, hostname=step.name, hosts=step.hosts
+            name,
+            self._handles / step.name if step.isolated else None,
+            hostname=step.name,
+            hosts=step.hosts,
+            mounts=self._clean_mounts() if step.isolated else None,
         )
         self._space(step.name).up("lo")
         return {"inode": namespace.inode(path)}

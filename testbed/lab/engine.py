@@ -37,14 +37,17 @@ class Engine:
         """
         entries = self.journal.intend(owner, plan)
         settings: list[Entry] = []
+        said = ""
         for entry in entries:
             if isinstance(entry.step, Setting):
                 settings.append(entry)
                 continue
             self._assign(settings)
             settings = []
-            if notice is not None:
-                notice(type(entry.step).__name__)
+            kind = type(entry.step).__name__
+            if notice is not None and kind != said:
+                notice(kind)
+                said = kind
             entry.facts = self._hands[type(entry.step)].make(entry.step)
             if entry.facts:
                 self.journal.done([entry])
@@ -75,6 +78,8 @@ class Engine:
         self._assign([it for it in self.journal.entries.values() if isinstance(it.step, Setting)])
 
     def _assign(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
         winners = self._winners(entry.step.key for entry in entries if isinstance(entry.step, Setting))
         for hand, settings in self._by_hand(winners).items():
             hand.assign(settings)
@@ -111,6 +116,8 @@ class Engine:
 
     def _winners(self, keys: Iterable[tuple[str, ...]]) -> list[Setting]:
         wanted = dict.fromkeys(keys)
+        if not wanted:
+            return []
         winners: dict[tuple[str, ...], Setting] = {}
         for entry in self.journal.entries.values():
             if isinstance(entry.step, Setting) and entry.step.key in wanted:
