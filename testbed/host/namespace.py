@@ -162,7 +162,8 @@ def create(
     """Make the named network namespace; with ``handles`` also mount, IPC and UTS namespaces, held as files there.
 
     The mount namespace is a copy of ``mounts``. No process keeps them alive: each is a bind mount of its nsfs file.
-    ``hosts`` becomes /etc/hosts inside; /sys and /dev/shm are the namespace's own. Raises HostError; what was made so far is removed.
+    ``hosts`` becomes /etc/hosts inside; /sys and /dev/shm are the namespace's own. Raises HostError; what was
+    made so far is removed.
     """
     _prepare_folder(NETNS_FOLDER)
     worker_error: list[BaseException] = []
