@@ -8,6 +8,7 @@ of links elsewhere, so the keeper adds :func:`detours` where the shortest way ov
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator
 
 from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing
@@ -20,19 +21,17 @@ FIRST_METRIC = 10
 DETOUR_METRIC = 5
 """Smaller than that of any route that a healthy lab has."""
 
-_Distances = dict[str, dict[str, float]]
-
 
 def routes(topology: Topology) -> Iterator[Route]:
     """All routes of all gateways of a healthy lab."""
-    net, distance = Addressing(topology), _shortest(topology, frozenset())
+    net, healthy = Addressing(topology), _Map(topology, frozenset())
     for site in topology.sites:
         for prefix in (LAB_V4, LAB_V6):
             # A cut must end at a blackhole, never fall through to some default route of the host's.
             yield Route(site.gateway, str(prefix), (), LAST_RESORT_METRIC)
         for remote in topology.sites:
             if remote.name != site.name:
-                yield from _healthy(topology, net, site, remote, distance)
+                yield from _healthy(net, site, remote, healthy)
 
 
 def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
@@ -44,24 +43,24 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
     if not dark:
         return ()
     net = Addressing(topology)
-    healthy, lit = _shortest(topology, frozenset()), _shortest(topology, dark)
+    healthy, lit = _Map(topology, frozenset()), _Map(topology, dark)
     found: list[Route] = []
     for site in topology.sites:
         for remote in topology.sites:
             if remote.name == site.name:
                 continue
-            left = [it for it in _ways(topology, healthy, site.name, remote.name) if it.name not in dark]
-            by_itself = left if topology.routing == "multipath" else left[:1]
-            best = [it for it in _downhill(topology, lit, site.name, remote.name) if it.name not in dark]
-            wanted = best if topology.routing == "multipath" else best[:1]
+            by_itself = [it for it in healthy.ways(site.name, remote.name) if it.name not in dark]
+            wanted = lit.downhill(site.name, remote.name)
+            if topology.routing != "multipath":
+                by_itself, wanted = by_itself[:1], wanted[:1]
             if wanted != by_itself:
                 found += _one_route(net, site, remote, wanted, DETOUR_METRIC)
     return tuple(found)
 
 
-def _healthy(topology: Topology, net: Addressing, site: Site, remote: Site, distance: _Distances) -> Iterator[Route]:
-    ways = _ways(topology, distance, site.name, remote.name)
-    if topology.routing == "multipath":
+def _healthy(net: Addressing, site: Site, remote: Site, healthy: _Map) -> Iterator[Route]:
+    ways = healthy.ways(site.name, remote.name)
+    if healthy.multipath:
         yield from _one_route(net, site, remote, ways, FIRST_METRIC)
     else:
         for place, link in enumerate(ways, 1):
@@ -75,69 +74,59 @@ def _one_route(net: Addressing, site: Site, remote: Site, ways: list[Link], metr
         yield Route(site.gateway, str(network), hops, metric)
 
 
-def _ways(topology: Topology, distance: _Distances, site: str, remote: str) -> list[Link]:
-    """Links of ``site`` that a healthy gateway may use toward ``remote``, best first.
+class _Map:
+    """The lit fibers of a topology and the shortest distances over them, in metres."""
 
-    For flows that are spread over all of them only links that lead nearer: if every gateway follows that, no packet
-    ever comes back. For one route at a time also a detour whose own shortest way does not come back through here:
-    distance(neighbour, remote) < distance(neighbour, site) + distance(site, remote), the loop-free condition of
-    RFC 5286, inequality 1.
-    """
-    if topology.routing == "multipath":
-        return _downhill(topology, distance, site, remote)
-    return _ranked(
-        topology,
-        distance,
-        site,
-        remote,
-        lambda neighbour: distance[neighbour][remote] < distance[neighbour][site] + distance[site][remote],
-    )
+    def __init__(self, topology: Topology, dark: frozenset[str]) -> None:
+        self.multipath = topology.routing == "multipath"
+        self._links: dict[str, list[Link]] = {site.name: [] for site in topology.sites}
+        for link in topology.links:
+            if link.name not in dark:
+                for site in link.between:
+                    self._links[site].append(link)
+        self._distance = {site: self._from(site) for site in self._links}
 
+    def ways(self, site: str, remote: str) -> list[Link]:
+        """Links of ``site`` that its gateway may use toward ``remote``, best first.
 
-def _downhill(topology: Topology, distance: _Distances, site: str, remote: str) -> list[Link]:
-    """Links of ``site`` to neighbours that are nearer to ``remote``, best first; none if it cannot be reached."""
-    if remote not in distance[site]:
-        return []
-    return _ranked(
-        topology,
-        distance,
-        site,
-        remote,
-        lambda neighbour: remote in distance[neighbour] and distance[neighbour][remote] < distance[site][remote],
-    )
+        For flows that are spread over all of them only links that lead nearer: if every gateway follows that, no
+        packet ever comes back. For one route at a time also a detour whose own shortest way does not come back
+        through here: distance(neighbour, remote) < distance(neighbour, site) + distance(site, remote), the loop-free
+        condition of RFC 5286, inequality 1.
+        """
+        if self.multipath:
+            return self.downhill(site, remote)
+        here = self._distance[site].get(remote, math.inf)
+        return self._ranked(site, remote, lambda onward, back: onward < back + here)
 
+    def downhill(self, site: str, remote: str) -> list[Link]:
+        """Links of ``site`` to neighbours that are nearer to ``remote``, best first; none if it cannot be reached."""
+        here = self._distance[site].get(remote, -math.inf)
+        return self._ranked(site, remote, lambda onward, back: onward < here)
 
-def _ranked(topology: Topology, distance: _Distances, site: str, remote: str, fit: Callable[[str], bool]) -> list[Link]:
-    ways = [
-        (link.length_m + distance[_other(link, site)][remote], order, link)
-        for order, link in enumerate(topology.links)
-        if site in link.between and fit(_other(link, site))
-    ]
-    return [link for _, _, link in sorted(ways, key=lambda way: way[:2])]
+    def _ranked(self, site: str, remote: str, fit: Callable[[float, float], bool]) -> list[Link]:
+        """Links whose neighbour fits by its distances (onward to ``remote``, back to ``site``), nearest first."""
+        found: list[tuple[float, Link]] = []
+        for link in self._links[site]:
+            distance = self._distance[_other(link, site)]
+            onward = distance.get(remote, math.inf)
+            if fit(onward, distance[site]):
+                found.append((link.length_m + onward, link))
+        return [link for _, link in sorted(found, key=lambda way: way[0])]  # stable: as written where equally long
+
+    def _from(self, origin: str) -> dict[str, float]:
+        """Dijkstra; what cannot be reached is left out."""
+        found: dict[str, float] = {}
+        waiting = [(0.0, origin)]
+        while waiting:
+            metres, site = heapq.heappop(waiting)
+            if site in found:
+                continue
+            found[site] = metres
+            for link in self._links[site]:
+                heapq.heappush(waiting, (metres + link.length_m, _other(link, site)))
+        return found
 
 
 def _other(link: Link, site: str) -> str:
     return link.between[1 - link.between.index(site)]
-
-
-def _shortest(topology: Topology, dark: frozenset[str]) -> _Distances:
-    """Shortest lit fiber between all sites, in metres (Dijkstra from each); what cannot be reached is left out."""
-    neighbours: dict[str, list[tuple[str, float]]] = {site.name: [] for site in topology.sites}
-    for link in topology.links:
-        if link.name not in dark:
-            for site in link.between:
-                neighbours[site].append((_other(link, site), link.length_m))
-    return {site: _distances_from(neighbours, site) for site in neighbours}
-
-
-def _distances_from(neighbours: dict[str, list[tuple[str, float]]], origin: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    waiting = [(0.0, origin)]
-    while waiting:
-        metres, site = heapq.heappop(waiting)
-        if site in found:
-            continue
-        found[site] = metres
-        for neighbour, length_m in neighbours[site]:
-            heapq.heappush(waiting, (metres + length_m, neighbour))
-    return found
