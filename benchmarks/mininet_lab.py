@@ -1,0 +1,114 @@
+"""Builds with Mininet what a plan of the testbed says, and removes it; run by lab_vs_mininet.py.
+
+Needs the Python that Debian's `mininet` belongs to (/usr/bin/python3) and nothing of the testbed. Reads a plan as JSON
+(a list of Steps as the journal writes them) on stdin; writes ``{"build_s": …, "remove_s": …, "nodes": …}``.
+
+Namespaces are made by ``addHost``, cables by ``addLink``. With ``--whole`` the rest of the plan (bridges, addresses,
+routes, sysctls) follows in the quickest way that Mininet offers: one shell command per node with one `ip -batch`.
+Mininet's own switches take no part: this needs neither a daemon (Open vSwitch) nor brctl (LinuxBridge), and a
+bridge of the kernel is what the testbed makes.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from mininet.log import setLogLevel
+from mininet.net import Mininet
+
+
+def ip_line(step):
+    """What one Step is for `ip -batch`, as (namespace, lines)."""
+    kind = step["step"]
+    if kind == "Bridge":
+        lines = ["link add %(name)s mtu %(mtu)d type bridge stp_state 0 forward_delay 0" % step]
+        for port in step["ports"]:
+            lines.append("link set %s master %s" % (port, step["name"]))
+            if step["isolated"]:
+                lines.append("link set %s type bridge_slave isolated on" % port)
+        return step["namespace"], [*lines, "link set %(name)s up" % step]
+    if kind == "Address":
+        nodad = " nodad" if ":" in step["cidr"] else ""
+        return step["namespace"], ["addr add %(cidr)s dev %(interface)s" % step + nodad]
+    if kind == "Route":
+        metric = " metric %d" % step["metric"] if step["metric"] else ""
+        if not step["hops"]:
+            return step["namespace"], ["route add blackhole %s%s" % (step["destination"], metric)]
+        hops = ["via %s dev %s" % tuple(hop) for hop in step["hops"]]
+        way = hops[0] if len(hops) == 1 else " ".join("nexthop " + hop for hop in hops)
+        return step["namespace"], ["route add %s%s %s" % (step["destination"], metric, way)]
+    if kind == "Carrier":
+        return step["namespace"], ["link set %s %s" % (step["interface"], "up" if step["up"] else "down")]
+    return None, []
+
+
+def build(net, plan, whole, folder):
+    batches, sysctls = defaultdict(list), defaultdict(list)
+    for step in plan:
+        kind = step["step"]
+        if kind == "Namespace":
+            net.addHost(step["name"], ip=None)
+        elif kind == "Veth":
+            a, b = step["a"], step["b"]
+            net.addLink(a["namespace"], b["namespace"], intfName1=a["name"], intfName2=b["name"])
+            for end in (a, b):
+                up = " up" if end["up"] else ""
+                batches[end["namespace"]].append("link set %s mtu %d%s" % (end["name"], step["mtu"], up))
+        elif kind == "Sysctls":
+            sysctls[step["namespace"]] += step["values"]
+        else:
+            name, lines = ip_line(step)
+            batches[name] += lines
+    net.build()
+    if not whole:
+        return
+    for node in net.hosts:
+        writes = ["echo '%s' 2>/dev/null > /proc/sys/%s" % (value, key) for key, value in sysctls[node.name]]
+        script = folder / node.name
+        script.write_text("\n".join([*writes, "ip -force -batch - <<'END'", *batches[node.name], "END", ""]))
+        said = node.cmd("sh %s 2>&1" % script)
+        if said.strip():
+            raise SystemExit("%s: %s" % (node.name, said))
+
+
+def check(net):
+    """That the lab works: the last node reaches the first one over fabrics, gateways and (bridged, here) the plant."""
+    plant = net["plant"]
+    links = sorted({name[:-2] for name in plant.nameToIntf if name != "lo"})
+    for link in links:
+        plant.cmd("ip link add br-%s type bridge; ip link set br-%s up" % (link, link))
+        for end in "ab":
+            plant.cmd("ip link set %s-%s master br-%s" % (link, end, link))
+    nodes = [host for host in net.hosts if host.name.rpartition("-")[2].isdigit()]
+    first, last = nodes[0], nodes[-1]
+    for family, address in (("-4", "10.1.1.1"), ("-6", "fd5c:a1e:ac05:1::101")):
+        sys.stderr.write(last.cmd("ping %s -c 2 -W 2 %s" % (family, address)))
+    sys.stderr.write(first.cmd("ip -br addr; ip route"))
+
+
+def main():
+    whole = "--whole" in sys.argv
+    plan = [step for step in json.load(sys.stdin) if step["step"] not in ("Fibers", "Shape")]
+    setLogLevel("error")
+    Mininet.inited = True  # else it raises limits of the whole host (mininet.util.fixLimits)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        net = Mininet(controller=None, build=False)
+        try:
+            build(net, plan, whole, Path(folder))
+            built = time.perf_counter()
+            nodes = len(net.hosts)
+            if "--check" in sys.argv:
+                check(net)
+        finally:
+            removing = time.perf_counter()
+            net.stop()
+        removed = time.perf_counter()
+    json.dump({"build_s": built - began, "remove_s": removed - removing, "nodes": nodes}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

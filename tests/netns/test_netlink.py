@@ -1,0 +1,121 @@
+"""Addresses, routes and link states as our own rtnetlink messages make them; the oracle is `ip -j`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import HostError
+from testbed.host.netlink import Namespace
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+]
+
+LAST_RESORT = 4294967295
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    mine = f"nl{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", mine], check=True, timeout=10)
+    for cable in ("k0", "k1"):
+        words = ["ip", "-n", mine, "link", "add", cable, "type", "veth", "peer", "name", f"{cable}-far"]
+        subprocess.run(words, check=True, timeout=10)
+        subprocess.run(["ip", "-n", mine, "link", "set", f"{cable}-far", "up"], check=True, timeout=10)
+    yield mine
+    subprocess.run(["ip", "netns", "del", mine], check=True, timeout=10)
+
+
+@pytest.fixture
+def space(name: str) -> Iterator[Namespace]:
+    with Namespace(Path("/run/netns", name)) as opened:
+        opened.up("lo")
+        for number, cable in enumerate(("k0", "k1")):
+            opened.up(cable)
+            opened.add_address(cable, f"10.9.{number}.1/24")
+            opened.add_address(cable, f"fd09:0:0:{number}::1/64")
+        yield opened
+
+
+def ip(name: str, *words: str) -> list[dict[str, Any]]:
+    done = subprocess.run(["ip", "-n", name, "-j", *words], capture_output=True, text=True, check=True, timeout=10)
+    return json.loads(done.stdout or "[]")
+
+
+def routes(name: str, family: str, destination: str) -> list[dict[str, Any]]:
+    return [it for it in ip(name, family, "route", "show", "table", "all") if it["dst"] == destination]
+
+
+def test_an_address_is_usable_at_once(name: str, space: Namespace) -> None:
+    (link,) = ip(name, "addr", "show", "dev", "k1")
+    assert "UP" in link["flags"]
+    found = {it["local"]: it for it in link["addr_info"] if it["scope"] == "global"}
+    assert found["10.9.1.1"]["prefixlen"] == 24
+    assert found["fd09:0:0:1::1"]["prefixlen"] == 64
+    assert found["fd09:0:0:1::1"]["nodad"] is True
+    assert "tentative" not in found["fd09:0:0:1::1"]
+
+
+@pytest.mark.parametrize(
+    ("family", "destination", "hops"),
+    [
+        ("-4", "10.5.0.0/16", ("10.9.0.2", "10.9.1.2")),
+        ("-6", "fd05::/64", ("fd09::2", "fd09:0:0:1::2")),
+    ],
+)
+def test_routes_come_and_go(name: str, space: Namespace, family: str, destination: str, hops: tuple[str, str]) -> None:
+    ways = tuple(zip(hops, ("k0", "k1"), strict=True))
+    space.add_route(destination, ways[:1], 10)
+    space.add_route(destination, ways[1:], 20)
+    space.add_route(destination, (), LAST_RESORT)
+    found = {it.get("metric"): it for it in routes(name, family, destination)}
+    assert (found[10]["gateway"], found[10]["dev"]) == (hops[0], "k0")
+    assert (found[20]["gateway"], found[20]["dev"]) == (hops[1], "k1")
+    assert found[LAST_RESORT]["type"] == "blackhole"
+
+    space.delete_route(destination, ways[:1], 10)
+    assert {it.get("metric") for it in routes(name, family, destination)} == {20, LAST_RESORT}
+    space.delete_route(destination, (), LAST_RESORT)
+    space.delete_route(destination, ways[1:], 20)
+    assert routes(name, family, destination) == []
+    space.delete_route(destination, ways[1:], 20)  # what is not there is no error
+
+
+@pytest.mark.parametrize(
+    ("family", "destination", "hops"),
+    [
+        ("-4", "10.6.0.0/16", {("10.9.0.2", "k0"), ("10.9.1.2", "k1")}),
+        ("-6", "fd06::/64", {("fd09::2", "k0"), ("fd09:0:0:1::2", "k1")}),
+    ],
+)
+def test_a_multipath_route_has_all_its_hops(
+    name: str, space: Namespace, family: str, destination: str, hops: set[tuple[str, str]]
+) -> None:
+    space.add_route(destination, tuple(sorted(hops)), 10)
+    (found,) = routes(name, family, destination)
+    assert {(it["gateway"], it["dev"]) for it in found["nexthops"]} == hops
+
+
+def test_carriers_change_together_and_are_seen(name: str, space: Namespace) -> None:
+    space.set_carriers({"k0-far": False, "k1-far": False})
+    assert {key: space.carriers()[key] for key in ("k0", "k1")} == {"k0": False, "k1": False}
+    assert {it["ifname"] for it in ip(name, "link") if "NO-CARRIER" in it["flags"]} >= {"k0", "k1"}
+    space.set_carriers({"k0-far": True, "k1-far": True})
+    assert {key: space.carriers()[key] for key in ("k0", "k1")} == {"k0": True, "k1": True}
+
+
+def test_what_the_kernel_refuses_is_said_in_words(space: Namespace) -> None:
+    with pytest.raises(HostError, match=r"could not give .*:k0 the address 10.9.0.1/24: File exists"):
+        space.add_address("k0", "10.9.0.1/24")
+    with pytest.raises(HostError, match="no interface nowhere in"):
+        space.up("nowhere")
+    with pytest.raises(HostError, match=r"could not add the route to 10.7.0.0/16"):
+        space.add_route("10.7.0.0/16", (("192.0.2.1", "k0"),), 0)
