@@ -24,24 +24,24 @@ def ip_line(step):
     """What one Step is for `ip -batch`, as (namespace, lines)."""
     kind = step["step"]
     if kind == "Bridge":
-        lines = ["link add %(name)s mtu %(mtu)d type bridge stp_state 0 forward_delay 0" % step]
+        lines = [f"link add {step['name']} mtu {step['mtu']} type bridge stp_state 0 forward_delay 0"]
         for port in step["ports"]:
-            lines.append("link set %s master %s" % (port, step["name"]))
+            lines.append(f"link set {port} master {step['name']}")
             if step["isolated"]:
-                lines.append("link set %s type bridge_slave isolated on" % port)
-        return step["namespace"], [*lines, "link set %(name)s up" % step]
+                lines.append(f"link set {port} type bridge_slave isolated on")
+        return step["namespace"], [*lines, f"link set {step['name']} up"]
     if kind == "Address":
         nodad = " nodad" if ":" in step["cidr"] else ""
-        return step["namespace"], ["addr add %(cidr)s dev %(interface)s" % step + nodad]
+        return step["namespace"], [f"addr add {step['cidr']} dev {step['interface']}{nodad}"]
     if kind == "Route":
-        metric = " metric %d" % step["metric"] if step["metric"] else ""
+        metric = f" metric {step['metric']}" if step["metric"] else ""
         if not step["hops"]:
-            return step["namespace"], ["route add blackhole %s%s" % (step["destination"], metric)]
-        hops = ["via %s dev %s" % tuple(hop) for hop in step["hops"]]
+            return step["namespace"], [f"route add blackhole {step['destination']}{metric}"]
+        hops = [f"via {gateway} dev {interface}" for gateway, interface in step["hops"]]
         way = hops[0] if len(hops) == 1 else " ".join("nexthop " + hop for hop in hops)
-        return step["namespace"], ["route add %s%s %s" % (step["destination"], metric, way)]
+        return step["namespace"], [f"route add {step['destination']}{metric} {way}"]
     if kind == "Carrier":
-        return step["namespace"], ["link set %s %s" % (step["interface"], "up" if step["up"] else "down")]
+        return step["namespace"], [f"link set {step['interface']} {'up' if step['up'] else 'down'}"]
     return None, []
 
 
@@ -56,7 +56,7 @@ def build(net, plan, whole, folder):
             net.addLink(a["namespace"], b["namespace"], intfName1=a["name"], intfName2=b["name"])
             for end in (a, b):
                 up = " up" if end["up"] else ""
-                batches[end["namespace"]].append("link set %s mtu %d%s" % (end["name"], step["mtu"], up))
+                batches[end["namespace"]].append(f"link set {end['name']} mtu {step['mtu']}{up}")
         elif kind == "Sysctls":
             sysctls[step["namespace"]] += step["values"]
         else:
@@ -66,12 +66,12 @@ def build(net, plan, whole, folder):
     if not whole:
         return
     for node in net.hosts:
-        writes = ["echo '%s' 2>/dev/null > /proc/sys/%s" % (value, key) for key, value in sysctls[node.name]]
+        writes = [f"echo '{value}' 2>/dev/null > /proc/sys/{key}" for key, value in sysctls[node.name]]
         script = folder / node.name
         script.write_text("\n".join([*writes, "ip -force -batch - <<'END'", *batches[node.name], "END", ""]))
-        said = node.cmd("sh %s 2>&1" % script)
+        said = node.cmd(f"sh {script} 2>&1")
         if said.strip():
-            raise SystemExit("%s: %s" % (node.name, said))
+            raise SystemExit(f"{node.name}: {said}")
 
 
 def check(net):
@@ -79,13 +79,13 @@ def check(net):
     plant = net["plant"]
     links = sorted({name[:-2] for name in plant.nameToIntf if name != "lo"})
     for link in links:
-        plant.cmd("ip link add br-%s type bridge; ip link set br-%s up" % (link, link))
+        plant.cmd(f"ip link add br-{link} type bridge; ip link set br-{link} up")
         for end in "ab":
-            plant.cmd("ip link set %s-%s master br-%s" % (link, end, link))
+            plant.cmd(f"ip link set {link}-{end} master br-{link}")
     nodes = [host for host in net.hosts if host.name.rpartition("-")[2].isdigit()]
     first, last = nodes[0], nodes[-1]
     for family, address in (("-4", "10.1.1.1"), ("-6", "fd5c:a1e:ac05:1::101")):
-        sys.stderr.write(last.cmd("ping %s -c 2 -W 2 %s" % (family, address)))
+        sys.stderr.write(last.cmd(f"ping {family} -c 2 -W 2 {address}"))
     sys.stderr.write(first.cmd("ip -br addr; ip route"))
 
 

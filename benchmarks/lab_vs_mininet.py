@@ -1,0 +1,162 @@
+"""Building and removing a lab against Mininet making the same shape; and the whole `up`.
+
+Interleaved: each repeat measures all ways one after the other, on each shape. Ways:
+
+- ``testbed``: the engine applies the lab's plan (namespaces, cables, bridges, addresses, routes, sysctls, the emulator
+  with all fibers) through its journal, and undoes it.
+- ``mininet-whole``: Mininet makes the same namespaces and cables, and the rest of the same plan by one `ip -batch` a
+  node; no emulator. Same shape, addresses and routes: a ping crosses it (``mininet_lab.py --check``).
+- ``mininet-bare``: its namespaces and cables alone, without an address: the least that it can do.
+- ``up``: `testbed up --no-agents` as a user calls it, from a cold Python to a certified lab; and `down`.
+
+A testbed's node has a mount, IPC and UTS namespace of its own beside the network's, and a hosts file; Mininet's a mount
+namespace and a shell. Mininet's switches take no part (see ``mininet_lab.py``). Needs root and Debian's `mininet`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import MININET_PYTHON, ROOT, SHAPES, load, machine, median, shape, spread
+from testbed.core.plan import build
+from testbed.core.plan.step import to_dict
+from testbed.core.topology.model import Topology
+from testbed.host import process
+from testbed.host.netns import NetnsDriver
+from testbed.lab import engine, hands
+from testbed.lab.journal import Journal
+
+TESTBED = (sys.executable, "-m", "testbed.cli.main")
+WAYS = ("testbed", "mininet-whole", "mininet-bare", "up")
+BOUND_S = 240.0
+
+
+def by_engine(topology: Topology) -> dict[str, float]:
+    """Seconds of apply and undo, as the keeper does them, without agents."""
+    plan = build.build(topology, agents=False)
+    with tempfile.TemporaryDirectory() as name:
+        folder, lab, pid = Path(name), f"bench{os.getpid()}", os.getpid()
+        journal = Journal.create(folder / "journal", lab, process.boot_id(), (pid, process.started(pid)))
+        driver = NetnsDriver(lab, folder / "handles")
+        emulator = hands.EmulatorHand(driver, folder / "emulator.log", lambda status: None)
+        agents = hands.AgentsHand(driver, folder / "handles", folder / "agents.log", lambda event: None)
+        worker = engine.Engine(journal, hands.of_keeper(driver, emulator, agents))
+        began = time.perf_counter()
+        try:
+            worker.apply(engine.LAB, plan)
+        finally:
+            built = time.perf_counter()
+            worker.undo_all()
+            driver.close()
+            journal.close()
+        return {"build_s": built - began, "remove_s": time.perf_counter() - built}
+
+
+def by_mininet(plan: str, *options: str) -> dict[str, float]:
+    argv = [MININET_PYTHON, str(ROOT / "benchmarks" / "mininet_lab.py"), *options]
+    done = subprocess.run(argv, input=plan, capture_output=True, text=True, timeout=BOUND_S)
+    if done.returncode:
+        raise SystemExit(f"mininet: {done.stderr.strip()}")
+    found = json.loads(done.stdout)
+    return {"build_s": found["build_s"], "remove_s": found["remove_s"]}
+
+
+def by_up(topology_file: str, options: tuple[str, ...] = ("--no-agents",)) -> dict[str, float]:
+    """Seconds of the commands `up` and `down`."""
+    lab = f"bench{os.getpid()}"
+    with tempfile.TemporaryDirectory() as state:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}", "TESTBED_STATE": state}
+
+        def call(*words: str) -> float:
+            began = time.perf_counter()
+            subprocess.run([*TESTBED, *words], env=environment, check=True, capture_output=True, timeout=BOUND_S)
+            return time.perf_counter() - began
+
+        try:
+            # Outside tolerance on a busy machine is no reason not to know how long it took.
+            up_s = call("up", topology_file, "--name", lab, "--allow-uncertified", *options)
+        finally:
+            down_s = call("down", "--all")
+        return {"build_s": up_s, "remove_s": down_s}
+
+
+def measure(way: str, topology: Topology) -> dict[str, float]:
+    if way == "testbed":
+        return by_engine(topology)
+    if way == "up":
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, f"{topology.name}.yaml")
+            file.write_text(as_file(topology))
+            return by_up(str(file))
+    plan = json.dumps([to_dict(step) for step in build.build(topology, agents=False)])
+    return by_mininet(plan, *(["--whole"] if way == "mininet-whole" else []))
+
+
+def as_file(topology: Topology) -> str:
+    sites = "".join(f"  {site.name}: {{nodes: {site.nodes}}}\n" for site in topology.sites)
+    links = "".join(
+        f"  {it.name}: {{between: [{it.between[0]}, {it.between[1]}], km: 40, optics: 800ZR}}\n"
+        for it in topology.links
+    )
+    return f"scale: 1000\nsites:\n{sites}links:\n{links}"
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "| sites × nodes | | testbed's engine | Mininet, same shape | Mininet, bare | `up` / `down`, whole command |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, ways in result["shapes"].items():
+        for key, words in (("build_s", "build, s"), ("remove_s", "remove, s")):
+            cells = [spread([it[key] for it in ways[way]]) for way in WAYS]
+            lines.append(f"| {name} | {words} | {' | '.join(cells)} |")
+    agents = result["metro_up"]
+    lines += [
+        "",
+        f"Whole `up metro-40km` with its 4 agents, command to prompt: {spread([it['build_s'] for it in agents])} s "
+        f"(reach for 6); `down`: {spread([it['remove_s'] for it in agents])} s.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="of the small shapes; the large ones get fewer")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("makes network namespaces: needs root")
+    before = load()
+    shapes: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for sites, nodes in SHAPES:
+        topology = shape(sites, nodes)
+        ways = shapes.setdefault(f"{sites} × {nodes}", {way: [] for way in WAYS})
+        for _ in range(arguments.repeats if sites < 64 else max(1, arguments.repeats // 2)):
+            for way in WAYS:
+                ways[way].append(measure(way, topology))
+    metro = [by_up("metro-40km", ()) for _ in range(arguments.repeats)]
+    result = {"machine": machine(), "load": before, "shapes": shapes, "metro_up": metro}
+    print(table(result))
+    ratios = {
+        name: median([it["build_s"] for it in ways["testbed"]])
+        / median([it["build_s"] for it in ways["mininet-whole"]])
+        for name, ways in shapes.items()
+    }
+    print("built in this share of Mininet's time:", {name: round(ratio, 2) for name, ratio in ratios.items()})
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""RTT over the second, unloaded fiber while four ranks train over the first, against the same lab idle.
+
+What is asked is whether the emulator keeps its promise while the ranks load the machine: so the fiber that is probed
+carries nothing else, and the job keeps all cores busy. Interleaved: idle, training, idle, training… on one lab, by
+ping(8) between the two gateways. Needs root and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "agents")]
+
+import testbed  # noqa: E402
+from benchmarks.common import load, machine, median, spread  # noqa: E402
+from testbed.core.plan.addressing import Addressing, namespace_name  # noqa: E402
+from testbed.lab.job import Job  # noqa: E402
+from testbed.lab.lab import Lab  # noqa: E402
+
+LINK = "south"
+PROBES, INTERVAL_S = 1000, 0.004
+SHARES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+
+
+def rtts_s(lab: Lab) -> list[float]:
+    """Sorted round trips over :data:`LINK`, in seconds."""
+    link = lab.topology.link(LINK)
+    here, there = (lab.topology.site(name) for name in link.between)
+    target = Addressing(lab.topology).link_end(link, there.name)[0]
+    words = ["ip", "netns", "exec", namespace_name(lab.name, here.gateway), "ping", "-n"]
+    words += ["-i", str(INTERVAL_S), "-c", str(PROBES), "-I", LINK, str(target)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    return sorted(float(ms) / 1e3 for ms in re.findall(r"time=([\d.]+) ms", said))
+
+
+def percentiles(ordered: list[float]) -> dict[str, float]:
+    return {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e6 for name, share in SHARES}
+
+
+def end(job: Job) -> None:
+    job.stop()
+    until = time.monotonic() + 15
+    while not job.over():
+        if time.monotonic() > until:
+            raise SystemExit("the job did not stop")
+        time.sleep(0.05)
+
+
+def measure(lab: Lab, samples: dict[str, list[dict[str, float]]]) -> None:
+    samples["idle"].append(percentiles(rtts_s(lab)))
+    job = lab.train(steps=1_000_000)
+    try:
+        job.wait_for(step=5, timeout=60)
+        first, began = job.step, time.monotonic()
+        found = percentiles(rtts_s(lab))
+        found["steps_per_s"] = (job.step - first) / (time.monotonic() - began)
+    finally:
+        end(job)
+    samples["training"].append(found)
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = ["| RTT of the unloaded fiber, us | p50 | p90 | p99 |", "|---|---|---|---|"]
+    for name in ("idle", "training"):
+        cells = [spread([it[share] for it in result["samples"][name]], digits=0) for share, _ in SHARES]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    rate = median([it["steps_per_s"] for it in result["samples"]["training"]])
+    lines += [
+        "",
+        f"{LINK}: target {result['target_us']:.0f} us there and back; {result['repeats']} × {PROBES} probes each; "
+        f"emulator {result['scheduling']}; the job did {rate:.1f} steps a second meanwhile. Certificate before: "
+        f"error {result['error_us']:+.1f} us one way at the median (reach for 10).",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("makes network namespaces: needs root")
+    before = load()
+    samples: dict[str, list[dict[str, float]]] = {"idle": [], "training": []}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"TESTBED_STATE": f"{folder}/state", "TESTBED_RUNS": f"{folder}/runs"}
+        with testbed.up("metro-40km", name=f"bench{os.getpid()}", allow_uncertified=True) as lab:
+            assert lab.certificate is not None
+            each = next(link for link in lab.certificate.links if link.name == LINK).directions
+            errors = [it.measured.median - it.target_s - it.bare.median for it in each if it.measured and it.bare]
+            scheduling = str(lab.certificate.host["scheduling"])
+            for _ in range(arguments.repeats):
+                measure(lab, samples)
+            target_us = 2e6 * lab.topology.link(LINK).delay_s
+    result = {
+        "machine": machine(),
+        "load": before,
+        "repeats": arguments.repeats,
+        "target_us": target_us,
+        "error_us": median(errors) * 1e6,
+        "scheduling": scheduling,
+        "samples": samples,
+    }
+    print(table(result))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
