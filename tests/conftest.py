@@ -1,0 +1,51 @@
+"""For every test: state and runs in a folder of its own, and nothing left behind at the end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+import oracle  # noqa: E402
+
+_numbers = itertools.count(1)
+
+
+def unused_name() -> str:
+    """A name for a lab that no other test, in this run of pytest or another one, has."""
+    return f"t{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """$TESTBED_STATE and $TESTBED_RUNS of this module; at its end no process that was started under them lives.
+
+    One for a module, not for a test: labs that are up for all tests of a module live there.
+    """
+    folder = tmp_path_factory.mktemp("s")  # short: the path of a socket has 107 bytes (unix(7))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESTBED_STATE", str(folder / "state"))
+        patch.setenv("TESTBED_RUNS", str(folder / "runs"))
+        patch.delenv("TESTBED_LAB", raising=False)
+        # Keepers and commands are processes of their own: they must find what is tested here, not what is installed.
+        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'agents'}")
+        yield folder / "state"
+        oracle.until(lambda: not oracle.started_under(folder / "state"), 10.0, "a process was left behind")
+        assert oracle.left_of_labs(folder / "state") == []
+
+
+@pytest.fixture
+def lab_name(state_folder: Path) -> Iterator[str]:
+    """An unused name for a lab; at the end of the test nothing carries its mark."""
+    name = unused_name()
+    yield name
+    oracle.until(lambda: not oracle.left_behind(name, state_folder), 10.0, f"left of {name}")

@@ -1,0 +1,418 @@
+"""What a lab really is, seen without the testbed: `ip -j`, `tc`, `ping`, `iperf3`, /proc and plain sockets.
+
+Nothing here is imported from ``testbed``: an oracle that shares code with what it tests shares its mistakes. Namespaces
+are found by their name ``tb.<lab>.<node>``. Times are seconds of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CLONE_NEWNET = 0x40000000
+SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40
+SO_SNDBUFFORCE, SO_RCVBUFFORCE, UDP_SEGMENT = 32, 33, 103
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# ---- programs
+
+
+def run(*argv: str | Path, timeout_s: float = 30.0, check: bool = True) -> str:
+    """stdout of a program; its words are in the failure."""
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=timeout_s)
+    assert not check or done.returncode == 0, f"{argv}: status {done.returncode}: {done.stderr}{done.stdout}"
+    return done.stdout
+
+
+def until(condition: Callable[[], object], bound_s: float, what: str) -> None:
+    """Wait for a condition, at most ``bound_s`` seconds."""
+    deadline = time.monotonic() + bound_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {bound_s:g} s: {what}"
+        time.sleep(0.005)
+
+
+# ---- namespaces and interfaces
+
+
+def netns(lab: str, node: str) -> str:
+    return f"tb.{lab}.{node}"
+
+
+def namespaces(lab: str) -> set[str]:
+    """Nodes of a lab that have a network namespace."""
+    folder, prefix = Path("/run/netns"), f"tb.{lab}."
+    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return {name.removeprefix(prefix) for name in there if name.startswith(prefix)}
+
+
+def ip(name: str, *words: str) -> list[dict[str, Any]]:
+    """`ip -j` in the network namespace ``name``."""
+    return json.loads(run("ip", "-n", name, "-j", *words) or "[]")
+
+
+def addresses(name: str, interface: str) -> dict[str, str]:
+    """{"inet": …, "inet6": …} of an interface, link-local left out."""
+    (link,) = ip(name, "addr", "show", "dev", interface)
+    return {it["family"]: it["local"] for it in link["addr_info"] if it["scope"] == "global"}
+
+
+def no_carrier(name: str, interface: str) -> bool:
+    (link,) = ip(name, "link", "show", "dev", interface)
+    return "NO-CARRIER" in link["flags"]
+
+
+def inside(name: str, work: Callable[[], T]) -> T:
+    """Do ``work`` in a thread of its own that has entered the network namespace ``name``."""
+    found: list[T] = []
+    trouble: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            handle = os.open(f"/run/netns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            if _libc.setns(handle, CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"setns {name}")
+            os.close(handle)
+            found.append(work())
+        except BaseException as error:
+            trouble.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if trouble:
+        raise trouble[0]
+    return found[0]
+
+
+class CarrierWatch:
+    """Polls IFF_RUNNING (netdevice(7)) of interfaces every millisecond; :meth:`changes` tells when each changed.
+
+    IFF_RUNNING follows the kernel's link watch as routes and programs do; the driver's own bit would
+    hide that its events can be late by a second.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[str, str]]) -> None:
+        """``places``: {label: (network namespace, interface)}."""
+        self._sockets = {
+            label: inside(name, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            for label, (name, _) in places.items()
+        }
+        self._interfaces = {label: interface for label, (_, interface) in places.items()}
+        self._stop = threading.Event()
+        self._seen: list[tuple[float, str, bool]] = []
+        self._thread = threading.Thread(target=self._poll)
+
+    def __enter__(self) -> CarrierWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for one in self._sockets.values():
+            one.close()
+
+    def carrier(self, label: str) -> bool:
+        request = struct.pack("16sH14x", self._interfaces[label].encode(), 0)
+        answer = fcntl.ioctl(self._sockets[label], SIOCGIFFLAGS, request)
+        return bool(struct.unpack_from("H", answer, 16)[0] & IFF_RUNNING)
+
+    def wait(self, up: bool, bound_s: float) -> dict[str, float]:
+        """When each carrier became ``up``, the latest time; waits until all of them are."""
+        until(lambda: all(self.carrier(label) is up for label in self._sockets), bound_s, f"all carriers {up}")
+        until(lambda: set(self._latest(up)) == set(self._sockets), 1.0, "the poller has seen it")
+        return self._latest(up)
+
+    def _latest(self, up: bool) -> dict[str, float]:
+        return {label: t for t, label, state in list(self._seen) if state is up}
+
+    def _poll(self) -> None:
+        known = dict.fromkeys(self._sockets)
+        while not self._stop.wait(0.001):
+            for label in self._sockets:
+                state = self.carrier(label)
+                if known[label] is not state:
+                    known[label] = state
+                    self._seen.append((time.monotonic(), label, state))
+
+
+# ---- paths
+
+
+def ping(name: str, address: str, *, count: int = 1, interval_s: float = 0.01, wait_s: float = 1.0) -> list[float]:
+    """Round-trip times in seconds of those that were answered."""
+    argv = ["ip", "netns", "exec", name, "ping", "-n", "-c", str(count), "-i", str(interval_s), "-W", str(wait_s)]
+    said = run(*argv, address, check=False, timeout_s=30 + count * (interval_s + wait_s))
+    return [float(ms) / 1000 for ms in re.findall(r"time=([\d.]+) ms", said)]
+
+
+def pings(wanted: Mapping[str, tuple[str, str]], *, count: int, interval_s: float) -> dict[str, list[float]]:
+    """:func:`ping` of several (network namespace, address) at the same time."""
+    found: dict[str, list[float]] = {}
+
+    def one(label: str, name: str, address: str) -> None:
+        found[label] = ping(name, address, count=count, interval_s=interval_s)
+
+    threads = [threading.Thread(target=one, args=(label, *place)) for label, place in wanted.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@contextlib.contextmanager
+def zero_delay_path(prefix: str) -> Iterator[tuple[str, str]]:
+    """(network namespace, address of the other end): two namespaces joined over a third by a `tc` redirect."""
+    a, middle, b = (f"{prefix}-{part}" for part in ("a", "mid", "b"))
+    try:
+        for name in (a, middle, b):
+            run("ip", "netns", "add", name)
+        for name, end, address in ((a, "enda", "10.77.0.0/31"), (b, "endb", "10.77.0.1/31")):
+            run("ip", "-n", middle, "link", "add", end, "type", "veth", "peer", "name", "port0", "netns", name)
+            run("ip", "-n", middle, "link", "set", end, "up")
+            run("ip", "-n", name, "addr", "add", address, "dev", "port0")
+            run("ip", "-n", name, "link", "set", "port0", "up")
+        for here, there in (("enda", "endb"), ("endb", "enda")):
+            run("tc", "-n", middle, "qdisc", "add", "dev", here, "clsact")
+            redirect = ["action", "mirred", "egress", "redirect", "dev", there]
+            matching = ["protocol", "all", "u32", "match", "u32", "0", "0"]
+            run("tc", "-n", middle, "filter", "add", "dev", here, "ingress", *matching, *redirect)
+        until(lambda: ping(a, "10.77.0.1"), 5.0, "the bare path passes")
+        yield a, "10.77.0.1"
+    finally:
+        for name in (a, middle, b):
+            run("ip", "netns", "del", name, check=False)
+
+
+def iperf3(client: str, server: str, address: str, *, seconds: float = 1.0) -> dict[str, Any]:
+    """The `end` of iperf3's own JSON report of one TCP flow from ``client`` to ``server``."""
+    enter = ("ip", "netns", "exec")
+    listening = subprocess.Popen(
+        [*enter, server, "iperf3", "-s", "-1", "--forceflush"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert listening.stdout is not None
+        for line in listening.stdout:
+            if "listening" in line:
+                break
+        said = run(*enter, client, "iperf3", "-c", address, "-t", str(seconds), "-J", timeout_s=30 + seconds)
+        return json.loads(said)["end"]
+    finally:
+        listening.kill()
+        listening.communicate()
+
+
+class Stream:
+    """A TCP connection from one namespace to another that says something every millisecond, for as long as it lives.
+
+    ``arrivals`` are the times at which the receiver got something. Use as a context manager.
+    """
+
+    def __init__(self, sender: str, receiver: str, address: str, interval_s: float = 0.001) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._interval_s = interval_s
+        self.arrivals: list[float] = []
+        self.received = 0
+        self.sent = 0
+        self.broken = ""
+        self._stop = threading.Event()
+
+        def listen() -> socket.socket:
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.bind((address, 0))
+            listener.listen(1)
+            return listener
+
+        listener = inside(receiver, listen)
+        self._sender = inside(sender, lambda: socket.create_connection(listener.getsockname()[:2], timeout=5.0))
+        self._sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._receiver, _ = listener.accept()
+        self._receiver.settimeout(0.5)
+        listener.close()
+        self._threads = [threading.Thread(target=it) for it in (self._send, self._receive)]
+
+    def __enter__(self) -> Stream:
+        for thread in self._threads:
+            thread.start()
+        until(lambda: len(self.arrivals) > 50, 5.0, "the stream flows")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        self._sender.close()
+        self._receiver.close()
+
+    def gap_s(self, begin: float, end: float) -> float:
+        """The longest silence between ``begin`` and ``end``, as the receiver heard it."""
+        times = [t for t in list(self.arrivals) if begin <= t <= end]
+        return max(b - a for a, b in zip([begin, *times], [*times, end], strict=True))
+
+    def flows_after(self, t: float) -> bool:
+        return bool(self.arrivals) and self.arrivals[-1] > t
+
+    def _send(self) -> None:
+        due = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                self._sender.sendall(struct.pack("=Q", self.sent))
+                self.sent += 1
+                due = max(due + self._interval_s, time.monotonic() - 0.01)
+                time.sleep(max(0.0, due - time.monotonic()))
+        except OSError as error:
+            self.broken = f"sender: {error}"
+        with contextlib.suppress(OSError):
+            self._sender.shutdown(socket.SHUT_WR)
+
+    def _receive(self) -> None:
+        whole = b""
+        while True:
+            try:
+                data = self._receiver.recv(65536)
+            except TimeoutError:
+                if self._stop.is_set():
+                    return
+                continue
+            except OSError as error:
+                self.broken = f"receiver: {error}"
+                return
+            if not data:
+                return
+            self.arrivals.append(time.monotonic())
+            whole += data
+            while len(whole) >= 8:
+                if struct.unpack_from("=Q", whole)[0] != self.received:
+                    self.broken = f"message {self.received} came as {whole[:8]!r}"
+                    return
+                self.received += 1
+                whole = whole[8:]
+
+
+def udp_super_packets(
+    sender: str, receiver: str, address: str, *, packets: int, segments: int, size: int, pause_s: float
+) -> list[int]:
+    """Send ``packets`` super-packets of ``segments`` UDP datagrams each; numbers of the datagrams that arrived.
+
+    One send with UDP_SEGMENT is one packet to the stack and to what forwards it, and ``segments`` on a real wire.
+    """
+
+    def bound(where: str) -> socket.socket:
+        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        one.bind((where, 0))
+        for option in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
+            one.setsockopt(socket.SOL_SOCKET, option, 32 << 20)
+        return one
+
+    there = inside(receiver, lambda: bound(address))
+    here = inside(sender, lambda: bound("0.0.0.0"))
+    here.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, size)
+    there.settimeout(0.3)
+    arrived: list[int] = []
+    with here, there:
+        due = time.monotonic()
+        for number in range(packets):
+            first = number * segments
+            data = b"".join(struct.pack("=Q", first + it).ljust(size, b"x") for it in range(segments))
+            here.sendto(data, there.getsockname())
+            due += pause_s
+            time.sleep(max(0.0, due - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
+            while True:
+                arrived.append(struct.unpack_from("=Q", there.recv(65536))[0])
+    return arrived
+
+
+# ---- processes, and what is left
+
+
+def processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
+    """(pid, command line, environment) of every process but this one."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                pairs = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+                yield int(entry.name), words, dict(it.split("=", 1) for it in pairs if "=" in it)
+
+
+def keeper_pids(lab: str, state: Path) -> list[int]:
+    folder = str(state / "labs" / lab)
+    return [pid for pid, words, _ in processes() if "testbed.lab.keeper" in words and folder in words]
+
+
+def emulator_pids(lab: str) -> list[int]:
+    plant = f"/run/netns/{netns(lab, 'plant')}"
+    return [pid for pid, words, _ in processes() if words and words[0].endswith("/fiberd") and plant in words]
+
+
+def agent_pids(state: Path) -> list[int]:
+    """The warm parent and the ranks of all labs below ``state``."""
+    return [pid for pid, words, environment in processes() if "testbed_agents.warm" in words
+            and environment.get("TESTBED_STATE") == str(state)]  # fmt: skip
+
+
+def kill(pids: Sequence[int]) -> None:
+    """SIGKILL, of processes that a test started."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def inside_pids(name: str) -> list[int]:
+    """Processes in a named network namespace."""
+    return [int(pid) for pid in run("ip", "netns", "pids", name).split()]
+
+
+def started_under(state: Path) -> list[str]:
+    """Processes that were started with this $TESTBED_STATE, by whoever."""
+    return [
+        f"process {pid}: {' '.join(words)}"
+        for pid, words, environment in processes()
+        if environment.get("TESTBED_STATE") == str(state)
+    ]
+
+
+def left_behind(lab: str, state: Path) -> list[str]:
+    """Everything that carries the mark of a lab: namespaces, mounts, processes, its folder."""
+    mark, folder = f"tb.{lab}.", str(state / "labs" / lab)
+    found = [f"namespace {mark}{node}" for node in sorted(namespaces(lab))]
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place = line.split()[4]
+        if mark in place or place.startswith(folder + "/"):
+            found.append(f"mount {place}")
+    for pid, words, _ in processes():
+        if any(mark in word or word == folder for word in words):
+            found.append(f"process {pid}: {' '.join(words)}")
+    if Path(folder).exists():
+        found.append(f"folder {folder}")
+    return found
+
+
+def left_of_labs(state: Path) -> list[str]:
+    """What is left of any lab whose state was below ``state``."""
+    labs = state / "labs"
+    names = sorted(path.name for path in labs.iterdir()) if labs.is_dir() else []
+    return [it for name in names for it in left_behind(name, state)]
