@@ -13,7 +13,7 @@ from typing import Protocol
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.plan import build
 from testbed.core.plan import step as steps
-from testbed.core.plan.addressing import PLANT, namespace_name
+from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.errors import FidelityError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
@@ -125,7 +125,8 @@ def _check(name: str, driver: str, emulator: str, topology: Topology) -> None:
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
     if topology.links:
         fiberd.find_binary()
-    for node in (PLANT, *topology.node_names):
+    gateways = [site.gateway for site in topology.sites]
+    for node in (PLANT, MANAGEMENT, *gateways, *topology.node_names):
         taken = namespace.netns_path(namespace_name(name, node))
         if taken.exists() and not state.folder(name).path.exists():
             raise NameTaken(

@@ -7,10 +7,12 @@ three can be called again after any interruption, by another process, from the j
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from testbed.core.plan.step import Namespace, Plan, Setting, Step
-from testbed.errors import HostError, TestbedError
+from testbed.errors import HostError, NameTaken, StorageError, TestbedError
 from testbed.host.driver import Hand
 from testbed.lab.journal import Entry, Journal
 
@@ -31,29 +33,43 @@ class Engine:
         self._hands = hands
 
     def apply(self, owner: str, plan: Plan, notice: Notice | None = None) -> None:
-        """Bring a plan into being. On any error what was done so far stays in the journal: call :meth:`undo`.
+        """Bring a plan into being. On any error what was begun stays in the journal: call :meth:`undo`.
 
         Runs of settings between makings are assigned together, so that simultaneous faults are simultaneous.
         """
-        entries = self.journal.intend(owner, plan)
-        settings: list[Entry] = []
+        waiting = deque(self.journal.intend(owner, plan))
         said = ""
-        for entry in entries:
-            if isinstance(entry.step, Setting):
-                settings.append(entry)
-                continue
-            self._assign(settings)
-            settings = []
-            kind = type(entry.step).__name__
-            if notice is not None and kind != said:
-                notice(kind)
-                said = kind
+        try:
+            while waiting:
+                settings: list[Entry] = []
+                while waiting and isinstance(waiting[0].step, Setting):
+                    settings.append(waiting.popleft())
+                self._assign(settings)
+                if not waiting:
+                    break
+                kind = type(waiting[0].step).__name__
+                if notice is not None and kind != said:
+                    notice(kind)
+                    said = kind
+                self._make(waiting)
+        except BaseException:
+            # What was never begun must not be undone: something of the same name may be there that is not ours.
+            with contextlib.suppress(StorageError):
+                self.journal.undone(waiting)
+            raise
+
+    def _make(self, waiting: deque[Entry]) -> None:
+        """Make the first of ``waiting`` and take it off; one whose name is taken was not begun."""
+        entry = waiting.popleft()
+        try:
             entry.facts = self._hands[type(entry.step)].make(entry.step)
-            if entry.facts:
-                self.journal.done([entry])
-            else:
-                entry.done = True
-        self._assign(settings)
+        except NameTaken:
+            waiting.appendleft(entry)
+            raise
+        if entry.facts:
+            self.journal.done([entry])
+        else:
+            entry.done = True
 
     def undo(self, owner: str) -> None:
         """Undo all that ``owner`` applied, backwards. Everything is tried; then the first failure is raised.

@@ -29,6 +29,8 @@ from testbed.errors import LabError, StorageError
 
 VERSION = 1
 
+_OTHER_VERSION = "{path} was written by another version of the testbed; take the lab down with that one"
+
 
 @dataclass
 class Entry:
@@ -52,6 +54,7 @@ class Journal:
         self.notes: list[dict[str, Any]] = []
         self._next = 1
         self._file: int | None = None
+        self._torn_at: int | None = None
 
     @classmethod
     def create(cls, path: Path, lab: str, boot: str, keeper: tuple[int, int]) -> Journal:
@@ -65,29 +68,29 @@ class Journal:
     def read(cls, path: Path) -> Journal:
         """The journal as it stands on disk; a torn last line (a crash in the middle of a write) is dropped.
 
-        Raises LabError if there is none or it was written by a version that we do not know.
+        A line counts once its newline is there: before that nobody had begun to act on it. Raises LabError if there is none or it was written by a version that we do not know.
         """
         try:
             lines = path.read_bytes().splitlines(keepends=True)
         except OSError as error:
             raise LabError(f"no journal at {path}: {error.strerror}") from error
         journal = cls(path, "", "")
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+            journal._torn_at = sum(len(line) for line in lines)
         for number, line in enumerate(lines, 1):
             try:
-                record = json.loads(line)
-            except ValueError as error:
-                if number == len(lines):
-                    break
+                journal._replay(json.loads(line))
+            except (ValueError, TypeError, AttributeError) as error:
                 raise LabError(f"{path}:{number}: not a line of a journal") from error
-            journal._replay(record, number)
+            except KeyError as error:
+                raise LabError(_OTHER_VERSION.format(path=path)) from error
         return journal
 
-    def _replay(self, record: Mapping[str, Any], number: int) -> None:
+    def _replay(self, record: Mapping[str, Any]) -> None:
         if "journal" in record:
             if record["journal"] != VERSION:
-                raise LabError(
-                    f"{self.path} was written by another version of the testbed; take the lab down with that one"
-                )
+                raise LabError(_OTHER_VERSION.format(path=self.path))
             self.lab, self.boot = record["lab"], record["boot"]
             self.keeper = (record["keeper"][0], record["keeper"][1])
         elif "intend" in record:
@@ -138,13 +141,21 @@ class Journal:
         return [it for it in self.entries.values() if it.owner == owner]
 
     def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append all of ``records`` or none: half a line would make what follows it unreadable."""
         data = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            while data:
-                # No fsync: namespaces and processes do not outlive what would lose the page cache.
-                data = data[os.write(self._file, data) :]
+                if self._torn_at is not None:
+                    os.ftruncate(self._file, self._torn_at)
+            before = os.fstat(self._file).st_size
+            try:
+                while data:
+                    # No fsync: namespaces and processes do not outlive what would lose the page cache.
+                    data = data[os.write(self._file, data) :]
+            except OSError:
+                os.ftruncate(self._file, before)
+                raise
         except OSError as error:
             raise StorageError(f"cannot write the journal {self.path}: {error.strerror}") from error
 

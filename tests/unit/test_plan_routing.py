@@ -1,0 +1,171 @@
+"""Routes are followed packet by packet, by what gateways do with them and nothing else: no circle, no dead end.
+
+A gateway (with ``ignore_routes_with_linkdown``) takes the route with the smallest metric that has a lit hop; a
+blackhole has no link that could be dark. The oracle for reachability and distance is networkx.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import networkx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_topology import link_between, topologies
+
+from testbed.core.plan import build, routing
+from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing
+from testbed.core.plan.step import Route
+from testbed.core.topology.model import Site, Topology
+from testbed.host import catalog
+
+Dark = frozenset[str]
+Table = dict[tuple[str, str], list[Route]]
+
+
+class Loop(AssertionError):
+    pass
+
+
+def table_of(routes: Iterable[Route]) -> Table:
+    """{(gateway, destination): its routes, best first}."""
+    found: Table = {}
+    for route in routes:
+        found.setdefault((route.namespace, route.destination), []).append(route)
+    for ways in found.values():
+        ways.sort(key=lambda route: route.metric)
+        assert len({route.metric for route in ways}) == len(ways), "two routes of one metric: the kernel refuses one"
+    return found
+
+
+def next_links(table: Table, gateway: str, destination: str, dark: Dark) -> list[str]:
+    """Interfaces that flows may leave by; empty where they end in a blackhole."""
+    for route in table.get((gateway, destination), []):
+        lit = [interface for _, interface in route.hops if interface not in dark]
+        if lit or not route.hops:
+            return lit
+    return []
+
+
+def walk(topology: Topology, table: Table, dark: Dark, origin: str, target: str, family: int) -> Iterator[list[str]]:
+    """Every way that some flow may take: the links of each, up to its end. Raises Loop."""
+    destination = str(Addressing(topology).site_networks(target)[family])
+
+    def onward(site: str, seen: tuple[str, ...], taken: list[str]) -> Iterator[list[str]]:
+        if site in seen:
+            raise Loop(f"{' > '.join((*seen, site))} toward {target} while {sorted(dark)} is dark")
+        if site == target:
+            yield taken
+            return
+        links = next_links(table, f"{site}-gw", destination, dark)
+        if not links:
+            yield [*taken, "blackhole"]
+        for name in links:
+            a, b = topology.link(name).between
+            yield from onward(b if site == a else a, (*seen, site), [*taken, name])
+
+    return onward(origin, (), [])
+
+
+def graph_of(topology: Topology, dark: Dark) -> networkx.MultiGraph:
+    graph = networkx.MultiGraph()
+    graph.add_nodes_from(site.name for site in topology.sites)
+    for link in topology.links:
+        if link.name not in dark:
+            graph.add_edge(*link.between, key=link.name, weight=link.length_m)
+    return graph
+
+
+def check(topology: Topology, dark: Dark, *, rerouted: bool) -> None:
+    """No circle anywhere; where the keeper has had its say also no dead end, and the shortest lit way."""
+    routes = tuple(routing.routes(topology)) + (routing.detours(topology, dark) if rerouted else ())
+    table, graph = table_of(routes), graph_of(topology, dark)
+    for origin, target in itertools.permutations((site.name for site in topology.sites), 2):
+        for family in (0, 1):
+            for taken in walk(topology, table, dark, origin, target, family):
+                if not networkx.has_path(graph, origin, target):
+                    assert taken[-1] == "blackhole"
+                elif rerouted:
+                    assert "blackhole" not in taken, f"{origin} > {target}: {taken} while {sorted(dark)} is dark"
+                    if topology.routing == "shortest":
+                        metres = sum(topology.link(name).length_m for name in taken)
+                        assert metres == networkx.shortest_path_length(graph, origin, target, weight="weight")
+
+
+@pytest.mark.parametrize("name", ["metro-40km", "metro-triangle", "regional-ring"])
+def test_shipped_topologies_with_any_link_dark(name: str) -> None:
+    topology = catalog.load_topology(name, None)
+    check(topology, frozenset(), rerouted=False)
+    for link in topology.links:
+        check(topology, frozenset({link.name}), rerouted=False)
+        check(topology, frozenset({link.name}), rerouted=True)
+
+
+def test_every_shared_duct_of_the_ring_may_be_dug_through() -> None:
+    topology = catalog.load_topology("regional-ring", None)
+    dark = frozenset(link.name for link in topology.links if "river-bridge" in link.via)
+    assert len(dark) == 2
+    check(topology, dark, rerouted=True)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(topologies())
+def test_a_healthy_lab_has_no_circle_and_reaches_all_that_it_can(topology: Topology) -> None:
+    check(topology, frozenset(), rerouted=True)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(topologies(connected=True))
+def test_any_one_cut_makes_no_circle_before_the_keeper_reroutes_nor_after(topology: Topology) -> None:
+    for link in topology.links:
+        check(topology, frozenset({link.name}), rerouted=False)
+        check(topology, frozenset({link.name}), rerouted=True)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(topologies(connected=True), st.data())
+def test_several_cuts_at_once_once_the_keeper_has_rerouted(topology: Topology, data: st.DataObject) -> None:
+    dark = data.draw(st.sets(st.sampled_from([link.name for link in topology.links])))
+    check(topology, frozenset(dark), rerouted=True)
+
+
+def test_parallel_links_are_backed_up_by_the_gateway_alone() -> None:
+    """Failover between two sites takes milliseconds because nobody has to be asked."""
+    topology = catalog.load_topology("metro-40km", None)
+    table = table_of(routing.routes(topology))
+    for gateway, destination in (("east-gw", "10.2.0.0/16"), ("west-gw", "fd5c:a1e:ac05:1::/64")):
+        assert next_links(table, gateway, destination, frozenset()) == ["north"]
+        assert next_links(table, gateway, destination, frozenset({"north"})) == ["south"]
+        assert next_links(table, gateway, destination, frozenset({"north", "south"})) == []
+    assert routing.detours(topology, frozenset({"north"})) == ()
+
+
+def test_multipath_spreads_over_parallel_links_whatever_their_length() -> None:
+    sites = (Site("a", 1, ""), Site("b", 1, ""))
+    links = (link_between("k1", ("a", "b"), 40.0), link_between("k2", ("b", "a"), 47.0))
+    topology = Topology("two", 1.0, sites, links, routing="multipath")
+    assert set(next_links(table_of(routing.routes(topology)), "a-gw", "10.2.0.0/16", frozenset())) == {"k1", "k2"}
+
+
+@pytest.mark.parametrize("name", ["metro-40km", "regional-ring"])
+def test_every_gateway_ends_in_a_blackhole_rather_than_in_a_default_route(name: str) -> None:
+    topology = catalog.load_topology(name, None)
+    routes = [step for step in build.build(topology) if isinstance(step, Route)]
+    for site in topology.sites:
+        for prefix in (LAB_V4, LAB_V6):
+            (last,) = [it for it in routes if it.namespace == site.gateway and it.destination == str(prefix)]
+            assert last.hops == ()
+
+
+def test_the_oracle_can_find_a_circle() -> None:
+    topology = catalog.load_topology("metro-triangle", None)
+    net = Addressing(topology)
+    west = str(net.site_networks("west")[0])
+    wrong = [
+        Route("east-gw", west, (("10.255.0.4", "south-east"),), 1),
+        Route("south-gw", west, (("10.255.0.5", "south-east"),), 1),
+    ]
+    with pytest.raises(Loop):
+        list(walk(topology, table_of(wrong), frozenset(), "east", "west", 0))
