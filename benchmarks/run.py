@@ -10,7 +10,6 @@ import argparse
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -76,8 +75,9 @@ def write_tables(results: dict[str, Any]) -> None:
         result = results[name]
         around = f"Load average (1 / 5 / 15 min) before: {result['load_before']}, after: {result['load_after']}."
         text = f"{table(result)}\n\n{result['machine']}; {result['taken']}. {around}"
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        page = mark.sub(lambda found, text=text: found[1] + text + "\n" + found[2], page)
+        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, _, rest = page.partition(begin)
+        page = before + begin + text + "\n" + end + rest.partition(end)[2]
     PAGE.write_text(page)
 
 

@@ -32,6 +32,7 @@ def main() -> None:
         job.wait(timeout=120)
         report = lab.report()
 
+    assert cut.ended is not None and report.recovery_s is not None  # it was healed, and there was a fault
     print(f"north was dark for {cut.ended - cut.began:.2f} s")
     print(f"goodput {report.goodput:.3f}, longest gap between commits {report.recovery_s * 1e3:.0f} ms")
     report.save(arguments.out)
