@@ -25,6 +25,15 @@ from testbed.host import namespace, netlink, process
 from testbed.host.driver import Facts
 
 
+def refuse_taken(name: str) -> None:
+    """Raise NameTaken if there is a network namespace of that name: it is not ours to take over or to remove."""
+    if namespace.netns_path(name).exists():
+        raise NameTaken(
+            f"the network namespace {name} exists already, and not by a lab of this state folder; "
+            f"choose another --name, or remove it with: ip netns del {name}"
+        )
+
+
 class NetnsDriver:
     """Makes one lab's namespaces and all that is in them. Use it from one thread.
 
@@ -107,8 +116,7 @@ class NetnsDriver:
     def _namespace(self, step: Namespace) -> Facts:
         name = addressing.namespace_name(self._lab, step.name)
         path = namespace.netns_path(name)
-        if path.exists():
-            raise NameTaken(f"the network namespace {name} exists already; remove it with: ip netns del {name}")
+        refuse_taken(name)
         namespace.create(
             name,
             self._handles / step.name if step.isolated else None,
