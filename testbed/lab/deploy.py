@@ -17,7 +17,8 @@ from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.errors import FidelityError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
-from testbed.host import fiberd, namespace, runner
+from testbed.host import fiberd, runner
+from testbed.host.netns import refuse_taken
 from testbed.lab import client, recovery, state
 from testbed.lab.lab import Lab
 from testbed.lab.observe import LiveState
@@ -125,13 +126,10 @@ def _check(name: str, driver: str, emulator: str, topology: Topology) -> None:
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
     if topology.links:
         fiberd.find_binary()
-    gateways = [site.gateway for site in topology.sites]
-    for node in (PLANT, MANAGEMENT, *gateways, *topology.node_names):
-        taken = namespace.netns_path(namespace_name(name, node))
-        if taken.exists() and not state.folder(name).path.exists():
-            raise NameTaken(
-                f"the network namespace {taken.name} exists already; remove it with: ip netns del {taken.name}"
-            )
+    if not state.folder(name).path.exists():  # else the lab's own folder says it better
+        gateways = [site.gateway for site in topology.sites]
+        for node in (PLANT, MANAGEMENT, *gateways, *topology.node_names):
+            refuse_taken(namespace_name(name, node))
 
 
 def _may(capability: int) -> bool:
