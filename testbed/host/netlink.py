@@ -109,10 +109,16 @@ class Namespace:
         with translated(f"give {self.path.name}:{name} the address {cidr}"):
             rtnetlink.exchange(self._raw, [rtnetlink.new_address(self.index(name), cidr)])
 
-    def add_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int) -> None:
+    def add_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int, congestion: str = "") -> None:
+        """``congestion`` is left out where the kernel does not have it."""
         with translated(f"add the route to {destination} in {self.path.name}"):
             ways = [(gateway, self.index(name)) for gateway, name in hops]
-            rtnetlink.exchange(self._raw, [rtnetlink.new_route(destination, ways, metric)])
+            try:
+                rtnetlink.exchange(self._raw, [rtnetlink.new_route(destination, ways, metric, congestion)])
+            except OSError as error:
+                if not congestion or error.errno != errno.EINVAL:
+                    raise
+                rtnetlink.exchange(self._raw, [rtnetlink.new_route(destination, ways, metric)])
 
     def delete_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int) -> None:
         """What is not there is no error."""

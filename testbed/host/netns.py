@@ -150,7 +150,7 @@ class NetnsDriver:
         return {}
 
     def _route(self, step: Route) -> Facts:
-        self._space(step.namespace).add_route(step.destination, step.hops, step.metric)
+        self._space(step.namespace).add_route(step.destination, step.hops, step.metric, step.congestion)
         return {}
 
     def _redirect(self, step: Redirect) -> Facts:

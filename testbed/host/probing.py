@@ -24,6 +24,7 @@ SO_SNDBUFFORCE = 32
 UDP_SEGMENT = 103
 WIRE_OVERHEAD = 24
 """Preamble, frame check sequence and inter-frame gap of Ethernet, in bytes (IEEE 802.3)."""
+CONNECT_S = 2.0
 HEADERS = 14 + 20 + 8
 
 
@@ -161,3 +162,18 @@ def one_way(probes: Sequence[Probe], count: int, interval_s: float, patience_s: 
         for probe in probes:
             samples[probe.path.name] += [delay for _, delay in probe.receive()]
     return samples
+
+
+def congestion_control(client: Path, server: Path, address: str) -> str:
+    """TCP congestion control of a connection from one namespace to ``address`` in another. Raises OSError."""
+
+    def listen() -> socket.socket:
+        found = socket.create_server((address, 0))
+        found.settimeout(CONNECT_S)
+        return found
+
+    with namespace.inside(server, listen) as listener:
+        port = listener.getsockname()[1]
+        with namespace.inside(client, lambda: socket.create_connection((address, port), CONNECT_S)) as connection:
+            raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return raw.partition(b"\0")[0].decode()

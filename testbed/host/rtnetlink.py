@@ -18,7 +18,8 @@ NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
 NLMSG_ERROR = 2
 IFF_UP = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_F_NODAD = 1, 2, 2
-RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_MULTIPATH = 1, 4, 5, 6, 9
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_MULTIPATH = 1, 4, 5, 6, 8, 9
+RTAX_CC_ALGO = 16
 RT_TABLE_MAIN, RTPROT_STATIC, RTN_UNICAST, RTN_BLACKHOLE = 254, 4, 1, 6
 SIOCGIFINDEX = 0x8933
 PATIENCE_S = 5.0
@@ -78,14 +79,19 @@ def new_address(link: int, cidr: str) -> bytes:
     return _message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
-def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int) -> bytes:
-    """A route over ``hops``, each (gateway's address, index of the interface); without any a blackhole."""
+def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int, congestion: str = "") -> bytes:
+    """A route over ``hops``, each (gateway's address, index of the interface); without any a blackhole.
+
+    ``congestion`` names the TCP congestion control of connections over it (``congctl`` of ip-route(8)).
+    """
     body = _route(destination, RTN_UNICAST if hops else RTN_BLACKHOLE, metric)
     if len(hops) == 1:
         gateway, link = hops[0]
         body += _attribute(RTA_GATEWAY, ip_address(gateway).packed) + _attribute(RTA_OIF, struct.pack("=I", link))
     elif hops:
         body += _attribute(RTA_MULTIPATH, b"".join(_next_hop(gateway, link) for gateway, link in hops))
+    if congestion:
+        body += _attribute(RTA_METRICS, _attribute(RTAX_CC_ALGO, congestion.encode() + b"\0"))
     return _message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, body)
 
 

@@ -24,7 +24,7 @@ from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import Addressing, namespace_name
 from testbed.core.topology.model import Link, Topology
 from testbed.host import namespace, netlink
-from testbed.host.probing import Probe, ProbePath, one_way
+from testbed.host.probing import Probe, ProbePath, congestion_control, one_way
 from testbed.lab import client, state
 from testbed.lab.state import LabFolder
 
@@ -207,13 +207,23 @@ def _handle(lab: LabFolder, node: str) -> Path:
     return namespace.netns_path(namespace_name(lab.name, node))
 
 
+def _congestion_control(lab: LabFolder, topology: Topology) -> str:
+    """What a TCP connection from the first site to the last one really uses; empty if none comes about."""
+    here, there = topology.node_names[0], topology.node_names[-1]
+    address = str(Addressing(topology).node(there)[0])
+    try:
+        return congestion_control(_handle(lab, here), _handle(lab, there), address)
+    except OSError:
+        return ""
+
+
 def _host(lab: LabFolder, topology: Topology, scheduling: str) -> dict[str, object]:
     """What the measurement and the job depend on, as it is inside the first node."""
     with netlink.Namespace(_handle(lab, topology.node_names[0])) as space:
         sysctls = {key.replace("/", "."): value for key in SYSCTLS if (value := space.read_sysctl(key))}
     return {
         "kernel": platform.release(),
-        "congestion_control": sysctls.get("net.ipv4.tcp_congestion_control", ""),
+        "congestion_control": _congestion_control(lab, topology) or sysctls.get(SYSCTLS[0].replace("/", "."), ""),
         "sysctls": sysctls,
         "scheduling": scheduling,
         "cpus": psutil.cpu_count() or 1,

@@ -45,6 +45,9 @@ from testbed.core.topology.model import Link, Topology
 FIRST_INDEX = 10_001
 """Interface indices that we choose lie far above those that the kernel counts up in a fresh namespace."""
 
+CONGESTION = "cubic"
+"""The same on every machine, or two machines would give two answers; the certificate says what it really was."""
+
 FABRIC_BRIDGE = "fabric"
 MANAGEMENT_BRIDGE = "mgmt"
 
@@ -61,7 +64,6 @@ _HOST_TCP = (
     ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
     ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
     ("net/ipv4/tcp_no_metrics_save", "1"),
-    ("net/ipv4/tcp_congestion_control", "cubic"),
 )
 
 _ROUTER = (
@@ -167,7 +169,7 @@ def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:
         for node in site.node_names:
             yield from _addresses(node, FABRIC_INTERFACE, net.node(node), net.site_networks(site.name))
             for prefix, gateway in zip((LAB_V4, LAB_V6), net.gateway(site.name), strict=True):
-                yield Route(node, str(prefix), ((str(gateway), FABRIC_INTERFACE),))
+                yield Route(node, str(prefix), ((str(gateway), FABRIC_INTERFACE),), congestion=CONGESTION)
 
 
 def _management(topology: Topology, net: Addressing) -> Iterator[Step]:

@@ -134,13 +134,16 @@ class Address(Step):
 class Route(Step):
     """A plain metric or multipath route, never a nexthop object: those do not come back after a cut.
 
-    ``hops`` are (gateway address, interface); several make a multipath route, none a blackhole.
+    ``hops`` are (gateway address, interface); several make a multipath route, none a blackhole. ``congestion`` is the
+    TCP congestion control of connections over it, where the kernel has it: the sysctl of a namespace takes only those
+    that the host's administrator allows to all.
     """
 
     namespace: str
     destination: str
     hops: tuple[tuple[str, str], ...]
     metric: int = 0
+    congestion: str = ""
 
     @property
     def within(self) -> tuple[str, ...]:
@@ -148,7 +151,8 @@ class Route(Step):
 
     def __str__(self) -> str:
         hops = " ".join(f"via {gateway} dev {interface}" for gateway, interface in self.hops) or "blackhole"
-        return f"route {self.namespace}: {self.destination} {hops} metric {self.metric}"
+        congestion = f" congestion {self.congestion}" if self.congestion else ""
+        return f"route {self.namespace}: {self.destination} {hops} metric {self.metric}{congestion}"
 
 
 @dataclass(frozen=True)
