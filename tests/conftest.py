@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -16,13 +15,6 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
         sys.path.insert(0, str(folder))
 
 import oracle  # noqa: E402
-
-_numbers = itertools.count(1)
-
-
-def unused_name() -> str:
-    """A name for a lab that no other test, in this run of pytest or another one, has."""
-    return f"t{os.getpid()}-{next(_numbers)}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,6 +38,6 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def lab_name(state_folder: Path) -> Iterator[str]:
     """An unused name for a lab; at the end of the test nothing carries its mark."""
-    name = unused_name()
+    name = oracle.unused_name()
     yield name
     oracle.until(lambda: not oracle.left_behind(name, state_folder), 10.0, f"left of {name}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -23,12 +24,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 CLONE_NEWNET = 0x40000000
 SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40
 SO_SNDBUFFORCE, SO_RCVBUFFORCE, UDP_SEGMENT = 32, 33, 103
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+_numbers = itertools.count(1)
+
+
+def unused_name() -> str:
+    """A name for a lab that no other test, in this run of pytest or another one, has."""
+    return f"t{os.getpid()}-{next(_numbers)}"
 
 
 # ---- programs

@@ -68,7 +68,8 @@ class Journal:
     def read(cls, path: Path) -> Journal:
         """The journal as it stands on disk; a torn last line (a crash in the middle of a write) is dropped.
 
-        A line counts once its newline is there: before that nobody had begun to act on it. Raises LabError if there is none or it was written by a version that we do not know.
+        A line counts once its newline is there: before that nobody had begun to act on it. Raises LabError if there is
+        none or it was written by a version that we do not know.
         """
         try:
             lines = path.read_bytes().splitlines(keepends=True)

@@ -222,6 +222,7 @@ class Keeper:
             except TestbedError:
                 with contextlib.suppress(TestbedError):
                     self.engine.undo(record["id"])
+                    self.journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
             record |= {"ack_t": time.monotonic(), "began_unix_s": time.time(), "ended_t": None}
             self._faults[record["id"]] = record

@@ -155,7 +155,7 @@ class Lab:
         Without its keeper the lab is healed from its journal. Raises UnknownName.
         """
         if not client.answers(self._folder):
-            recovery.heal(self._folder, None if what is None else [what])
+            recovery.heal(self._folder, what)
             return ()
         standing = [it for it in self.faults() if it.ended is None]
         chosen = [it for it in standing if what in (None, it.id, it.target) or what in it.links]

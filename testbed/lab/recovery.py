@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from typing import Any
 
 import filelock
 
@@ -22,6 +24,7 @@ from testbed.lab.keeper import EMULATOR_DIED
 from testbed.lab.state import LabFolder
 
 KEEPER_BOUND_S = 20.0
+HEAL_BOUND_S = 5.0
 
 
 def down(lab: LabFolder) -> bool:
@@ -47,23 +50,38 @@ def down(lab: LabFolder) -> bool:
     return True
 
 
-def heal(lab: LabFolder, faults: list[str] | None) -> list[str]:
-    """Undo faults of a lab without a keeper (all of them if None); ids of those undone.
+def heal(lab: LabFolder, what: str | None) -> list[str]:
+    """Undo faults of a lab without a keeper: one by its id, those of a target or link, or all; ids of those undone.
 
-    Without a keeper there is no emulator: its fibers stay dark, whatever is healed.
+    Without a keeper there is no emulator: its fibers stay dark, whatever is healed. Raises LabError.
     """
-    with filelock.FileLock(lab.lock, timeout=5):
+    try:
+        lock = filelock.FileLock(lab.lock)
+        lock.acquire(timeout=HEAL_BOUND_S)
+    except filelock.Timeout as error:
+        raise LabError(f"the keeper of lab {lab.name} is stuck; take it down with: testbed down {lab.name}") from error
+    try:
         journal = Journal.read(lab.journal)
         driver = NetnsDriver(journal.lab, lab.handles)
         engine = Engine(journal, hands.without_keeper(driver))
         _darken(journal, engine)
-        owners = {it.owner for it in journal.entries.values()} - {LAB, EMULATOR_DIED}
-        chosen = sorted(owner for owner in owners if faults is None or owner in faults)
-        for owner in chosen:
-            engine.undo(owner)
+        chosen = [
+            it["id"] for it in standing_faults(journal) if what in (None, it["id"], it["target"]) or what in it["links"]
+        ]
+        for fault in chosen:
+            engine.undo(fault)
+            journal.note("fault-ended", id=fault, t=time.monotonic())
         driver.close()
         journal.close()
+    finally:
+        lock.release()
     return chosen
+
+
+def standing_faults(journal: Journal) -> list[dict[str, Any]]:
+    """Faults that were begun and not ended, as they were written down."""
+    over = {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
+    return [note for note in journal.notes if note["note"] == "fault" and note["id"] not in over]
 
 
 def keeper_alive(lab: LabFolder) -> bool:

@@ -157,12 +157,7 @@ def _standing(lab: LabFolder) -> list[str]:
         return [str(error)]
     if journal.boot != process.boot_id():
         return ["the machine was restarted since: nothing of it is left but its folder"]
-    over = {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
-    return [
-        f"fault {note['id']} ({note['type']} {note['target']}) still stands"
-        for note in journal.notes
-        if note["note"] == "fault" and note["id"] not in over
-    ]
+    return [f"fault {it['id']} ({it['type']} {it['target']}) still stands" for it in recovery.standing_faults(journal)]
 
 
 def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[str, str], bool]:

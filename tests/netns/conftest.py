@@ -1,0 +1,46 @@
+"""A lab of the main job's topology for tests that do not break it, and the command line as a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+
+
+@pytest.fixture(scope="module")
+def lab(state_folder: Path) -> Iterator[testbed.Lab]:
+    """metro-40km without agents, up for all tests of a module; at the end nothing of it is left."""
+    name = oracle.unused_name()
+    with testbed.up("metro-40km", name=name, agents=False) as found:
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+@pytest.fixture
+def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
+    """``lab``; whatever a test has injected is healed after it."""
+    yield lab
+    lab.heal()
+    for link in ("north", "south"):
+        oracle.until(lambda link=link: lit(lab, link), 5.0, f"{link} is lit again")  # type: ignore[misc]
+
+
+def lit(lab: testbed.Lab, link: str) -> bool:
+    return not any(oracle.no_carrier(oracle.netns(lab.name, gateway), link) for gateway in ("east-gw", "west-gw"))
+
+
+@pytest.fixture
+def command() -> oracle.Command:
+    """``command("cut", "north", "-l", name)`` runs ``testbed cut north -l name``; the status is not looked at."""
+
+    def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "testbed.cli.main", *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+
+    return run

@@ -1,0 +1,169 @@
+"""Cut and heal: loss of carrier, failover, faults that end by themselves, an emulator that dies."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+
+pytestmark = [pytest.mark.netns]
+
+GATEWAYS = ("east-gw", "west-gw")
+
+
+def ns(lab: testbed.Lab, node: str) -> str:
+    return oracle.netns(lab.name, node)
+
+
+def watch(lab: testbed.Lab, link: str) -> oracle.CarrierWatch:
+    return oracle.CarrierWatch({gateway: (ns(lab, gateway), link) for gateway in GATEWAYS})
+
+
+def stream(lab: testbed.Lab) -> oracle.Stream:
+    address = oracle.addresses(ns(lab, "west-0"), "fabric0")["inet"]
+    return oracle.Stream(ns(lab, "east-0"), ns(lab, "west-0"), address)
+
+
+def test_both_gateways_lose_the_carrier_at_once_and_get_it_back(healthy: testbed.Lab) -> None:
+    with watch(healthy, "north") as seen:
+        began = time.monotonic()
+        fault = healthy.cut("north")
+        assert max(seen.wait(False, 2.0).values()) - began < 0.050
+        for gateway in GATEWAYS:
+            assert oracle.no_carrier(ns(healthy, gateway), "north")
+            assert not oracle.no_carrier(ns(healthy, gateway), "south")
+            assert oracle.addresses(ns(healthy, gateway), "north").keys() == {"inet", "inet6"}, "addresses stay"
+        healed = time.monotonic()
+        fault.heal()
+        assert max(seen.wait(True, 2.0).values()) - healed < 0.050
+    assert fault.ended is not None
+    assert began < fault.began < fault.ended, "one clock for everything"
+
+
+def test_a_stream_survives_and_hardly_notices(healthy: testbed.Lab) -> None:
+    """The longest silence at the receiver around the cut and around the heal: 20 ms at most, by the median of five."""
+    cuts, heals = [], []
+    with stream(healthy) as flow:
+        for _ in range(5):
+            before = time.monotonic()
+            fault = healthy.cut("north")
+            oracle.until(lambda t=before: flow.flows_after(t + 0.25), 5.0, "the stream goes on over south")  # type: ignore[misc]
+            cuts.append(flow.gap_s(before - 0.01, before + 0.25))
+            before = time.monotonic()
+            fault.heal()
+            oracle.until(lambda t=before: flow.flows_after(t + 0.25), 5.0, "the stream goes on after the heal")  # type: ignore[misc]
+            heals.append(flow.gap_s(before - 0.01, before + 0.25))
+    assert flow.broken == ""
+    assert flow.received == flow.sent
+    assert statistics.median(cuts) < 0.020, cuts
+    assert statistics.median(heals) < 0.020, heals
+
+
+def test_traffic_moves_to_the_other_fiber_and_back(healthy: testbed.Lab) -> None:
+    address = oracle.addresses(ns(healthy, "west-0"), "fabric0")["inet6"]
+    near = ns(healthy, "east-0")
+    over_north = min(oracle.ping(near, address, count=20))
+    with healthy.cut("north"):
+        over_south = min(oracle.ping(near, address, count=20))
+    again = min(oracle.ping(near, address, count=20))
+    assert over_south - over_north == pytest.approx(70e-6, abs=30e-6), "7 km more, there and back"
+    assert over_south - again == pytest.approx(70e-6, abs=30e-6)
+
+
+def test_with_both_fibers_dark_tcp_waits_and_goes_on(healthy: testbed.Lab) -> None:
+    with stream(healthy) as flow:
+        began = time.monotonic()
+        for link in ("north", "south"):
+            healthy.cut(link, for_s=2.0)
+        oracle.until(lambda: time.monotonic() > began + 1.9, 3.0, "the cuts stand")
+        assert flow.gap_s(began + 0.1, began + 1.9) == pytest.approx(1.8), "a dark fiber passes nothing"
+        oracle.until(lambda: flow.flows_after(began + 2.0), 5.0, "it resumes by TCP's own retransmission")
+    assert flow.broken == ""
+    assert flow.received == flow.sent
+
+
+def test_the_keeper_ends_a_timed_fault_with_nobody_connected(healthy: testbed.Lab, command: oracle.Command) -> None:
+    with watch(healthy, "south") as seen:
+        said = command("cut", "south", "--for", "0.5s", "-l", healthy.name)
+        assert said.returncode == 0, said.stderr
+        dark = seen.wait(False, 2.0)
+        lit = seen.wait(True, 5.0)
+    for gateway in GATEWAYS:
+        assert lit[gateway] - dark[gateway] == pytest.approx(0.5, abs=0.05)
+    (fault,) = [it for it in healthy.faults() if it.target == "south" and it.began > min(dark.values()) - 0.1]
+    assert fault.ended is not None
+
+
+def test_overlapping_cuts_of_one_fiber_end_with_the_last(healthy: testbed.Lab) -> None:
+    first, second = healthy.cut("north"), healthy.cut("north")
+    first.heal()
+    assert oracle.no_carrier(ns(healthy, "east-gw"), "north")
+    assert healthy.status().links[0].faults == (second.id,)
+    second.heal()
+    assert not oracle.no_carrier(ns(healthy, "east-gw"), "north")
+
+
+def test_no_short_cut_is_swallowed(healthy: testbed.Lab) -> None:
+    """The kernel's own count of lost carriers tells."""
+
+    def downs() -> int:
+        counter = "/sys/class/net/north/carrier_down_count"
+        return int(oracle.run("ip", "netns", "exec", ns(healthy, "west-gw"), "cat", counter))
+
+    before = downs()
+    for _ in range(20):
+        healthy.cut("north").heal()
+    assert downs() - before == 20
+    assert len([it for it in healthy.faults() if it.ended is None]) == 0
+
+
+# ---- an emulator that dies
+
+
+@pytest.fixture
+def doomed(lab_name: str) -> Iterator[testbed.Lab]:
+    with testbed.up("metro-40km", name=lab_name, agents=False) as found:
+        yield found
+
+
+def test_a_dead_emulator_is_a_cut(doomed: testbed.Lab) -> None:
+    (pid,) = oracle.emulator_pids(doomed.name)
+    with watch(doomed, "north") as north, watch(doomed, "south") as south:
+        killed = time.monotonic()
+        oracle.kill([pid])
+        for seen in (north, south):
+            assert max(seen.wait(False, 2.0).values()) - killed < 0.2
+    oracle.until(lambda: doomed.status().state == "degraded", 2.0, "status says degraded")
+    status = doomed.status()
+    assert [why for why in status.why if "emulator died" in why and f"testbed down {doomed.name}" in why]
+    assert next(it for it in testbed.labs() if it.name == doomed.name).state == "degraded"
+    fault = doomed.cut("north")
+    fault.heal()
+    doomed.heal()
+    for link in ("north", "south"):
+        for gateway in GATEWAYS:
+            assert oracle.no_carrier(ns(doomed, gateway), link), "healing does not light what nothing forwards"
+    assert doomed.status().state == "degraded"
+
+
+def test_a_dead_keeper_takes_the_light_with_it_and_heal_works_without(doomed: testbed.Lab, state_folder: Path) -> None:
+    doomed.cut("north")
+    (keeper,) = oracle.keeper_pids(doomed.name, state_folder)
+    with watch(doomed, "south") as south:
+        oracle.kill([keeper])
+        south.wait(False, 2.0)
+    oracle.until(lambda: not oracle.emulator_pids(doomed.name), 5.0, "the emulator goes with its keeper")
+    status = doomed.status()
+    assert status.state == "degraded"
+    assert [why for why in status.why if "keeper is gone" in why]
+    assert [why for why in status.why if "fault f1 (cut north) still stands" in why]
+    doomed.heal()
+    assert not [why for why in doomed.status().why if "still stands" in why]
+    for link in ("north", "south"):
+        assert oracle.no_carrier(ns(doomed, "east-gw"), link)

@@ -1,0 +1,202 @@
+"""The fibers of a lab that is up: how long they are, what they pass and count, what goes around them."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.lab import client, state
+
+pytestmark = [pytest.mark.netns]
+
+RTT_S = {"north": 2 * 40 * 5e-6, "south": 2 * 47 * 5e-6}
+"""Twice the one-way delay of 40 km and 47 km of glass at 5 us/km."""
+
+ETHERNET_IP_TCP = 14 + 20 + 32
+"""Headers of a TCP segment with timestamps, without preamble, FCS and gap."""
+
+Counters = dict[str, dict[str, float]]
+
+
+def ns(lab: testbed.Lab, node: str) -> str:
+    return oracle.netns(lab.name, node)
+
+
+def counters(lab: testbed.Lab) -> Counters:
+    return {it["direction"]: it for it in client.call(state.folder(lab.name), "stats")["directions"]}
+
+
+def binomial_bounds(trials: int, p: float) -> tuple[float, float]:
+    """Two-sided 1e-6 interval of a binomial count, by the normal approximation: np and n(1-p) are large here."""
+    mean, sigma = trials * p, (trials * p * (1 - p)) ** 0.5
+    return mean - 4.9 * sigma, mean + 4.9 * sigma
+
+
+def test_the_nodes_are_those_of_the_topology(lab: testbed.Lab) -> None:
+    assert oracle.namespaces(lab.name) == {
+        "east-0", "east-1", "west-0", "west-1", "east-gw", "west-gw", "plant", "mgmt",
+    }  # fmt: skip
+
+
+def test_both_ends_of_every_cable_have_different_indices(lab: testbed.Lab) -> None:
+    seen = 0
+    for node in oracle.namespaces(lab.name):
+        for link in oracle.ip(ns(lab, node), "link"):
+            if "link_index" in link:
+                seen += 1
+                assert link["link_index"] != link["ifindex"], f"{node}: {link['ifname']}"
+    assert seen == 2 * (4 + 6 + 4), "4 on fabrics, 6 for management, 2 at each end of 2 links; both ends of each"
+
+
+def test_nothing_of_it_is_in_the_hosts_namespace(lab: testbed.Lab) -> None:
+    names = {link["ifname"] for link in oracle.json.loads(oracle.run("ip", "-j", "link"))}
+    assert names.isdisjoint({"north", "south", "north-a", "fabric", "fabric0", "mgmt", "mgmt0"})
+    assert "10.255." not in oracle.run("ip", "-j", "addr")
+
+
+def test_round_trips_take_what_light_takes(lab: testbed.Lab) -> None:
+    """By minimum and median, less the same path with a redirect for the fiber; all three at the same time."""
+    far = {link: oracle.addresses(ns(lab, "west-gw"), link)["inet"] for link in RTT_S}
+    with oracle.zero_delay_path(f"o{lab.name}") as bare:
+        wanted = {"bare": bare, **{link: (ns(lab, "east-gw"), address) for link, address in far.items()}}
+        found = oracle.pings(wanted, count=150, interval_s=0.01)
+    for link, target in RTT_S.items():
+        assert len(found[link]) == 150, "an idle fiber loses nothing"
+        for measure in (min, statistics.median):
+            error = measure(found[link]) - measure(found["bare"]) - target
+            assert abs(error) <= max(50e-6, 0.02 * target), f"{link} by {measure.__name__}: {error * 1e6:+.0f} us"
+
+
+@pytest.mark.parametrize("family", ["inet", "inet6"])
+def test_every_node_reaches_every_node(lab: testbed.Lab, family: str) -> None:
+    for here, there in (("east-0", "west-0"), ("east-1", "west-1"), ("west-0", "east-1"), ("east-0", "east-1")):
+        address = oracle.addresses(ns(lab, there), "fabric0")[family]
+        found = oracle.ping(ns(lab, here), address, count=3)
+        assert len(found) == 3
+        if here[:4] != there[:4]:
+            assert min(found) >= RTT_S["north"]
+
+
+def test_names_resolve_inside_nodes(lab: testbed.Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    for there in ("west-1", "east-0", "west-gw"):
+        capfd.readouterr()
+        assert lab.exec("east-0", ["getent", "ahosts", there]) == 0
+        said = {line.split()[0] for line in capfd.readouterr().out.splitlines()}
+        interface = "fabric" if there.endswith("gw") else "fabric0"
+        assert said == set(oracle.addresses(ns(lab, there), interface).values())
+    assert lab.exec("east-0", ["getent", "hosts", "nowhere.example"]) != 0
+
+
+def test_counters_agree_with_iperf3(lab: testbed.Lab) -> None:
+    before = counters(lab)
+    address = oracle.addresses(ns(lab, "west-0"), "fabric0")["inet"]
+    report = oracle.iperf3(ns(lab, "east-0"), ns(lab, "west-0"), address)
+    after = counters(lab)
+    received = report["sum_received"]["bytes"]
+    assert received > 20e6, "the flow hardly flowed: what follows would say little"
+    expected = received * (1 + ETHERNET_IP_TCP / 1448)
+    counted = after["north:west"]["bytes"] - before["north:west"]["bytes"]
+    assert counted == pytest.approx(expected, rel=0.02)
+    assert after["south:west"]["bytes"] - before["south:west"]["bytes"] < 0.001 * counted, "north is the shorter one"
+    segments = after["north:west"]["segments"] - before["north:west"]["segments"]
+    assert segments == pytest.approx(received / 1448, rel=0.02)
+
+
+def test_one_percent_loss_is_of_segments_and_leaves_the_rest_as_it_was(healthy: testbed.Lab) -> None:
+    lab, packets, segments = healthy, 600, 40
+    near, far = ns(lab, "east-gw"), ns(lab, "west-gw")
+    address = oracle.addresses(far, "north")["inet"]
+    before = oracle.ping(near, address, count=40)
+    lab.inject("impair", "north:west", loss="1%")
+    # 40 datagrams of 1442 bytes on the wire take 0.58 ms at 800 Mb/s: at one send a millisecond no queue grows.
+    arrived = oracle.udp_super_packets(near, far, address, packets=packets, segments=segments, size=1376, pause_s=0.001)
+    sent = packets * segments
+    low, high = binomial_bounds(sent, 0.01)
+    lost = set(range(sent)).difference(arrived)
+    assert low <= len(lost) <= high
+    assert len(arrived) == len(set(arrived))
+    assert arrived == sorted(arrived), "a fiber does not reorder"
+    hurt = [sum(number * segments + it in lost for it in range(segments)) for number in range(packets)]
+    # A lost super-packet would count as 40 losses in one place; single segments hit a third of all packets.
+    assert max(hurt) < segments / 2
+    assert sum(it > 0 for it in hurt) == pytest.approx(packets * (1 - 0.99**segments), rel=0.35)
+    again = oracle.ping(near, address, count=40)
+    assert min(again) == pytest.approx(min(before), abs=50e-6), "the delay is still the link's own"
+    assert lab.status().links[0].drops >= len(lost)
+
+
+def test_delay_can_be_impaired_and_comes_back(healthy: testbed.Lab) -> None:
+    near, address = ns(healthy, "east-gw"), oracle.addresses(ns(healthy, "west-gw"), "south")["inet"]
+    with healthy.inject("impair", "south:west", delay="5ms"):
+        found = oracle.ping(near, address, count=20)
+        expected = 5e-3 + RTT_S["south"] / 2
+        assert expected <= min(found) <= expected + 100e-6
+    assert min(oracle.ping(near, address, count=20)) < 1e-3
+
+
+# ---- nothing goes around
+
+
+def management_address(lab: testbed.Lab, node: str) -> str:
+    return oracle.addresses(ns(lab, node), "mgmt0")["inet"]
+
+
+@pytest.mark.parametrize("there", ["west-0", "east-1", "west-gw", "east-gw"])
+def test_nobody_is_reached_over_the_management_network(lab: testbed.Lab, there: str) -> None:
+    (bridge,) = [it for it in oracle.ip(ns(lab, "mgmt"), "addr", "show", "dev", "mgmt") if it["ifname"] == "mgmt"]
+    (own,) = [it["local"] for it in bridge["addr_info"] if it["family"] == "inet"]
+    here, target = ns(lab, "east-0"), management_address(lab, there)
+    assert oracle.ping(here, own), "the management network itself is there"
+    assert oracle.ping(here, target, wait_s=0.2) == []
+
+    # With the bridge as a router, by hand.
+    oracle.run("ip", "-n", here, "route", "add", f"{target}/32", "via", own, "dev", "mgmt0")
+    try:
+        assert oracle.ping(here, target, wait_s=0.2) == []
+    finally:
+        oracle.run("ip", "-n", here, "route", "del", f"{target}/32", "via", own, "dev", "mgmt0")
+
+    # With the neighbour's hardware address, by hand, both ways.
+    macs = {node: oracle.ip(ns(lab, node), "link", "show", "dev", "mgmt0")[0]["address"] for node in ("east-0", there)}
+    pairs = (("east-0", there), (there, "east-0"))
+    for node, other in pairs:
+        neighbour = (management_address(lab, other), "lladdr", macs[other], "dev", "mgmt0")
+        oracle.run("ip", "-n", ns(lab, node), "neigh", "replace", *neighbour)
+    try:
+        assert oracle.ping(here, target, wait_s=0.2) == []
+    finally:
+        for node, other in pairs:
+            oracle.run("ip", "-n", ns(lab, node), "neigh", "del", management_address(lab, other), "dev", "mgmt0")
+
+
+def test_ipv6_link_local_does_not_pass_the_management_network(lab: testbed.Lab) -> None:
+    addresses = oracle.ip(ns(lab, "west-0"), "addr", "show", "dev", "mgmt0")[0]["addr_info"]
+    local = [it["local"] for it in addresses if it["family"] == "inet6" and it["scope"] == "link"]
+    assert local
+    assert oracle.ping(ns(lab, "east-0"), f"{local[0]}%mgmt0", wait_s=0.2) == []
+
+
+def test_the_other_site_is_not_reached_by_a_route_through_the_management_bridge(healthy: testbed.Lab) -> None:
+    here, west = ns(healthy, "east-0"), oracle.addresses(ns(healthy, "west-0"), "fabric0")["inet"]
+    with healthy.cut("north"), healthy.cut("south"):
+        oracle.run("ip", "-n", here, "route", "add", f"{west}/32", "via", "172.31.0.1", "dev", "mgmt0")
+        try:
+            assert oracle.ping(here, west, count=2, wait_s=0.2) == []
+        finally:
+            oracle.run("ip", "-n", here, "route", "del", f"{west}/32")
+
+
+def test_nodes_share_no_memory_and_no_name(lab: testbed.Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    shared = Path("/dev/shm", f"{lab.name}-probe")
+    assert lab.exec("east-0", ["sh", "-c", f"hostname; echo secret > {shared}"]) == 0
+    assert capfd.readouterr().out == "east-0\n"
+    assert not shared.exists()
+    assert lab.exec("east-1", ["test", "-e", str(shared)]) == 1
+    assert lab.exec("east-0", ["cat", str(shared)]) == 0
+    assert capfd.readouterr().out == "secret\n"
+    assert lab.exec("east-0", ["sh", "-c", "ls /sys/class/net"]) == 0
+    assert capfd.readouterr().out.split() == ["fabric0", "lo", "mgmt0"], "/sys is the node's own"
