@@ -27,6 +27,8 @@ from testbed.lab.state import LabFolder
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 KEEPER_READY_S = 20.0
 NEEDED_BYTES = 20_000_000
+LONGEST_SOCKET = 107
+"""Bytes of a socket's path, unix(7)."""
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
@@ -142,6 +144,8 @@ def _may(capability: int) -> bool:
 
 def _make_folder(name: str) -> LabFolder:
     folder = state.folder(name)
+    if len(os.fsencode(folder.socket)) > LONGEST_SOCKET:
+        raise StorageError(f"{folder.path} is too long a path for a Unix socket; set TESTBED_STATE to a shorter one")
     try:
         folder.path.parent.mkdir(parents=True, exist_ok=True)
         free = os.statvfs(folder.path.parent)

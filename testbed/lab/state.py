@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def root() -> Path:
-    """``$TESTBED_STATE``, else /var/lib/testbed. Read each time: tests and users change it."""
-    return Path(os.environ.get("TESTBED_STATE") or "/var/lib/testbed")
+    """``$TESTBED_STATE``, else /var/lib/testbed; absolute, because the keeper works elsewhere."""
+    return Path(os.environ.get("TESTBED_STATE") or "/var/lib/testbed").absolute()
 
 
 @dataclass(frozen=True)
