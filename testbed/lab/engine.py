@@ -7,12 +7,11 @@ three can be called again after any interruption, by another process, from the j
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from testbed.core.plan.step import Namespace, Plan, Setting, Step
-from testbed.errors import HostError, NameTaken, StorageError, TestbedError
+from testbed.errors import HostError, NameTaken, TestbedError
 from testbed.host.driver import Hand
 from testbed.lab.journal import Entry, Journal
 
@@ -54,8 +53,7 @@ class Engine:
                 self._make(waiting)
         except BaseException:
             # What was never begun must not be undone: something of the same name may be there that is not ours.
-            with contextlib.suppress(StorageError):
-                self.journal.undone(waiting)
+            self.journal.undone(waiting)
             raise
 
     def _make(self, waiting: deque[Entry]) -> None:

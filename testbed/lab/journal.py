@@ -16,6 +16,7 @@ and undoing what is not there is no error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -123,8 +124,10 @@ class Journal:
             it.done = True
 
     def undone(self, entries: Iterable[Entry]) -> None:
+        """They stand no more. Should the disk be full they are forgotten in memory only: undoing twice is no error."""
         entries = list(entries)
-        self._write({"id": it.id, "undone": True} for it in entries)
+        with contextlib.suppress(StorageError):
+            self._write({"id": it.id, "undone": True} for it in entries)
         for it in entries:
             self.entries.pop(it.id, None)
 

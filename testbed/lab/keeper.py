@@ -34,7 +34,7 @@ from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.step import Carrier, Fibers, Step, Veth
 from testbed.core.topology.model import topology_from_dict
-from testbed.errors import LabError, TestbedError
+from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host import netlink, process
 from testbed.host.netns import NetnsDriver
 from testbed.lab import engine as engine_module
@@ -398,10 +398,13 @@ class Keeper:
         def work() -> None:
             if self.journal.state == "down":
                 return
-            self.journal.set_state("going")
+            with contextlib.suppress(StorageError):  # a full disk keeps no lab from going
+                self.journal.set_state("going")
             self.engine.undo_all()
             self._driver.close()
-            self.journal.set_state("down")
+            with contextlib.suppress(StorageError):
+                self.journal.set_state("down")
+            self.journal.state = "down"
 
         self._agents.abandon()
         self._do(work)

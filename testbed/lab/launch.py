@@ -65,7 +65,8 @@ def launch(
     extra: Mapping[str, str],
     echo: Echo,
 ) -> int:
-    """Run ``argv`` once per rank until all have ended; status of the worst rank (128 + n for signal n).
+    """Run ``argv`` once per rank until all have ended; the worst status of those that ended by themselves
+    (128 + n for signal n).
 
     Each line of output goes to ``echo`` with its rank before it, and into ``ranks/rank-<r>.log``. When one rank
     fails the others get :data:`GRACE_S` before they are ended, as torchrun does. On KeyboardInterrupt all of them are
@@ -85,12 +86,15 @@ def launch(
             reader.start()
             readers.append(reader)
         _wait(children)
+        # What we end ourselves, because another failed, has no status of its own to tell.
+        codes = [code for child in children.values() if (code := child.poll()) is not None]
+        if len(codes) < len(children):
+            _end(children)
         for reader in readers:
             reader.join(GRACE_S)  # a grandchild may hold the pipe open for ever
     finally:
         _end(children)
-    statuses = [128 - code if code < 0 else code for code in (child.returncode for child in children.values())]
-    return max(statuses, default=0)
+    return max((128 - code if code < 0 else code for code in codes), default=0)
 
 
 def _copy(rank: int, child: subprocess.Popen[bytes], path: Path, echo: Echo) -> None:
@@ -106,8 +110,8 @@ def _copy(rank: int, child: subprocess.Popen[bytes], path: Path, echo: Echo) -> 
 def _wait(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
     """Until all have ended, or one has failed and the others had their grace."""
     failed_at: float | None = None
-    while any(child.poll() is None for child in children.values()):
-        if failed_at is None and any(child.returncode not in (None, 0) for child in children.values()):
+    while None in (codes := [child.poll() for child in children.values()]):  # all are polled: any of them may fail
+        if failed_at is None and any(codes):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
             return

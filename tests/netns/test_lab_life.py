@@ -1,0 +1,187 @@
+"""Labs come and go: names, what is somebody else's, bring-ups that fail, disks that are full."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.errors import FidelityError, LabError, NameTaken, TestbedError, UnknownName, UserError
+
+pytestmark = [pytest.mark.netns]
+
+
+@pytest.fixture
+def foreign() -> Iterator[list[str]]:
+    """Put names of network namespaces here once they are made: they are removed."""
+    made: list[str] = []
+    yield made
+    for name in made:
+        oracle.run("ip", "netns", "del", name)
+
+
+def identity_of(name: str) -> int:
+    return Path("/run/netns", name).stat().st_ino
+
+
+def broken(topology: testbed.Topology, **fields: object) -> testbed.Topology:
+    """``topology`` with other values in its first link, past all validation."""
+    first, *others = topology.links
+    return dataclasses.replace(topology, links=(dataclasses.replace(first, **fields), *others))  # type: ignore[arg-type]
+
+
+def test_two_labs_are_up_at_once_and_go_one_by_one(lab: testbed.Lab, lab_name: str, state_folder: Path) -> None:
+    with testbed.up("intra-metro-5km", name=lab_name, agents=False):
+        assert {it.name for it in testbed.labs()} == {lab.name, lab_name}
+        with pytest.raises(UserError, match="several labs are up"):
+            testbed.attach()
+        mine = oracle.addresses(oracle.netns(lab_name, "west-0"), "fabric0")["inet"]
+        assert len(oracle.ping(oracle.netns(lab_name, "east-0"), mine, count=3)) == 3, "the same addresses, apart"
+        with lab.cut("north"):
+            assert not oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")
+            assert oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "north")
+    assert oracle.left_behind(lab_name, state_folder) == []
+    assert len(oracle.namespaces(lab.name)) == 8
+    assert testbed.attach().name == lab.name
+
+
+def test_a_name_that_is_up_is_taken_and_stays_up(lab: testbed.Lab) -> None:
+    with pytest.raises(NameTaken, match=rf"a lab named {lab.name} is up already; .*testbed down {lab.name}"):
+        testbed.up("metro-40km", name=lab.name, agents=False)
+    assert lab.status().state == "up"
+    address = oracle.addresses(oracle.netns(lab.name, "west-0"), "fabric0")["inet"]
+    assert oracle.ping(oracle.netns(lab.name, "east-0"), address)
+
+
+@pytest.mark.parametrize("node", ["plant", "mgmt", "west-gw", "east-1"])
+def test_a_namespace_of_somebody_else_is_named_and_left_alone(
+    lab_name: str, foreign: list[str], state_folder: Path, node: str
+) -> None:
+    name = oracle.netns(lab_name, node)
+    oracle.run("ip", "netns", "add", name)
+    foreign.append(name)
+    identity = identity_of(name)
+    with pytest.raises(NameTaken, match=f"{name} exists already.*remove it with: ip netns del {name}"):
+        testbed.up("metro-40km", name=lab_name, agents=False)
+    assert identity_of(name) == identity
+    assert oracle.namespaces(lab_name) == {node}
+    assert not (state_folder / "labs" / lab_name).exists()
+    assert testbed.down(lab_name) is False
+    assert identity_of(name) == identity
+
+
+def test_one_that_appears_while_the_lab_is_built_is_left_alone_too(lab_name: str, foreign: list[str]) -> None:
+    """Behind the check that is made first: the reference path of a certification is not part of the plan."""
+    name = oracle.netns(lab_name, "ref-a")
+    oracle.run("ip", "netns", "add", name)
+    foreign.append(name)
+    identity = identity_of(name)
+    with pytest.raises(NameTaken, match=name):
+        testbed.up("metro-40km", name=lab_name, agents=False)
+    assert identity_of(name) == identity
+    assert oracle.namespaces(lab_name) == {"ref-a"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"name": "far-too-long-a-name"}, "far-too-long-a-name"),  # the kernel: 15 characters an interface
+        ({"mtu": 20}, "could not"),  # the kernel: 68 bytes at least
+        ({"delay_s": 1e6}, "fiberd"),  # the emulator, when all namespaces stand
+    ],
+)
+def test_a_bring_up_that_fails_undoes_itself(
+    lab_name: str, state_folder: Path, fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(TestbedError, match=words):
+        testbed.up(broken(testbed.load("metro-40km"), **fields), name=lab_name, agents=False)
+    oracle.until(lambda: not oracle.left_behind(lab_name, state_folder), 5.0, "nothing is left")
+
+
+def test_outside_tolerance_is_refused_and_undone_unless_the_user_insists(lab_name: str, state_folder: Path) -> None:
+    """Ten terabits per second are more than any computer forwards."""
+    topology = broken(testbed.load("intra-metro-5km"), rate_bps=1e13, queue_bytes=100_000_000)
+    with pytest.raises(FidelityError, match="the lab is outside tolerance: north:"):
+        testbed.up(topology, name=lab_name, agents=False)
+    assert oracle.left_behind(lab_name, state_folder) == []
+    with testbed.up(topology, name=lab_name, agents=False, allow_uncertified=True) as lab:
+        assert lab.certificate is not None
+        assert not lab.certificate.certified
+        assert lab.status().links[0].verdict == "bad"
+
+
+def test_a_failed_lab_is_kept_on_wish(lab_name: str) -> None:
+    topology = broken(testbed.load("metro-40km"), rate_bps=1e13, queue_bytes=100_000_000)
+    with pytest.raises(FidelityError):
+        testbed.up(topology, name=lab_name, agents=False, keep=True)
+    assert testbed.attach(lab_name).status().state == "kept"
+    assert len(oracle.namespaces(lab_name)) == 8
+    assert testbed.down(lab_name) is True
+
+
+def test_down_of_nothing_is_silent_and_successful(command: oracle.Command) -> None:
+    assert testbed.down(oracle.unused_name()) is False
+    for words in (("down", oracle.unused_name()), ("down", oracle.unused_name())):
+        said = command(*words)
+        assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+    with pytest.raises(UserError):
+        testbed.down("../somewhere")
+
+
+def test_unknown_labs_offer_the_nearest(lab: testbed.Lab) -> None:
+    with pytest.raises(UnknownName, match=lab.name):
+        testbed.attach(lab.name + "x")
+
+
+def test_a_lab_can_be_found_again_by_another_process(lab: testbed.Lab, command: oracle.Command) -> None:
+    said = command("exec", "-l", lab.name, "west-1", "--", "hostname")
+    assert (said.returncode, said.stdout) == (0, "west-1\n")
+
+
+def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything is built; and a disk that fills up later keeps nobody from taking the lab down."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("TESTBED_STATE", str(disk / "state"))
+    oracle.run("mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk))
+    try:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(15_000_000))
+        with pytest.raises(TestbedError, match="less than 20 MB are free"):
+            testbed.up("metro-40km", name=lab_name, agents=False)
+        ballast.unlink()
+        testbed.up("metro-40km", name=lab_name, agents=False)
+        with ballast.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
+            while True:
+                stream.write(bytes(4096))
+        lab = testbed.attach(lab_name)
+        with pytest.raises(TestbedError, match="No space left on device"):
+            for _ in range(50):  # the last page of the journal has room for a few
+                lab.cut("north")
+        assert testbed.down(lab_name) is True
+        assert oracle.left_behind(lab_name, disk / "state") == []
+        oracle.until(lambda: not oracle.started_under(disk / "state"), 5.0, "no process is left")
+    finally:
+        testbed.down(lab_name)
+        oracle.run("umount", "--lazy", str(disk))
+
+
+def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: Path) -> None:
+    lab = testbed.up("metro-40km", name=lab_name, agents=False)
+    name = oracle.netns(lab_name, "east-0")
+    lab.exec("east-0", ["sh", "-c", "trap '' TERM HUP; setsid sleep 1000 >/dev/null 2>&1 & exit 0"])
+    oracle.until(lambda: oracle.inside_pids(name), 5.0, "it runs")
+    lab.down()
+    assert oracle.left_behind(lab_name, state_folder) == []
+
+
+def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
+    lab = testbed.up("metro-40km", name=lab_name, agents=False)
+    lab.down()
+    lab.down()
+    with pytest.raises(LabError):
+        lab.cut("north")

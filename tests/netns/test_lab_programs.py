@@ -1,0 +1,111 @@
+"""Programs inside a lab: exec, launch, and an unmodified torch.distributed script across the fiber."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.errors import UnknownName
+from testbed.lab import client, state
+
+pytestmark = [pytest.mark.netns]
+
+ALL_REDUCE = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ones = torch.ones(int(sys.argv[1]))
+dist.all_reduce(ones)
+assert ones.eq(dist.get_world_size()).all()
+print("sum", int(ones[0]), "on rank", dist.get_rank(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def crossed(lab: testbed.Lab) -> dict[str, int]:
+    return {it["direction"]: it["bytes"] for it in client.call(state.folder(lab.name), "stats")["directions"]}
+
+
+# ---- exec
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
+def test_exec_has_the_programs_own_status(lab: testbed.Lab, command: oracle.Command, script: str, status: int) -> None:
+    assert lab.exec("east-0", ["sh", "-c", script]) == status
+    assert command("exec", "-l", lab.name, "east-0", "--", "sh", "-c", script).returncode == status
+
+
+def test_a_command_that_is_not_there_is_127(lab: testbed.Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    assert lab.exec("east-0", ["no-such-command"]) == 127
+    assert "no-such-command" in capfd.readouterr().err
+    assert lab.exec("east-0", ["/etc/passwd"]) == 126, "there, and no program"
+
+
+def test_exec_is_where_it_says(
+    lab: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("east-gw", "plant", "mgmt", "west-1"):
+        capfd.readouterr()
+        assert lab.exec(place, ["sh", "-c", "readlink /proc/self/ns/net; pwd"]) == 0
+        inode = Path("/run/netns", oracle.netns(lab.name, place)).stat().st_ino
+        assert capfd.readouterr().out.split() == [f"net:[{inode}]", str(tmp_path)]
+
+
+def test_an_unknown_node_offers_the_nearest(lab: testbed.Lab) -> None:
+    with pytest.raises(UnknownName, match="did you mean east-"):
+        lab.exec("eats-0", ["true"])
+
+
+# ---- launch
+
+
+def test_launch_gives_each_rank_its_place_and_keeps_its_words(lab: testbed.Lab, tmp_path: Path) -> None:
+    said: list[str] = []
+    torchrun = "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT"
+    words = f"echo {torchrun} $GLOO_SOCKET_IFNAME $TESTBED_SITE $(hostname) $MINE"
+    status = lab.launch(["sh", "-c", words], environment={"MINE": "yes"}, directory=tmp_path, echo=said.append)
+    assert status == 0
+    master = oracle.addresses(oracle.netns(lab.name, "east-0"), "fabric0")["inet"]
+    for rank, (site, node) in enumerate(
+        (("east", "east-0"), ("east", "east-1"), ("west", "west-0"), ("west", "west-1"))
+    ):
+        line = f"{rank} 4 0 {master} 29500 fabric0 {site} {node} yes"
+        assert f"[rank {rank}] {line}" in said
+        (log,) = tmp_path.glob(f"*/ranks/rank-{rank}.log")
+        assert log.read_text() == line + "\n"
+
+
+def test_one_rank_that_fails_ends_the_others_and_gives_its_status(lab: testbed.Lab, tmp_path: Path) -> None:
+    began = time.monotonic()
+
+    script = 'if [ "$RANK" = 2 ]; then exit 7; fi; exec sleep 300'
+    assert lab.launch(["sh", "-c", script], directory=tmp_path) == 7
+    assert time.monotonic() - began < 20
+    for node in ("east-0", "east-1", "west-0", "west-1"):
+        assert oracle.inside_pids(oracle.netns(lab.name, node)) == []
+
+
+def test_the_worst_of_the_statuses_that_ranks_chose_themselves(lab: testbed.Lab, tmp_path: Path) -> None:
+    assert lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path) == 3
+    assert lab.launch(["no-such-command"], directory=tmp_path) == 127
+
+
+def test_an_unmodified_torch_program_runs_across_the_fiber(lab: testbed.Lab, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script, floats = tmp_path / "all_reduce.py", 1_000_000
+    script.write_text(ALL_REDUCE)
+    said: list[str] = []
+    before = crossed(lab)
+    status = lab.launch([sys.executable, str(script), str(floats)], directory=tmp_path, echo=said.append)
+    after = crossed(lab)
+    assert status == 0, said
+    for rank in range(4):
+        assert f"[rank {rank}] sum 4 on rank {rank}" in said
+    for direction in ("north:west", "north:east"):
+        # Whatever the algorithm: what one side has summed up must get to the other, 4 bytes a float.
+        assert after[direction] - before[direction] > 4 * floats
