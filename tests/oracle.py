@@ -146,13 +146,14 @@ class CarrierWatch:
         return bool(struct.unpack_from("H", answer, 16)[0] & IFF_RUNNING)
 
     def wait(self, up: bool, bound_s: float) -> dict[str, float]:
-        """When each carrier became ``up``, the latest time; waits until all of them are."""
-        until(lambda: all(self.carrier(label) is up for label in self._sockets), bound_s, f"all carriers {up}")
-        until(lambda: set(self._latest(up)) == set(self._sockets), 1.0, "the poller has seen it")
+        """When each carrier became ``up`` last; waits until all of them are."""
+        until(lambda: set(self._latest(up)) == set(self._sockets), bound_s, f"all carriers {up}")
         return self._latest(up)
 
     def _latest(self, up: bool) -> dict[str, float]:
-        return {label: t for t, label, state in list(self._seen) if state is up}
+        """Those whose last change was to ``up``, and its time."""
+        last = {label: (t, state) for t, label, state in list(self._seen)}
+        return {label: t for label, (t, state) in last.items() if state is up}
 
     def _poll(self) -> None:
         known = dict.fromkeys(self._sockets)
