@@ -28,7 +28,7 @@ def place(plan: Plan, kind: type[steps.Step]) -> list[int]:
 def test_the_plan_of_the_main_job() -> None:
     """UPDATE_GOLDEN=1 writes the file anew; read the difference before you believe it."""
     said = "".join(f"{step}\n" for step in plan_of("metro-40km"))
-    golden = GOLDEN / "metro-40km.txt"
+    golden = GOLDEN / "metro-40km.plan"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(said, encoding="utf-8")
     assert said == golden.read_text(encoding="utf-8")
