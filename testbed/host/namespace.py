@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from testbed.errors import HostError, NotAllowed
+from testbed.errors import HostError, NameTaken, NotAllowed
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -95,17 +95,26 @@ def inside(path: str | Path, work: Callable[[], T]) -> T:
 
     For library code that runs in a user's process: whatever goes wrong, their thread stays where it was.
     """
+
+    def entered_first() -> T:
+        enter(path)
+        return work()
+
+    return _in_a_thread(entered_first)
+
+
+def _in_a_thread(work: Callable[[], T]) -> T:
+    """Do ``work`` in a thread of its own, which takes the namespaces that it entered or unshared with it."""
     outcome: list[T] = []
     trouble: list[BaseException] = []
 
     def body() -> None:
         try:
-            enter(path)
             outcome.append(work())
         except BaseException as error:
             trouble.append(error)
 
-    thread = threading.Thread(target=body, name="inside", daemon=True)
+    thread = threading.Thread(target=body, name="namespace", daemon=True)
     thread.start()
     thread.join()
     if trouble:
@@ -125,27 +134,17 @@ class CleanMounts:
     """
 
     def __init__(self) -> None:
-        made: list[int] = []
-        trouble: list[BaseException] = []
+        self.handle = _in_a_thread(self._make)
 
-        def body() -> None:
-            try:
-                _call("unshare", CLONE_NEWNS)
-                mount("none", "/", None, MS_REC | MS_PRIVATE)
-                unmount(NETNS_FOLDER)
-                for place, kind in list(_mounts()):
-                    if kind == "nsfs":
-                        unmount(place)
-                made.append(os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
-            except BaseException as error:
-                trouble.append(error)
-
-        thread = threading.Thread(target=body, name="mounts", daemon=True)
-        thread.start()
-        thread.join()
-        if trouble:
-            raise trouble[0]
-        self.handle = made[0]
+    @staticmethod
+    def _make() -> int:
+        _call("unshare", CLONE_NEWNS)
+        mount("none", "/", None, MS_REC | MS_PRIVATE)
+        unmount(NETNS_FOLDER)
+        for place, kind in list(_mounts()):
+            if kind == "nsfs":
+                unmount(place)
+        return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         os.close(self.handle)
@@ -162,25 +161,18 @@ def create(
     """Make the named network namespace; with ``handles`` also mount, IPC and UTS namespaces, held as files there.
 
     The mount namespace is a copy of ``mounts``. No process keeps them alive: each is a bind mount of its nsfs file.
-    ``hosts`` becomes /etc/hosts inside; /sys and /dev/shm are the namespace's own. Raises HostError; what was
-    made so far is removed.
+    ``hosts`` becomes /etc/hosts inside; /sys and /dev/shm are the namespace's own. Raises NameTaken, or HostError
+    after removing what was made so far.
     """
     _prepare_folder(NETNS_FOLDER)
-    worker_error: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            _create(name, handles, hostname, hosts, mounts)
-        except BaseException as error:
-            worker_error.append(error)
-
-    # A thread of its own: unsharing the mount namespace cannot be taken back, the thread ends with it.
-    thread = threading.Thread(target=body, name="namespace", daemon=True)
-    thread.start()
-    thread.join()
-    if worker_error:
+    try:
+        # Unsharing the mount namespace cannot be taken back: the thread ends with it.
+        _in_a_thread(lambda: _create(name, handles, hostname, hosts, mounts))
+    except NameTaken:
+        raise  # somebody else's, made since anybody looked: not ours to remove
+    except BaseException:
         remove(name, handles)
-        raise worker_error[0]
+        raise
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -242,7 +234,7 @@ def _hold(kind: str, target: Path) -> None:
     try:
         os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     except FileExistsError as error:
-        raise HostError(f"{target} exists already") from error
+        raise NameTaken(f"{target} exists already") from error
     mount(f"/proc/thread-self/ns/{kind}", str(target), None, MS_BIND)
 
 
