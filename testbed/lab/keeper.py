@@ -300,12 +300,13 @@ class Keeper:
             command = time.monotonic()
             self.engine.undo(fault)
             record["ended_t"] = time.monotonic()
-            self.journal.note("fault-ended", id=fault, t=record["ended_t"])
             self._event(
                 "fault-ended",
                 t=record["ended_t"],
                 **self._of_fault(record | {"command_t": command, "ack_t": record["ended_t"]}),
             )
+            with contextlib.suppress(StorageError):  # it is over, whether or not a full disk lets us say so
+                self.journal.note("fault-ended", id=fault, t=record["ended_t"])
             return record
 
         return self._do(work)
