@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +20,8 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.errors import HostError, NotAllowed
 from testbed.host import namespace, rtnetlink
-from testbed.host.rtnetlink import RTM_NEWLINK
 
 IFF_LOWER_UP = 0x10000
-RTMGRP_LINK = 1
 
 
 @contextlib.contextmanager
@@ -180,42 +176,3 @@ class Namespace:
                 return " ".join(Path("/proc/sys", key).read_text().split())
             except OSError:
                 return ""
-
-
-def link_events(path: Path) -> socket.socket:
-    """A socket in that namespace that hears of every change of an interface there."""
-
-    def listen() -> socket.socket:
-        heard = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-        heard.bind((0, RTMGRP_LINK))
-        return heard
-
-    return namespace.inside(path, listen)
-
-
-def parse_link_events(data: bytes) -> Iterator[tuple[str, bool]]:
-    """(interface, has carrier) of each RTM_NEWLINK in one datagram."""
-    while len(data) >= 32:
-        length, kind, _, _, _ = struct.unpack_from("=IHHII", data)
-        if length < 32:
-            return
-        if kind == RTM_NEWLINK:
-            flags = struct.unpack_from("=I", data, 16 + 8)[0]
-            name = _attribute(data[32:length], 3)  # IFLA_IFNAME
-            if name:
-                yield name.rstrip(b"\0").decode(errors="replace"), bool(flags & IFF_LOWER_UP)
-        data = data[(length + 3) & ~3 :]
-
-
-def _attribute(data: bytes, wanted: int) -> bytes:
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if length < 4:
-            break
-        if kind == wanted:
-            return data[4:length]
-        data = data[(length + 3) & ~3 :]
-    return b""
-
-
-__all__ = ["Namespace", "link_events", "parse_link_events", "translated"]

@@ -15,7 +15,6 @@ import contextlib
 import heapq
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -33,10 +32,11 @@ from testbed.core.plan import routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.step import Carrier, Fibers, Step, Veth
-from testbed.core.topology.model import topology_from_dict
+from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import LabError, StorageError, TestbedError
-from testbed.host import netlink, process
+from testbed.host import process
 from testbed.host.netns import NetnsDriver
+from testbed.host.watch import CarrierWatch
 from testbed.lab import engine as engine_module
 from testbed.lab import hands
 from testbed.lab.engine import Engine
@@ -76,6 +76,9 @@ class Keeper:
         self._timers_changed = threading.Condition()
         self._ended = threading.Event()
         self._builder: socket.socket | None = None
+        self._topology: Topology | None = None
+        self._watch: CarrierWatch | None = None
+        self._reroute_due = False
         self._up_since = time.time()
         if agents:
             # In the engine's thread, which lives as long as we do: PDEATHSIG follows the thread that forks.
@@ -348,50 +351,36 @@ class Keeper:
             self._event(kinds[event["event"]], **{key: value for key, value in event.items() if key != "event"})
 
     def _watch_carriers(self, plan: tuple[Step, ...]) -> None:
-        """Listen for the carriers of all gateways, in a thread that does nothing else."""
+        """Listen for the carriers of all gateways."""
         ends = {it for step in plan for it in _fiber_ends(step)}
-        watched = {(step.b.namespace, step.b.name) for step in plan if isinstance(step, Veth) and step.a.name in ends}
-        gateways = sorted({namespace for namespace, _ in watched})
-        selector = selectors.DefaultSelector()
-        for gateway in gateways:
-            selector.register(netlink.link_events(self._driver.path(gateway)), selectors.EVENT_READ, gateway)
-        known = dict.fromkeys(watched, True)
-        topology = topology_from_dict(json.loads(self._lab.topology.read_text()))
-        reroutes = len(topology.sites) > 2  # between two sites the kernels' own failover is all there is to do
+        watched: dict[str, set[str]] = {}
+        for step in plan:
+            if isinstance(step, Veth) and step.a.name in ends:
+                watched.setdefault(step.b.namespace, set()).add(step.b.name)
+        self._topology = topology_from_dict(json.loads(self._lab.topology.read_text()))
+        places = {gateway: self._driver.path(gateway) for gateway in watched}
+        self._watch = CarrierWatch(places, watched, self._carrier_changed)
+        self._watch.start()
 
-        def reroute() -> None:
-            dark = frozenset(name for (_, name), up in known.items() if not up)
-            if self.journal.state in ("up", "kept"):
-                self.engine.replace(DETOURS, routing.detours(topology, dark))
+    def _carrier_changed(self, t: float, gateway: str, link: str, up: bool) -> None:
+        self._event("carrier", t=t, link=link, site=gateway.removesuffix("-gw"), up=up)
+        # Between two sites the kernels' own failover is all there is to do.
+        if self._topology is not None and len(self._topology.sites) > 2 and not self._reroute_due:
+            self._reroute_due = True
+            with contextlib.suppress(RuntimeError):  # the worker is shut down: so is the lab
+                self._worker.submit(self._reroute)
 
-        def listen() -> None:
-            while not self._ended.is_set():
-                changed = False
-                for key, _ in selector.select(timeout=1.0):
-                    heard = key.fileobj
-                    assert isinstance(heard, socket.socket)
-                    data, t = heard.recv(1 << 17), time.monotonic()
-                    for name, up in netlink.parse_link_events(data):
-                        place = (key.data, name)
-                        if place in known and known[place] != up:
-                            known[place] = up
-                            self._event("carrier", t=t, link=name, site=key.data.removesuffix("-gw"), up=up)
-                            changed = True
-                if changed and reroutes:
-                    self._reroute(reroute)
-
-        if gateways:
-            threading.Thread(target=listen, name="carriers", daemon=True).start()
-
-    def _reroute(self, work: Callable[[], None]) -> None:
+    def _reroute(self) -> None:
+        """Lead packets around what is dark by now; in the engine's thread."""
+        self._reroute_due = False
+        if self._topology is None or self._watch is None or self.journal.state not in ("up", "kept"):
+            return
+        began = time.monotonic()
         try:
-            began = time.monotonic()
-            self._do(work)
+            self.engine.replace(DETOURS, routing.detours(self._topology, self._watch.dark()))
             self._event("rerouted", took_s=round(time.monotonic() - began, 4))
-        except TestbedError as error:
+        except Exception as error:
             self._event("note", text=f"routes could not be changed: {error}")
-        except RuntimeError:
-            pass  # the worker is shut down: so is the lab
 
     def _down(self) -> None:
         """Undo everything; afterwards only the folder is left, for whoever asked to remove."""
@@ -401,6 +390,8 @@ class Keeper:
                 return
             with contextlib.suppress(StorageError):  # a full disk keeps no lab from going
                 self.journal.set_state("going")
+            if self._watch is not None:
+                self._watch.stop()
             self.engine.undo_all()
             self._driver.close()
             with contextlib.suppress(StorageError):
