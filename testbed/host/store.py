@@ -155,6 +155,21 @@ class RunDirectory:
         """
         self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
+    def read_json(self, name: str) -> dict[str, object]:
+        """A file that :meth:`write_json` wrote.
+
+        Raises:
+            StorageError: it is not there any more, or not what was written.
+        """
+        with _translated(self.path / name):
+            try:
+                value = json.loads((self.path / name).read_bytes())
+            except ValueError as error:
+                raise StorageError(f"{self.path / name}: no longer what was written there") from error
+        if not isinstance(value, dict):
+            raise StorageError(f"{self.path / name}: no longer what was written there")
+        return value
+
     def write_text(self, name: str, content: str) -> None:
         with _translated(self.path / name):
             _write_whole(self.path / name, content)

@@ -284,8 +284,10 @@ class Lab:
 
     def down(self) -> None:
         """Remove the lab; nothing happens if it is down already."""
-        self._end_run()
-        recovery.down(self._folder)
+        try:
+            self._end_run()
+        finally:  # a full disk keeps no lab from going
+            recovery.down(self._folder)
 
     def _latest_run(self) -> RunDirectory | None:
         if self.run_directory is not None:

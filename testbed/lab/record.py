@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Mapping
@@ -72,15 +71,12 @@ def begin(
 
 def amend(run: RunDirectory, **changes: Any) -> None:
     """Change fields of run.json. Raises StorageError."""
-    path = run.path / "run.json"
-    content = json.loads(path.read_text())
-    run.write_json("run.json", {**content, **changes})
+    run.write_json("run.json", {**run.read_json("run.json"), **changes})
 
 
 def end(run: RunDirectory, status: str, reason: str = "") -> None:
     """How it ended: ``finished``, ``interrupted`` or ``failed``; a run that has ended stays as it ended."""
-    content = json.loads((run.path / "run.json").read_text())
-    if content["status"] == "running":
+    if run.read_json("run.json").get("status") == "running":
         amend(run, status=status, reason=reason, ended_t=time.monotonic())
 
 

@@ -10,7 +10,7 @@ import oracle
 import pytest
 
 import testbed
-from testbed.errors import FidelityError, LabError, NameTaken, TestbedError, UnknownName, UserError
+from testbed.errors import FidelityError, LabError, NameTaken, StorageError, TestbedError, UnknownName, UserError
 
 pytestmark = [pytest.mark.netns]
 
@@ -185,3 +185,12 @@ def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
     lab.down()
     with pytest.raises(LabError):
         lab.cut("north")
+
+
+def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path) -> None:
+    """Run records cannot be written any more: that is said, and the lab goes all the same."""
+    with pytest.raises(StorageError), testbed.up("metro-40km", name=lab_name, agents=False) as lab:
+        lab.launch(["true"], directory=tmp_path)
+        assert lab.run_directory is not None
+        (lab.run_directory.path / "run.json").unlink()
+    assert testbed.down(lab_name) is False
