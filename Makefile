@@ -7,12 +7,13 @@
 SHELL := /bin/bash
 VENV := .venv
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-netem check bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min)"
 	@echo "make test    set up, then run all tests (those that make namespaces need root)"
+	@echo "make test-netem  the tests of the netem emulator alone, on a kernel that has it: User-Mode Linux (docs/netem.md)"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
 	@echo "make clean   remove what make made: $(VENV), the compiled helper, caches; runs/ stays"
@@ -26,6 +27,11 @@ test:
 	@tools/setup.sh test
 	@tools/verdict.sh test "every test that could run here passed" \
 	    $(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+
+test-netem:
+	@tools/setup.sh test
+	@tools/verdict.sh test-netem "the tests of netem passed, or say why they could not run" \
+	    $(VENV)/bin/python -m pytest tests/netem_vm $(PYTEST_FLAGS)
 
 check:
 	@tools/setup.sh check

@@ -103,6 +103,16 @@ def inside(path: str | Path, work: Callable[[], T]) -> T:
     return _in_a_thread(entered_first)
 
 
+def in_a_fresh_one(work: Callable[[], T]) -> T:
+    """Do ``work`` in a network namespace of its own, which is gone when it returns: for trying something out."""
+
+    def unshared_first() -> T:
+        _call("unshare", CLONE_NEWNET)
+        return work()
+
+    return _in_a_thread(unshared_first)
+
+
 def _in_a_thread(work: Callable[[], T]) -> T:
     """Do ``work`` in a thread of its own, which takes the namespaces that it entered or unshared with it."""
     outcome: list[T] = []

@@ -66,7 +66,7 @@ def index(raw: socket.socket, name: str) -> int:
 def link_state(link: int, up: bool) -> bytes:
     """Bring the interface with index ``link`` up or down."""
     flags = IFF_UP if up else 0
-    return _message(RTM_NEWLINK, 0, struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, flags, IFF_UP))
+    return message(RTM_NEWLINK, 0, struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, flags, IFF_UP))
 
 
 def new_address(link: int, cidr: str) -> bytes:
@@ -75,8 +75,8 @@ def new_address(link: int, cidr: str) -> bytes:
     address = ip_address(text)
     family, flags = (socket.AF_INET, 0) if address.version == 4 else (socket.AF_INET6, IFA_F_NODAD)
     body = struct.pack("=BBBBI", family, int(length), flags, 0, link)
-    body += _attribute(IFA_LOCAL, address.packed) + _attribute(IFA_ADDRESS, address.packed)
-    return _message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    body += attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
+    return message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int, congestion: str = "") -> bytes:
@@ -87,35 +87,35 @@ def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int, co
     body = _route(destination, RTN_UNICAST if hops else RTN_BLACKHOLE, metric)
     if len(hops) == 1:
         gateway, link = hops[0]
-        body += _attribute(RTA_GATEWAY, ip_address(gateway).packed) + _attribute(RTA_OIF, struct.pack("=I", link))
+        body += attribute(RTA_GATEWAY, ip_address(gateway).packed) + attribute(RTA_OIF, struct.pack("=I", link))
     elif hops:
-        body += _attribute(RTA_MULTIPATH, b"".join(_next_hop(gateway, link) for gateway, link in hops))
+        body += attribute(RTA_MULTIPATH, b"".join(_next_hop(gateway, link) for gateway, link in hops))
     if congestion:
-        body += _attribute(RTA_METRICS, _attribute(RTAX_CC_ALGO, congestion.encode() + b"\0"))
-    return _message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, body)
+        body += attribute(RTA_METRICS, attribute(RTAX_CC_ALGO, congestion.encode() + b"\0"))
+    return message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def old_route(destination: str, forwards: bool, metric: int) -> bytes:
     """Delete the route to ``destination`` with that metric: one that forwards, or a blackhole."""
-    return _message(RTM_DELROUTE, 0, _route(destination, RTN_UNICAST if forwards else RTN_BLACKHOLE, metric))
+    return message(RTM_DELROUTE, 0, _route(destination, RTN_UNICAST if forwards else RTN_BLACKHOLE, metric))
 
 
 def _route(destination: str, kind: int, metric: int) -> bytes:
     network = ip_network(destination)
     family = socket.AF_INET if network.version == 4 else socket.AF_INET6
     body = struct.pack("=BBBBBBBBI", family, network.prefixlen, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, 0, kind, 0)
-    body += _attribute(RTA_DST, network.network_address.packed)
-    return body + (_attribute(RTA_PRIORITY, struct.pack("=I", metric)) if metric else b"")
+    body += attribute(RTA_DST, network.network_address.packed)
+    return body + (attribute(RTA_PRIORITY, struct.pack("=I", metric)) if metric else b"")
 
 
 def _next_hop(gateway: str, link: int) -> bytes:
-    inner = _attribute(RTA_GATEWAY, ip_address(gateway).packed)
+    inner = attribute(RTA_GATEWAY, ip_address(gateway).packed)
     return struct.pack("=HBBi", 8 + len(inner), 0, 0, link) + inner
 
 
-def _message(kind: int, flags: int, body: bytes) -> bytes:
+def message(kind: int, flags: int, body: bytes) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK | flags, 0, 0) + body
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
+def attribute(kind: int, value: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)

@@ -1,0 +1,204 @@
+"""What every emulator must do on real veth pairs, whichever mechanism it has. Subclass it, and give it ``start``.
+
+The oracles are ping, iperf3 and plain sockets. Tolerances are those of a machine with one noisy CPU; an error of
+units, of direction or of a forgotten value is far outside of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from netns.fiberd_lab import Lab, until
+
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.errors import LabError
+from testbed.host.emulator import Emulator
+
+NOTHING = Impairment()
+SOL_UDP, UDP_SEGMENT, SO_RCVBUFFORCE = 17, 103, 33
+Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
+Start = Callable[..., Emulator]
+
+
+def directions(lab: Lab, there: Impairment, back: Impairment) -> list[Direction]:
+    near, far = lab.ends()
+    return [Direction("l0:b", near, far, there), Direction("l0:a", far, near, back)]
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    made = Lab(f"emc{os.getpid()}")
+    try:
+        made.build()
+        yield made
+    finally:
+        made.destroy()
+
+
+def send(
+    lab: Lab,
+    count: int,
+    *,
+    segments: int = 1,
+    pause_s: float = 0.0002,
+    between: Callable[[int], None] = lambda number: None,
+) -> list[int]:
+    """Numbers of the datagrams that arrived at b, in order, of ``count`` x ``segments``; ``between(n)`` before each n.
+
+    With ``segments`` above 1 each send is one super-packet of so many MTU segments.
+    """
+    size = 1400
+    there = lab.socket(lab.b, socket.AF_INET, socket.SOCK_DGRAM)
+    here = lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM)
+    with there, here:
+        there.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        there.bind(("10.77.0.2", 0))
+        here.connect(there.getsockname())
+        if segments > 1:
+            here.setsockopt(SOL_UDP, UDP_SEGMENT, size)
+        for number in range(count):
+            between(number)
+            first = number * segments
+            here.send(b"".join(struct.pack("!I", first + it).ljust(size, b"x") for it in range(segments)))
+            time.sleep(pause_s)
+        there.settimeout(0.5)
+        arrived = []
+        try:
+            while True:
+                arrived.append(struct.unpack_from("!I", there.recv(2048))[0])
+        except TimeoutError:
+            return arrived
+
+
+def within_chance(lost: int, sent: int, probability: float) -> bool:
+    return abs(lost - sent * probability) <= Z * math.sqrt(sent * probability * (1 - probability)) + 1
+
+
+class EmulatorContract:
+    """Fixtures to give: ``start(lab, there, back) -> Emulator``, which is stopped at the end of the test."""
+
+    @pytest.mark.parametrize("delay_s", [200e-6, 5e-3])
+    def test_delay_is_added_to_the_round_trip(self, lab: Lab, start: Start, delay_s: float) -> None:
+        emulator = start(lab, NOTHING, NOTHING)
+        lab.rtts_s(3)
+        bare = lab.rtts_s(40)
+        emulator.set({name: Impairment(delay_s=delay_s) for name in ("l0:a", "l0:b")})
+        slow = lab.rtts_s(40)
+        assert slow[0] >= 2 * delay_s
+        error_s = statistics.median(slow) - statistics.median(bare) - 2 * delay_s
+        assert abs(error_s) < 0.4e-3, f"{error_s * 1e6:.0f} us off"
+
+    def test_directions_are_their_own(self, lab: Lab, start: Start) -> None:
+        start(lab, Impairment(delay_s=4e-3), NOTHING)
+        lab.rtts_s(2)
+        assert 4e-3 <= lab.rtts_s(20)[0] < 6e-3
+
+    def test_rate_bounds_tcp(self, lab: Lab, start: Start) -> None:
+        rate = 100e6
+        start(lab, Impairment(delay_s=1e-3, rate_bps=rate, queue_bytes=400_000), Impairment(delay_s=1e-3))
+        goodput = lab.iperf(2)["sum_received"]["bits_per_second"]
+        assert goodput == pytest.approx(rate * 1448 / 1538, rel=0.08)
+
+    def test_queue_is_bounded_in_bytes(self, lab: Lab, start: Start) -> None:
+        queued = 50
+        emulator = start(lab, Impairment(rate_bps=1e6, queue_bytes=queued * (1428 + 14 + 24)), NOTHING)
+        lab.rtts_s(1)
+        before = emulator.stats()[0]
+        send_at_once = 200
+        arrived = send(lab, send_at_once, pause_s=0.0)
+        # 0.5 s of silence would only come at the end: a datagram takes 12 ms at this rate.
+        assert queued - 3 <= len(arrived) <= queued + 12
+        assert arrived == sorted(arrived)
+        after = emulator.stats()[0]
+        assert after.drops["queue"] - before.drops["queue"] == send_at_once - len(arrived)
+
+    def test_loss_by_chance(self, lab: Lab, start: Start) -> None:
+        probability, count = 0.05, 4000
+        emulator = start(lab, Impairment(loss=probability), NOTHING)
+        lab.rtts_s(2)
+        before = emulator.stats()[0]
+        arrived = send(lab, count)
+        lost = count - len(arrived)
+        assert within_chance(lost, count, probability), f"{lost} of {count}"
+        after = emulator.stats()[0]
+        assert after.drops["loss"] - before.drops["loss"] == pytest.approx(lost, abs=2)
+        assert after.segments - before.segments == pytest.approx(len(arrived), abs=4)
+
+    def test_loss_is_of_segments_never_of_super_packets(self, lab: Lab, start: Start) -> None:
+        probability, count, segments = 0.1, 150, 20
+        start(lab, Impairment(loss=probability), NOTHING)
+        lab.rtts_s(5)  # else the question for the neighbour may be lost, and a second's worth of packets with it
+        arrived = send(lab, count, segments=segments, pause_s=0.002)
+        lost = count * segments - len(arrived)
+        whole = sum(1 for first in range(count) if sum(it // segments == first for it in arrived) in (0, segments))
+        assert within_chance(lost, count * segments, probability), f"{lost} of {count * segments}"
+        assert within_chance(whole, count, (1 - probability) ** segments), f"{whole} whole or gone of {count}"
+
+    def test_one_impairment_changes_and_the_others_stay(self, lab: Lab, start: Start) -> None:
+        healthy = Impairment(delay_s=5e-3, rate_bps=50e6, queue_bytes=300_000)
+        emulator = start(lab, healthy, NOTHING)
+        emulator.set({"l0:b": dataclasses.replace(healthy, loss=0.3)})
+        answered = lab.rtts_s(200, 0.01)
+        assert within_chance(200 - len(answered), 200, 0.3)
+        assert 5e-3 <= answered[0] < 7e-3
+        emulator.set({"l0:b": healthy})
+        assert len(lab.rtts_s(50)) == 50
+        goodput = lab.iperf(1)["sum_received"]["bits_per_second"]
+        assert goodput == pytest.approx(50e6 * 1448 / 1538, rel=0.15)
+
+    def test_a_shorter_delay_neither_reorders_nor_loses(self, lab: Lab, start: Start) -> None:
+        emulator = start(lab, Impairment(delay_s=30e-3), NOTHING)
+        lab.rtts_s(2)
+
+        def change(number: int) -> None:
+            if number == 300:
+                emulator.set({"l0:b": Impairment(delay_s=1e-3)})
+
+        assert send(lab, 600, between=change) == list(range(600))
+        assert lab.rtts_s(20)[0] < 5e-3
+
+    def test_what_cannot_be_is_refused_and_changes_nothing(self, lab: Lab, start: Start) -> None:
+        emulator = start(lab, Impairment(delay_s=3e-3), NOTHING)
+        for wrong in ({"l0:c": NOTHING}, {"l0:b": Impairment(loss=1.3)}, {"l0:b": Impairment(delay_s=-1.0)}):
+            with pytest.raises(LabError):
+                emulator.set(wrong)
+        lab.rtts_s(2)
+        assert lab.rtts_s(10)[0] >= 3e-3
+
+    def test_a_dark_end_is_a_lost_carrier_and_comes_back(self, lab: Lab, start: Start) -> None:
+        start(lab, Impairment(delay_s=1e-3), Impairment(delay_s=1e-3))
+        near, far = lab.ends()
+        lab.rtts_s(2)
+        self._light(lab, (near, far), "down")
+        until(lambda: not self._carrier(lab), 3, "both hosts see no carrier")
+        self._light(lab, (near, far), "up")
+        until(lambda: self._carrier(lab), 3, "both hosts see the carrier")
+        until(lambda: lab.rtts_s(1), 5, "packets pass again")
+        assert lab.rtts_s(10)[0] >= 2e-3
+
+    def test_stopped_is_dark(self, lab: Lab, start: Start) -> None:
+        emulator = start(lab, NOTHING, NOTHING)
+        assert emulator.wait(0.01) is None
+        emulator.stop()
+        assert emulator.wait(1.0) == 0
+        assert not any(lab.is_up(end) for end in lab.ends())
+        emulator.stop()
+        with pytest.raises(LabError):
+            emulator.stats()
+
+    @staticmethod
+    def _light(lab: Lab, ends: Sequence[str], state: str) -> None:
+        for end in ends:
+            lab.inside(lab.plant, "ip", "link", "set", end, state)
+
+    @staticmethod
+    def _carrier(lab: Lab) -> bool:
+        return all("LOWER_UP" in lab.links_of(host)["fib0"]["flags"] for host in (lab.a, lab.b))

@@ -1,0 +1,80 @@
+"""The contract of emulators, kept by netem, and what is netem's own. Needs a kernel with sch_netem."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from contract.emulator_contract import NOTHING, EmulatorContract, Start, directions, lab  # noqa: F401
+from netns.fiberd_lab import Lab, run
+
+from testbed.core.physics.impairment import Impairment
+from testbed.errors import LabError
+from testbed.host import namespace
+from testbed.host.netem import Netem, available
+
+WHY_NOT = available() if os.geteuid() == 0 else "needs root"
+if WHY_NOT:
+    pytest.skip(f"netem: {WHY_NOT}; test_in_vm.py runs this on a kernel that has it", allow_module_level=True)
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(not shutil.which("iperf3"), reason="iperf3 is missing"),
+]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[Netem] = []
+
+    def begin(lab: Lab, there: Impairment, back: Impairment) -> Netem:  # noqa: F811
+        near, far = lab.ends()
+        senders = {near: (namespace.netns_path(lab.a), "fib0"), far: (namespace.netns_path(lab.b), "fib0")}
+        running.append(Netem.start(lab.plant, directions(lab, there, back), senders))
+        return running[-1]
+
+    yield begin
+    for emulator in running:
+        emulator.stop()
+
+
+def segments_of(lab: Lab) -> int:  # noqa: F811
+    return int(json.loads(run("ip", "-n", lab.a, "-d", "-j", "link", "show", "fib0"))[0]["gso_max_segs"])
+
+
+class TestNetem(EmulatorContract):
+    def test_offload_is_off_while_there_is_loss(self, lab: Lab, start: Start) -> None:  # noqa: F811
+        emulator = start(lab, NOTHING, NOTHING)
+        before = segments_of(lab)
+        assert before > 1
+        emulator.set({"l0:b": Impairment(loss=1e-3)})
+        assert segments_of(lab) == 1
+        emulator.set({"l0:b": NOTHING})
+        assert segments_of(lab) == before
+
+    def test_what_somebody_else_took_away_is_noticed(self, lab: Lab, start: Start) -> None:  # noqa: F811
+        emulator = start(lab, NOTHING, NOTHING)
+        run("tc", "-n", lab.plant, "qdisc", "del", "dev", lab.ends()[1], "root")
+        for ask in (emulator.stats, lambda: emulator.set({"l0:a": NOTHING})):
+            with pytest.raises(LabError, match="gone from"):
+                ask()
+
+    def test_what_the_kernel_did_otherwise_is_noticed(
+        self,
+        lab: Lab,  # noqa: F811
+        start: Start,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        emulator = start(lab, Impairment(delay_s=1e-3), NOTHING)
+        monkeypatch.setattr("testbed.host.tc.NETEM_HANDLE", 0x10000)
+        monkeypatch.setattr("testbed.host.tc.TCA_NETEM_LATENCY64", 99)  # an attribute that the kernel does not know
+        with pytest.raises(LabError, match="delay"):
+            emulator.set({"l0:b": Impairment(delay_s=7e-3)})
+
+    def test_stop_leaves_nothing(self, lab: Lab, start: Start) -> None:  # noqa: F811
+        start(lab, Impairment(loss=0.1), NOTHING).stop()
+        assert "netem" not in run("tc", "-n", lab.plant, "qdisc", "show")
+        assert "clsact" not in run("tc", "-n", lab.plant, "qdisc", "show")
+        assert segments_of(lab) > 1

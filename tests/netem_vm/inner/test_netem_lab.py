@@ -1,0 +1,42 @@
+"""A whole lab on netem: built, certified, changed by a fault, cut, taken down."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.host.netem import available
+
+WHY_NOT = available() if os.geteuid() == 0 else "needs root"
+if WHY_NOT:
+    pytest.skip(f"netem: {WHY_NOT}; test_in_vm.py runs this on a kernel that has it", allow_module_level=True)
+pytestmark = pytest.mark.netns
+
+
+def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path) -> None:
+    # Uncertified is allowed: one noisy CPU may push a median out of tolerance. What was measured is judged below.
+    with testbed.up("metro-40km", name=lab_name, agents=False, emulator="auto", allow_uncertified=True) as lab:
+        certificate = json.loads((state_folder / "labs" / lab_name / "certificate.json").read_text())
+        print(
+            [(it["direction"], it["error_s"], it["rate"]) for link in certificate["links"] for it in link["directions"]]
+        )
+        assert certificate["emulator"] == "netem"
+        for link in certificate["links"]:
+            for direction in link["directions"]:
+                assert abs(direction["error_s"]["median"]) < 0.3e-3
+                assert direction["lost"] == 0
+                rate = direction["rate"]
+                assert rate["measured_bps"] == pytest.approx(rate["target_bps"], rel=0.1)
+        journal = (state_folder / "labs" / lab_name / "journal.jsonl").read_text()
+        assert '"emulator":"netem"' in journal
+        east = oracle.netns(lab_name, "east-gw")
+        lab.cut("north")
+        oracle.until(lambda: oracle.no_carrier(east, "north"), 3.0, "north is dark")
+        lab.heal()
+        oracle.until(lambda: not oracle.no_carrier(east, "north"), 3.0, "north is lit")
+    assert oracle.left_behind(lab_name, state_folder) == []

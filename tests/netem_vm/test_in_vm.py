@@ -1,0 +1,32 @@
+"""`make test-netem`: the tests of inner/, on a kernel that has netem, whatever kernel this machine has."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import vm
+
+INNER = Path(__file__).resolve().parent / "inner"
+BOUND_S = 300
+
+
+def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--color=no", str(INNER)]
+    try:
+        status, said = vm.run(argv, tmp_path, timeout_s=BOUND_S)
+    except (vm.Unavailable, OSError) as error:
+        pytest.skip(f"no kernel with netem: {error}")
+    result = said.strip().splitlines()[-1] if said.strip() else "it said nothing"
+    with capsys.disabled():
+        print(f" netem kernel: {result} ", end="")
+    assert status == 0, said
+    # A suite that skipped everything is no proof.
+    passed = re.search(r"(\d+) passed", result)
+    assert passed and int(passed[1]) >= 10, said
+    assert "skipped" not in result, said
