@@ -1,25 +1,68 @@
 """Optics by class: line rate of a wave, reach, and the standard that says so.
 
 Reach is what the standard is made for, over a line that fits it; a vendor's module may do better. A link that is
-longer than its class reaches is a mistake in a topology, and the message names a class that would do.
+longer than its class reaches is a mistake in a topology, and the message names a class that would do. Where no
+standard states a reach it is ours, and ``source`` says so; docs/physics.md has the reasons.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DEFAULT_OPTICS", "OPTICS", "Optics", "rate_bps", "that_reach"]
+__all__ = [
+    "DEFAULT_OPTICS",
+    "OPTICS",
+    "REGENERATED_M",
+    "SPAN_M",
+    "SUBMARINE_SPAN_M",
+    "Optics",
+    "rate_bps",
+    "that_reach",
+]
+
+SPAN_M: Final = 80e3
+"""Fiber between two amplifiers on land: erbium-doped amplifiers stand every 80 to 100 km (docs/physics.md)."""
+
+SUBMARINE_SPAN_M: Final = 60e3
+"""Fiber between two repeaters of a submarine cable: they stand every 40 to 80 km."""
+
+REGENERATED_M: Final = 2e6
+"""Fiber after which a wave is received and sent anew (3R) if its class is regenerated: our assumption."""
 
 
 @dataclass(frozen=True)
 class Optics:
-    """``line_rate_bps`` is the client rate of one wave, ``reach_m`` the longest link it is made for."""
+    """``line_rate_bps`` is the client rate of one wave, ``reach_m`` the longest link it is made for.
+
+    ``span_m`` is the distance between amplifiers on the way; None is a single span, amplified at its ends if at all.
+    ``regenerated_m`` is the distance between 3R regenerators; None is never.
+    """
 
     name: str
     line_rate_bps: float
     reach_m: float
     source: str
+    span_m: float | None = None
+    regenerated_m: float | None = None
+    submarine: bool = False
+
+    def spans(self, length_m: float) -> int:
+        """Sections of fiber between amplifiers, at least 1; one less is the number of amplifier huts on the way.
+
+        >>> OPTICS["OpenZR+"].spans(400e3), OPTICS["800ZR"].spans(100e3)
+        (5, 1)
+        """
+        return _sections(length_m, self.span_m)
+
+    def regenerators(self, length_m: float) -> int:
+        """How often a wave is received and sent anew on ``length_m``."""
+        return _sections(length_m, self.regenerated_m) - 1
+
+
+def _sections(length_m: float, each_m: float | None) -> int:
+    return max(1, math.ceil(length_m / each_m)) if each_m else 1
 
 
 _CLASSES: Final = (
@@ -30,8 +73,21 @@ _CLASSES: Final = (
     Optics("400G-ER8", 400e9, 40e3, "IEEE 802.3cn-2019, 400GBASE-ER8"),
     Optics("400ZR", 400e9, 120e3, "OIF-400ZR-01.0 (2020), amplified point-to-point DWDM"),
     Optics("800ZR", 800e9, 120e3, "OIF-800ZR-01.0 (2024), single amplified span of DWDM"),
-    Optics("OpenZR+", 400e9, 480e3, "OpenZR+ MSA, 400G 16QAM with open FEC over amplified DWDM"),
-    Optics("OTN", 400e9, 4e7, "ITU-T G.709 (OTUCn), regenerated along the way as often as it takes"),
+    Optics("OpenZR+", 400e9, 480e3, "OpenZR+ MSA, 400G 16QAM with open FEC over amplified DWDM", SPAN_M),
+    Optics(
+        "400G-LH", 400e9, 2e6, "amplified long haul by transponders of one vendor; the reach is our assumption", SPAN_M
+    ),
+    Optics(
+        "OTN", 400e9, 4e7, "ITU-T G.709 (OTUCn), regenerated along the way as often as it takes", SPAN_M, REGENERATED_M
+    ),
+    Optics(
+        "SLTE",
+        400e9,
+        12e6,
+        "submarine line terminals over repeatered cable (ITU-T G.977): 600G crossed 12 469 km of Amitié in 2023",
+        SUBMARINE_SPAN_M,
+        submarine=True,
+    ),
 )
 
 OPTICS: Final = {optics.name: optics for optics in _CLASSES}
@@ -49,6 +105,9 @@ def rate_bps(optics: str, waves: int, scale: float) -> float:
 
 
 def that_reach(length_m: float, least_bps: float) -> tuple[Optics, ...]:
-    """The classes for a link of ``length_m``: those with ``least_bps`` a wave first, and the shortest reach first."""
+    """The classes for a link of ``length_m``: those with ``least_bps`` a wave first, and the shortest reach first.
+
+    What is made for the sea comes last: nothing in a topology says that a link lies there.
+    """
     fit = [optics for optics in _CLASSES if optics.reach_m >= length_m]
-    return tuple(sorted(fit, key=lambda optics: (optics.line_rate_bps < least_bps, optics.reach_m)))
+    return tuple(sorted(fit, key=lambda optics: (optics.line_rate_bps < least_bps, optics.submarine, optics.reach_m)))
