@@ -25,7 +25,7 @@ from testbed.cli.verb import (
     TargetArgument,
     TopologyArgument,
 )
-from testbed.errors import UserError
+from testbed.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.api import Fault, Lab
@@ -276,6 +276,8 @@ def _inject(
     for_s = verb.read_duration_s(lasting)
     if wait and for_s is None:
         raise UserError("--wait waits for the fault to end: say for how long with --for, as in --for 10s --wait")
+    if taken := {"for_s", "wait"} & parameters.keys():
+        raise UnknownName(f"parameter of '{fault}'", min(taken))
     made = verb.attach(lab).inject(fault, target, for_s=for_s, wait=wait, **parameters)
     if as_json:
         screen.show_json(_fault_as_data(made))

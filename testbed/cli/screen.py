@@ -6,6 +6,7 @@ for terminals only; NO_COLOR is obeyed (by rich).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -111,9 +112,10 @@ def error(text: str) -> None:
     """``testbed: `` and the message, in as many lines as it has."""
     first, *more = text.splitlines() or [""]
     line = Text("testbed: ", style="bold red").append(first, style="not bold default")
-    err().print(line, soft_wrap=True)
-    for each in more:
-        err().print(Text(f"         {each}"), soft_wrap=True)
+    with contextlib.suppress(OSError):  # the terminal is gone: the exit status still tells
+        err().print(line, soft_wrap=True)
+        for each in more:
+            err().print(Text(f"         {each}"), soft_wrap=True)
 
 
 def reader_has_gone() -> bool:

@@ -229,7 +229,9 @@ Overrides = Annotated[
     ),
 ]
 Driver = Annotated[str, typer.Option(metavar="NAME", help="What makes the nodes: auto, netns.")]
-Emulator = Annotated[str, typer.Option(metavar="NAME", help="What makes the fibers: auto, fiberd.")]
+Emulator = Annotated[
+    str, typer.Option(metavar="NAME", help="What makes the fibers: auto (netem if the kernel has it), netem, fiberd.")
+]
 AllowUncertified = Annotated[
     bool,
     typer.Option(

@@ -253,7 +253,7 @@ def _emulators(tried: dict[str, str]) -> Iterator[Check]:
         "limited" if problem else "ok",
         f"{problem}; fiberd emulates the fibers instead"
         if problem
-        else "the kernel's own emulator; this version uses fiberd",
+        else "the kernel's own emulator: what --emulator auto takes",
     )
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "")
     try:

@@ -100,7 +100,7 @@ def up(
 
 def attach(name: str | None = None) -> Lab:
     """A lab that is up: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
-    wanted = name or os.environ.get("TESTBED_LAB")
+    wanted = name or os.environ.get("TESTBED_LAB") or None
     known = [folder.name for folder in state.folders()]
     if wanted is None:
         if not known:

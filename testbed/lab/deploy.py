@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -15,11 +16,12 @@ from testbed.core.plan import build
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
 from testbed.core.topology.model import Topology, topology_to_dict
-from testbed.errors import FidelityError, LabError, NameTaken, NotAllowed, StorageError, UserError
+from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
-from testbed.host import fiberd, runner
+from testbed.host import fiberd, netem, runner
 from testbed.host.netns import refuse_taken
 from testbed.lab import client, recovery, state
+from testbed.lab.interruption import unhurried
 from testbed.lab.lab import Lab
 from testbed.lab.observe import LiveState
 from testbed.lab.state import LabFolder
@@ -65,6 +67,34 @@ class Silent:
         return None
 
 
+class Unbreakable:
+    """Passes everything on until nobody can be told any more: a closed terminal or pipe must not end a run."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def phase(self, name: str, detail: str = "") -> None:
+        self._tell(lambda: self._progress.phase(name, detail))
+
+    def certificate(self, certificate: Certificate) -> None:
+        self._tell(lambda: self._progress.certificate(certificate))
+
+    def tick(self, state: LiveState) -> None:
+        self._tell(lambda: self._progress.tick(state))
+
+    def event(self, text: str) -> None:
+        self._tell(lambda: self._progress.event(text))
+
+    def note(self, text: str) -> None:
+        self._tell(lambda: self._progress.note(text))
+
+    def _tell(self, words: Callable[[], None]) -> None:
+        try:
+            words()
+        except OSError:
+            self._progress = Silent()
+
+
 def up(
     topology: Topology,
     *,
@@ -83,12 +113,12 @@ def up(
     """
     progress = progress or Silent()
     lab_name = name or topology.name
-    _check(lab_name, driver, emulator, topology)
-    progress.phase("plan", f"lab {lab_name}, driver netns (the only one yet), emulator fiberd (the only one yet)")
+    chosen = _check(lab_name, driver, emulator, topology)
+    progress.phase("plan", f"lab {lab_name}, driver netns (the only one yet), emulator {chosen}")
     if agents and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
-    plan = build.build(topology, agents=agents)
+    plan = build.build(topology, agents=agents, emulator=chosen)
     folder = _make_folder(lab_name)
     try:
         _start_keeper(folder, agents)
@@ -109,29 +139,42 @@ def up(
             builder.call("open")
     except BaseException:
         if not keep:
-            recovery.down(folder)
+            with unhurried():
+                recovery.down(folder)
         raise
     return lab
 
 
-def _check(name: str, driver: str, emulator: str, topology: Topology) -> None:
-    """Everything that can be known before anything is touched."""
+def _check(name: str, driver: str, emulator: str, topology: Topology) -> str:
+    """Everything that can be known before anything is touched; the emulator that will be used."""
     if not sys.platform.startswith("linux"):
         raise NotAllowed("the testbed makes Linux namespaces: it runs on Linux only")
     if not NAME.fullmatch(name):
         raise UserError(f"'{name}' cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
     if driver not in ("auto", "netns"):
         raise UserError(f"no driver '{driver}'; there is netns (and auto, which takes it)")
-    if emulator not in ("auto", "fiberd"):
-        raise UserError(f"no emulator '{emulator}'; there is fiberd (and auto, which takes it)")
+    if emulator not in ("auto", "netem", "fiberd"):
+        raise UserError(f"no emulator '{emulator}'; there are netem and fiberd (and auto: netem, else fiberd)")
     if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
-    if topology.links:
-        fiberd.find_binary()
+    chosen = _emulator(emulator) if topology.links else "fiberd"
     if not state.folder(name).path.exists():  # else the lab's own folder says it better
         gateways = [site.gateway for site in topology.sites]
         for node in (PLANT, MANAGEMENT, *gateways, *topology.node_names):
             refuse_taken(namespace_name(name, node))
+    return chosen
+
+
+def _emulator(wanted: str) -> str:
+    """``auto`` is netem where this kernel has it, else fiberd. Raises HostError where what was wanted cannot be had."""
+    if wanted != "fiberd":
+        why_not = netem.available()
+        if not why_not:
+            return "netem"
+        if wanted == "netem":
+            raise HostError(f"the emulator netem cannot be used here: {why_not}; --emulator fiberd does without")
+    fiberd.find_binary()
+    return "fiberd"
 
 
 def _may(capability: int) -> bool:
@@ -153,13 +196,23 @@ def _make_folder(name: str) -> LabFolder:
             raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB are free")
         folder.path.mkdir(mode=0o700)
     except FileExistsError as error:
-        state_now = "is up already" if client.answers(folder) else "was left behind"
+        state_now = _state_now(folder)
         raise NameTaken(
             f"a lab named {name} {state_now}; take it down with: testbed down {name}, or choose --name"
         ) from error
     except OSError as error:
         raise StorageError(f"cannot make {folder.path}: {error.strerror}") from error
     return folder
+
+
+def _state_now(folder: LabFolder) -> str:
+    try:
+        known = client.call(folder, "hello")["state"]
+    except LabError:
+        return "was left behind, or is being built or taken down by somebody right now"
+    return {"building": "is being built", "going": "is being taken down", "down": "is being taken down"}.get(
+        known, "is up already"
+    )
 
 
 def _start_keeper(folder: LabFolder, agents: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.core.physics.impairment import Direction
 from testbed.core.plan.step import Agents, Fibers, Rank, Setting, Shape, Step
 from testbed.errors import LabError
 from testbed.host import process
@@ -15,6 +16,7 @@ from testbed.host.agents import WarmParent
 from testbed.host.driver import Facts, Hand
 from testbed.host.emulator import Emulator
 from testbed.host.fiberd import Fiberd
+from testbed.host.netem import Netem
 from testbed.host.netns import NetnsDriver
 
 AGENTS_BOUND_S = 90.0
@@ -31,11 +33,15 @@ class EmulatorHand:
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Fibers)
-        emulator = Fiberd.start(str(self._driver.path(step.plant)), step.directions, step.seed, self._log)
+        plant = self._driver.path(step.plant)
+        emulator: Emulator
+        if step.emulator == "netem":
+            emulator = Netem.start(plant, step.directions, self._senders(step.directions))
+        else:
+            emulator = Fiberd.start(plant, step.directions, step.seed, self._log)
         self.emulator = emulator
         threading.Thread(target=self._supervise, args=(emulator,), name="emulator", daemon=True).start()
-        assert emulator.pid is not None
-        return {"pid": emulator.pid, "began": process.started(emulator.pid)}
+        return {} if emulator.pid is None else {"pid": emulator.pid, "began": process.started(emulator.pid)}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
         if self.emulator is not None:
@@ -49,6 +55,11 @@ class EmulatorHand:
         if self.emulator is None:
             return  # it died: there is no light to shape, and the ends are down
         self.emulator.set({it.direction: it.impairment for it in settings if isinstance(it, Shape)})
+
+    def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
+        """For each end in the plant the gateway's end of the same cable, which is called as the link is."""
+        # What an end lets out leads to the site that it faces.
+        return {it.egress: (self._driver.path(f"{it.toward}-gw"), it.link) for it in directions}
 
     def _supervise(self, emulator: Emulator) -> None:
         status = emulator.wait()

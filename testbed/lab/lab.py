@@ -116,7 +116,7 @@ class Lab:
     # ---- faults
 
     def inject(
-        self, fault: str, target: str, *, for_s: float | None = None, wait: bool = False, **parameters: str
+        self, fault: str, target: str, /, *, for_s: float | None = None, wait: bool = False, **parameters: str
     ) -> Fault:
         """Apply a fault; the keeper ends it after ``for_s`` seconds even if we are gone. ``wait`` returns after that.
 
@@ -193,7 +193,7 @@ class Lab:
             nodes = self.topology.node_names
             if what in nodes:
                 number = str(nodes.index(what))
-            elif not (number.isdigit() and int(number) < len(nodes)):
+            elif not (number.isdecimal() and int(number) < len(nodes)):
                 raise UnknownName("node or rank", what, [*nodes, *(str(rank) for rank in range(len(nodes)))])
             latest = self._latest_run()
             places = [latest.ranks / f"rank-{number}.log"] if latest else []
@@ -236,9 +236,15 @@ class Lab:
         if not argv:
             raise UserError("nothing to launch; write: testbed launch -- python train.py")
         run = self._unused_run(directory)
+        how, reason = "interrupted", "interrupted by the user"
         try:
-            return launch.launch(self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None))
+            status = launch.launch(
+                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None)
+            )
+            how, reason = ("finished", "") if status == 0 else ("failed", f"the worst rank ended with status {status}")
+            return status
         finally:
+            record.end(run, how, reason)
             run.give_to_caller()
 
     def train(self, steps: int = 500, **workload: Any) -> Job:
@@ -299,12 +305,12 @@ class Lab:
 def _read_topology(folder: LabFolder) -> Topology:
     try:
         return topology_from_dict(json.loads(folder.topology.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise LabError(f"lab {folder.name} is not whole; take it down with: testbed down {folder.name}") from error
 
 
 def _read_certificate(folder: LabFolder) -> Certificate | None:
     try:
         return Certificate.from_dict(json.loads(folder.certificate.read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None

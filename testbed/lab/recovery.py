@@ -6,16 +6,20 @@ another mark is never touched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import filelock
 
-from testbed.core.plan.step import Carrier, Fibers
+from testbed.core.plan.addressing import namespace_name
+from testbed.core.plan.step import Carrier, Fibers, Namespace
 from testbed.errors import LabError, NotAllowed, StorageError
 from testbed.host import process
+from testbed.host.namespace import NETNS_FOLDER
 from testbed.host.netns import NetnsDriver
 from testbed.lab import client, hands
 from testbed.lab.engine import LAB, Engine
@@ -43,11 +47,20 @@ def down(lab: LabFolder) -> bool:
             # It is stuck or died of it: its journal knows the rest.
             process.end(*keeper)
     _from_journal(lab)
-    try:
-        shutil.rmtree(lab.path)
-    except OSError as error:
-        raise StorageError(f"could not remove {lab.path}: {error.strerror}") from error
+    _remove(lab.path)
     return True
+
+
+def _remove(folder: Path) -> None:
+    """Remove a lab's folder; somebody else who takes it down at the same time is no trouble."""
+    until = time.monotonic() + 2.0
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if time.monotonic() > until:
+                raise StorageError(f"could not remove {folder}: {error.strerror}") from error
+            time.sleep(0.02)
 
 
 def heal(lab: LabFolder, what: str | None) -> list[str]:
@@ -89,7 +102,10 @@ def keeper_alive(lab: LabFolder) -> bool:
 
 
 def _keeper(lab: LabFolder) -> tuple[int, int] | None:
-    """(pid, start time) of the lab's keeper, if it lives."""
+    """(pid, start time) of the lab's keeper, if it lives: from itself if it answers, else from the journal."""
+    with contextlib.suppress(LabError):
+        pid = client.call(lab, "hello")["pid"]
+        return pid, process.started(pid)
     try:
         journal = Journal.read(lab.journal)
     except LabError:
@@ -106,10 +122,14 @@ def _from_journal(lab: LabFolder) -> None:
         lock.acquire(timeout=KEEPER_BOUND_S)
     except filelock.Timeout as error:
         raise LabError(f"somebody else is taking lab {lab.name} down") from error
+    except FileNotFoundError:
+        return  # somebody else has taken it down by now
     try:
-        if not lab.journal.exists():
+        try:
+            journal = Journal.read(lab.journal)
+        except LabError:
+            _by_mark(lab)
             return
-        journal = Journal.read(lab.journal)
         if journal.state != "down" and journal.boot == process.boot_id():
             driver = NetnsDriver(journal.lab, lab.handles)
             Engine(journal, hands.without_keeper(driver)).undo_all()
@@ -117,6 +137,15 @@ def _from_journal(lab: LabFolder) -> None:
         journal.close()
     finally:
         lock.release()
+
+
+def _by_mark(lab: LabFolder) -> None:
+    """Without a journal that can be read: remove what carries the lab's mark, namespaces of its name."""
+    driver = NetnsDriver(lab.name, lab.handles)
+    prefix = namespace_name(lab.name, "")
+    for path in sorted(NETNS_FOLDER.glob(f"{prefix}*")):
+        node = path.name.removeprefix(prefix)
+        driver.unmake(Namespace(node, isolated=(lab.handles / node).exists()), {})
 
 
 def _darken(journal: Journal, engine: Engine) -> None:

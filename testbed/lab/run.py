@@ -12,13 +12,10 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from testbed.core.experiment import expect, schedule
@@ -32,7 +29,8 @@ from testbed.host import agents as agent_host
 from testbed.host import catalog, store
 from testbed.host.store import RunDirectory
 from testbed.lab import deploy, record
-from testbed.lab.deploy import Progress, Silent
+from testbed.lab.deploy import Progress, Silent, Unbreakable
+from testbed.lab.interruption import interruptible, unhurried
 from testbed.lab.job import Job
 from testbed.lab.lab import Lab, runs_root
 from testbed.lab.observe import LiveState, Observer
@@ -72,7 +70,7 @@ def run(
     Raises what :func:`testbed.lab.deploy.up` raises, before there is anything to report; later troubles are in the
     outcome. Raises Interrupted after everything was undone and written.
     """
-    progress = progress or Silent()
+    progress = Unbreakable(progress or Silent())
     experiment, topology = _read(what, set)
     total = experiment.steps if steps is None else steps
     if total < 1:
@@ -80,13 +78,15 @@ def run(
     planned = schedule.plan(experiment, topology, total)
     for fault in planned:
         compile_fault(topology, fault.inject, fault.target, {})
-    if data is not None and not data.exists():
-        raise UserError(f"--data {data}: there is no such file or folder")
+    if data is not None:
+        data = data.absolute()  # ranks work elsewhere
+        if not (data.is_file() or data.is_dir()):
+            raise UserError(f"--data {data}: there is no such file or folder")
     if why := agent_host.missing():
         raise LabError(f"a run trains, and there are no training agents: {why}")
     root = (runs or runs_root()).absolute()
     store.check_writable(root)
-    with _interruptible():
+    with interruptible():
         lab = deploy.up(
             topology,
             name=name,
@@ -98,7 +98,7 @@ def run(
         try:
             return _on(lab, experiment, planned, total, seed, data, root, progress)
         finally:
-            with _unhurried():
+            with unhurried():
                 progress.phase("down", f"lab {lab.name}")
                 lab.down()
 
@@ -130,7 +130,7 @@ def _on(
         experiment={"name": experiment.name, "teaches": experiment.teaches, "text": experiment.text},
         workload={"steps": total, **{key: str(value) for key, value in settings.items() if value is not None}},
     )
-    status, reason = "finished", ""
+    status, reason, untold = "finished", "", False
     interrupted: BaseException | None = None
     try:
         progress.phase("train", f"{total} steps on {len(lab.topology.node_names)} ranks")
@@ -140,14 +140,15 @@ def _on(
     except (KeyboardInterrupt, Interrupted) as error:
         status, reason, interrupted = "interrupted", "interrupted by the user", error
     except TestbedError as error:
-        status, reason = "failed", str(error)
+        # A job that failed was measured, and is bad; a lab or a machine that failed tells nothing.
+        status, reason, untold = "failed", str(error), not isinstance(error, JobFailed)
         progress.note(reason)
-    with _unhurried():
+    with unhurried():
         report = _conclude(lab, experiment, run_directory, status, reason, progress)
     if interrupted is not None:
         raise Interrupted(f"interrupted; what was measured is in {run_directory.path}") from interrupted
     codes = {"pass": 0, "fail": 1}
-    return RunOutcome(report, run_directory.path, codes.get(report.verdict, 3))
+    return RunOutcome(report, run_directory.path, 3 if untold else codes.get(report.verdict, 3))
 
 
 def _follow(
@@ -174,6 +175,8 @@ def _follow(
             checked = now
             if observer.trouble:
                 raise LabError(observer.trouble)
+            if any(event["event"] == "emulator-died" for event in list(observer.heard)):
+                raise LabError("the emulator died, so all fibers are dark")
             if reason := job.failure():
                 raise JobFailed(reason)
             if step >= total or job.over():
@@ -270,39 +273,6 @@ def _wire_ratio(report: Report) -> float | None:
     verdict = asdict(report.wire)
     measured, minimum = verdict.get("measured_bytes"), verdict.get("minimum_bytes")
     return None if not measured or not minimum else measured / minimum
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM is an interruption too, so that it undoes everything and writes what was measured."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted; everything was undone") from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _unhurried() -> Iterator[None]:
-    """A second Ctrl-C must not cut an undo short: it is bounded in time, and half of it would be worse."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 __all__ = ["RunOutcome", "run"]

@@ -82,7 +82,7 @@ def summary(lab: LabFolder) -> LabSummary:
     try:
         data = json.loads(lab.topology.read_text())
         topology, nodes = data["name"], sum(site["nodes"] for site in data["sites"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass  # it died before it was written
     state, since = "degraded", 0.0
     try:

@@ -91,7 +91,7 @@ _FAILOVER = tuple(
 )
 
 
-def build(topology: Topology, *, agents: bool = True) -> Plan:
+def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd") -> Plan:
     """The whole plan of a lab. Pure: the same topology gives the same plan, whatever the lab is called."""
     net = Addressing(topology)
     steps: list[Step] = [
@@ -102,7 +102,7 @@ def build(topology: Topology, *, agents: bool = True) -> Plan:
         *routing.routes(topology),
     ]
     if topology.links:
-        steps.append(Fibers(PLANT, tuple(directions(topology)), topology.seed))
+        steps.append(Fibers(PLANT, tuple(directions(topology)), topology.seed, emulator))
         # What a fault changes must have something to go back to.
         steps += [Shape(direction.name, direction.impairment) for direction in directions(topology)]
         # Only now is there light: an interface is up when, and only when, an emulator forwards what it receives.

@@ -173,11 +173,12 @@ class Redirect(Step):
 
 @dataclass(frozen=True)
 class Fibers(Step):
-    """The emulator, one process for all directions, in the namespace ``plant``."""
+    """The emulator of all directions, in the namespace ``plant``: ``fiberd``, a process, or ``netem``, the kernel."""
 
     plant: str
     directions: tuple[Direction, ...]
     seed: int = 0
+    emulator: str = "fiberd"
 
     def __str__(self) -> str:
         return f"fibers in {self.plant}: " + ", ".join(
