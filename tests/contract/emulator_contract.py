@@ -104,8 +104,8 @@ class EmulatorContract:
     def test_rate_bounds_tcp(self, lab: Lab, start: Start) -> None:
         rate = 100e6
         start(lab, Impairment(delay_s=1e-3, rate_bps=rate, queue_bytes=400_000), Impairment(delay_s=1e-3))
-        goodput = lab.iperf(2)["sum_received"]["bits_per_second"]
-        assert goodput == pytest.approx(rate * 1448 / 1538, rel=0.08)
+        goodput = lab.iperf(2, "-O", "1")["sum_received"]["bits_per_second"]  # without the first second's slow start
+        assert 0.85 < goodput / (rate * 1448 / 1538) < 1.03
 
     def test_queue_is_bounded_in_bytes(self, lab: Lab, start: Start) -> None:
         queued = 50
@@ -152,7 +152,7 @@ class EmulatorContract:
         emulator.set({"l0:b": healthy})
         assert len(lab.rtts_s(50)) == 50
         goodput = lab.iperf(1)["sum_received"]["bits_per_second"]
-        assert goodput == pytest.approx(50e6 * 1448 / 1538, rel=0.15)
+        assert 0.75 < goodput / (50e6 * 1448 / 1538) < 1.05
 
     def test_a_shorter_delay_neither_reorders_nor_loses(self, lab: Lab, start: Start) -> None:
         emulator = start(lab, Impairment(delay_s=30e-3), NOTHING)
