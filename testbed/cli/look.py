@@ -133,21 +133,58 @@ def _list_faults(as_json: bool) -> None:
     verb.LOOK,
     "testbed show metro-40km",
     "testbed show my.yaml --set links.*.fiber=hollow-core",
+    "testbed show longhaul-1000km --gradients 16GB --compute 4s",
     "testbed show metro-40km --json",
 )
-def show(topology: TopologyArgument, set_: Overrides = None, as_json: AsJson = False) -> None:
-    """Every value of a topology with its origin (default, file, --set), and the delays and rates that follow."""
+def show(
+    topology: TopologyArgument,
+    set_: Overrides = None,
+    gradients: Annotated[str, typer.Option(metavar="SIZE", help="Gradients of a step, at full scale.")] = "1 GB",
+    compute: Annotated[str, typer.Option(metavar="DURATION", help="Compute of a step.")] = "1 s",
+    as_json: AsJson = False,
+) -> None:
+    """Every value of a topology with its origin (default, file, --set), and what follows from them.
+
+    Delays, round trips, rates, optics, and which ways of training the fibers allow.
+    """
     from testbed.core.topology.model import topology_to_dict
+    from testbed.core.topology.survey import survey
     from testbed.host import catalog
 
+    size_bytes, compute_s = _read_step(gradients, compute)
     found = catalog.load_topology(topology, verb.read_overrides(set_))
+    facts = survey(found, size_bytes, compute_s)
     if as_json:
-        screen.show_json({**topology_to_dict(found), "derived": tables.topology_facts(found)})
+        plain = {"derived": tables.topology_facts(found), "survey": tables.plain(facts)}
+        screen.show_json({**topology_to_dict(found), **plain})
         return
-    screen.show(tables.origins(found))
-    screen.show(tables.physics(found))
+    for each in (tables.origins(found), tables.physics(found), *tables.survey(facts)):
+        screen.show(each)
+    if facts.ways:
+        screen.say("exposed: as if no exchange ran beside compute, but in Streaming DiLoCo; an estimate", style="dim")
     if found.scale != 1:
         screen.say(f"rates and payloads are divided by {found.scale:g}, distance and latency never", style="dim")
+
+
+def _read_step(gradients: str, compute: str) -> tuple[int, float]:
+    """Bytes and seconds of a step.
+
+    Raises:
+        UserError: one of them cannot be read, or a step computes for no time at all.
+    """
+    from testbed.core.units import Unreadable, parse_duration_s, parse_size_bytes
+
+    try:
+        size_bytes = parse_size_bytes(gradients)
+    except Unreadable as error:
+        raise UserError(f"--gradients: {error}") from error
+    try:
+        compute_s = parse_duration_s(compute)
+    except Unreadable as error:
+        raise UserError(f"--compute: {error}") from error
+    if compute_s == 0:
+        raise UserError("--compute: a step computes for some time; write a time such as 1 s or 200 ms")
+    return size_bytes, compute_s
 
 
 @verb.verb(verb.LOOK, "testbed lint my.yaml", "testbed lint topologies/*.yaml experiments/*.yaml")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from testbed.core.evidence.certificate import Certificate, DirectionCertificate
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Link, Topology
+    from testbed.core.topology.survey import Survey
     from testbed.host.probe import Check
     from testbed.lab.api import LabStatus, LabSummary, RunSummary
 
@@ -31,9 +32,9 @@ Row = list[str | Text]
 
 GOOD, BAD, UNSURE = "green", "bold red", "yellow"
 _STYLES = {
-    **dict.fromkeys(("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished"), GOOD),
-    **dict.fromkeys(("bad", "down", "no", "fail", "missing", "degraded", "dead", "failed"), BAD),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running"), UNSURE),
+    **dict.fromkeys(("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished", "viable"), GOOD),
+    **dict.fromkeys(("bad", "down", "no", "fail", "missing", "degraded", "dead", "failed", "not viable"), BAD),
+    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly"), UNSURE),
 }
 
 
@@ -140,6 +141,67 @@ def physics(topology: Topology) -> Table:
     ]
     heads = ("link", "between", "length", "one way", "RTT", "rate", "stands for", "queue")
     return table(heads, rows, title="What follows", right=("length", "one way", "RTT", "rate", "stands for", "queue"))
+
+
+MOST_PAIRS = 10
+
+
+def survey(found: Survey) -> list[Table]:
+    """What ``show`` says beyond the delays: the optics of each link, the sites' round trips, the ways of training."""
+    made = [_optics(found), _pairs(found), _ways(found)]
+    return [each for each in made if each.row_count]
+
+
+def _optics(found: Survey) -> Table:
+    rows: list[Row] = [
+        [
+            link.link,
+            link.radius_class,
+            link.optics,
+            format_length(link.margin_m),
+            str(link.spans - 1),
+            str(link.regenerators),
+            format_size(link.real_bandwidth_delay_bytes, 3),
+        ]
+        for link in found.links
+    ]
+    heads = ("link", "class", "optics", "margin to reach", "amplifiers on the way", "regenerators", "rate x RTT, real")
+    return table(heads, rows, title="Optics", right=heads[3:])
+
+
+def _pairs(found: Survey) -> Table:
+    pairs = sorted(found.pairs, key=lambda pair: -pair.rtt_floor_s)
+    rows: list[Row] = [
+        [
+            " - ".join(pair.between),
+            f"{pair.via[0]} … {pair.via[-1]}, {len(pair.via)} links" if len(pair.via) > 3 else ", ".join(pair.via),
+            format_length(pair.length_m),
+            format_delay(pair.rtt_floor_s, 4),
+        ]
+        for pair in pairs[:MOST_PAIRS]
+    ]
+    left_out = f", the farthest {MOST_PAIRS} of {len(pairs)}" if len(pairs) > MOST_PAIRS else ""
+    title = f"Between sites: {found.radius_class}{left_out}"
+    return table(("sites", "over", "length", "least RTT"), rows, title=title, right=("length", "least RTT"))
+
+
+def _ways(found: Survey) -> Table:
+    rows: list[Row] = [
+        [
+            way.name,
+            str(way.every),
+            format_duration(way.exposed_s, 3),
+            format_probability(way.share, 2),
+            verdict(way.verdict),
+        ]
+        for way in found.ways
+    ]
+    title = (
+        f"Ways of training: {format_size(found.gradient_bytes)} of gradients a step at full scale,"
+        f" {format_duration(found.compute_s)} of compute"
+    )
+    heads = ("way", "exchange every", "exposed per step", "share of step", "verdict")
+    return table(heads, rows, title=title, right=("exchange every", "exposed per step", "share of step"))
 
 
 def values_with_origins(topology: Topology) -> list[tuple[str, str, str]]:
