@@ -13,7 +13,7 @@ from netns.fiberd_lab import Lab, run
 
 from testbed.core.physics.impairment import Impairment
 from testbed.errors import LabError
-from testbed.host import namespace
+from testbed.host import namespace, tc
 from testbed.host.netem import Netem, available
 
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
@@ -68,10 +68,17 @@ class TestNetem(EmulatorContract):
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         emulator = start(lab, Impairment(delay_s=1e-3), NOTHING)
-        monkeypatch.setattr("testbed.host.tc.NETEM_HANDLE", 0x10000)
         monkeypatch.setattr("testbed.host.tc.TCA_NETEM_LATENCY64", 99)  # an attribute that the kernel does not know
         with pytest.raises(LabError, match="delay"):
             emulator.set({"l0:b": Impairment(delay_s=7e-3)})
+
+    def test_kernels_without_matchall_take_u32(self, lab: Lab, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        real = tc.redirect
+        monkeypatch.setattr("testbed.host.tc.redirect", lambda link, other, kind: real(link, other, "u32"))
+        start(lab, Impairment(delay_s=2e-3), NOTHING)
+        assert "u32" in run("tc", "-n", lab.plant, "filter", "show", "dev", lab.ends()[0], "ingress")
+        lab.rtts_s(2)
+        assert lab.rtts_s(10)[0] >= 2e-3
 
     def test_stop_leaves_nothing(self, lab: Lab, start: Start) -> None:  # noqa: F811
         start(lab, Impairment(loss=0.1), NOTHING).stop()
