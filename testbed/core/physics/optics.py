@@ -84,7 +84,7 @@ _CLASSES: Final = (
         "SLTE",
         400e9,
         12e6,
-        "submarine line terminals over repeatered cable (ITU-T G.977): 600G crossed 12 469 km of Amitié in 2023",
+        "submarine line terminals over repeatered cable (ITU-T G.977): 600G crossed 12 469 km of Amitié (2024)",
         SUBMARINE_SPAN_M,
         submarine=True,
     ),

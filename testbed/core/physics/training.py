@@ -24,8 +24,8 @@ What it leaves out: DDP hides part of an exchange behind the backward pass (less
 per bucket, each with its own latency (more is); TCP needs a window of rate x RTT and slows down with loss (more);
 fabrics inside a site cost nothing (more); deltas of local SGD and DiLoCo are taken to be as large as gradients, though
 Streaming DiLoCo sends 4 bits a value (less). A single path joins two sites; `routing: multipath` spreads flows (less).
-How well a model learns with H steps between exchanges is no matter of fibers and is not judged. H of local SGD, P, tau
-and the verdict's shares are values we chose; the H of the two DiLoCos are those of their papers.
+How well a model learns with H steps between exchanges is no matter of fibers and is not judged. DiLoCo's H is
+that of its paper; the other H, P, tau and the verdicts' shares are values we chose.
 """
 
 from __future__ import annotations
