@@ -34,7 +34,7 @@ mount -t tmpfs -o size=75% t /upper; mkdir /upper/u /upper/w
 mount -t overlay -o lowerdir=/host,upperdir=/upper/u,workdir=/upper/w o /new || poweroff -f
 for d in proc sys dev; do mkdir -p /new/$d; mount --move /$d /new/$d; done
 mkdir -p /new/mnt /new/lib/modules
-for d in mnt lib/modules run tmp; do mount -t tmpfs t /new/$d; done
+for d in mnt lib/modules run; do mount -t tmpfs t /new/$d; done
 mkdir -p /new/mnt/out /new/dev/pts /new/dev/shm
 mount -t hostfs -o $vm_out none /new/mnt/out
 ln -s $vm_modules /new/lib/modules/$(uname -r)
