@@ -17,6 +17,8 @@ BOUND_S = 300
 
 
 def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if any(INNER.is_relative_to(hidden) for hidden in ("/mnt", "/run", "/dev")):
+        pytest.skip(f"no kernel with netem: it has its own /mnt, /run and /dev, and cannot see {INNER}")
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--color=no", str(INNER)]
     try:
         status, said = vm.run(argv, tmp_path, timeout_s=BOUND_S)
