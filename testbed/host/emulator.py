@@ -14,10 +14,11 @@ from typing import Protocol
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError
 
-__all__ = ["DROP_CAUSES", "DirectionStats", "Emulator", "EmulatorInfo", "NoopEmulator"]
+__all__ = ["DROP_CAUSES", "DirectionStats", "Emulator", "EmulatorInfo", "NoopEmulator", "refuse_impossible"]
 
-DROP_CAUSES = ("loss", "queue", "memory", "transmit", "receive", "down")
-"""Why a segment was lost: by chance, queue full, memory cap, refused by the egress, missed by the ingress, end down."""
+DROP_CAUSES = ("loss", "corrupt", "queue", "memory", "transmit", "receive", "down")
+"""Why a segment was lost: by chance, by Ethernet's check after flipped bits (netem counts those as loss), queue full,
+memory cap, refused by the egress, missed by the ingress, end down."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class DirectionStats:
         drops: MTU segments by cause, every one of :data:`DROP_CAUSES` (``receive`` counts packets of the kernel).
         queue_bytes: gauge; wire bytes that wait for their turn at the rate.
         in_flight_packets: gauge; packets that wait or are on their way.
+        corrupted, duplicated, held_back: delivered with a flipped bit, delivered twice, held back by ``reorder``, in
+            MTU segments; None where the emulator does not count them.
         lateness_bounds_s: upper bounds of the lateness histogram, ascending.
         lateness_counts: packets whose lateness (sent - due) was at most that bound and above the one before; one
             more entry than bounds, the last for everything later.
@@ -43,6 +46,9 @@ class DirectionStats:
     drops: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(DROP_CAUSES, 0))
     queue_bytes: int = 0
     in_flight_packets: int = 0
+    corrupted: int | None = None
+    duplicated: int | None = None
+    held_back: int | None = None
     lateness_bounds_s: tuple[float, ...] = ()
     lateness_counts: tuple[int, ...] = ()
 
@@ -53,6 +59,13 @@ class EmulatorInfo:
 
     name: str
     scheduling: str
+
+
+def refuse_impossible(changes: Mapping[str, Impairment]) -> None:
+    """Raise LabError for what no emulator can do, naming each direction and value, before anything is touched."""
+    wrong = [f"{name}: {finding}" for name, impairment in changes.items() for finding in impairment.findings()]
+    if wrong:
+        raise LabError("; ".join(wrong))
 
 
 class Emulator(Protocol):

@@ -19,7 +19,7 @@ from typing import Final
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import HostError, LabError, MissingTool
-from testbed.host.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo
+from testbed.host.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo, refuse_impossible
 
 __all__ = ["Fiberd", "find_binary"]
 
@@ -110,6 +110,7 @@ class Fiberd:
         Raises:
             LabError: no such direction, an impossible value, or fiberd is gone or silent.
         """
+        refuse_impossible(changes)
         self._ask([_set_line(name, impairment) for name, impairment in changes.items()])
 
     def stats(self) -> tuple[DirectionStats, ...]:
@@ -234,7 +235,7 @@ def _parse_stats(line: str) -> DirectionStats:
         packets=int(values["packets"]),
         segments=int(values["segments"]),
         bytes=int(values["bytes"]),
-        drops={cause: int(values[f"drop_{cause}"]) for cause in DROP_CAUSES},
+        drops={cause: int(values.get(f"drop_{cause}", 0)) for cause in DROP_CAUSES},
         queue_bytes=int(values["queue_bytes"]),
         in_flight_packets=int(values["in_flight_packets"]),
         lateness_bounds_s=tuple(int(bound) / 1e6 for bound in values["lateness_bounds_us"].split(",")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from testbed.core.faults.fault import compile_fault, registry, target_links
-from testbed.core.plan.build import impairment
 from testbed.core.plan.step import Carrier, Setting, Shape
 from testbed.core.topology.model import Topology
 from testbed.errors import UnknownName, UserError
@@ -95,7 +94,7 @@ def test_unknown_faults_and_parameters_offer_what_there_is(metro: Topology) -> N
 
 
 def test_what_is_not_named_keeps_the_links_own_value(metro: Topology) -> None:
-    own = impairment(metro.link("north"))
+    own = metro.link("north").impairment(metro.link("north").directions[0])
     steps = compile_fault(metro, "impair", "north", {"loss": "1%"}).steps
     assert {it.direction for it in steps if isinstance(it, Shape)} == {"north:west", "north:east"}
     for step in steps:
@@ -138,7 +137,7 @@ def test_a_value_that_cannot_be_is_named(metro: Topology, key: str, text: str) -
 
 
 def test_impair_without_a_parameter_says_which_there_are(metro: Topology) -> None:
-    with pytest.raises(UserError, match="delay=…, rate=…, queue=…, loss=…"):
+    with pytest.raises(UserError, match="delay=…, jitter=…"):
         compile_fault(metro, "impair", "north", {})
 
 

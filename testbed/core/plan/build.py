@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from netaddr import IPAddress, IPNetwork
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import Direction
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import (
     FABRIC_INTERFACE,
@@ -112,18 +112,13 @@ def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd") 
     return tuple(steps)
 
 
-def impairment(link: Link) -> Impairment:
-    """What a healthy link does in either direction."""
-    return Impairment(link.delay_s, link.rate_bps, link.queue_bytes, link.loss)
-
-
 def directions(topology: Topology) -> Iterator[Direction]:
     """Both directions of every link, as the emulator sees them."""
     for link in topology.links:
         a, b = link.ends
         toward_b, toward_a = link.directions
-        yield Direction(toward_b, a, b, impairment(link))
-        yield Direction(toward_a, b, a, impairment(link))
+        yield Direction(toward_b, a, b, link.impairment(toward_b))
+        yield Direction(toward_a, b, a, link.impairment(toward_a))
 
 
 def ranks(topology: Topology) -> tuple[Rank, ...]:
@@ -223,4 +218,4 @@ def reference(link: Link) -> Plan:
     )
 
 
-__all__ = ["build", "directions", "impairment", "ranks", "reference"]
+__all__ = ["build", "directions", "ranks", "reference"]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from testbed.core.physics.impairment import Impairment
+
 
 @dataclass(frozen=True)
 class Site:
@@ -73,6 +75,12 @@ class Link:
     def directions(self) -> tuple[str, str]:
         """``link:site`` toward ``between[1]`` first, then toward ``between[0]``."""
         return (f"{self.name}:{self.between[1]}", f"{self.name}:{self.between[0]}")
+
+    def impairment(self, direction: str) -> Impairment:
+        """What this link does to packets of one of its ``directions`` while it is healthy."""
+        if direction not in self.directions:
+            raise KeyError(direction)
+        return Impairment(self.delay_s, self.rate_bps, self.queue_bytes, self.loss)
 
 
 @dataclass(frozen=True)
