@@ -88,6 +88,10 @@ class Emulator(Protocol):
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in. Raises LabError as :meth:`set` does."""
 
+    def segmented(self) -> tuple[str, ...]:
+        """Names of the directions whose sender sends MTU-sized packets only, segmentation offload off, so that chance
+        has a say over each; none where the emulator takes super-packets apart by itself."""
+
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until the emulator is gone. Its exit status (negative: killed by that signal), or None after
         ``timeout_s`` seconds; None as a timeout waits for ever."""
@@ -114,6 +118,9 @@ class NoopEmulator:
 
     def stats(self) -> tuple[DirectionStats, ...]:
         return tuple(DirectionStats(name) for name in self.impairments)
+
+    def segmented(self) -> tuple[str, ...]:
+        return ()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         if self._stopped or timeout_s is None:

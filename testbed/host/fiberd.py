@@ -121,6 +121,10 @@ class Fiberd:
         """
         return tuple(_parse_stats(line) for line in self._ask(["stats"], collect=True))
 
+    def segmented(self) -> tuple[str, ...]:
+        """None: fiberd takes super-packets apart by itself."""
+        return ()
+
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until fiberd is gone. Its exit status (negative: killed by that signal), or None after ``timeout_s``.
 

@@ -7,25 +7,19 @@ units, of direction or of a forgotten value is far outside of them.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import socket
 import statistics
-import struct
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
+from contract.impairment_contract import NOTHING, ImpairmentContract
+from contract.measuring import Start, send, within_chance
 from netns.fiberd_lab import Lab, until
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError
-from testbed.host.emulator import Emulator
 
-NOTHING = Impairment()
-SOL_UDP, UDP_SEGMENT, SO_RCVBUFFORCE = 17, 103, 33
-Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
-Start = Callable[..., Emulator]
+__all__ = ["NOTHING", "EmulatorContract", "Start", "directions", "lab"]
 
 
 def directions(lab: Lab, there: Impairment, back: Impairment) -> list[Direction]:
@@ -43,47 +37,11 @@ def lab() -> Iterator[Lab]:
         made.destroy()
 
 
-def send(
-    lab: Lab,
-    count: int,
-    *,
-    segments: int = 1,
-    pause_s: float = 0.0002,
-    between: Callable[[int], None] = lambda number: None,
-) -> list[int]:
-    """Numbers of the datagrams that arrived at b, in order, of ``count`` x ``segments``; ``between(n)`` before each n.
+class EmulatorContract(ImpairmentContract):
+    """Fixtures to give: ``start(lab, there, back) -> Emulator``, which is stopped at the end of the test.
 
-    With ``segments`` above 1 each send is one super-packet of so many MTU segments.
+    What each impairment does to packets is the other half: ``impairment_contract.py``.
     """
-    size = 1400
-    there = lab.socket(lab.b, socket.AF_INET, socket.SOCK_DGRAM)
-    here = lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM)
-    with there, here:
-        there.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-        there.bind(("10.77.0.2", 0))
-        here.connect(there.getsockname())
-        if segments > 1:
-            here.setsockopt(SOL_UDP, UDP_SEGMENT, size)
-        for number in range(count):
-            between(number)
-            first = number * segments
-            here.send(b"".join(struct.pack("!I", first + it).ljust(size, b"x") for it in range(segments)))
-            time.sleep(pause_s)
-        there.settimeout(0.5)
-        arrived = []
-        try:
-            while True:
-                arrived.append(struct.unpack_from("!I", there.recv(2048))[0])
-        except TimeoutError:
-            return arrived
-
-
-def within_chance(lost: int, sent: int, probability: float) -> bool:
-    return abs(lost - sent * probability) <= Z * math.sqrt(sent * probability * (1 - probability)) + 1
-
-
-class EmulatorContract:
-    """Fixtures to give: ``start(lab, there, back) -> Emulator``, which is stopped at the end of the test."""
 
     @pytest.mark.parametrize("delay_s", [200e-6, 5e-3])
     def test_delay_is_added_to_the_round_trip(self, lab: Lab, start: Start, delay_s: float) -> None:

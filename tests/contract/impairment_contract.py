@@ -1,0 +1,455 @@
+"""What every emulator must make of each value of an Impairment; a part of the contract of emulator_contract.py.
+
+Intervals are two-sided and fail once in a million runs by chance; jitter and holding back are in milliseconds, where
+the noise of a machine with one busy CPU does not matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import socket
+import statistics
+import threading
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+from contract.measuring import (
+    HEADERS_BYTES,
+    Arrival,
+    Start,
+    Z,
+    autocorrelation,
+    counter,
+    distance,
+    drawn,
+    probe,
+    runs_of_missing,
+    send,
+    within_chance,
+)
+from netns.fiberd_lab import Lab, run
+
+from testbed.core.physics.impairment import GilbertElliott, Impairment
+from testbed.errors import LabError
+from testbed.host.emulator import Emulator
+
+NOTHING = Impairment()
+NOISE_S = 0.4e-3  # of a median delay, on one CPU
+IMPOSSIBLE = {
+    "loss": Impairment(loss=1.3),
+    "jitter": Impairment(delay_s=1e-3, jitter_s=1e-3),
+    "distribution": Impairment(delay_s=1e-3, jitter_s=1e-6, jitter_distribution="cauchy"),
+    "correlation": Impairment(delay_s=1e-3, jitter_correlation=0.5),
+    "jitter_reorders": Impairment(delay_s=1e-3, jitter_reorders=True),
+    "burst": Impairment(loss=0.1, burst=0.5),
+    "r": Impairment(p=0.1),
+    "h": Impairment(p=0.1, r=0.5, h=-0.1),
+    "corrupt": Impairment(corrupt=-1e-9),
+    "corrupt_survives": Impairment(corrupt_survives=True),
+    "duplicate": Impairment(duplicate=float("nan")),
+    "reorder": Impairment(delay_s=1e-3, reorder=0.1),
+    "overhead": Impairment(rate_bps=1e6, overhead_bytes=100_000),
+    "delay": Impairment(delay_s=-1.0),
+    "rate": Impairment(rate_bps=3.0),
+    "queue": Impairment(queue_bytes=-1),
+}
+
+
+def mean_delay_s(arrived: Sequence[Arrival]) -> float:
+    return statistics.fmean(arrival.delay_s for arrival in arrived)
+
+
+def numbers(arrived: Sequence[Arrival]) -> list[int]:
+    return [arrival.number for arrival in arrived]
+
+
+def spacing_s(arrived: Sequence[Arrival], skip: int = 50) -> float:
+    """Mean time between arrivals, the first ones left out: a token bucket lets them pass at once."""
+    return (arrived[-1].at_s - arrived[skip].at_s) / (len(arrived) - 1 - skip)
+
+
+class ImpairmentContract:
+    """Fixtures to give: ``lab``, and ``start(lab, there, back) -> Emulator``."""
+
+    lacks: ClassVar[frozenset[str]] = frozenset()
+    """What this emulator refuses by name, as users write it. It must not be a silent lack."""
+
+    # ---- overhead
+
+    @pytest.mark.parametrize("overhead", [0, 24, 200])
+    def test_each_packet_costs_its_overhead_at_the_rate(self, lab: Lab, start: Start, overhead: int) -> None:
+        rate, size = 2e6, 64
+        start(lab, Impairment(rate_bps=rate, overhead_bytes=overhead), NOTHING)
+        lab.rtts_s(1)
+        arrived = probe(lab, 400, size=size, at_once=400, pause_s=0)
+        assert numbers(arrived) == list(range(400))
+        assert spacing_s(arrived) == pytest.approx((HEADERS_BYTES + size + overhead) * 8 / rate, rel=0.03)
+
+    # ---- jitter
+
+    @pytest.mark.parametrize("distribution", ["uniform", "normal", "pareto", "paretonormal"])
+    def test_jitter_has_its_distribution(self, lab: Lab, start: Start, distribution: str) -> None:
+        delay, jitter, count = 20e-3, 4e-3, 3000
+        emulator = start(lab, Impairment(delay_s=delay), NOTHING)
+        lab.rtts_s(2)
+        bare = statistics.median(arrival.delay_s for arrival in probe(lab, 200))
+        assert abs(bare - delay) < NOISE_S
+        emulator.set(
+            {"l0:b": Impairment(delay, jitter_s=jitter, jitter_distribution=distribution, jitter_reorders=True)}
+        )
+        arrived = probe(lab, count, at_once=5, pause_s=1e-3)
+        assert sorted(numbers(arrived)) == list(range(count))
+        assert numbers(arrived) != list(range(count))
+        found = sorted((arrival.delay_s - bare) / jitter for arrival in arrived)
+        expected = drawn(distribution, 100_000)
+        noise = NOISE_S / jitter
+        spread = statistics.pstdev(expected)
+        assert abs(statistics.fmean(found) - statistics.fmean(expected)) < Z * spread / math.sqrt(count) + noise
+        assert abs(statistics.median(found) - statistics.median(expected)) < 0.1 + noise
+        inner = [statistics.pstdev(values[len(values) // 100 : -len(values) // 100]) for values in (found, expected)]
+        assert inner[0] == pytest.approx(inner[1], rel=0.15)
+        assert found[0] > expected[0] - noise
+        # Two-sample bound of Smirnov at 1e-6, and what the noise moves at the greatest density, which is pareto's.
+        assert distance(found, expected) < 2.69 / math.sqrt(count) + (0.12 if "pareto" in distribution else 0.05)
+
+    def test_jitter_keeps_the_order_at_any_rate(self, lab: Lab, start: Start) -> None:
+        start(lab, Impairment(delay_s=10e-3, jitter_s=2e-3), NOTHING)
+        lab.rtts_s(2)
+        arrived = probe(lab, 4000, at_once=40, pause_s=1e-3)
+        assert numbers(arrived) == list(range(4000))
+        delays = [arrival.delay_s for arrival in arrived]
+        assert min(delays) > 2e-3  # the distribution ends at 4 of the jitter
+        assert max(delays) - min(delays) > 2e-3
+
+    def test_jitter_reorders_where_asked(self, lab: Lab, start: Start) -> None:
+        start(lab, Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_reorders=True), NOTHING)
+        lab.rtts_s(2)
+        arrived = probe(lab, 1000, at_once=10, pause_s=1e-3)
+        assert sorted(numbers(arrived)) == list(range(1000))
+        overtaken = sum(1 for one, other in itertools.pairwise(arrived) if one.number > other.number)
+        assert overtaken > 100
+
+    def test_jitter_changes_to_none_and_to_order_again(self, lab: Lab, start: Start) -> None:
+        jittered = Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_reorders=True)
+        emulator = start(lab, jittered, NOTHING)
+        lab.rtts_s(2)
+        emulator.set({"l0:b": dataclasses.replace(jittered, jitter_reorders=False)})
+        assert numbers(probe(lab, 1000, at_once=10, pause_s=1e-3)) == list(range(1000))
+        emulator.set({"l0:b": Impairment(delay_s=10e-3)})
+        arrived = probe(lab, 500)
+        assert numbers(arrived) == list(range(500))
+        assert min(arrival.delay_s for arrival in arrived) >= 10e-3
+        assert statistics.median(arrival.delay_s for arrival in arrived) < 10e-3 + NOISE_S
+
+    def test_jitter_is_correlated_as_asked(self, lab: Lab, start: Start) -> None:
+        correlation, jitter, count = 0.8, 12e-3, 2000
+        asked = Impairment(
+            20e-3, jitter_s=jitter, jitter_distribution="uniform", jitter_correlation=correlation, jitter_reorders=True
+        )
+        if "correlation" in self.lacks:
+            emulator = start(lab, Impairment(delay_s=1e-3), NOTHING)
+            self._refuses(lab, emulator, asked, "correlation")
+            return
+        start(lab, asked, NOTHING)
+        lab.rtts_s(2)
+        arrived = sorted(probe(lab, count, at_once=5, pause_s=1e-3), key=lambda arrival: arrival.number)
+        delays = [arrival.delay_s for arrival in arrived]
+        assert autocorrelation(delays) == pytest.approx(correlation, abs=0.1)
+        # x = c x + (1 - c) u has the variance of u times (1 - c) / (1 + c)
+        narrower = math.sqrt((1 - correlation) / (1 + correlation))
+        assert statistics.pstdev(delays) == pytest.approx(jitter / math.sqrt(3) * narrower, rel=0.2)
+
+    # ---- holding back
+
+    def test_reorder_holds_its_share_back_and_sends_nothing_early(self, lab: Lab, start: Start) -> None:
+        delay, share, by, count = 3e-3, 0.05, 6e-3, 4000
+        emulator = start(lab, Impairment(delay_s=delay, reorder=share, reorder_by_s=by), NOTHING)
+        lab.rtts_s(2)
+        before = emulator.stats()[0].held_back
+        arrived = probe(lab, count, at_once=4, pause_s=1e-3)
+        assert sorted(numbers(arrived)) == list(range(count))
+        assert min(arrival.delay_s for arrival in arrived) >= delay
+        held = [arrival for arrival in arrived if arrival.delay_s > delay + by - 1e-6]
+        others = [arrival for arrival in arrived if arrival.delay_s < delay + by / 2]
+        assert within_chance(len(held), count, share), f"{len(held)} held back"
+        assert within_chance(len(others), count, 1 - share), f"{len(others)} not"
+        assert numbers(others) == sorted(numbers(others))
+        overtakers = sum(1 for one, other in itertools.pairwise(arrived) if one.number > other.number)
+        assert overtakers > 0.5 * len(held)
+        if before is not None:
+            assert (emulator.stats()[0].held_back or 0) - before == pytest.approx(len(held), abs=count * 0.001)
+
+    def test_reorder_goes_together_with_jitter(self, lab: Lab, start: Start) -> None:
+        delay, jitter, share, by, count = 6e-3, 1e-3, 0.2, 20e-3, 2000
+        asked = Impairment(
+            delay, jitter_s=jitter, jitter_distribution="uniform", jitter_reorders=True, reorder=share, reorder_by_s=by
+        )
+        start(lab, asked, NOTHING)
+        lab.rtts_s(2)
+        arrived = probe(lab, count, at_once=4, pause_s=1e-3)
+        held = [arrival.delay_s for arrival in arrived if arrival.delay_s > delay + by / 2]
+        others = [arrival.delay_s for arrival in arrived if arrival.delay_s <= delay + by / 2]
+        assert within_chance(len(held), count, share), f"{len(held)} held back"
+        for delays, mean in ((others, delay), (held, delay + by)):
+            assert min(delays) >= mean - jitter
+            assert statistics.median(delays) == pytest.approx(mean, abs=NOISE_S)
+            assert statistics.pstdev(sorted(delays)[: int(0.95 * len(delays))]) > 0.4 * jitter
+
+    # ---- loss
+
+    def test_loss_in_bursts(self, lab: Lab, start: Start) -> None:
+        loss, burst, count = 0.1, 4.0, 20_000
+        emulator = start(lab, Impairment(loss=loss, burst=burst), NOTHING)
+        chain = GilbertElliott.of_means(loss, burst)
+        before = emulator.stats()[0]
+        arrived = probe(lab, count, at_once=20, pause_s=1e-3)
+        lost = count - len(arrived)
+        spread = (1 + chain.correlation) / (1 - chain.correlation)
+        assert within_chance(lost, count, loss, spread), f"{lost} of {count}"
+        runs = runs_of_missing(arrived, count)
+        deviation = math.sqrt(1 - chain.r) / chain.r / math.sqrt(len(runs))
+        assert abs(statistics.fmean(runs) - burst) < Z * deviation, f"{statistics.fmean(runs):.2f} in a row"
+        after = emulator.stats()[0]
+        assert after.drops["loss"] - before.drops["loss"] == pytest.approx(lost, abs=2)
+
+    def test_loss_by_its_chain(self, lab: Lab, start: Start) -> None:
+        chain, count = GilbertElliott(p=0.02, r=0.1, h=0.5, k=0.99), 20_000
+        start(lab, Impairment(p=chain.p, r=chain.r, h=chain.h, k=chain.k), NOTHING)
+        arrived = probe(lab, count, at_once=20, pause_s=1e-3)
+        came = set(numbers(arrived))
+        lost = [number not in came for number in range(count)]
+        mean = chain.mean_loss
+        # Two losses j packets apart have the covariance c x correlation^j.
+        c = (chain.k - chain.h) ** 2 * chain.bad * (1 - chain.bad)
+        spread = 1 + 2 * c * chain.correlation / (1 - chain.correlation) / (mean * (1 - mean))
+        assert within_chance(sum(lost), count, mean, spread), f"{sum(lost)} of {count}"
+        again = sum(one and other for one, other in itertools.pairwise(lost)) / sum(lost)
+        expected = mean + c * chain.correlation / mean
+        # Bounded by bursts as independent samples: one in 1 / (p + r) packets.
+        independent = sum(lost) * (1 - chain.correlation)
+        assert abs(again - expected) < Z * math.sqrt(expected * (1 - expected) / independent), f"{again:.3f}"
+
+    def test_loss_changes_between_its_kinds_in_one_change(self, lab: Lab, start: Start) -> None:
+        count = 3000
+        emulator = start(lab, Impairment(loss=0.3), NOTHING)
+        for asked, spread in (
+            (Impairment(loss=0.2, burst=3), 6.0),
+            (Impairment(loss=0.1), 1.0),
+            (Impairment(p=0.5, r=0.5, h=1.0, k=0.6), 1.0),
+            (NOTHING, 1.0),
+        ):
+            emulator.set({"l0:b": asked})
+            lost = count - len(probe(lab, count, at_once=20, pause_s=1e-3))
+            assert within_chance(lost, count, asked.mean_loss, spread) and (asked.mean_loss or not lost), f"{lost}"
+
+    # ---- corruption
+
+    def test_what_is_corrupted_is_lost_and_never_delivered_wrong(self, lab: Lab, start: Start) -> None:
+        count = 6000
+        asked = Impairment(loss=0.05, corrupt=0.1)
+        emulator = start(lab, asked, NOTHING)
+        lab.rtts_s(4)
+        before = emulator.stats()[0].drops
+        arrived = probe(lab, count, at_once=20, pause_s=1e-3, unchecked=True)
+        lost = count - len(arrived)
+        assert within_chance(lost, count, asked.mean_loss), f"{lost} of {count}"
+        assert not any(arrival.wrong_bits for arrival in arrived)
+        after = emulator.stats()[0].drops
+        counted = sum(after[cause] - before[cause] for cause in ("loss", "corrupt"))
+        assert counted == pytest.approx(lost, abs=2)
+
+    def test_bursts_and_corruption_lose_together(self, lab: Lab, start: Start) -> None:
+        count = 15_000
+        asked = Impairment(loss=0.1, burst=4, corrupt=0.1)
+        start(lab, asked, NOTHING)
+        arrived = probe(lab, count, at_once=20, pause_s=1e-3)
+        lost = count - len(arrived)
+        assert within_chance(lost, count, asked.mean_loss, 6.0), f"{lost} of {count}"
+        # A lost one is followed by another in a burst (3 of 4), or by chance: far from independence (0.19).
+        came = set(numbers(arrived))
+        pairs = sum(1 for number in range(count - 1) if not {number, number + 1} & came)
+        assert 0.3 < pairs / lost < 0.65
+
+    def test_a_surviving_flip_is_one_bit_anywhere(self, lab: Lab, start: Start) -> None:
+        count, size, corrupt = 3000, 1400, 0.3
+        emulator = start(lab, Impairment(corrupt=corrupt, corrupt_survives=True), NOTHING)
+        lab.rtts_s(8)
+        before = emulator.stats()[0].corrupted
+        arrived = probe(lab, count, size=size, at_once=10, pause_s=1e-3, unchecked=True)
+        wrong = [arrival for arrival in arrived if arrival.wrong_bits]
+        # Flips in the headers make a packet vanish, or leave no trace behind the head of our own.
+        assert count - len(arrived) < count * corrupt * 0.12
+        assert within_chance(len(wrong), count, corrupt * (size - 12) / (size + HEADERS_BYTES)), f"{len(wrong)} flipped"
+        assert all(len(arrival.wrong_bits) == 1 for arrival in wrong)
+        places = sorted(arrival.wrong_bits[0] // 8 / (size - 12) for arrival in wrong)
+        assert distance(places, [(it + 0.5) / 1000 for it in range(1000)]) < 2.69 / math.sqrt(len(places)) + 0.01
+        if before is not None:
+            assert within_chance((emulator.stats()[0].corrupted or 0) - before, count, corrupt)
+
+    def test_udp_sees_a_surviving_flip_and_delivers_nothing_wrong(self, lab: Lab, start: Start) -> None:
+        count, corrupt = 2000, 0.3
+        start(lab, Impairment(corrupt=corrupt, corrupt_survives=True), NOTHING)
+        lab.rtts_s(8)
+        before = counter(lab, lab.b, "Udp", "InCsumErrors")
+        arrived = probe(lab, count, size=1400, at_once=10, pause_s=1e-3)
+        assert not any(arrival.wrong_bits for arrival in arrived)
+        seen = counter(lab, lab.b, "Udp", "InCsumErrors") - before
+        # What is flipped in the headers of Ethernet and IP never comes to UDP: 34 bytes of 1442.
+        assert within_chance(seen, count, corrupt * 1408 / 1442), f"{seen} wrong checksums of {count}"
+
+    def test_flips_are_of_segments_and_of_their_payload(self, lab: Lab, start: Start) -> None:
+        count, segments, corrupt = 100, 20, 0.2
+        start(lab, Impairment(corrupt=corrupt, corrupt_survives=True), NOTHING)
+        lab.rtts_s(8)
+        before = counter(lab, lab.b, "Udp", "InCsumErrors")
+        arrived = send(lab, count, segments=segments, pause_s=0.002)
+        seen = counter(lab, lab.b, "Udp", "InCsumErrors") - before
+        assert within_chance(seen, count * segments, corrupt * 1408 / 1442), f"{seen} wrong checksums"
+        assert len(arrived) <= count * segments - seen
+
+    def test_tcp_mends_a_surviving_flip(self, lab: Lab, start: Start) -> None:
+        asked = Impairment(delay_s=200e-6, corrupt=0.02, corrupt_survives=True)
+        start(lab, asked, Impairment(delay_s=200e-6))
+        lab.rtts_s(8)
+        wrong = counter(lab, lab.b, "Tcp", "InCsumErrors")
+        again = counter(lab, lab.a, "Tcp", "RetransSegs")
+        sent = bytes(range(251)) * 6000  # 1.5 MB: about a thousand segments
+        assert hashlib.sha256(self._stream(lab, sent)).digest() == hashlib.sha256(sent).digest()
+        assert counter(lab, lab.b, "Tcp", "InCsumErrors") > wrong
+        assert counter(lab, lab.a, "Tcp", "RetransSegs") > again
+
+    # ---- duplication
+
+    def test_duplicates_come_twice_and_never_more(self, lab: Lab, start: Start) -> None:
+        count, share = 4000, 0.1
+        emulator = start(lab, Impairment(delay_s=1e-3, duplicate=share), NOTHING)
+        lab.rtts_s(2)
+        before = emulator.stats()[0].duplicated
+        times = self._times(probe(lab, count, at_once=10, pause_s=1e-3), count)
+        assert set(times) == {1, 2}
+        assert within_chance(times.count(2), count, share), f"{times.count(2)} twice"
+        if before is not None:
+            assert (emulator.stats()[0].duplicated or 0) - before == pytest.approx(times.count(2), abs=4)
+
+    def test_loss_and_duplication_go_together(self, lab: Lab, start: Start) -> None:
+        count, loss, share = 5000, 0.2, 0.3
+        start(lab, Impairment(loss=loss, duplicate=share), NOTHING)
+        times = self._times(probe(lab, count, at_once=10, pause_s=1e-3), count)
+        assert set(times) == {0, 1, 2}
+        assert within_chance(times.count(0), count, loss), f"{times.count(0)} lost"
+        assert within_chance(times.count(2), count, (1 - loss) * share), f"{times.count(2)} twice"
+
+    # ---- together
+
+    def test_directions_have_their_own_impairments(self, lab: Lab, start: Start) -> None:
+        count = 2000
+        back = Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_distribution="uniform")
+        start(lab, Impairment(delay_s=1e-3, loss=0.3), back)
+        lab.rtts_s(8)
+        there = probe(lab, count, at_once=5, pause_s=1e-3)
+        assert within_chance(count - len(there), count, 0.3)
+        assert statistics.median(arrival.delay_s for arrival in there) == pytest.approx(1e-3, abs=NOISE_S)
+        here = probe(lab, count, at_once=1, pause_s=5e-4, backwards=True)
+        assert numbers(here) == list(range(count))
+        assert min(arrival.delay_s for arrival in here) >= 8e-3
+        assert mean_delay_s(here) > 9.5e-3
+
+    def test_changing_one_value_keeps_all_others(self, lab: Lab, start: Start) -> None:
+        rate, size, count = 5e6, 1000, 1200
+        chain = GilbertElliott(p=0.1, r=0.4)
+        asked = Impairment(
+            8e-3, rate, jitter_s=1e-3, jitter_distribution="uniform", p=chain.p, r=chain.r, queue_bytes=10**8
+        )
+        emulator = start(lab, asked, NOTHING)
+        lab.rtts_s(6)
+        emulator.set({"l0:b": dataclasses.replace(asked, overhead_bytes=124)})
+        arrived = probe(lab, count, size=size, at_once=count, pause_s=0)
+        spread = (1 + chain.correlation) / (1 - chain.correlation)
+        assert within_chance(count - len(arrived), count, chain.mean_loss, spread)
+        runs = runs_of_missing(arrived, count)
+        assert abs(statistics.fmean(runs) - 2.5) < Z * math.sqrt(0.6) / 0.4 / math.sqrt(len(runs))
+        assert spacing_s(arrived) == pytest.approx((HEADERS_BYTES + size + 124) * 8 / rate, rel=0.03)
+        delays = [arrival.delay_s for arrival in probe(lab, 500, pause_s=3e-3)]
+        assert min(delays) >= 7e-3
+        assert statistics.median(delays) == pytest.approx(8e-3, abs=NOISE_S)
+        assert statistics.pstdev(sorted(delays)[: int(0.95 * len(delays))]) > 0.4e-3
+        emulator.set({"l0:b": dataclasses.replace(asked, p=0.0, r=0.0)})
+        assert len(probe(lab, 300)) == 300
+
+    # ---- refusals
+
+    def test_what_is_impossible_is_refused_before_anything_is_touched(self, lab: Lab, start: Start) -> None:
+        for name, wrong in IMPOSSIBLE.items():
+            with pytest.raises(LabError, match=rf"l0:b: {name}\b"):
+                start(lab, wrong, NOTHING)
+            assert all(lab.is_up(end) for end in lab.ends()), f"{name}: the ends went down"
+        standing = run("tc", "-n", lab.plant, "qdisc", "show")
+        assert "netem" not in standing and "clsact" not in standing
+
+    def test_a_refused_change_touches_nothing(self, lab: Lab, start: Start) -> None:
+        emulator = start(lab, Impairment(delay_s=3e-3), NOTHING)
+        lab.rtts_s(2)
+        for name, wrong in IMPOSSIBLE.items():
+            # The other direction's is possible, and must not happen either.
+            with pytest.raises(LabError, match=rf"l0:b: {name}\b"):
+                emulator.set({"l0:a": Impairment(delay_s=50e-3), "l0:b": wrong})
+        answered = lab.rtts_s(10)
+        assert len(answered) == 10
+        assert 3e-3 <= answered[0] < 6e-3
+
+    def test_segmented_senders_are_named(self, lab: Lab, start: Start) -> None:
+        emulator = start(lab, NOTHING, NOTHING)
+        assert emulator.segmented() == ()
+        emulator.set({"l0:a": Impairment(loss=1e-3)})
+        assert set(emulator.segmented()) <= {"l0:a"}
+        emulator.set({"l0:a": NOTHING})
+        assert emulator.segmented() == ()
+
+    # ---- helpers
+
+    @staticmethod
+    def _refuses(lab: Lab, emulator: Emulator, asked: Impairment, name: str) -> None:
+        with pytest.raises(LabError, match=rf"l0:b: .*\b{name}\b"):
+            emulator.set({"l0:b": asked})
+        lab.rtts_s(2)
+        answered = lab.rtts_s(10)
+        assert len(answered) == 10 and 1e-3 <= answered[0] < 3e-3
+
+    @staticmethod
+    def _times(arrived: Sequence[Arrival], count: int) -> list[int]:
+        """How often each number came."""
+        times = [0] * count
+        for arrival in arrived:
+            times[arrival.number] += 1
+        return times
+
+    @staticmethod
+    def _stream(lab: Lab, data: bytes) -> bytes:
+        """What b reads of what a writes into a TCP connection."""
+        listening = lab.socket(lab.b, socket.AF_INET, socket.SOCK_STREAM)
+        here = lab.socket(lab.a, socket.AF_INET, socket.SOCK_STREAM)
+        with listening, here:
+            listening.settimeout(20)
+            here.settimeout(20)
+            listening.bind(("10.77.0.2", 0))
+            listening.listen(1)
+            here.connect(listening.getsockname())
+            there, _ = listening.accept()
+
+            def write() -> None:
+                here.sendall(data)
+                here.shutdown(socket.SHUT_WR)
+
+            writing = threading.Thread(target=write)
+            with there:
+                there.settimeout(20)
+                writing.start()
+                read = bytearray()
+                while chunk := there.recv(1 << 16):
+                    read += chunk
+            writing.join(20)
+        return bytes(read)

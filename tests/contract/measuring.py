@@ -1,0 +1,198 @@
+"""Numbered, timed datagrams through a fiber, and what chance may make of them: the oracles of the contract."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from netns.fiberd_lab import Lab
+
+from testbed.host.emulator import Emulator
+
+Start = Callable[..., Emulator]
+"""``start(lab, there, back)``: an emulator over the link of a lab."""
+
+SO_RCVBUFFORCE, SO_NO_CHECK, SO_TIMESTAMPNS, SOL_UDP, UDP_SEGMENT = 33, 11, 35, 17, 103
+HEADERS_BYTES = 14 + 20 + 8  # Ethernet, IPv4, UDP
+HEAD = struct.Struct("!IQ")
+Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A datagram as it came: its number, time on the way, when (seconds of a clock), and which bits were wrong."""
+
+    number: int
+    delay_s: float
+    at_s: float
+    wrong_bits: tuple[int, ...]
+
+
+def payload(number: int, size: int) -> bytes:
+    """What datagram ``number`` carries behind its head: different in every byte and every datagram."""
+    return random.Random(number).randbytes(size - HEAD.size)
+
+
+def probe(
+    lab: Lab,
+    count: int,
+    *,
+    size: int = 64,
+    at_once: int = 1,
+    pause_s: float = 0.0005,
+    backwards: bool = False,
+    unchecked: bool = False,
+    quiet_s: float = 0.4,
+) -> list[Arrival]:
+    """Send ``count`` datagrams of ``size`` bytes from a to b, ``at_once`` of them between pauses; what arrived, in
+    order of arrival, until nothing comes for ``quiet_s``.
+
+    ``unchecked`` sends them without a UDP checksum, so that flipped bits of the payload can be seen.
+    """
+    source, target, address = (lab.b, lab.a, "10.77.0.1") if backwards else (lab.a, lab.b, "10.77.0.2")
+    there = lab.socket(target, socket.AF_INET, socket.SOCK_DGRAM)
+    here = lab.socket(source, socket.AF_INET, socket.SOCK_DGRAM)
+    with there, here:
+        there.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        there.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        there.bind((address, 0))
+        here.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, int(unchecked))
+        here.connect(there.getsockname())
+        bodies = [payload(number, size) for number in range(count)]
+        for number, body in enumerate(bodies):
+            here.send(HEAD.pack(number, time.time_ns()) + body)
+            if (number + 1) % at_once == 0:
+                time.sleep(pause_s)
+        there.settimeout(quiet_s)
+        arrived = []
+        while (arrival := _receive(there, bodies)) is not None:
+            arrived.append(arrival)
+    return arrived
+
+
+def _receive(there: socket.socket, bodies: Sequence[bytes]) -> Arrival | None:
+    try:
+        data, ancillary, _, _ = there.recvmsg(2048, 128)
+    except TimeoutError:
+        return None
+    ((_, _, stamp),) = ancillary
+    seconds, nanoseconds = struct.unpack("=qq", stamp)
+    arrived_ns = seconds * 10**9 + nanoseconds
+    number, sent_ns = HEAD.unpack_from(data)
+    body = data[HEAD.size :]
+    expected = bodies[number] if number < len(bodies) else b""
+    wrong: tuple[int, ...] = ()
+    if body != expected:
+        size = max(len(body), len(expected))
+        difference = int.from_bytes(body.ljust(size, b"\0"), "little") ^ int.from_bytes(
+            expected.ljust(size, b"\0"), "little"
+        )
+        wrong = tuple(bit for bit in range(8 * size) if difference >> bit & 1)
+    return Arrival(number, (arrived_ns - sent_ns) / 1e9, arrived_ns / 1e9, wrong)
+
+
+def send(
+    lab: Lab,
+    count: int,
+    *,
+    segments: int = 1,
+    pause_s: float = 0.0002,
+    between: Callable[[int], None] = lambda number: None,
+) -> list[int]:
+    """Numbers of the datagrams that arrived at b, in order, of ``count`` x ``segments``; ``between(n)`` before each n.
+
+    With ``segments`` above 1 each send is one super-packet of so many MTU segments.
+    """
+    size = 1400
+    there = lab.socket(lab.b, socket.AF_INET, socket.SOCK_DGRAM)
+    here = lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM)
+    with there, here:
+        there.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        there.bind(("10.77.0.2", 0))
+        here.connect(there.getsockname())
+        if segments > 1:
+            here.setsockopt(SOL_UDP, UDP_SEGMENT, size)
+        for number in range(count):
+            between(number)
+            first = number * segments
+            here.send(b"".join(struct.pack("!I", first + it).ljust(size, b"x") for it in range(segments)))
+            time.sleep(pause_s)
+        there.settimeout(0.5)
+        arrived = []
+        try:
+            while True:
+                arrived.append(struct.unpack_from("!I", there.recv(2048))[0])
+        except TimeoutError:
+            return arrived
+
+
+def counter(lab: Lab, namespace: str, protocol: str, name: str) -> int:
+    """A counter of /proc/net/snmp of a host."""
+    lines = [line.split() for line in lab.inside(namespace, "cat", "/proc/net/snmp").splitlines()]
+    names, values = (words for words in lines if words[0] == f"{protocol}:")
+    return int(values[names.index(name)])
+
+
+def within_chance(lost: float, sent: int, probability: float, spread: float = 1.0) -> bool:
+    """Whether ``lost`` of ``sent`` fits; ``spread`` is by how much the variance exceeds that of independent ones."""
+    variance = sent * probability * (1 - probability) * spread
+    return abs(lost - sent * probability) <= Z * math.sqrt(variance) + 1
+
+
+def runs_of_missing(arrived: Sequence[Arrival], count: int) -> list[int]:
+    """Lengths of the runs of numbers below ``count`` that did not come."""
+    came = {arrival.number for arrival in arrived}
+    runs, length = [], 0
+    for number in range(count + 1):
+        if number < count and number not in came:
+            length += 1
+        elif length:
+            runs.append(length)
+            length = 0
+    return runs
+
+
+def drawn(distribution: str, count: int) -> list[float]:
+    """``count`` values of a distribution of jitter as Impairment documents it, in units of the jitter, sorted."""
+    chance = random.Random(20261121)
+
+    def normal() -> float:
+        return max(-4.0, min(4.0, chance.gauss(0.0, 1.0)))
+
+    def pareto() -> float:  # of shape 3: mean 3/2, variance 3/4
+        return min(4.0, (chance.paretovariate(3.0) - 1.5) / math.sqrt(0.75))
+
+    draw = {
+        "uniform": lambda: chance.uniform(-1.0, 1.0),
+        "normal": normal,
+        "pareto": pareto,
+        "paretonormal": lambda: 0.25 * normal() + 0.75 * pareto(),
+    }[distribution]
+    return sorted(draw() for _ in range(count))
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Kolmogorov and Smirnov's: the greatest difference of the two distribution functions; both sorted."""
+    at = [0, 0]
+    greatest = 0.0
+    while at[0] < len(one) and at[1] < len(other):
+        value = min(one[at[0]], other[at[1]])
+        for which, values in enumerate((one, other)):
+            while at[which] < len(values) and values[at[which]] <= value:
+                at[which] += 1
+        greatest = max(greatest, abs(at[0] / len(one) - at[1] / len(other)))
+    return greatest
+
+
+def autocorrelation(values: Sequence[float]) -> float:
+    """Of neighbours."""
+    mean = statistics.fmean(values)
+    total = sum((value - mean) ** 2 for value in values)
+    return sum((a - mean) * (b - mean) for a, b in itertools.pairwise(values)) / total
