@@ -34,7 +34,7 @@ GOOD, BAD, UNSURE = "green", "bold red", "yellow"
 _STYLES = {
     **dict.fromkeys(("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished", "viable"), GOOD),
     **dict.fromkeys(("bad", "down", "no", "fail", "missing", "degraded", "dead", "failed", "not viable"), BAD),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly"), UNSURE),
+    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "another user's"), UNSURE),
 }
 
 
@@ -115,7 +115,7 @@ def topology_facts(topology: Topology) -> list[dict[str, object]]:
             "between": list(link.between),
             "km": link.length_m / 1e3,
             "one_way_delay_s": link.delay_s,
-            "rtt_s": 2 * link.delay_s,
+            "rtt_s": link.rtt_s,
             "rate_bps": link.rate_bps,
             "real_rate_bps": link.rate_bps * topology.scale,
             "queue_bytes": link.queue_bytes,
@@ -132,7 +132,7 @@ def physics(topology: Topology) -> Table:
             " - ".join(link.between),
             format_length(link.length_m),
             format_delay(link.delay_s, 4),
-            format_delay(2 * link.delay_s, 4),
+            format_delay(link.rtt_s, 4),
             format_rate(link.rate_bps, 4),
             format_rate(link.rate_bps * topology.scale, 4),
             format_size(link.queue_bytes, 3),
@@ -225,9 +225,23 @@ def _value(topology: Topology, key: str) -> str:
     if section == "sites":
         return str(getattr(topology.site(name), field, "-"))
     if section == "links":
-        return _link_value(topology, topology.link(name), field)
+        name, _, field = rest.partition(".")
+        link = topology.link(name)
+        return _impair_value(topology, link, field) if "." in field else _link_value(topology, link, field)
     lengths = {duct.name: duct.length_m for duct in topology.ducts}
     return format_length(lengths[rest]) if rest in lengths else "-"
+
+
+def _impair_value(topology: Topology, link: Link, field: str) -> str:
+    """Of ``impair.loss``, as both directions have it that do not say otherwise, or ``toward.west.loss``."""
+    from testbed.core.physics import parameters
+
+    where, _, key = field.rpartition(".")
+    toward = where.removeprefix("toward.")
+    own = {it for it in link.directions if f"links.{link.name}.toward.{it.partition(':')[2]}.{key}" in topology.origins}
+    direction = f"{link.name}:{toward}" if where != "impair" else min(set(link.directions) - own or own)
+    value = getattr(link.impairment(direction), parameters.PARAMETERS[key].field)
+    return parameters.text(key, value * topology.scale if key == "rate" else value)
 
 
 def _link_value(topology: Topology, link: Link, field: str) -> str:
@@ -257,7 +271,7 @@ def labs(found: Sequence[LabSummary], now_unix_s: float) -> Table:
             lab.name,
             lab.topology,
             verdict(lab.state),
-            str(lab.nodes),
+            str(lab.nodes or "?"),
             format_duration(max(0.0, round(now_unix_s - lab.since_unix_s)), 3),
         ]
         for lab in found

@@ -234,3 +234,129 @@ def test_any_bytes_load_or_are_refused(text: bytes) -> None:
 def test_a_broken_record_is_a_value_error(data: object) -> None:
     with pytest.raises(ValueError, match="not a resolved topology"):
         topology_from_dict(data)  # type: ignore[arg-type]
+
+
+# ---- impair and toward
+
+ASYMMETRIC = b"""\
+defaults: {link: {impair: {jitter: 20us, rate: 400G}, toward: {west: {corrupt: 1e-9}}}}
+sites: {east: , west: }
+links:
+  north:
+    between: [east, west]
+    km: 40
+    impair: {loss: 0.01%, burst: 8}
+    toward:
+      west: {loss: 1%, delay: 250us}
+  south: {between: [east, west], km: 47, optics: 400ZR, loss: 0.1%}
+"""
+
+
+def asymmetric(overrides: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
+    return load_text(ASYMMETRIC, "lab.yaml", overrides)
+
+
+def test_a_direction_may_differ_from_the_other() -> None:
+    north = asymmetric().link("north")
+    there, back = north.impairment("north:west"), north.impairment("north:east")
+    assert (there.delay_s, there.loss, there.burst, there.jitter_s, there.corrupt) == (250e-6, 0.01, 8, 20e-6, 1e-9)
+    assert (back.delay_s, back.loss, back.burst, back.jitter_s, back.corrupt) == (200e-6, 1e-4, 8, 20e-6, 0)
+    assert there.rate_bps == back.rate_bps == 400e6, "the rate in the world over the scale"
+    assert there.queue_bytes == 400e6 * 250e-6 / 8 + 500_000, "rate x delay of that direction, and 10 ms"
+    assert back.queue_bytes == 400e6 * 200e-6 / 8 + 500_000
+    assert (north.delay_s, north.loss, north.rate_bps) == (200e-6, 1e-4, 400e6), "what holds both ways"
+    assert north.rtt_s == pytest.approx(450e-6)
+
+
+def test_a_links_own_loss_and_optics_mean_more_than_the_default_impairment() -> None:
+    topology = asymmetric({"defaults.link.impair.loss": "5%", "defaults.link.impair.burst": 4})
+    south = topology.link("south").impairment("south:east")
+    assert (south.loss, south.burst) == (0.001, 4), "a default burst goes with any loss"
+    assert south.rate_bps == 400e6, "of the optics, not because the default says the same"
+    assert asymmetric({"links.south.optics": "800ZR"}).link("south").rate_bps == 800e6
+
+
+def test_a_plain_link_has_no_impairments_of_its_own_and_an_old_topology_is_read() -> None:
+    north = metro().link("north")
+    assert north.impairments == ()
+    plain = topology_to_dict(metro())
+    for link in plain["links"]:
+        del link["impairments"]
+    assert topology_from_dict(plain) == metro()
+
+
+def test_asymmetric_links_go_through_json() -> None:
+    topology = asymmetric()
+    plain = json.loads(json.dumps(topology_to_dict(topology)))
+    plain["links"][0]["impairments"][0]["of a later version"] = 1
+    assert topology_from_dict(plain) == topology
+    assert topology_from_dict(plain).link("north").impairment("north:west").delay_s == 250e-6
+
+
+def test_set_reaches_into_impair_and_toward() -> None:
+    topology = asymmetric(
+        {
+            "links.north.impair.loss": "2%",
+            "links.*.toward.west.delay": "300us",
+            "links.south.toward.e*.corrupt": "1e-6",
+            "links.south.impair": "{overhead: 38 B}",
+        }
+    )
+    north, south = topology.link("north"), topology.link("south")
+    assert north.impairment("north:east").loss == 0.02
+    assert north.impairment("north:west").loss == 0.01, "toward has the last word"
+    assert north.impairment("north:west").delay_s == south.impairment("south:west").delay_s == 300e-6
+    assert (south.impairment("south:east").corrupt, south.impairment("south:west").corrupt) == (1e-6, 1e-9)
+    assert south.impairment("south:east").overhead_bytes == 38
+    origins = topology.origins
+    assert origins["links.north.impair.loss"] == origins["links.north.loss"] == "--set"
+    assert origins["links.north.impair.burst"] == "lab.yaml:7"
+    assert origins["links.north.impair.jitter"] == "lab.yaml:1"
+    assert origins["links.north.toward.west.loss"] == "lab.yaml:9"
+    assert origins["links.north.toward.west.delay"] == origins["links.south.impair.overhead"] == "--set"
+    assert origins["links.north.rate"] == "lab.yaml:1"
+    assert "links.south.impair.rate" not in origins, "hidden by its optics"
+
+
+@pytest.mark.parametrize(
+    ("key", "offered"),
+    [
+        ("links.north.impair.los", "impair.loss"),
+        ("links.*.toward.wets.loss", "west"),
+        ("links.*.toward.west.colour", "toward.west.loss"),
+        ("links.*.toward.west.loss.x", r"toward.SITE.loss"),
+        ("links.north.km.impair", "links.north.km"),
+        ("defaults.link.impair.los", "defaults.link.impair.loss"),
+        ("defaults.link.toward.mars.loss", "east"),
+    ],
+)
+def test_set_of_an_impairment_that_is_not_there_offers_the_nearest(key: str, offered: str) -> None:
+    with pytest.raises(UnknownName, match=offered):
+        asymmetric({key: "1%"})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["loss", "delay", "burst", "jitter", "rate", "p", "r", "corrupt", "colour"]),
+        st.one_of(
+            st.floats(-1, 20), st.sampled_from(["1%", "5ms", "8", "400G", "", "x"]), st.none(), st.lists(st.none())
+        ),
+        max_size=4,
+    ),
+    st.sampled_from(["impair", "toward"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_written_is_resolved_or_refused_with_its_place(written: dict[str, object], where: str) -> None:
+    value = written if where == "impair" else {"west": written}
+    text = json.dumps(
+        {
+            "sites": {"east": None, "west": None},
+            "links": {"north": {"between": ["east", "west"], "km": 9, where: value}},
+        }
+    )
+    try:
+        link = load(text).link("north")
+    except FileMistakes as error:
+        assert all(it.line == 1 and "link 'north'" in it.message for it in error.findings), str(error)
+    else:
+        assert not [finding for name in link.directions for finding in link.impairment(name).findings()]

@@ -201,15 +201,15 @@ class Impairment:
                 " raise delay, which is the mean, or take less jitter"
             )
         if self.jitter_correlation and not self.jitter_s:
-            yield "correlation: it is that of the jitter, and there is none"
+            yield "correlation: it is that of the jitter, and there is none; give jitter too"
         if self.jitter_reorders and not self.jitter_s:
-            yield "jitter_reorders: there is no jitter that could reorder"
+            yield "jitter_reorders: there is no jitter that could reorder; give jitter too"
         if self.burst and not 0 < self.loss < 1:
-            yield f"burst: it needs a loss between 0 and 1 to be the bursts of, and loss is {self.loss:g}"
+            yield f"burst: it needs a loss between 0 and 1 to be the bursts of, and loss is {self.loss:g}; give loss too"
         elif self.burst >= 1 and self.burst < self.loss / (1 - self.loss) * (1 - 1e-9):
             yield (
                 f"burst: a loss of {self.loss:g} has runs of {self.loss / (1 - self.loss):.4g} packets at least,"
-                f" {self.burst:g} is shorter"
+                f" {self.burst:g} is shorter; give a longer burst, or less loss"
             )
         if self.p > 0:
             if self.loss or self.burst:
@@ -217,15 +217,15 @@ class Impairment:
             if self.r <= 0:
                 yield "r: with p there must be a way back to the good state; give r above 0"
         elif self.r or self.h or self.k != 1:
-            yield "p: r, h and k belong to a chain that begins with p above 0"
+            yield "p: r, h and k belong to a chain that begins with p above 0; give p too"
         if self.corrupt_survives and not self.corrupt:
-            yield "corrupt_survives: there is no corruption that could survive"
+            yield "corrupt_survives: there is no corruption that could survive; give corrupt too"
         if bool(self.reorder) != bool(self.reorder_by_s):
-            yield "reorder: give both, reorder (the share of packets held back) and reorder_by (for how long)"
+            yield "reorder: one half of it is missing; give both, reorder (the share of packets held back) and reorder_by (for how long)"
         if self.reorder and self.jitter_s and not self.jitter_reorders:
-            yield "reorder: with jitter it needs jitter_reorders=true: jitter cannot keep an order that is broken"
+            yield "reorder: jitter cannot keep an order that is broken; give jitter_reorders=true too"
         if self.reorder and self.jitter_correlation:
-            yield "reorder: with a correlation of the jitter it cannot be had; leave one of them out"
+            yield "reorder: it cannot be had with a correlation of the jitter; leave one of them out"
 
 
 @dataclass(frozen=True)

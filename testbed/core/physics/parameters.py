@@ -1,4 +1,4 @@
-"""Impairments as people write them: ``delay=5ms loss=0.1% burst=8``, in a command or under a link of a file."""
+"""Impairments as people write them, and are shown them: ``delay=5ms loss=0.1% burst=8``, in a command or a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.core import units
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 from testbed.core.words import shown
 
-__all__ = ["PARAMETERS", "Misread", "Parameter", "read"]
+__all__ = ["PARAMETERS", "Misread", "Parameter", "judge", "lay", "parse", "read", "text"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,10 @@ def _distribution(value: object) -> str:
 
 
 def _packets(value: object) -> float:
-    return units.parse_number(value, low=1, high=1e9)
+    packets = units.parse_number(value, low=0, high=1e9)
+    if packets < 1:
+        raise units.Unreadable(f"a burst of {packets:g} packets is shorter than one packet", "write 1 or more, as in 8")
+    return packets
 
 
 PARAMETERS: Final[Mapping[str, Parameter]] = {
@@ -80,25 +83,39 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
 }
 """By the key that users write, in the order of ``--help``."""
 
+_FORMATS: Final[Mapping[Callable[[object], Any], Callable[[Any], str]]] = {
+    units.parse_delay_s: units.format_delay,
+    units.parse_rate_bps: units.format_rate,
+    units.parse_size_bytes: units.format_size,
+    units.parse_probability: units.format_probability,
+    _packets: "{:g}".format,
+    _flag: shown,
+}
+
 _MEANS, _CHAIN = ("loss", "burst"), ("p", "r", "h", "k")
 
 
-def read(written: Mapping[str, object], base: Impairment) -> tuple[Impairment, tuple[Misread, ...]]:
-    """``base`` with what is written in place of its own, and everything that is wrong with it.
-
-    What is not named keeps the value of ``base``. Loss by its means and loss by its chain replace each other whole.
-    A value that cannot be read leaves that of ``base``, so that the others are judged all the same.
-    """
-    changes: dict[str, Any] = {}
+def parse(written: Mapping[str, object]) -> tuple[dict[str, Any], tuple[Misread, ...]]:
+    """What is written, each value by itself: those that can be read, by key and in SI units, and what is wrong."""
+    values: dict[str, Any] = {}
     misread: list[Misread] = []
     for key, value in written.items():
         if key not in PARAMETERS:
             misread.append(Misread(key, f"there is no such impairment; there is {', '.join(PARAMETERS)}"))
             continue
         try:
-            changes[PARAMETERS[key].field] = PARAMETERS[key].parse(value)
+            values[key] = PARAMETERS[key].parse(value)
         except ValueError as error:
             misread.append(Misread(key, str(error)))
+    return values, tuple(misread)
+
+
+def lay(values: Mapping[str, Any], base: Impairment) -> Impairment:
+    """``base`` with ``values`` (by key, as :func:`parse` gives them) in place of its own.
+
+    Loss by its means and loss by its chain replace each other whole.
+    """
+    changes = {PARAMETERS[key].field: value for key, value in values.items()}
     blank = Impairment()
     replaced = (
         _CHAIN if any(key in changes for key in _MEANS) else _MEANS if any(key in changes for key in _CHAIN) else ()
@@ -107,9 +124,28 @@ def read(written: Mapping[str, object], base: Impairment) -> tuple[Impairment, t
         changes.setdefault(key, getattr(blank, key))
     if changes.get("loss") in (0.0, 1.0):
         changes.setdefault("burst", 0.0)  # nothing and everything have no bursts
-    result = dataclasses.replace(base, **changes)
-    if not misread:
-        for finding in result.findings():
-            key, _, why = finding.partition(": ")
-            misread.append(Misread(key, why))
-    return result, tuple(misread)
+    return dataclasses.replace(base, **changes)
+
+
+def judge(impairment: Impairment) -> tuple[Misread, ...]:
+    """What does not fit together in ``impairment``, by the key that users write."""
+    return tuple(Misread(key, why) for key, _, why in (it.partition(": ") for it in impairment.findings()))
+
+
+def read(written: Mapping[str, object], base: Impairment) -> tuple[Impairment, tuple[Misread, ...]]:
+    """``base`` with what is written in place of its own, and everything that is wrong with it.
+
+    A value that cannot be read leaves that of ``base``, so that the others are judged all the same.
+    """
+    values, misread = parse(written)
+    result = lay(values, base)
+    return result, misread or judge(result)
+
+
+def text(key: str, value: Any) -> str:
+    """A value in SI units as people write it; ``key`` is one of PARAMETERS.
+
+    >>> text("delay", 0.005), text("loss", 0.001)
+    ('5 ms', '0.1%')
+    """
+    return _FORMATS.get(PARAMETERS[key].parse, str)(value)

@@ -47,6 +47,10 @@ class Link:
     many wire bytes may wait for their turn in a direction: rate x delay + buffer. ``loss`` is a probability per MTU
     segment. ``delay_s`` holds ``optics_latency_s`` (FEC, DSP; both ends together) and that of ``huts`` amplifier
     huts already, as ``queue_bytes`` holds ``buffer_bytes``; these three are kept to be shown.
+
+    ``impairments`` says the whole of each of ``directions``, in that order, where the file says more than the values
+    above (``impair:``, ``toward:``); it is empty where they are all there is. What ``impair:`` says of delay, rate
+    and loss is in the values above too; only a direction of its own may differ. Ask :meth:`impairment`, which knows.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Link:
     buffer_bytes: int = 0
     optics_latency_s: float = 0.0
     huts: int = 0
+    impairments: tuple[Impairment, ...] = ()
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -80,7 +85,14 @@ class Link:
         """What this link does to packets of one of its ``directions`` while it is healthy."""
         if direction not in self.directions:
             raise KeyError(direction)
+        if self.impairments:
+            return self.impairments[self.directions.index(direction)]
         return Impairment(self.delay_s, self.rate_bps, self.queue_bytes, self.loss)
+
+    @property
+    def rtt_s(self) -> float:
+        """There and back, whatever the difference between the two directions."""
+        return sum(self.impairment(direction).delay_s for direction in self.directions)
 
 
 @dataclass(frozen=True)
@@ -116,13 +128,16 @@ class Topology:
         return next(site for site in self.sites if node in site.node_names or node == site.gateway)
 
 
-Part = TypeVar("Part", "Site", "Link", "Duct")
+Part = TypeVar("Part", "Site", "Link", "Duct", Impairment)
 
 
 def topology_to_dict(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain JSON data, with nothing left out: the content of ``topology.json``."""
     plain = dataclasses.asdict(topology)
-    plain["links"] = [{**link, "between": list(link["between"]), "via": list(link["via"])} for link in plain["links"]]
+    plain["links"] = [
+        {key: list(value) if isinstance(value, tuple) else value for key, value in link.items()}
+        for link in plain["links"]
+    ]
     return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
 
@@ -137,10 +152,7 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
             name=str(data["name"]),
             scale=float(data["scale"]),
             sites=tuple(_part(Site, site) for site in data["sites"]),
-            links=tuple(
-                _part(Link, {**link, "between": tuple(link["between"]), "via": tuple(link["via"])})
-                for link in data["links"]
-            ),
+            links=tuple(_link(link) for link in data["links"]),
             ducts=tuple(_part(Duct, duct) for duct in data["ducts"]),
             routing=str(data["routing"]),
             seed=int(data["seed"]),
@@ -149,6 +161,13 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"this is not a resolved topology: {type(error).__name__} {error}") from error
+
+
+def _link(data: Mapping[str, Any]) -> Link:
+    # Written before there were impairments of single directions, a topology has none.
+    impairments = tuple(_part(Impairment, it) for it in data.get("impairments", ()))
+    pairs = {key: tuple(data[key]) for key in ("between", "via")}
+    return _part(Link, {**data, **pairs, "impairments": impairments})
 
 
 def _part(kind: type[Part], data: Mapping[str, Any]) -> Part:

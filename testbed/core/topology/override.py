@@ -2,6 +2,7 @@
 
 Keys are dotted and may hold ``*``: ``links.*.fiber=hollow-core``. A key can only change or fill in what the
 file has: it makes no site, link or duct. The value is read as YAML, so ``links.north.via=[coast, bridge]`` is a list.
+``links.*.toward.west.delay`` means every link that leads to west.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any, Final
 
+from testbed.core.physics.parameters import PARAMETERS
 from testbed.core.topology.schema import LinkDefaults, LinkText, SiteText, Written
 from testbed.core.words import shown
 from testbed.core.yamltext import Document, Path, read_value
@@ -76,30 +78,67 @@ def _paths(key: str, data: Mapping[str, Any]) -> list[Path]:
     first = parts[0]
     if first in _TOP and len(parts) == 1:
         return [parts]
-    if first == "defaults" and len(parts) == 3:
+    if first == "defaults" and len(parts) >= 3:
         if parts[1] not in _DEFAULTS:
             raise UnknownName("field", key, (f"defaults.{kind}.{parts[2]}" for kind in _DEFAULTS))
         if parts[2] not in _DEFAULTS[parts[1]]:
             raise UnknownName("field", key, (f"defaults.{parts[1]}.{field}" for field in _DEFAULTS[parts[1]]))
+        deeper = _below(key, parts, 2)
+        if deeper and parts[2] == "toward" and parts[3] not in (data.get("sites") or {}):
+            raise UnknownName("site", parts[3], [name for name in data.get("sites") or () if name.isprintable()])
         return [parts] if isinstance(data.get("defaults") or {}, Mapping) else []
     if first in _SECTIONS:
         return _in_section(key, parts, data.get(first))
     raise UnknownName("field", key, (*_TOP, "sites.NAME.nodes", "links.NAME.km", "ducts.NAME", "defaults.link.fiber"))
 
 
-def _in_section(key: str, parts: Path, section: object) -> list[Path]:
-    first, fields = str(parts[0]), _SECTIONS[str(parts[0])]
+def _below(key: str, parts: tuple[str, ...], field: int) -> bool:
+    """Whether ``parts`` goes on below its field, as ``impair`` and ``toward`` do. Raises UnknownName."""
+    place, depth = ".".join(parts[: field + 1]), {"impair": 1, "toward": 2}.get(parts[field], 0)
+    more = parts[field + 1 :]
+    if not more or (len(more) == 1 == depth - 1):
+        return bool(more)  # all of it at once: links.north.impair={loss: 1%}
+    if len(more) != depth:
+        like = {1: (f"{place}.loss",), 2: (f"{place}.SITE.loss",)}.get(depth, (place,))
+        raise UnknownName("field", key, like)
+    if more[-1] not in PARAMETERS:
+        raise UnknownName("field", key, (".".join((*parts[:-1], name)) for name in PARAMETERS))
+    return True
+
+
+def _in_section(key: str, parts: tuple[str, ...], section: object) -> list[Path]:
+    first, fields = parts[0], _SECTIONS[parts[0]]
     what = first.removesuffix("s")
-    if len(parts) != (3 if fields else 2):
+    if len(parts) < (3 if fields else 2) or (not fields and len(parts) > 2):
         raise UnknownName("field", key, (f"{first}.{parts[1] if len(parts) > 1 else '*'}.{name}" for name in fields))
     if fields and parts[2] not in fields:
         raise UnknownName("field", key, (f"{first}.{parts[1]}.{name}" for name in fields))
+    deeper = bool(fields) and _below(key, parts, 2)
     if section is not None and not isinstance(section, Mapping):
         return []  # the file's own mistake, which is found when the file is checked
-    names = [name for name in section or {} if fnmatch.fnmatchcase(name, str(parts[1]))]
+    names = [name for name in section or {} if fnmatch.fnmatchcase(name, parts[1])]
     if not names:
-        raise UnknownName(what, str(parts[1]), [name for name in section or () if name.isprintable()])
+        raise UnknownName(what, parts[1], [name for name in section or () if name.isprintable()])
+    if deeper and parts[2] == "toward" and isinstance(section, Mapping):
+        return _toward(parts, {name: section[name] for name in names})
     return [(first, name, *parts[2:]) for name in names]
+
+
+def _toward(parts: tuple[str, ...], links: Mapping[str, Any]) -> list[Path]:
+    """Of ``links`` those that lead to a site as in ``parts``; the site may hold ``*`` too."""
+    ends = {name: link.get("between") if isinstance(link, Mapping) else None for name, link in links.items()}
+    sites = {
+        name: [it for it in there if isinstance(it, str)] for name, there in ends.items() if isinstance(there, list)
+    }
+    found: list[Path] = [
+        ("links", name, "toward", site, *parts[4:])
+        for name, there in sites.items()
+        for site in there
+        if fnmatch.fnmatchcase(site, parts[3])
+    ]
+    if not found and sites:
+        raise UnknownName("site", parts[3], sorted({site for there in sites.values() for site in there}))
+    return found
 
 
 def _put(data: dict[str, Any], path: Path, value: object) -> None:

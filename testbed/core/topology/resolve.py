@@ -12,7 +12,7 @@ from typing import Final
 
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
-from testbed.core.topology import override
+from testbed.core.topology import impairing, override
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import check_name
 from testbed.core.topology.schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
@@ -67,6 +67,7 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
     content = read(written, mistakes)
     _check_sizes(content, mistakes)
     _check_names(content, mistakes)
+    impairing.check_default(content.defaults.link, content.sites, mistakes)
     for name, link in content.links.items():
         _check_link(name, link, content, mistakes)
     _check_connected(content, mistakes)
@@ -155,6 +156,9 @@ def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mist
     if length_m is not None and "optics" not in bad:
         _check_reach(name, link, length_m, content, mistakes)
     _check_rate(name, link, content, mistakes)
+    whole = length_m is not None and not any(found[:2] in (path, ("defaults", "link")) for found in mistakes.bad)
+    own = _own(link, content, length_m) if whole and length_m is not None else None
+    impairing.check(name, link, content.defaults.link, content.scale or DEFAULT_SCALE, own, mistakes)
 
 
 def _check_reach(name: str, link: LinkText, length_m: float, content: TopologyText, mistakes: Mistakes) -> None:
@@ -267,16 +271,37 @@ def _build(content: TopologyText, written: Written, label: str) -> Topology:
     )
 
 
-def _link(name: str, link: LinkText, content: TopologyText) -> Link:
+def _own(link: LinkText, content: TopologyText, length_m: float) -> impairing.Own:
+    """What the link is without ``impair``."""
     default = content.defaults.link
+    kind, latency_s, huts = _path(link, content)
+    return impairing.Own(
+        delay_s=fiber.propagation_s(length_m, kind, huts) + latency_s,
+        rate_bps=_rate_bps(link, content),
+        loss=link.loss if link.loss is not None else default.loss or 0.0,
+        buffer=link.buffer or default.buffer or DEFAULT_BUFFER,
+    )
+
+
+def _path(link: LinkText, content: TopologyText) -> tuple[str, float, int]:
+    """Kind of fiber, latency of the optics in seconds, amplifier huts."""
+    default = content.defaults.link
+    return (
+        link.fiber or default.fiber or fiber.DEFAULT_FIBER,
+        link.optics_latency if link.optics_latency is not None else default.optics_latency or 0.0,
+        link.huts if link.huts is not None else default.huts or 0,
+    )
+
+
+def _link(name: str, link: LinkText, content: TopologyText) -> Link:
+    default, scale = content.defaults.link, content.scale or DEFAULT_SCALE
     length_m, between = _length_m(link, content), link.between
     assert length_m is not None and between is not None
-    kind = link.fiber or default.fiber or fiber.DEFAULT_FIBER
-    latency_s = link.optics_latency if link.optics_latency is not None else default.optics_latency or 0.0
-    huts = link.huts if link.huts is not None else default.huts or 0
-    rate_bps = _rate_bps(link, content)
-    delay_s = fiber.propagation_s(length_m, kind, huts) + latency_s
-    buffer_bytes = (link.buffer or default.buffer or DEFAULT_BUFFER).bytes_at(rate_bps)
+    kind, latency_s, huts = _path(link, content)
+    own = _own(link, content, length_m)
+    both = impairing.resolved(own, impairing.layers(name, link, default, scale))
+    # In the order of Link.directions: toward the second site first.
+    over = [impairing.layers(name, link, default, scale, site) for site in reversed(between)]
     return Link(
         name=name,
         between=between,
@@ -285,15 +310,16 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
         fiber=kind,
         optics=link.optics or default.optics or optics.DEFAULT_OPTICS,
         waves=link.waves or default.waves or 1,
-        delay_s=delay_s,
-        rate_bps=rate_bps,
-        queue_bytes=round(rate_bps * delay_s / 8) + buffer_bytes,
-        loss=link.loss if link.loss is not None else default.loss or 0.0,
+        delay_s=both.delay_s,
+        rate_bps=both.rate_bps,
+        queue_bytes=both.queue_bytes,
+        loss=both.loss,
         mtu=link.mtu or default.mtu or DEFAULT_MTU,
         protection=link.protection or default.protection or DEFAULT_PROTECTION,
-        buffer_bytes=buffer_bytes,
+        buffer_bytes=own.buffer.bytes_at(both.rate_bps),
         optics_latency_s=latency_s,
         huts=huts,
+        impairments=tuple(impairing.resolved(own, each) for each in over) if any(over) else (),
     )
 
 
@@ -312,9 +338,23 @@ def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str
         yield f"ducts.{name}", origin(("ducts", name))
     for name, link in content.links.items():
         for key in LinkText.model_fields:
-            if key in ("km", "via") and getattr(link, key) is None:
+            if key in ("impair", "toward") or (key in ("km", "via") and getattr(link, key) is None):
                 continue
             path, default = ("links", name, key), ("defaults", "link", key)
             # The optics of a link take precedence over a rate that is only the default of all.
             hidden = key == "rate" and link.optics is not None and link.rate is None
-            yield f"links.{name}.{key}", origin(path) if hidden else origin(path, default)
+            over = [
+                (*place, key) for place, values in impairing.layers(name, link, content.defaults.link) if key in values
+            ]
+            paths = (path,) if hidden else (path, default)
+            yield f"links.{name}.{key}", written.origin(over[-1]) if over else origin(*paths)
+        yield from _impair_origins(name, link, content, written)
+
+
+def _impair_origins(name: str, link: LinkText, content: TopologyText, written: Written) -> Iterator[tuple[str, str]]:
+    """``links.north.impair.loss``, ``links.north.toward.west.loss``: those that are written, by whoever has the say."""
+    for toward in (None, *(link.between or ())):
+        where = f"links.{name}." + ("impair" if toward is None else f"toward.{toward}")
+        for place, values in impairing.layers(name, link, content.defaults.link, toward=toward):
+            if toward is None or toward == place[-1]:
+                yield from ((f"{where}.{key}", written.origin((*place, key))) for key in values)

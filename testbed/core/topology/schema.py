@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from testbed.core.physics.fiber import FIBERS
 from testbed.core.physics.optics import OPTICS
+from testbed.core.physics.parameters import PARAMETERS, parse
 from testbed.core.units import (
     Unreadable,
     parse_delay_s,
@@ -46,6 +47,7 @@ __all__ = [
 MOST_NODES_PER_SITE: Final = 256
 
 Model = TypeVar("Model", bound=BaseModel)
+LinkPart = TypeVar("LinkPart", bound="LinkDefaults")
 
 
 def whole(low: int, high: int) -> Callable[[object], int]:
@@ -155,7 +157,11 @@ class SiteText(_Part):
 
 
 class LinkDefaults(_Part):
-    """What ``defaults: {link: …}`` may say: all of a link but where it lies."""
+    """What ``defaults: {link: …}`` may say: all of a link but where it lies.
+
+    ``impair`` are values by key of PARAMETERS, in SI units, for both directions; ``toward`` the same by the site that
+    a direction leads to. :func:`check` leaves them as written, :func:`read` reads them.
+    """
 
     fiber: Annotated[str | None, BeforeValidator(_one_of(FIBERS))] = None
     optics: Annotated[str | None, BeforeValidator(_one_of(OPTICS))] = None
@@ -167,6 +173,8 @@ class LinkDefaults(_Part):
     huts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
     mtu: Annotated[int | None, BeforeValidator(whole(1280, 9216))] = None
     protection: Annotated[str | None, BeforeValidator(_one_of(_PROTECTIONS, _LATER))] = None
+    impair: Any = None
+    toward: Any = None
 
 
 class LinkText(LinkDefaults):
@@ -231,7 +239,7 @@ class Written:
     def origin(self, path: Path) -> str:
         """``file:line`` or ``--set``."""
         file, line = self.place(path)
-        return f"{file}:{line}" if line else "--set" if path in self.sets else file
+        return f"{file}:{line}" if line else "--set" if file.startswith("--set ") else file
 
 
 @dataclass
@@ -303,7 +311,7 @@ def read(written: Written, mistakes: Mistakes) -> TopologyText:
         seed=top.seed,
         routing=top.routing,
         defaults=DefaultsText(
-            link=check(LinkDefaults, defaults.link, ("defaults", "link"), "the default link", mistakes),
+            link=_link(LinkDefaults, defaults.link, ("defaults", "link"), "the default link", mistakes),
             site=check(SiteText, defaults.site, ("defaults", "site"), "the default site", mistakes),
         ),
         sites={
@@ -311,9 +319,37 @@ def read(written: Written, mistakes: Mistakes) -> TopologyText:
         },
         ducts={name: _duct(name, raw, mistakes) for name, raw in ducts.items()},
         links={
-            name: check(LinkText, raw, ("links", name), f"link {shown(name)}", mistakes) for name, raw in links.items()
+            name: _link(LinkText, raw, ("links", name), f"link {shown(name)}", mistakes) for name, raw in links.items()
         },
     )
+
+
+def _link(model: type[LinkPart], raw: object, path: Path, what: str, mistakes: Mistakes) -> LinkPart:
+    found = check(model, raw, path, what, mistakes)
+    impair = _impairment(found.impair, (*path, "impair"), f"'impair' of {what}", mistakes)
+    towards = _section(found.toward, (*path, "toward"), "toward: {west: {loss: 1%, delay: 250us}}", mistakes)
+    toward = {
+        site: _impairment(it, (*path, "toward", site), f"'toward' {shown(site)} of {what}", mistakes)
+        for site, it in towards.items()
+    }
+    return found.model_copy(update={"impair": impair, "toward": toward})
+
+
+def _impairment(raw: object, path: Path, what: str, mistakes: Mistakes) -> dict[str, Any]:
+    """Values by key, in SI units; whether they fit together only a whole link can tell (``resolve.py``)."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        mistakes.note(path, f"{what} is {shown(raw)}, which has no keys", "write it as {jitter: 20us, loss: 0.01%}")
+        return {}
+    values, misread = parse(raw)
+    for it in misread:
+        if it.key in PARAMETERS:
+            message, _, fix = it.why.partition("; ")
+            mistakes.note((*path, it.key), f"{it.key} of {what}: {message}", fix)
+        else:
+            mistakes.note((*path, it.key), f"unknown key {shown(it.key)} in {what}", nearest(it.key, PARAMETERS))
+    return values
 
 
 def _duct(name: str, raw: object, mistakes: Mistakes) -> float | None:

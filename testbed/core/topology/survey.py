@@ -90,7 +90,7 @@ def survey(
 
 def _link(link: Link, scale: float) -> LinkFacts:
     optics = OPTICS[link.optics]
-    product = bandwidth_delay_bytes(link.rate_bps, 2 * link.delay_s)
+    product = bandwidth_delay_bytes(link.rate_bps, link.rtt_s)
     return LinkFacts(
         link=link.name,
         between=link.between,
@@ -102,7 +102,7 @@ def _link(link: Link, scale: float) -> LinkFacts:
         spans=optics.spans(link.length_m),
         regenerators=optics.regenerators(link.length_m),
         huts=link.huts,
-        rtt_s=2 * link.delay_s,
+        rtt_s=link.rtt_s,
         bandwidth_delay_bytes=product,
         real_bandwidth_delay_bytes=product * scale,
     )
@@ -113,7 +113,7 @@ def _pair(one: str, other: str, path: tuple[Link, ...]) -> PairFacts:
         between=(one, other),
         via=tuple(link.name for link in path),
         length_m=sum(link.length_m for link in path),
-        rtt_floor_s=2 * sum(link.delay_s for link in path),
+        rtt_floor_s=sum(link.rtt_s for link in path),
     )
 
 
@@ -128,7 +128,7 @@ def _rings(topology: Topology, paths: Mapping[str, Mapping[str, tuple[Link, ...]
     return training.Rings(
         sites=len(names),
         ranks=len(topology.node_names),
-        hop_s=max(sum(link.delay_s for link in paths[here][there]) for here, there in hops),
+        hop_s=max(sum(link.rtt_s for link in paths[here][there]) / 2 for here, there in hops),
         byte_s=max(8 * times / real_bps[link] for (link, _), times in crossings.items()),
     )
 
