@@ -6,6 +6,7 @@
     ├── UserError                2  what you typed or wrote must change
     │   ├── FileMistakes         2  a topology or experiment file; holds every finding
     │   ├── UnknownName          2  no such lab, topology, link, node…; offers the nearest
+    │   ├── NameTaken            2  that name is in use by a lab or a namespace; choose another, or take that one down
     │   └── NotAllowed           2  neither root nor the capabilities that this needs
     ├── MeasuredBad              1  it was measured, and it is not good enough
     │   ├── FidelityError        1  a fiber is outside tolerance
@@ -13,9 +14,8 @@
     │   └── JobFailed            1  a rank failed, or the job did not reach its last step
     ├── HostError                3  the machine failed us or lacks something
     │   ├── MissingTool          3  names the command that installs it
-    │   ├── NameTaken            3  a lab, namespace, address range or port is in use
     │   └── StorageError         3  disk full, or a folder that cannot be written
-    ├── LabError                 3  the lab is degraded, gone, or did not answer in time
+    ├── LabError                 3  the lab is degraded, gone, another user's, or did not answer in time
     └── Interrupted            130  Ctrl-C or SIGTERM; everything was undone first
 
 Foreign exceptions are translated where they enter (``testbed.host``), always with ``from``.
@@ -96,7 +96,12 @@ class UnknownName(UserError):
             hint = "there is " + ", ".join(shown[:12]) + (", …" if len(shown) > 12 else "")
         else:
             hint = "there is none"
-        super().__init__(f"no {what} named '{name}'; {hint}")
+        printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+        super().__init__(f"no {what} named '{printable}'; {hint}")
+
+
+class NameTaken(UserError):
+    pass
 
 
 class NotAllowed(UserError):
@@ -129,10 +134,6 @@ class MissingTool(HostError):
     def __init__(self, tool: str, install: str, why: str = "") -> None:
         self.tool, self.install = tool, install
         super().__init__(f"{tool} is missing{': ' + why if why else ''}; install it with: {install}")
-
-
-class NameTaken(HostError):
-    pass
 
 
 class StorageError(HostError):

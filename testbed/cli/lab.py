@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,10 +26,12 @@ from testbed.cli.verb import (
     TargetArgument,
     TopologyArgument,
 )
-from testbed.errors import UnknownName, UserError
+from testbed.core.units import format_duration
+from testbed.errors import TestbedError, UnknownName, UserError
 
 if TYPE_CHECKING:
-    from testbed.lab.api import Fault, Lab
+    from testbed.core.topology.model import Topology
+    from testbed.lab.api import Choice, Fault, Lab
 
 WATCH_EVERY_S = 1.0
 
@@ -59,11 +62,7 @@ def up(
 
     wanted = api.load(topology, verb.read_overrides(set_))
     if dry_run:
-        steps = [str(step) for step in api.plan(wanted, agents)]
-        if as_json:
-            screen.show_json(steps)
-        for step in [] if as_json else steps:
-            screen.show_line(step)
+        _show_plan(wanted, name or wanted.name, agents, api.choose(wanted, name, driver, emulator), as_json)
         return
     with screen.progress() as progress:
         lab = api.up(
@@ -82,6 +81,18 @@ def up(
     elif not screen.quiet():
         _show_links(lab)
         _say_next(lab)
+
+
+def _show_plan(topology: Topology, name: str, agents: bool, choice: Choice, as_json: bool) -> None:
+    from testbed.lab import api
+
+    steps = [str(step) for step in api.plan(topology, agents, choice.emulator)]
+    if as_json:
+        screen.show_json({"lab": name, **dataclasses.asdict(choice), "steps": steps})
+        return
+    screen.say(f"lab {name}, {choice}")
+    for step in steps:
+        screen.show_line(step)
 
 
 def _show_links(lab: Lab) -> None:
@@ -115,20 +126,25 @@ def down(
 
     if all_ and labs:
         raise UserError("either name labs or say --all, not both")
-    if all_:
-        for name in api.down_all():
-            screen.say(f"{name}: down")
-        return
-    names = labs or ([lab] if lab else _only_lab())
+    names = api.lab_names() if all_ else labs or ([lab] if lab else _only_lab())
+    failed: list[TestbedError] = []
     for name in dict.fromkeys(names):
-        if api.down(name):
-            screen.say(f"{name}: down")
+        try:
+            if api.down(name):
+                screen.say(f"{name}: down")
+        except TestbedError as error:  # one that will not go keeps no other up
+            failed.append(error)
+    failed.sort(key=lambda error: error.exit_code)
+    for each in failed[:-1]:
+        screen.error(str(each))
+    if failed:
+        raise failed[-1]
 
 
-def _only_lab() -> list[str]:
+def _only_lab() -> Sequence[str]:
     from testbed.lab import api
 
-    names = [each.name for each in api.labs()]
+    names = api.lab_names()
     if len(names) > 1:
         raise UserError(f"{len(names)} labs are up: {', '.join(names)}; name the ones to remove, or say --all")
     return names
@@ -285,7 +301,8 @@ def _inject(
     _show_fault(made)
     if made.ended is None:
         screen.say(
-            f"it ends by itself after {lasting}" if lasting else f"to end it: testbed heal {made.id}", style="dim"
+            f"it ends by itself after {format_duration(for_s)}" if for_s else f"to end it: testbed heal {made.id}",
+            style="dim",
         )
 
 
@@ -317,6 +334,8 @@ def inject(
             raise UserError(f"'{word}' is no KEY=VALUE; write for example delay=5ms")
         if key in ("fault", "target", "for_s", "wait"):
             raise UserError(f"'{key}' is no parameter of a fault; a time limit is --for")
+        if key in given:
+            raise UserError(f"{key} is given twice, as {given[key]} and as {value}; keep one")
         given[key] = value
     _inject(lab, fault, target, for_, wait, given, as_json)
 

@@ -46,6 +46,8 @@ def _list_labs(as_json: bool) -> None:
         screen.show_json(tables.plain(found))
     elif found:
         screen.show(tables.labs(found, time.time()))
+        if any(each.state == api.FOREIGN for each in found):
+            screen.say("labs of another user are root's to look into", style="dim")
     else:
         screen.say("no lab is up; bring one up with: testbed up metro-40km")
 

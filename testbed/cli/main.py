@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 from types import FrameType
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from testbed import __version__
-from testbed.cli import lab, look, screen, verb, work
+from testbed.cli import lab, look, screen, streams, verb, work
 from testbed.errors import HostError
 
 __all__ = ["app", "main"]
@@ -45,18 +44,25 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _command_line() -> int:
+    try:
+        app(standalone_mode=True, prog_name="testbed")
+    except SystemExit as ended:
+        streams.flush()
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
 def main() -> None:
     """Exit status: 0 good, 1 measured and bad, 2 your input, 3 the host or lab failed, 130 interrupted."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    streams.install()
     if sys.platform != "linux":
         screen.error("this runs on Linux only (it is made of network namespaces); use a Linux machine or a virtual one")
         sys.exit(HostError.exit_code)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1) wants it so
             signal.signal(number, _terminate)
-    sys.exit(verb.guarded(lambda: app(standalone_mode=True)))
+    sys.exit(verb.guarded(_command_line))
 
 
 if __name__ == "__main__":

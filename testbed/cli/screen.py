@@ -6,11 +6,9 @@ for terminals only; NO_COLOR is obeyed (by rich).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
-import select
 import sys
 import time
 from types import TracebackType
@@ -60,18 +58,10 @@ def verbose() -> bool:
     return _settings["verbose"]
 
 
-class _Console(Console):
-    """Rich ends the program with 1 when the reader has gone; here whoever called decides."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        raise BrokenPipeError
-
-
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return _Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
 @functools.cache
@@ -112,25 +102,9 @@ def error(text: str) -> None:
     """``testbed: `` and the message, in as many lines as it has."""
     first, *more = text.splitlines() or [""]
     line = Text("testbed: ", style="bold red").append(first, style="not bold default")
-    with contextlib.suppress(OSError):  # the terminal is gone: the exit status still tells
-        err().print(line, soft_wrap=True)
-        for each in more:
-            err().print(Text(f"         {each}"), soft_wrap=True)
-
-
-def reader_has_gone() -> bool:
-    """Whether whoever read our stdout or stderr has closed its end."""
-    poll = select.poll()
-    for descriptor in (1, 2):
-        poll.register(descriptor, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def discard_output() -> None:
-    """From now on what is written goes nowhere, so that flushing at exit does not fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    err().print(line, soft_wrap=True)
+    for each in more:
+        err().print(Text(f"         {each}"), soft_wrap=True)
 
 
 # ---- progress

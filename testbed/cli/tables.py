@@ -34,7 +34,8 @@ GOOD, BAD, UNSURE = "green", "bold red", "yellow"
 _STYLES = {
     **dict.fromkeys(("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished", "viable"), GOOD),
     **dict.fromkeys(("bad", "down", "no", "fail", "missing", "degraded", "dead", "failed", "not viable"), BAD),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "another user's"), UNSURE),
+    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly"), UNSURE),
+    "another user's": UNSURE,
 }
 
 

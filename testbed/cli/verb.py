@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed.cli import screen
+from testbed.cli import screen, streams
+from testbed.cli.streams import OutputError, ReaderGone
 from testbed.errors import Interrupted, TestbedError, UserError
 
 if TYPE_CHECKING:
@@ -93,7 +94,12 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
     except KeyboardInterrupt:
         screen.error("interrupted")
         return Interrupted.exit_code
+    except ReaderGone:
+        streams.discard_output()
+        return BROKEN_PIPE
     except TestbedError as error:
+        if isinstance(error, OutputError):
+            streams.discard_output()
         if screen.verbose():
             sys.stderr.write(traceback.format_exc())
         screen.error(str(error) or type(error).__name__)
@@ -101,9 +107,6 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and screen.reader_has_gone():
-            screen.discard_output()
-            return BROKEN_PIPE
         _say_bug(error)
         return TestbedError.exit_code if ours is None else ours
 
@@ -134,10 +137,10 @@ def completing(source: Callable[[], Sequence[str]]) -> Callable[[str], list[str]
     return complete
 
 
-def _lab_names() -> list[str]:
+def _lab_names() -> Sequence[str]:
     from testbed.lab import api
 
-    return [lab.name for lab in api.labs()]
+    return api.lab_names()
 
 
 def _topologies() -> Sequence[str]:
@@ -251,10 +254,16 @@ def attach(name: str | None) -> Lab:
 
 
 def read_overrides(assignments: Sequence[str] | None) -> dict[str, object]:
-    """``--set K=V`` of a command line, in order."""
+    """``--set K=V`` of a command line, in order. Raises UserError for a key that is there twice."""
     from testbed.core.topology.override import split
 
-    return dict(split(assignment) for assignment in assignments or ())
+    overrides: dict[str, object] = {}
+    for assignment in assignments or ():
+        key, value = split(assignment)
+        if key in overrides:
+            raise UserError(f"--set {key} is given twice, as {overrides[key]} and as {value}; keep one")
+        overrides[key] = value
+    return overrides
 
 
 def read_duration_s(text: str | None, option: str = "--for") -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ruamel.yaml import YAML
@@ -50,11 +50,21 @@ _SPECIAL: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", re.ASC
 
 @dataclass(frozen=True)
 class Document:
-    """``data`` is dicts (text keys), lists, text, numbers, bools and None; ``lines`` the line (from 1) of each path."""
+    """``data`` is dicts (text keys), lists, text, numbers, bools and None; ``lines`` the line (from 1) of each path.
+
+    ``findings`` are mistakes that do not hinder from looking further (a key that is there twice, of which the first
+    counts; a tag). Whoever looks further says them together with his own, or calls :meth:`raise_if_any`.
+    """
 
     file: str
     data: Any
     lines: Mapping[Path, int]
+    findings: tuple[Finding, ...] = ()
+
+    def raise_if_any(self) -> None:
+        """Raise FileMistakes if there are findings."""
+        if self.findings:
+            raise FileMistakes(self.findings)
 
     def line(self, path: Path) -> int:
         """Line of ``path``, or of the nearest thing above it that is in the file."""
@@ -109,7 +119,7 @@ class _Builder:
                 self.add(self.unfold(event, line), line)
             case ScalarEvent():
                 self.check_tag(event, line)
-                plain = event.implicit[0] and not event.style
+                plain = not event.style  # with a tag or without: the tag is refused, the value is looked at
                 node = _Node(line, event.value, anchor=event.anchor)
                 if not plain or self.expects_key():
                     self.add(node, line)
@@ -305,7 +315,7 @@ def read(text: bytes, file: str) -> Document:
     """``text``, the content of the file called ``file`` in messages, as data with lines.
 
     Raises:
-        FileMistakes: not UTF-8, not YAML, too large, too deep, a tag, a key that is there twice.
+        FileMistakes: not UTF-8, not YAML, too large, too deep: nothing more can be said of it.
     """
     decoded = _decode(text, file)
     builder = _Builder(file)
@@ -328,11 +338,14 @@ def read(text: bytes, file: str) -> Document:
         raise FileMistakes([*builder.findings, _syntax(error, decoded, builder)]) from error
     lines: dict[Path, int] = {(): builder.root.line if builder.root is not None else 0}
     data = None if builder.root is None else _unfold(builder.root, (), lines, builder)
-    if builder.findings:
-        raise FileMistakes(builder.findings)
-    return Document(file, data, lines)
+    return Document(file, data, lines, tuple(builder.findings))
 
 
 def read_value(text: str, label: str) -> Any:
-    """The value of a ``--set K=V``: a YAML scalar, or a list in brackets."""
-    return read(text.encode("utf-8", "surrogateescape"), label).data
+    """The value of a ``--set K=V``: a YAML scalar, or a list in brackets. Raises FileMistakes, without lines."""
+    try:
+        document = read(text.encode("utf-8", "surrogateescape"), label)
+        document.raise_if_any()
+    except FileMistakes as error:
+        raise FileMistakes(replace(finding, line=0) for finding in error.findings) from error
+    return document.data

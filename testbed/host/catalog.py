@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -67,13 +67,23 @@ def find(name_or_path: str, kind: Kind = "topology") -> tuple[bytes, str]:
         UnknownName: there is no such file; the nearest are offered.
         UserError: it is there and cannot be read, is no regular file or is larger than ``yamltext.MOST_BYTES``.
     """
-    if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
+    if _is_path(name_or_path):
         return _read(name_or_path, kind), name_or_path
     shipped = _shipped(kind)
     if name_or_path not in shipped:
-        raise UnknownName(kind, name_or_path, shipped)
+        raise _unknown(kind, name_or_path, shipped)
     path = shipped[name_or_path]
     return _read(str(path), kind), _label(path)
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or name_or_path in (".", "..") or name_or_path.endswith(_SUFFIXES)
+
+
+def _unknown(kind: str, name: str, shipped: Iterable[str]) -> UserError:
+    if os.path.lexists(name.replace("\0", "")):
+        return UserError(f"no {kind} named {shown(name)} is shipped; for the file of that name write ./{name}")
+    return UnknownName(kind, name, shipped)
 
 
 def _label(path: Path) -> str:
@@ -92,7 +102,11 @@ def _read(path: str, kind: Kind) -> bytes:
         with os.fdopen(handle, "rb") as file:
             _check_regular(os.fstat(handle), path)
             text = file.read(yamltext.MOST_BYTES + 1)
+        if text is None:  # it calls itself regular and has nothing to give now, as /proc/kmsg does
+            raise UserError(f"{path} is not a regular file; save the text in one")
     except FileNotFoundError as error:
+        if Path(path).is_symlink():
+            raise UserError(f"{path} is a link to something that is not there") from error
         raise UnknownName(f"{kind} file", path, _neighbours(path)) from error
     except PermissionError as error:
         raise UserError(f"{path} may not be read by you; change its permissions, or copy it") from error
@@ -139,10 +153,10 @@ def kind_of(name_or_path: str) -> Kind:
     Raises:
         UnknownName, UserError: as :func:`find`.
     """
-    if "/" not in name_or_path and not name_or_path.endswith(_SUFFIXES):
+    if not _is_path(name_or_path):
         topologies, experiments = _shipped("topology"), _shipped("experiment")
         if name_or_path not in topologies and name_or_path not in experiments:
-            raise UnknownName("topology or experiment", name_or_path, (*topologies, *experiments))
+            raise _unknown("topology or experiment", name_or_path, (*topologies, *experiments))
         return "topology" if name_or_path in topologies else "experiment"
     text, label = find(name_or_path, "topology")
     try:

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.record import RunInfo, number, read_events, read_metrics, read_rank, text
-from testbed.core.evidence.run import RunData, read_topology
+from testbed.core.evidence.run import RunData
 from testbed.core.report.document import Report, build, to_json
 from testbed.core.report.markdown import markdown
 from testbed.core.report.render import html
+from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
 
 __all__ = [
@@ -134,7 +135,9 @@ class RunDirectory:
         Raises:
             UnknownName: there is no directory, or nothing in it that a run writes.
         """
-        if not path.is_dir() or not any((path / name).exists() for name in ("run.json", "events.jsonl", "ranks")):
+        with _translated(path):
+            known = path.is_dir() and any((path / name).exists() for name in ("run.json", "events.jsonl", "ranks"))
+        if not known:
             raise UnknownName("run", path.name, [run.path.name for run in list_runs(path.parent)])
         return cls(path)
 
@@ -221,9 +224,17 @@ class RunDirectory:
             malformed[name] = malformed.get(name, 0) + bad
             return decoded
 
+        def topology_as_run() -> Topology | None:
+            fields = whole("topology.json")
+            try:
+                return topology_from_dict(fields) if fields else None
+            except ValueError:
+                malformed["topology.json"] = 1
+                return None
+
         with _translated(self.path):
             info = RunInfo.from_dict(whole("run.json"))
-            topology = read_topology(whole("topology.json"))
+            topology = topology_as_run()
             certificate = whole("certificate.json")
             events, bad_events = read_events(lines("events.jsonl"))
             fibers, rank_samples, hosts, bad_metrics = read_metrics(lines("metrics.jsonl"))
@@ -282,11 +293,20 @@ def _read_lines(path: Path) -> tuple[list[object], int]:
 
 
 def list_runs(root: Path) -> list[RunDirectory]:
-    """All runs under ``root``, the latest first; empty when there is no such folder."""
-    if not root.is_dir():
-        return []
+    """All runs under ``root``, the latest first; empty when there is no such folder.
+
+    Raises:
+        StorageError: there may be some, but they cannot be listed: ``root`` is a file, or not ours to read.
+    """
+    found = []
     with _translated(root):
-        found = [(path.stat().st_mtime, path.parent) for path in root.glob("*/run.json")]
+        try:
+            folders = list(root.iterdir())
+        except FileNotFoundError:
+            return []
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                found.append(((folder / "run.json").stat().st_mtime, folder))
     return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
 
 

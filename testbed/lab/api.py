@@ -11,18 +11,20 @@ from testbed.core.plan import build
 from testbed.core.plan.step import Plan
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology
-from testbed.errors import UnknownName, UserError
+from testbed.errors import TestbedError, UnknownName, UserError
 from testbed.host import catalog, store
 from testbed.host.store import RunDirectory
 from testbed.lab import deploy, recovery, state, status
-from testbed.lab.deploy import Progress
+from testbed.lab.deploy import Choice, Progress
 from testbed.lab.job import Job, Workload
 from testbed.lab.lab import Fault, Lab, runs_root
 from testbed.lab.observe import LiveState
 from testbed.lab.run import RunOutcome, run
-from testbed.lab.status import LabStatus, LabSummary, LinkStatus, RankStatus
+from testbed.lab.status import FOREIGN, LabStatus, LabSummary, LinkStatus, RankStatus
 
 __all__ = [
+    "FOREIGN",
+    "Choice",
     "Fault",
     "Job",
     "Lab",
@@ -37,8 +39,10 @@ __all__ = [
     "Topology",
     "Workload",
     "attach",
+    "choose",
     "down",
     "down_all",
+    "lab_names",
     "labs",
     "load",
     "plan",
@@ -68,9 +72,14 @@ def load(topology: str, set: Mapping[str, object] | None = None) -> Topology:
     return catalog.load_topology(topology, set)
 
 
-def plan(topology: Topology, agents: bool = True) -> Plan:
+def choose(topology: Topology, name: str | None = None, driver: str = "auto", emulator: str = "auto") -> Choice:
+    """Which driver and emulator :func:`up` would take, and why; see :func:`testbed.lab.deploy.choose`."""
+    return deploy.choose(topology, name or topology.name, driver, emulator)
+
+
+def plan(topology: Topology, agents: bool = True, emulator: str = "fiberd") -> Plan:
     """What :func:`up` would do, as values; ``str(step)`` is one line."""
-    return build.build(topology, agents=agents)
+    return build.build(topology, agents=agents, emulator=emulator)
 
 
 def up(
@@ -101,7 +110,7 @@ def up(
 def attach(name: str | None = None) -> Lab:
     """A lab that is up: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
     wanted = name or os.environ.get("TESTBED_LAB") or None
-    known = [folder.name for folder in state.folders()]
+    known = lab_names()
     if wanted is None:
         if not known:
             raise UserError("no lab is up; bring one up with: testbed up metro-40km")
@@ -110,7 +119,14 @@ def attach(name: str | None = None) -> Lab:
         wanted = known[0]
     if wanted not in known:
         raise UnknownName("lab", wanted, known)
-    return Lab(state.folder(wanted))
+    folder = state.folder(wanted)
+    folder.refuse_foreign()
+    return Lab(folder)
+
+
+def lab_names() -> tuple[str, ...]:
+    """Names of all labs that are up or were left behind; none of them is asked anything. Raises StorageError."""
+    return tuple(folder.name for folder in state.folders())
 
 
 def labs() -> tuple[LabSummary, ...]:
@@ -126,8 +142,18 @@ def down(name: str) -> bool:
 
 
 def down_all() -> tuple[str, ...]:
-    """Remove all labs; their names."""
-    return tuple(folder.name for folder in state.folders() if recovery.down(folder))
+    """Remove all labs; the names of those that were there. All are tried, then the first failure is raised."""
+    gone: list[str] = []
+    failed: list[TestbedError] = []
+    for folder in state.folders():
+        try:
+            if recovery.down(folder):
+                gone.append(folder.name)
+        except TestbedError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return tuple(gone)
 
 
 def runs(root: Path | None = None) -> tuple[RunSummary, ...]:

@@ -28,6 +28,7 @@ class Connection:
             self._socket.connect(str(lab.socket))
         except OSError as error:
             self._socket.close()
+            lab.refuse_foreign()
             raise LabError(
                 f"the keeper of lab {lab.name} does not answer; take it down with: testbed down {lab.name}"
             ) from error

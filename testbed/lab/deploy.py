@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from testbed.core.plan import build
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
 from testbed.core.topology.model import Topology, topology_to_dict
+from testbed.core.words import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
 from testbed.host import fiberd, netem, runner
@@ -113,12 +115,13 @@ def up(
     """
     progress = progress or Silent()
     lab_name = name or topology.name
-    chosen = _check(lab_name, driver, emulator, topology)
-    progress.phase("plan", f"lab {lab_name}, driver netns (the only one yet), emulator {chosen}")
+    choice = choose(topology, lab_name, driver, emulator)
+    _check(lab_name, topology)
+    progress.phase("plan", f"lab {lab_name}, {choice}")
     if agents and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
-    plan = build.build(topology, agents=agents, emulator=chosen)
+    plan = build.build(topology, agents=agents, emulator=choice.emulator)
     folder = _make_folder(lab_name)
     try:
         _start_keeper(folder, agents)
@@ -145,36 +148,59 @@ def up(
     return lab
 
 
-def _check(name: str, driver: str, emulator: str, topology: Topology) -> str:
-    """Everything that can be known before anything is touched; the emulator that will be used."""
+@dataclass(frozen=True)
+class Choice:
+    """What makes the nodes and what makes the fibers of a lab, each with the reason in a few words."""
+
+    driver: str
+    driver_why: str
+    emulator: str
+    emulator_why: str
+
+    def __str__(self) -> str:
+        return f"driver {self.driver} ({self.driver_why}), emulator {self.emulator} ({self.emulator_why})"
+
+
+def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = "auto") -> Choice:
+    """What :func:`up` would take for a lab called ``name``; nothing is touched, and no rights are needed.
+
+    Raises UserError for a name or a word that means nothing, HostError or MissingTool when what was asked for by name
+    cannot be had here.
+    """
+    if not NAME.fullmatch(name):
+        raise UserError(f"{shown(name)} cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
+    if driver not in ("auto", "netns"):
+        raise UserError(f"no driver {shown(driver)}; there is netns (and auto, which takes it)")
+    if emulator not in ("auto", "netem", "fiberd"):
+        raise UserError(f"no emulator {shown(emulator)}; there are netem and fiberd (and auto: netem, else fiberd)")
+    chosen, why = _emulator(emulator) if topology.links else ("fiberd", "there are no fibers")
+    return Choice("netns", "the only one yet" if driver == "auto" else "asked for", chosen, why)
+
+
+def _check(name: str, topology: Topology) -> None:
+    """What else can be known before anything is touched."""
     if not sys.platform.startswith("linux"):
         raise NotAllowed("the testbed makes Linux namespaces: it runs on Linux only")
-    if not NAME.fullmatch(name):
-        raise UserError(f"'{name}' cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
-    if driver not in ("auto", "netns"):
-        raise UserError(f"no driver '{driver}'; there is netns (and auto, which takes it)")
-    if emulator not in ("auto", "netem", "fiberd"):
-        raise UserError(f"no emulator '{emulator}'; there are netem and fiberd (and auto: netem, else fiberd)")
     if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
-    chosen = _emulator(emulator) if topology.links else "fiberd"
-    if not state.folder(name).path.exists():  # else the lab's own folder says it better
+    if not state.folder(name).exists():  # else the lab's own folder says it better
         gateways = [site.gateway for site in topology.sites]
         for node in (PLANT, MANAGEMENT, *gateways, *topology.node_names):
             refuse_taken(namespace_name(name, node))
-    return chosen
 
 
-def _emulator(wanted: str) -> str:
-    """``auto`` is netem where this kernel has it, else fiberd. Raises HostError where what was wanted cannot be had."""
+def _emulator(wanted: str) -> tuple[str, str]:
+    """(emulator, why): ``auto`` is netem where this kernel has it, else fiberd. Raises HostError, MissingTool."""
+    why = "asked for"
     if wanted != "fiberd":
         why_not = netem.available()
         if not why_not:
-            return "netem"
+            return "netem", why if wanted == "netem" else "this kernel has it"
         if wanted == "netem":
             raise HostError(f"the emulator netem cannot be used here: {why_not}; --emulator fiberd does without")
+        why = f"not netem: {why_not}"
     fiberd.find_binary()
-    return "fiberd"
+    return "fiberd", why
 
 
 def _may(capability: int) -> bool:

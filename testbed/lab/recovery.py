@@ -7,7 +7,6 @@ another mark is never touched.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from pathlib import Path
@@ -17,15 +16,17 @@ import filelock
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.step import Carrier, Fibers, Namespace
-from testbed.errors import LabError, NotAllowed, StorageError
+from testbed.errors import LabError, StorageError
 from testbed.host import process
 from testbed.host.namespace import NETNS_FOLDER
 from testbed.host.netns import NetnsDriver
 from testbed.lab import client, hands
 from testbed.lab.engine import LAB, Engine
 from testbed.lab.journal import Journal
-from testbed.lab.keeper import EMULATOR_DIED
 from testbed.lab.state import LabFolder
+
+EMULATOR_DIED = "emulator-died"
+"""Owner of the cut that stands in for an emulator that is dead, or that nobody watches any more."""
 
 KEEPER_BOUND_S = 20.0
 HEAL_BOUND_S = 5.0
@@ -33,10 +34,9 @@ HEAL_BOUND_S = 5.0
 
 def down(lab: LabFolder) -> bool:
     """Remove everything that the lab made; False if there was nothing. Raises HostError when something will not go."""
-    if not lab.path.exists():
+    if not lab.exists():
         return False
-    if os.geteuid() != 0 and not os.access(lab.path, os.W_OK):
-        raise NotAllowed(f"lab {lab.name} belongs to another user: run as root")
+    lab.refuse_foreign()
     keeper = _keeper(lab)
     if keeper is not None:
         try:

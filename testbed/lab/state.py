@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from testbed.errors import LabError, StorageError
 
 
 def root() -> Path:
@@ -63,14 +68,48 @@ class LabFolder:
     def handles(self) -> Path:
         return self.path / "handles"
 
+    def exists(self) -> bool:
+        """Raises StorageError where that cannot be told."""
+        with _readable(self.path.parent):
+            try:
+                return stat.S_ISDIR(self.path.stat().st_mode)
+            except FileNotFoundError:
+                return False
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is there and we may not look inside: a lab's folder is for the user who made it, and for root."""
+        return not os.access(self.path, os.R_OK | os.X_OK) and self.exists()
+
+    def refuse_foreign(self) -> None:
+        """Raise LabError for a lab of another user: nothing can be told of it, and nothing done with it."""
+        if self.foreign:
+            raise LabError(f"lab {self.name} belongs to another user: run as root")
+
 
 def folder(name: str) -> LabFolder:
     return LabFolder(root() / "labs" / name)
 
 
 def folders() -> list[LabFolder]:
-    """Folders of all labs that are up or were left behind, by name."""
+    """Folders of all labs that are up or were left behind, by name.
+
+    Raises:
+        StorageError: there may be some, but they cannot be listed: that is not the same as none.
+    """
     labs = root() / "labs"
-    if not labs.is_dir():
-        return []
-    return [LabFolder(path) for path in sorted(labs.iterdir()) if path.is_dir()]
+    with _readable(labs):
+        try:
+            return [LabFolder(path) for path in sorted(labs.iterdir()) if path.is_dir()]
+        except FileNotFoundError:
+            return []
+
+
+@contextlib.contextmanager
+def _readable(labs: Path) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise StorageError(f"{labs} may not be read by you, so its labs are not known: run as root") from error
+    except OSError as error:
+        raise StorageError(f"{labs} cannot be read: {error.strerror}; TESTBED_STATE must be a folder") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -56,8 +57,13 @@ class LabStatus:
     ranks: tuple[RankStatus, ...]
 
 
+FOREIGN = "another user's"
+
+
 @dataclass(frozen=True)
 class LabSummary:
+    """``state`` is that of :class:`LabStatus`, or :data:`FOREIGN`: then nothing else is known of it."""
+
     name: str
     topology: str
     state: str
@@ -78,21 +84,22 @@ class _Found:
 
 def summary(lab: LabFolder) -> LabSummary:
     """One line about a lab, whatever shape it is in."""
-    topology, nodes = "?", 0
+    topology, nodes, since = "?", 0, 0.0
+    with contextlib.suppress(OSError):
+        since = lab.path.stat().st_mtime
+    if lab.foreign:
+        return LabSummary(lab.name, topology, FOREIGN, since, nodes)
     try:
         data = json.loads(lab.topology.read_text())
         topology, nodes = data["name"], sum(site["nodes"] for site in data["sites"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # it died before it was written
-    state, since = "degraded", 0.0
-    try:
-        since = lab.path.stat().st_mtime
+    state = "degraded"
+    with contextlib.suppress(LabError):
         hello = client.call(lab, "hello")
-        state, since = hello["state"], hello["since_unix_s"]
-        if hello["emulator_died"]:
-            state = "degraded"
-    except (LabError, OSError):
-        pass
+        since = hello["since_unix_s"]
+        if not hello["emulator_died"]:
+            state = hello["state"]
     return LabSummary(lab.name, topology, state, since, nodes)
 
 

@@ -51,11 +51,14 @@ def test_the_nearest_are_offered(tmp_path: Path) -> None:
 def test_what_is_no_plain_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "dangling.yaml").symlink_to("nowhere.yaml")
     (tmp_path / "file").touch()
     (tmp_path / "large.yaml").write_bytes(b"#" * (yamltext.MOST_BYTES + 1))
     for path, says in (
         (f"{tmp_path}/pipe.yaml", "not a regular file"),  # and it does not wait for a writer
         (f"{tmp_path}/", "directory"),
+        (".", "directory"),
+        (f"{tmp_path}/dangling.yaml", "a link to something that is not there"),
         ("/dev/zero", "not a regular file"),
         (f"{tmp_path}/loop.yaml", "cannot be read"),
         (f"{tmp_path}/file/x.yaml", "cannot be read"),
@@ -66,6 +69,44 @@ def test_what_is_no_plain_file(tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             catalog.find(path)
         assert says in str(caught.value), path
+
+
+def test_a_file_that_has_nothing_to_give_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/kmsg calls itself regular, and a read of it that may not wait finds nothing."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    monkeypatch.setattr(catalog.os, "open", lambda *_: os.dup(reader))
+    monkeypatch.setattr(catalog, "_check_regular", lambda *_: None)
+    with pytest.raises(UserError, match="not a regular file"):
+        catalog.find(f"{tmp_path}/")
+    os.close(writer)
+    os.close(reader)
+
+
+def test_a_file_named_as_if_it_were_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("sites: {a: }\n")
+    for find in (catalog.find, catalog.kind_of):
+        with pytest.raises(UserError, match=r"for the file of that name write \./mine"):
+            find("mine")
+    assert catalog.load_topology("./mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sites: {east: {nodez: 1}}\nsites: {}\nscale: x\n", ["nodez", "here twice", "scale of"]),
+        ("workload: {steps: 0, steps: 1}\nexpect: [nothing]\n", ["steps of", "here twice", "no expectation"]),
+    ],
+)
+def test_a_duplicate_key_hides_no_other_mistake(tmp_path: Path, text: str, says: list[str]) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(text)
+    load = catalog.load_topology if catalog.kind_of(str(path)) == "topology" else catalog.load_experiment
+    with pytest.raises(FileMistakes) as caught:
+        load(str(path))
+    for words in says:
+        assert words in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -29,6 +29,7 @@ ERRORS = [
     (errors.TestbedError("it broke"), 3),
     (errors.UserError("it broke"), 2),
     (errors.NotAllowed("it broke"), 2),
+    (errors.NameTaken("it broke"), 2),
     (errors.MeasuredBad("it broke"), 1),
     (errors.FidelityError("it broke"), 1),
     (errors.HostError("it broke"), 3),
@@ -215,15 +216,39 @@ def test_verbose_shows_where_an_error_came_from(cli: Cli, monkeypatch: pytest.Mo
     assert said.err.endswith("testbed: it broke\n")
 
 
-def test_a_reader_that_has_gone_is_no_matter() -> None:
+@pytest.mark.parametrize("words", [("show", "metro-40km"), ("ls", "topologies", "--json"), ("--help",)])
+def test_a_reader_that_has_gone_is_no_matter(words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        program("show", "metro-40km"), env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60
-    )
+    done = subprocess.run(program(*words), env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
     assert done.returncode == verb.BROKEN_PIPE
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("words", ["show metro-40km", "ls topologies --json", "--help", "--version"])
+@pytest.mark.parametrize(("where", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
+def test_results_that_cannot_be_written(words: str, where: str, why: str) -> None:
+    line = f"exec {shlex.join(program())} {words} {where}"
+    done = subprocess.run(["sh", "-c", line], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, f"testbed: could not write the output: {why}\n")
+
+
+def test_without_any_stream_nothing_we_open_becomes_one(tmp_path: Path) -> None:
+    """With all three closed the first file that is opened would be descriptor 0, 1 or 2, and be written into."""
+    line = f"exec {shlex.join(program())} lint {tmp_path}/x.yaml <&- >&- 2>&-"
+    (tmp_path / "x.yaml").write_text("scale: x\n")
+    done = subprocess.run(["sh", "-c", line], env=environment(TMPDIR=str(tmp_path)), timeout=60)
+    assert done.returncode == 3
+    assert (tmp_path / "x.yaml").read_text() == "scale: x\n"
+    assert [it.name for it in tmp_path.iterdir()] == ["x.yaml"], "no bug was reported"
+
+
+def test_an_unknown_verb_offers_the_nearest(cli: Cli) -> None:
+    said = cli("stauts")
+    assert said.status == 2
+    assert "Did you mean 'status'?" in said.err
+    assert "Usage: testbed " in said.err
 
 
 # ---- where words go

@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+from rich.console import Console
 
 from testbed.cli import screen
 from testbed.lab.api import LiveState
@@ -62,7 +63,7 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """A terminal of 100 columns in place of stderr."""
     text = io.StringIO()
-    console = screen._Console(file=text, force_terminal=True, width=100, height=30, color_system=None, markup=False)
+    console = Console(file=text, force_terminal=True, width=100, height=30, color_system=None, markup=False)
     monkeypatch.setattr(screen, "err", lambda: console)
     return text
 

@@ -10,7 +10,7 @@ import pytest
 from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run
 
 from testbed.core.topology.model import Topology
-from testbed.errors import FidelityError
+from testbed.errors import FidelityError, LabError
 from testbed.lab import api
 
 __all__ = ["cli", "fake_lab"]  # fixtures
@@ -52,11 +52,26 @@ def test_up_outside_tolerance_is_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "up", lambda *a, **k: pytest.fail("it was brought up"))
-    said = cli("up", "metro-40km", "--dry-run")
+    said = cli("up", "metro-40km", "--dry-run", "--emulator", "fiberd")
     lines = said.out.splitlines()
     assert len(lines) == len(api.plan(api.load("metro-40km")))
     assert any(line.startswith("namespace east-0") for line in lines)
-    assert json.loads(cli("up", "metro-40km", "--dry-run", "--json").out) == lines
+    assert said.err == "lab metro-40km, driver netns (the only one yet), emulator fiberd (asked for)\n"
+    found = json.loads(cli("up", "metro-40km", "--dry-run", "--emulator", "fiberd", "--json").out)
+    assert found.pop("steps") == lines
+    assert found == {
+        "lab": "metro-40km",
+        "driver": "netns",
+        "driver_why": "the only one yet",
+        "emulator": "fiberd",
+        "emulator_why": "asked for",
+    }
+
+
+@pytest.mark.parametrize("words", [("--emulator", "x"), ("--driver", "x"), ("--name", "A B")])
+def test_dry_run_refuses_what_up_would(cli: Cli, words: tuple[str, ...]) -> None:
+    said = cli("up", "metro-40km", "--dry-run", *words)
+    assert (said.status, said.out) == (2, "")
 
 
 def summaries(*names: str) -> tuple[api.LabSummary, ...]:
@@ -80,19 +95,30 @@ def test_down(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, up: list[str], words: tuple[str, ...], removed: list[str], status: int
 ) -> None:
     gone: list[str] = []
-    monkeypatch.setattr(api, "labs", lambda: summaries(*up))
+    monkeypatch.setattr(api, "lab_names", lambda: tuple(up))
     monkeypatch.setattr(api, "down", lambda name: gone.append(name) or True)  # type: ignore[func-returns-value]
-    monkeypatch.setattr(api, "down_all", lambda: gone.extend(up) or tuple(up))  # type: ignore[func-returns-value]
     said = cli("down", *words)
     assert (said.status, gone) == (status, removed)
 
 
 def test_down_of_nothing_is_silent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "labs", tuple)
+    monkeypatch.setattr(api, "lab_names", tuple)
     monkeypatch.setattr(api, "down", lambda name: False)
     for words in (("down",), ("down", "gone")):
         said = cli(*words)
         assert (said.status, said.out, said.err) == (0, "", "")
+
+
+def test_one_that_will_not_go_keeps_no_other_up(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def down(name: str) -> bool:
+        if name != "three":
+            raise LabError(f"{name} will not go")
+        return True
+
+    monkeypatch.setattr(api, "down", down)
+    said = cli("down", "one", "two", "three")
+    assert said.status == 3
+    assert said.err == "three: down\ntestbed: one will not go\ntestbed: two will not go\n"
 
 
 def test_ls(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +153,19 @@ def test_inject_passes_parameters(cli: Cli, fake_lab: FakeLab) -> None:
 def test_bad_parameters_are_refused_before_the_lab_is_touched(cli: Cli, fake_lab: FakeLab, word: str) -> None:
     assert cli("inject", "impair", "north", word).status == 2
     assert fake_lab.asked == []
+
+
+def test_what_is_given_twice_is_refused(cli: Cli, fake_lab: FakeLab) -> None:
+    said = cli("inject", "impair", "north", "delay=1ms", "delay=2ms")
+    assert (said.status, fake_lab.asked) == (2, [])
+    assert "delay is given twice, as 1ms and as 2ms" in said.err
+    said = cli("show", "metro-40km", "--set", "scale=1", "--set", "scale=2")
+    assert said.status == 2
+    assert "--set scale is given twice" in said.err
+
+
+def test_a_time_limit_is_said_with_its_unit(cli: Cli, fake_lab: FakeLab) -> None:
+    assert "it ends by itself after 10 s" in cli("cut", "north", "--for", "10").err
 
 
 def test_waiting_for_ever_is_refused(cli: Cli, fake_lab: FakeLab) -> None:

@@ -17,14 +17,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize(("wanted", "chosen"), [("auto", "netem"), ("netem", "netem"), ("fiberd", "fiberd")])
-def test_with_netem(machine: pytest.MonkeyPatch, wanted: str, chosen: str) -> None:
-    assert deploy._emulator(wanted) == chosen
+@pytest.mark.parametrize(
+    ("wanted", "chosen", "why"),
+    [("auto", "netem", "this kernel has it"), ("netem", "netem", "asked for"), ("fiberd", "fiberd", "asked for")],
+)
+def test_with_netem(machine: pytest.MonkeyPatch, wanted: str, chosen: str, why: str) -> None:
+    assert deploy._emulator(wanted) == (chosen, why)
 
 
 def test_without_netem(machine: pytest.MonkeyPatch) -> None:
     machine.setattr("testbed.host.netem.available", lambda: "this kernel does not have it")
-    assert deploy._emulator("auto") == deploy._emulator("fiberd") == "fiberd"
+    assert deploy._emulator("auto") == ("fiberd", "not netem: this kernel does not have it")
+    assert deploy._emulator("fiberd") == ("fiberd", "asked for")
     with pytest.raises(HostError, match="netem cannot be used here: this kernel does not have it; --emulator fiberd"):
         deploy._emulator("netem")
 

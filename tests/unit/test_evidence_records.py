@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from testbed.core.evidence.record import StepRecord, integer, number, read_events, read_metrics, read_rank
-from testbed.core.evidence.run import read_topology
 
 STEP = {"kind": "step", "step": 1, "t_begin": 1.0, "t_ready": 1.5, "t_sync": 1.75, "t_end": 2.0, "tokens": 8}
 
@@ -47,18 +46,3 @@ def test_a_histogram_with_a_hole_is_malformed_rather_than_shifted():
     }
     fibers, _, _, malformed = read_metrics([line])
     assert (fibers, malformed) == ((), 1)
-
-
-def test_a_topology_keeps_fields_it_knows_and_leaves_out_links_to_nowhere():
-    link = {"name": "north", "between": ["east", "west"], "length_m": 4e4, "delay_s": 2e-4, "huts": 1, "novel": 1}
-    read = read_topology(
-        {
-            "name": "m",
-            "sites": [{"name": "east", "nodes": 2}, {"name": "west", "nodes": 2}],
-            "links": [link, {**link, "name": "lost", "between": ["east", "mars"]}],
-        }
-    )
-    assert read is not None
-    assert [each.name for each in read.links] == ["north"]
-    assert (read.links[0].delay_s, read.links[0].huts, read.links[0].mtu) == (2e-4, 1, 1500)
-    assert read_topology({}) is None

@@ -147,3 +147,37 @@ def test_under_sudo_files_belong_to_the_caller(tmp_path, monkeypatch):
     assert len(made) > 7
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(4242, 4343)}
     assert tmp_path.stat().st_uid == os.geteuid()
+
+
+def test_runs_that_cannot_be_listed_are_not_none(tmp_path):
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(StorageError, match="Not a directory"):
+            list_runs(root)
+    assert list_runs(tmp_path / "nowhere") == []
+    (tmp_path / "stray-file").touch()
+    RunDirectory.create(tmp_path, "r").write_json("run.json", {})
+    assert [run.name for run in list_runs(tmp_path)] == ["r"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": None, "sites": 3},
+        {"links": [{"name": "north"}]},
+        {"sites": [{"name": "east", "nodes": "two", "power": "east"}]},
+        {"sites": [{"name": "elsewhere", "nodes": 1, "power": "p"}]},  # its links lead nowhere
+    ],
+)
+def test_a_topology_that_cannot_be_is_left_out_and_said(tmp_path, change):
+    run = RunDirectory.create(tmp_path, "r")
+    whole = run_factory.topology()
+    run.write_json("topology.json", {**whole, "novel": 1, "sites": [{**site, "novel": 1} for site in whole["sites"]]})
+    assert [link.name for link in run.read().topology.links] == ["north", "south"], (
+        "what a later version adds is no harm"
+    )
+    run.write_json("topology.json", {**whole, **change})
+    data = run.read()
+    assert data.topology is None
+    assert data.malformed == {"topology.json": 1}
+    assert write_report(run).malformed == {"topology.json": 1}

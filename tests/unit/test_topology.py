@@ -119,7 +119,7 @@ def test_set_may_fill_in_a_section_that_the_file_lacks() -> None:
         ("scael", 1, "did you mean scale?"),
         ("defaults.link.km", 1, "no field named"),
         ("links.north.km", "-1", "--set links.north.km: km of link 'north': -1 is negative"),
-        ("links.north.km", "[", "--set links.north.km:1: a bracket that is not closed"),
+        ("links.north.km", "[", "--set links.north.km: a bracket that is not closed"),
         ("links.north.km", "!!python/none x", "YAML tag"),
         ("links.north.via", "[a, b]", "has both km and via"),
         ("sites.*.nodes", object(), "is not a whole number"),

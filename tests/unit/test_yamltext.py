@@ -20,7 +20,7 @@ def data(text: str) -> Any:
 
 def refusal(text: bytes) -> str:
     with pytest.raises(FileMistakes) as caught:
-        yamltext.read(text, "f.yaml")
+        yamltext.read(text, "f.yaml").raise_if_any()
     return str(caught.value)
 
 
@@ -76,6 +76,19 @@ def test_anchors_are_copies() -> None:
 
 def test_all_duplicate_keys_at_once() -> None:
     assert refusal(b"a: 1\nb: {c: 1, c: 2}\na: 2\na: 3\n").count("is here twice") == 3
+
+
+def test_a_duplicate_key_does_not_hinder_from_looking_further() -> None:
+    document = yamltext.read(b"a: 1\na: 2\nb: !x 3\n", "f.yaml")
+    assert document.data == {"a": 1, "b": 3}, "the first counts"
+    assert sorted(finding.line for finding in document.findings) == [2, 3]
+
+
+def test_values_of_set_have_no_lines() -> None:
+    assert yamltext.read_value("[a, b]", "--set x") == ["a", "b"]
+    for text in ('"', "{a: 1, a: 2}", "!x 1"):
+        with pytest.raises(FileMistakes, match=r"^--set x: "):
+            yamltext.read_value(text, "--set x")
 
 
 def test_encodings_are_named() -> None:

@@ -148,7 +148,7 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
         ValueError: ``data`` is not a topology.
     """
     try:
-        return Topology(
+        topology = Topology(
             name=str(data["name"]),
             scale=float(data["scale"]),
             sites=tuple(_part(Site, site) for site in data["sites"]),
@@ -159,7 +159,11 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
             source=str(data.get("source", "")),
             origins=dict(data.get("origins", {})),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        for link in topology.links:
+            for site in link.between:
+                topology.site(site)
+        return topology
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, StopIteration) as error:
         raise ValueError(f"this is not a resolved topology: {type(error).__name__} {error}") from error
 
 
@@ -171,5 +175,15 @@ def _link(data: Mapping[str, Any]) -> Link:
 
 
 def _part(kind: type[Part], data: Mapping[str, Any]) -> Part:
-    known = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{key: value for key, value in data.items() if key in known})
+    fields = [field for field in dataclasses.fields(kind) if field.name in data]
+    return kind(**{field.name: _value(field.name, str(field.type), data[field.name]) for field in fields})
+
+
+def _value(name: str, kind: str, value: Any) -> Any:
+    """``value`` if it is what the field takes: a text where a number belongs would fail far from here."""
+    takes = {"str": str, "int": int, "float": int | float}.get(kind)
+    if takes is not None and (not isinstance(value, takes) or isinstance(value, bool)):
+        raise ValueError(f"{name} is {value!r}")
+    if kind.startswith("tuple[str") and not all(isinstance(each, str) for each in value):
+        raise ValueError(f"{name} is {value!r}")
+    return float(value) if kind == "float" else value

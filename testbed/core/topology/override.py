@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from testbed.core.physics.parameters import PARAMETERS
@@ -58,7 +59,7 @@ def apply(document: Document, overrides: Mapping[str, object]) -> Written:
         for path in paths:
             _put(data, path, plain)
             sets[path] = key
-    return Written(Document(document.file, data, document.lines), sets)
+    return Written(replace(document, data=data), sets)
 
 
 def _value(key: str, value: object) -> object:

@@ -244,11 +244,14 @@ class Written:
 
 @dataclass
 class Mistakes:
-    """Findings as they are collected; ``bad`` holds the paths of values that were dropped for being wrong."""
+    """Findings as they are collected, those of the text first; ``bad`` holds the paths of values that were dropped."""
 
     written: Written
     findings: list[Finding] = field(default_factory=list)
     bad: set[Path] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.findings.extend(self.written.document.findings)
 
     def note(self, path: Path, message: str, fix: str = "") -> None:
         file, line = self.written.place(path)

@@ -1,0 +1,103 @@
+"""Which labs there are, and when that cannot be told: never taken for none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import LabError, StorageError
+from testbed.lab import api, client, state, status
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of all labs; ``mine`` is one of them."""
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "state"))
+    (tmp_path / "state" / "labs" / "mine").mkdir(parents=True)
+    return tmp_path / "state" / "labs"
+
+
+def as_nobody(monkeypatch: pytest.MonkeyPatch, *refused: Path) -> None:
+    """As another user would see it, without becoming one: ``refused`` may not be looked into."""
+    real = os.access
+
+    def access(path: str | Path, mode: int) -> bool:
+        return Path(path) not in refused and real(path, mode)
+
+    monkeypatch.setattr("testbed.lab.state.os.access", access)
+
+
+def test_by_name_and_without_files(labs: Path) -> None:
+    (labs / "a-file").touch()
+    (labs / "another").mkdir()
+    assert [folder.name for folder in state.folders()] == ["another", "mine"]
+
+
+def test_no_folder_is_no_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "nowhere"))
+    assert state.folders() == []
+    assert not state.folder("mine").exists()
+    assert api.down("mine") is False
+
+
+def test_a_file_in_the_place_of_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "file"))
+    for ask in (state.folders, api.labs, api.attach, lambda: api.down("mine"), api.down_all):
+        with pytest.raises(StorageError, match="TESTBED_STATE must be a folder"):
+            ask()
+
+
+def test_labs_that_may_not_be_listed(labs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(StorageError, match="its labs are not known: run as root"):
+        api.labs()
+
+
+def test_a_lab_of_another_user(labs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_nobody(monkeypatch, labs / "mine")
+    assert [(it.name, it.state) for it in api.labs()] == [("mine", status.FOREIGN)]
+    for ask in (
+        lambda: api.attach("mine"),
+        api.attach,
+        lambda: api.down("mine"),
+        lambda: client.call(state.folder("mine"), "hello"),
+    ):
+        with pytest.raises(LabError, match=r"^lab mine belongs to another user: run as root$") as caught:
+            ask()
+        assert caught.value.exit_code == 3
+    assert (labs / "mine").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
+def test_a_lab_of_root_seen_by_another_user(labs: Path) -> None:
+    """The same with the kernel's own answer, in a child: there is no way back."""
+    for folder in (labs, *list(labs.parents)[:-1]):
+        if folder.stat().st_uid == 0 and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    (labs / "mine").chmod(0o700)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os._exit(0 if state.folder("mine").foreign and [it.name for it in state.folders()] == ["mine"] else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_one_that_will_not_go_keeps_no_other_up(labs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (labs / "a-foreign-one").mkdir()
+    as_nobody(monkeypatch, labs / "a-foreign-one")
+    with pytest.raises(LabError, match="a-foreign-one"):
+        api.down_all()
+    assert not (labs / "mine").exists()
