@@ -1,14 +1,16 @@
 """The one place where Steps are applied, undone and reconciled.
 
 ``apply`` writes the intention down, makes the makings in order and then reconciles the settings. ``undo`` removes
-what an owner made, backwards. ``reconcile`` gives every key the value of the latest setting that still stands. All
-three can be called again after any interruption, by another process, from the journal alone.
+what an owner made, backwards. ``replace`` leads from one plan of an owner to its next. ``reconcile`` gives every key
+the value of the setting that has the say: of those that still stand, that of the owner who came last. All can be called
+again after any interruption, by another process, from the journal alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from testbed.core.plan.step import Namespace, Plan, Setting, Step
 from testbed.errors import HostError, NameTaken, TestbedError
@@ -81,20 +83,26 @@ class Engine:
         self._undo(list(self.journal.entries.values()))
 
     def replace(self, owner: str, plan: Plan) -> None:
-        """Have exactly this plan stand for ``owner``: what it has no more is undone first, what is new is applied."""
+        """Have exactly this plan stand for ``owner``: makings that it has no more are undone first, new ones are made.
+
+        Settings go from one value to the next in one piece: at no moment do those of others come through in between.
+        """
         standing = self.journal.owned(owner)
         wanted, present = set(plan), {entry.step for entry in standing}
-        self._undo([entry for entry in standing if entry.step not in wanted])
-        self.apply(owner, tuple(step for step in plan if step not in present))
+        old = [entry for entry in standing if entry.step not in wanted]
+        new = [step for step in plan if step not in present]
+        self._undo([entry for entry in old if not isinstance(entry.step, Setting)])
+        self.apply(owner, tuple(step for step in new if not isinstance(step, Setting)))
+        gone = [entry for entry in old if isinstance(entry.step, Setting)]
+        self._assign(self.journal.exchange(owner, gone, (step for step in new if isinstance(step, Setting))), also=gone)
 
     def reconcile(self) -> None:
-        """Give every key the value of its latest setting, as after a crash."""
+        """Give every key the value that it must have, as after a crash."""
         self._assign([it for it in self.journal.entries.values() if isinstance(it.step, Setting)])
 
-    def _assign(self, entries: Sequence[Entry]) -> None:
-        if not entries:
-            return
-        winners = self._winners(entry.step.key for entry in entries if isinstance(entry.step, Setting))
+    def _assign(self, entries: Sequence[Entry], also: Sequence[Entry] = ()) -> None:
+        """Set what has the say over the keys of ``entries``, and of ``also``, which stand no more."""
+        winners = self._winners(entry.step.key for entry in (*entries, *also) if isinstance(entry.step, Setting))
         for hand, settings in self._by_hand(winners).items():
             hand.assign(settings)
         for entry in entries:
@@ -132,11 +140,12 @@ class Engine:
         wanted = dict.fromkeys(keys)
         if not wanted:
             return []
-        winners: dict[tuple[str, ...], Setting] = {}
+        winners: dict[tuple[str, ...], tuple[tuple[int, int], Setting]] = {}
         for entry in self.journal.entries.values():
             if isinstance(entry.step, Setting) and entry.step.key in wanted:
-                winners[entry.step.key] = entry.step
-        return [winners[key] for key in wanted if key in winners]
+                mine = (self.journal.precedence(entry), entry.step)
+                winners[entry.step.key] = max(winners.get(entry.step.key, mine), mine, key=itemgetter(0))
+        return [winners[key][1] for key in wanted if key in winners]
 
     def _by_hand(self, settings: Iterable[Setting]) -> dict[Hand, list[Setting]]:
         groups: dict[Hand, list[Setting]] = {}

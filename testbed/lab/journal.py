@@ -12,6 +12,9 @@ and undoing what is not there is no error.
     {"id": 1, "undone": true}
     {"state": "up"}
     {"note": "fault", …}
+
+Owners have an order: that of their first line. Of two faults that set the same key the one that began later has the
+say, however often the earlier one changes what it sets.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Journal:
         self.state = "building"
         self.entries: dict[int, Entry] = {}
         self.notes: list[dict[str, Any]] = []
+        self._order: dict[str, int] = {}
         self._next = 1
         self._file: int | None = None
         self._torn_at: int | None = None
@@ -97,8 +101,7 @@ class Journal:
             self.keeper = (record["keeper"][0], record["keeper"][1])
         elif "intend" in record:
             entry = Entry(record["id"], record["owner"], steps.from_dict(record["intend"]))
-            self.entries[entry.id] = entry
-            self._next = entry.id + 1
+            self._stand([entry])
         elif "done" in record:
             self.entries[record["id"]].done = True
             self.entries[record["id"]].facts = record["done"]
@@ -111,11 +114,32 @@ class Journal:
 
     def intend(self, owner: str, plan: Iterable[Step]) -> list[Entry]:
         """Write down a plan, all of it in one write, before any of it is applied."""
+        return self.exchange(owner, (), plan)
+
+    def exchange(self, owner: str, old: Iterable[Entry], plan: Iterable[Step]) -> list[Entry]:
+        """Forget ``old`` and write down ``plan`` in its place, in one write: a crash leaves either, never neither."""
+        gone = list(old)
         fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
-        self._write({"id": it.id, "owner": owner, "intend": steps.to_dict(it.step)} for it in fresh)
-        self._next += len(fresh)
-        self.entries.update((it.id, it) for it in fresh)
+        self._write(
+            [
+                *({"id": it.id, "owner": owner, "intend": steps.to_dict(it.step)} for it in fresh),
+                *({"id": it.id, "undone": True} for it in gone),
+            ]
+        )
+        self._stand(fresh)
+        for it in gone:
+            self.entries.pop(it.id, None)
         return fresh
+
+    def _stand(self, fresh: Iterable[Entry]) -> None:
+        for it in fresh:
+            self.entries[it.id] = it
+            self._order.setdefault(it.owner, it.id)
+            self._next = it.id + 1
+
+    def precedence(self, entry: Entry) -> tuple[int, int]:
+        """Of two entries that set the same key, the one for which this is greater has the say."""
+        return self._order[entry.owner], entry.id
 
     def done(self, entries: Iterable[Entry]) -> None:
         entries = list(entries)

@@ -13,7 +13,6 @@ from typing import Any
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.faults.fault import compile_fault
-from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import MANAGEMENT, PLANT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
@@ -36,7 +35,8 @@ def runs_root() -> Path:
 class Fault:
     """One fault of one lab; as a context manager it is healed on exit, always.
 
-    ``began`` and ``ended`` are seconds of CLOCK_MONOTONIC; ``ended`` is None while it stands.
+    ``began`` and ``ended`` are seconds of CLOCK_MONOTONIC; ``ended`` is None while it stands. ``phase`` is what it does
+    by now, or did last, in words: ``dark``, ``loss 1.2%``.
     """
 
     id: str
@@ -46,6 +46,7 @@ class Fault:
     began: float
     began_unix_s: float
     ended: float | None = None
+    phase: str = ""
     _lab: Lab | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -58,6 +59,7 @@ class Fault:
             record["ack_t"],
             record["began_unix_s"],
             record["ended_t"],
+            record.get("phase", ""),
             lab,
         )
 
@@ -69,10 +71,11 @@ class Fault:
         self.refresh()
 
     def refresh(self) -> None:
-        """Learn whether it has ended by itself."""
+        """Learn whether it has ended by itself, and what it does by now."""
         if self._lab is not None:
             mine = [it for it in self._lab.faults() if it.id == self.id]
-            self.ended = mine[0].ended if mine else self.ended
+            if mine:
+                self.ended, self.phase = mine[0].ended, mine[0].phase
 
     def __enter__(self) -> Fault:
         return self
@@ -118,36 +121,33 @@ class Lab:
     def inject(
         self, fault: str, target: str, /, *, for_s: float | None = None, wait: bool = False, **parameters: str
     ) -> Fault:
-        """Apply a fault; the keeper ends it after ``for_s`` seconds even if we are gone. ``wait`` returns after that.
+        """Apply a fault; the keeper ends it after ``for_s`` seconds even if we are gone. ``wait`` returns after that,
+        or when a fault is over that has an end of its own.
 
         Raises UserError or UnknownName before anything is touched.
         """
         if for_s is not None and not 0 < for_s < float("inf"):
             raise UserError(f"a fault lasts longer than 0 s, not {for_s:g} s")
-        compiled = compile_fault(self.topology, fault, target, parameters)
+        compiled = compile_fault(self.topology, fault, target, parameters)  # the keeper does it again, and acts on it
         record = client.call(
             self._folder,
             "inject",
-            fault={
-                "type": fault,
-                "target": target,
-                "links": list(compiled.links),
-                "for_s": for_s,
-                "parameters": parameters,
-            },
-            plan=[steps.to_dict(it) for it in compiled.steps],
+            fault={"type": fault, "target": target, "for_s": for_s, "parameters": parameters},
         )
         mine = Fault.of(record, self)
-        if wait and for_s is not None:
-            until = time.monotonic() + for_s + 5.0
+        lasts_s = [it for it in (for_s, compiled.lasts_s) if it is not None]
+        if wait and lasts_s:
+            until = time.monotonic() + min(lasts_s) + 5.0
             while mine.ended is None and time.monotonic() < until:
-                time.sleep(min(0.05, for_s))
+                time.sleep(min(0.05, *lasts_s))
                 mine.refresh()
         return mine
 
-    def cut(self, target: str, *, for_s: float | None = None) -> Fault:
-        """Cut a link, or every link in a duct."""
-        return self.inject("cut", target, for_s=for_s)
+    def cut(self, target: str, *, for_s: float | None = None, carrier: str | None = None) -> Fault:
+        """Cut a link, one direction of it, or every link in a duct; ``carrier`` as in ``inject cut``."""
+        if carrier is None:
+            return self.inject("cut", target, for_s=for_s)
+        return self.inject("cut", target, for_s=for_s, carrier=carrier)
 
     def heal(self, what: str | None = None) -> tuple[Fault, ...]:
         """End one fault (by id), all faults of one target or link, or all; those that ended now.

@@ -24,7 +24,7 @@ from testbed.core.plan.step import (
     Step,
     Veth,
 )
-from testbed.errors import HostError, LabError, NameTaken
+from testbed.errors import HostError, LabError, NameTaken, StorageError
 from testbed.host.driver import NoHand
 from testbed.lab.engine import LAB, Engine
 from testbed.lab.journal import Journal
@@ -286,3 +286,62 @@ def test_replace_undoes_what_is_old_first_and_applies_what_is_new_only(engine: E
     assert hand.said == []
     engine.replace("detours", ())
     assert hand.world == []
+
+
+def test_replace_leads_from_one_value_to_the_next_without_others_in_between(engine: Engine, hand: Recorder) -> None:
+    own, mild, strong = (Shape("north:west", Impairment(loss=loss)) for loss in (0.0, 0.01, 0.5))
+    engine.apply(LAB, (own,))
+    engine.apply("f1", (mild,))
+    hand.said.clear()
+    engine.replace("f1", (strong,))
+    assert hand.said == [f"assign {strong}"]
+    engine.replace("f1", ())
+    assert hand.said[1:] == [f"assign {own}"]
+    engine.replace("f1", (mild,))
+    assert hand.values[own.key] == mild
+    engine.undo("f1")
+    assert hand.values[own.key] == own
+
+
+def test_a_phase_of_an_earlier_fault_has_no_say_over_a_later_one(engine: Engine, hand: Recorder, path: Path) -> None:
+    own, mild, strong = (Shape("north:west", Impairment(loss=loss)) for loss in (0.0, 0.01, 0.5))
+    engine.apply(LAB, (own,))
+    engine.apply("f1", (mild,))
+    engine.apply("f2", (strong,))
+    for _ in range(3):
+        engine.replace("f1", ())
+        engine.replace("f1", (mild,))
+        assert hand.values[own.key] == strong
+    after_a_crash = engine_on(Journal.read(path), hand)
+    after_a_crash.reconcile()
+    assert hand.values[own.key] == strong
+    after_a_crash.undo("f2")
+    assert hand.values[own.key] == mild
+    after_a_crash.undo("f1")
+    assert hand.values[own.key] == own
+
+
+def test_a_crash_between_two_phases_leaves_one_of_them(lit: Engine, hand: Recorder, path: Path) -> None:
+    """Torn anywhere, the journal says that the old phase stands, or the new one, or both, and undo ends all."""
+    lit.apply("f1", CUT)
+    before = path.read_bytes()
+    lit.replace("f1", (DOWN_A,))
+    lit.replace("f1", (Carrier("plant", "south-a", False),))
+    whole = path.read_bytes()
+    for cut in range(len(before), len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        torn = Journal.read(path)
+        assert torn.owned("f1")
+        engine_on(torn, hand).undo("f1")
+        assert hand.lit["north-a"] and hand.lit["north-b"]
+        assert not Journal.read(path).owned("f1")
+
+
+def test_a_phase_that_cannot_be_written_down_changes_nothing(lit: Engine, hand: Recorder) -> None:
+    lit.apply("f1", CUT)
+    lit.journal.close()
+    lit.journal.path = lit.journal.path.parent / "gone" / "journal.jsonl"
+    with pytest.raises(StorageError):
+        lit.replace("f1", ())
+    assert hand.lit == {"north-a": False, "north-b": False}
+    assert len(lit.journal.owned("f1")) == 2

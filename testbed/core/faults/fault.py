@@ -1,29 +1,82 @@
 """What a fault is: a named disturbance that compiles to Steps, with its own validation. And those there are.
 
 A fault never does anything by itself: its Steps go through the one journal and the one reconciler, so undoing it
-is undoing Steps, whatever happens to whoever asked for it.
+is undoing Steps, whatever happens to whoever asked for it. A fault that takes time compiles to phases: whoever plays
+them has the Steps of one phase stand in place of those of the phase before. Undoing needs to know nothing of phases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from testbed.core.plan.step import Setting
-from testbed.core.topology.model import Topology
-from testbed.errors import UnknownName
+from testbed.core.topology.model import Link, Topology
+from testbed.errors import UnknownName, UserError
+
+__all__ = [
+    "Compiled",
+    "FaultKind",
+    "Phase",
+    "Reader",
+    "compile_fault",
+    "registry",
+    "target_directions",
+    "target_links",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """From ``at_s`` seconds after the fault began these Steps stand for it, and no others. ``name`` is for people."""
+
+    at_s: float
+    name: str
+    steps: tuple[Setting, ...]
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The Steps of a fault, and the links it touches (for events, reports and ``status``)."""
+    """The phases of a fault, the first at 0, and the links it touches (for events, reports and ``status``).
 
-    steps: tuple[Setting, ...]
+    Attributes:
+        phases: ascending in time; the last one stands until the fault is undone.
+        links: names of the links that it touches.
+        period_s: with a period the phases begin again every so many seconds; 0: once through.
+        lasts_s: the fault is over by itself after so many seconds; None: it stands until it is undone.
+    """
+
+    phases: tuple[Phase, ...]
     links: tuple[str, ...]
+    period_s: float = 0.0
+    lasts_s: float | None = None
+
+    @classmethod
+    def at_once(cls, name: str, steps: tuple[Setting, ...], links: tuple[str, ...]) -> Compiled:
+        """A fault that is what it is from its beginning to its end."""
+        return cls((Phase(0.0, name, steps),), links)
+
+    @property
+    def steps(self) -> tuple[Setting, ...]:
+        """What stands from the beginning."""
+        return self.phases[0].steps
+
+    def timeline(self) -> Iterator[Phase]:
+        """Every phase with its time since the fault began, the first included; endless where there is a period."""
+        for begin in itertools.count() if self.period_s else (0,):
+            for phase in self.phases:
+                at_s = begin * self.period_s + phase.at_s
+                if self.lasts_s is not None and at_s >= self.lasts_s:
+                    return
+                yield replace(phase, at_s=at_s)
 
 
 Compile = Callable[[Topology, str, Mapping[str, str]], Compiled]
-"""(topology, target, parameters as written) to Steps; raises UserError, naming the parameter and the fix."""
+"""(topology, target, parameters as written) to phases; raises UserError, naming the parameter and the fix."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +92,14 @@ class FaultKind:
 
 def registry() -> dict[str, FaultKind]:
     """All faults there are, by name."""
-    from testbed.core.faults import carrier, impair
+    from testbed.core.faults import brownout, carrier, impair, latency
 
-    return {kind.name: kind for kind in (carrier.CUT, impair.IMPAIR)}
+    kinds = (carrier.CUT, carrier.FLAP, impair.IMPAIR, latency.LATENCY_STEP, brownout.BROWN_OUT)
+    return {kind.name: kind for kind in kinds}
 
 
 def compile_fault(topology: Topology, name: str, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Steps of the fault ``name``. Raises UnknownName or UserError before anything is touched."""
+    """Phases of the fault ``name``. Raises UnknownName or UserError before anything is touched."""
     kinds = registry()
     if name not in kinds:
         raise UnknownName("fault", name, kinds)
@@ -53,6 +107,33 @@ def compile_fault(topology: Topology, name: str, target: str, parameters: Mappin
         if key not in kinds[name].parameters:
             raise UnknownName(f"parameter of '{name}'", key, kinds[name].parameters)
     return kinds[name].compile(topology, target, parameters)
+
+
+class Reader:
+    """Parameters as they are read one by one; :meth:`finish` raises for all that were wrong with them, at once."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._parameters = parameters
+        self._wrong: dict[str, None] = {}
+
+    def read(self, key: str, parse: Callable[[Any], T], default: T) -> T:
+        """The value of ``key``; ``default`` where it is not written, or cannot be read, which is remembered."""
+        if key not in self._parameters:
+            return default
+        try:
+            return parse(self._parameters[key])
+        except ValueError as error:
+            self.note(key, str(error))
+            return default
+
+    def note(self, key: str, why: str) -> None:
+        """Something is wrong with ``key``; the same thing is said once."""
+        self._wrong[f"{key}={self._parameters.get(key, '…')}: {why}"] = None
+
+    def finish(self) -> None:
+        """Raises UserError if anything was wrong."""
+        if self._wrong:
+            raise UserError("; ".join(self._wrong))
 
 
 def target_links(topology: Topology, target: str) -> tuple[tuple[str, ...], str]:
@@ -71,3 +152,14 @@ def target_links(topology: Topology, target: str) -> tuple[tuple[str, ...], str]
     if shared and not toward:
         return shared, ""
     raise UnknownName("link or duct", target, [*links, *(duct.name for duct in topology.ducts)])
+
+
+def target_directions(topology: Topology, target: str) -> tuple[tuple[Link, str], ...]:
+    """Each direction that ``target`` names, with its link. Raises UnknownName."""
+    names, toward = target_links(topology, target)
+    return tuple(
+        (link, direction)
+        for link in map(topology.link, names)
+        for direction in link.directions
+        if not toward or direction == f"{link.name}:{toward}"
+    )

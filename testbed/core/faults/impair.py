@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 
-from testbed.core.faults.fault import Compiled, FaultKind, target_links
-from testbed.core.physics.parameters import PARAMETERS, read
+from testbed.core.faults.fault import Compiled, FaultKind, Reader, target_directions, target_links
+from testbed.core.physics.parameters import PARAMETERS, lay, read
 from testbed.core.plan.step import Shape
-from testbed.core.topology.model import Topology
+from testbed.core.topology.model import Link, Topology
 from testbed.errors import UserError
+
+__all__ = ["IMPAIR", "impair", "silenced"]
 
 
 def impair(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
     """The named directions get these values; what is not named keeps the link's own. Raises UserError."""
-    names, toward = target_links(topology, target)
+    directions = target_directions(topology, target)
     if not parameters:
         raise UserError("impair needs at least one of " + ", ".join(f"{key}=…" for key in PARAMETERS))
+    reader = Reader(parameters)
     steps: list[Shape] = []
-    wrong: dict[str, None] = {}
-    for name in names:
-        for direction in topology.link(name).directions:
-            if not toward or direction == f"{name}:{toward}":
-                impairment, misread = read(parameters, topology.link(name).impairment(direction))
-                steps.append(Shape(direction, impairment))
-                # Directions that differ may have mistakes of their own; the same one is said once.
-                wrong |= dict.fromkeys(f"{it.key}={parameters.get(it.key, '…')}: {it.why}" for it in misread)
-    if wrong:
-        raise UserError("; ".join(wrong))
-    return Compiled(tuple(steps), names)
+    for link, direction in directions:
+        impairment, misread = read(parameters, link.impairment(direction))
+        steps.append(Shape(direction, impairment))
+        for it in misread:
+            reader.note(it.key, it.why)  # directions that differ may have mistakes of their own
+    reader.finish()
+    return Compiled.at_once("impaired", tuple(steps), target_links(topology, target)[0])
+
+
+def silenced(directions: Iterable[tuple[Link, str]]) -> tuple[Shape, ...]:
+    """Each direction loses everything that enters it from now on; no port loses its carrier.
+
+    What is under way has passed the place of the cut, at the sender's end, and arrives.
+    """
+    # Doubled packets must not be left: a double may be made before chance decides over the original.
+    return tuple(
+        Shape(direction, dataclasses.replace(lay({"loss": 1.0}, link.impairment(direction)), duplicate=0.0))
+        for link, direction in directions
+    )
 
 
 IMPAIR = FaultKind(

@@ -1,0 +1,98 @@
+"""A brown-out: loss that grows as the optical margin falls.
+
+A receiver with error correction hides a falling signal until its margin is used up, then loses frames by orders of
+magnitude within a decibel. Where the margin falls evenly in dB, the logarithm of the loss rises about evenly: the ramp
+is geometric. Its floor, where nothing is lost at the beginning, is ours: one packet in a million.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target_directions, target_links
+from testbed.core.physics.parameters import judge, lay
+from testbed.core.plan.step import Shape
+from testbed.core.topology.model import Topology
+from testbed.core.units import Unreadable, format_probability, parse_duration_s, parse_probability
+from testbed.core.words import shown
+from testbed.errors import UserError
+
+__all__ = ["BROWN_OUT", "FLOOR", "MOST_PHASES", "brown_out", "ramp"]
+
+FLOOR: Final = 1e-6
+"""Where a ramp from nothing begins: below it a lab's traffic sees nothing within a minute."""
+
+PHASES_PER_S: Final = 10
+LEAST_PHASES: Final = 20
+SHORTEST_PHASE_S: Final = 0.02
+MOST_PHASES: Final = 1000
+
+
+def ramp(begin: float, end: float, over_s: float) -> tuple[tuple[float, float], ...]:
+    """(seconds, loss) of each step of a geometric ramp from ``begin`` at 0 to ``end`` at ``over_s``.
+
+    Ten steps a second; a short ramp has twenty, unless that would be less than 20 ms each, a long one 1000 in all.
+    """
+    wanted = max(PHASES_PER_S * over_s, min(LEAST_PHASES, over_s / SHORTEST_PHASE_S))
+    count = max(1, min(MOST_PHASES, math.ceil(wanted)))
+    inner = [(number * over_s / count, begin * (end / begin) ** (number / count)) for number in range(count)]
+    return (*inner, (over_s, end))
+
+
+def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+    """The named directions lose more and more, from ``from`` to ``loss`` within ``over``. Raises UserError."""
+    directions = target_directions(topology, target)
+    if missing := [f"{key}={like}" for key, like in (("loss", "5%"), ("over", "10s")) if key not in parameters]:
+        raise UserError(f"brown-out needs {' and '.join(missing)}")
+    reader = Reader(parameters)
+    end = reader.read("loss", parse_probability, 1.0)
+    begin = reader.read("from", parse_probability, 0.0)
+    over_s = reader.read("over", _time, 1.0)
+    hold_s = reader.read("hold", _hold, None)
+    reader.finish()
+    if max(begin, FLOOR) >= end:
+        reader.note("loss", f"it rises from {format_probability(max(begin, FLOOR))}; write more than that")
+    reader.finish()
+    phases = []
+    for at_s, loss in ramp(max(begin, FLOOR), end, over_s):
+        steps = []
+        for link, direction in directions:
+            own = link.impairment(direction)
+            impairment = lay({"loss": loss}, own)
+            if judge(impairment):  # bursts of the link's own that so much loss cannot have
+                impairment = dataclasses.replace(impairment, burst=0.0)
+            steps.append(Shape(direction, impairment))
+            for it in judge(impairment):
+                reader.note("loss", f"{it.key}: {it.why}")
+        phases.append(Phase(at_s, f"loss {format_probability(loss, 3)}", tuple(steps)))
+    reader.finish()
+    links = target_links(topology, target)[0]
+    return Compiled(tuple(phases), links, lasts_s=None if hold_s is None else over_s + hold_s)
+
+
+def _time(value: object) -> float:
+    duration_s = parse_duration_s(value)
+    if duration_s < SHORTEST_PHASE_S:
+        raise Unreadable(f"{shown(value)} is too short for a ramp", "write a time such as 10s, or inject impair loss=…")
+    return duration_s
+
+
+def _hold(value: object) -> float | None:
+    return parse_duration_s(value)
+
+
+BROWN_OUT = FaultKind(
+    "brown-out",
+    "loss that grows, as when the optical margin falls",
+    "a link, one direction of it (north:west), or a duct",
+    brown_out,
+    {
+        "loss": "what it ends at (5%)",
+        "over": "how long it grows (10s), by the same factor each second",
+        "from": "what it begins with [one packet in a million]",
+        "hold": "how long it stays at its worst; without it, until it is healed",
+    },
+)

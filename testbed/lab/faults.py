@@ -1,0 +1,185 @@
+"""The faults of a live lab: begun, led through their phases, ended, by the keeper and at their times.
+
+A fault owns what stands for it in the journal. A phase is what stands instead of the phase before, so that whoever
+undoes the fault, also after a crash in the middle of one, needs to know nothing of phases. One thread sleeps until
+something is due; the work itself is done in the engine's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from testbed.core.faults.fault import Compiled, Phase
+from testbed.errors import StorageError, TestbedError
+from testbed.lab.engine import Engine
+from testbed.lab.events import EventLog, hurry
+
+__all__ = ["Faults"]
+
+T = TypeVar("T")
+
+
+class Do(Protocol):
+    """Runs work in the engine's thread and waits for its result."""
+
+    def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+@dataclass
+class _Standing:
+    """A fault that goes on. ``ahead`` are its phases to come, ``due`` the first of them; times are monotonic."""
+
+    record: dict[str, Any]
+    compiled: Compiled
+    ahead: Iterator[Phase]
+    due: Phase | None
+    ends_t: float | None
+
+    @property
+    def next_t(self) -> float | None:
+        """When something is to be done about it next."""
+        due_t = None if self.due is None else self.record["ack_t"] + self.due.at_s
+        return min((t for t in (due_t, self.ends_t) if t is not None), default=None)
+
+
+class Faults:
+    """All faults since the lab is up; see the module. Safe for several threads but :meth:`run`, which has its own."""
+
+    def __init__(self, engine: Engine, do: Do, events: EventLog) -> None:
+        self._engine, self._do, self._events = engine, do, events
+        self._journal = engine.journal
+        self._records: dict[str, dict[str, Any]] = {}
+        self._standing: dict[str, _Standing] = {}
+        self._timers: list[tuple[float, str]] = []
+        self._timers_changed = threading.Condition()
+
+    def records(self) -> list[dict[str, Any]]:
+        """One of each fault, in their order. ``phase`` is the one that it is in, or was in last."""
+        return [dict(it) for it in list(self._records.values())]
+
+    def inject(self, fault: Mapping[str, Any], compiled: Compiled) -> dict[str, Any]:
+        """Begin a fault; its record. ``fault`` has type, target, links, parameters and for_s (seconds or None)."""
+
+        def work() -> dict[str, Any]:
+            number = 1 + sum(1 for note in self._journal.notes if note["note"] == "fault")
+            record = {**fault, "id": f"f{number}"}
+            self._journal.note("fault", **record)
+            ahead = compiled.timeline()
+            first = next(ahead)
+            record["command_t"] = time.monotonic()
+            try:
+                self._engine.apply(record["id"], first.steps)
+            except TestbedError:
+                with contextlib.suppress(TestbedError):
+                    self._engine.undo(record["id"])
+                    self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
+                raise
+            record |= {"ack_t": time.monotonic(), "began_unix_s": time.time(), "ended_t": None, "phase": first.name}
+            lasts = [it for it in (fault.get("for_s"), compiled.lasts_s) if it is not None]
+            ends_t = record["ack_t"] + min(lasts) if lasts else None
+            self._records[record["id"]] = record
+            self._standing[record["id"]] = _Standing(record, compiled, ahead, next(ahead, None), ends_t)
+            self._events.add("fault-began", t=record["ack_t"], phase=first.name, **_of(record))
+            return record
+
+        record = self._do(work)
+        self._plan(record["id"])
+        return dict(record)
+
+    def heal(self, ids: list[str]) -> list[dict[str, Any]]:
+        """Undo these faults; records of those that were not over already."""
+        return [dict(record) for record in (self._do(lambda it=it: self._end(it)) for it in ids) if record is not None]  # type: ignore[misc]
+
+    def run(self, ended: threading.Event) -> None:
+        """Do what is due when it is due, until ``ended``."""
+        hurry()
+        while not ended.is_set():
+            with self._timers_changed:
+                if not self._timers:
+                    self._timers_changed.wait()
+                    continue
+                due_t, fault = self._timers[0]
+                left = due_t - time.monotonic()
+                if left > 0:
+                    self._timers_changed.wait(left)
+                    continue
+                heapq.heappop(self._timers)
+            try:
+                self._do(lambda: self._act(fault))  # noqa: B023  (waited for before the loop goes on)
+            except RuntimeError:
+                return  # the worker is shut down: so is the lab
+            except Exception as error:
+                self._events.add("note", text=f"fault {fault} could not be led on: {error}")
+            self._plan(fault)
+
+    def _plan(self, fault: str) -> None:
+        standing = self._standing.get(fault)
+        if standing is None or standing.next_t is None:
+            return
+        with self._timers_changed:
+            heapq.heappush(self._timers, (standing.next_t, fault))
+            self._timers_changed.notify()
+
+    # ---- in the engine's thread
+
+    def _act(self, fault: str) -> None:
+        standing = self._standing.get(fault)
+        if standing is None or self._journal.state in ("going", "down"):
+            return
+        if standing.ends_t is not None and time.monotonic() >= standing.ends_t:
+            try:
+                self._end(fault)
+            finally:
+                standing.ends_t = None  # what cannot be undone now is not tried for ever; `heal` can
+        elif standing.due is not None:
+            phase, standing.due = standing.due, next(standing.ahead, None)
+            # Late, as on a machine that is busy: of a ramp only where it should be by now matters. What repeats is
+            # played in full, so that a fiber is dark as often as was asked.
+            while not standing.compiled.period_s and standing.due is not None and self._is_due(standing, standing.due):
+                phase, standing.due = standing.due, next(standing.ahead, None)
+            self._enter(standing.record, phase)
+
+    @staticmethod
+    def _is_due(standing: _Standing, phase: Phase) -> bool:
+        return bool(time.monotonic() >= standing.record["ack_t"] + phase.at_s)
+
+    def _enter(self, record: dict[str, Any], phase: Phase) -> None:
+        command_t = time.monotonic()
+        self._engine.replace(record["id"], phase.steps)
+        record["phase"] = phase.name
+        times = {"planned_t": record["ack_t"] + phase.at_s, "command_t": command_t, "ack_t": time.monotonic()}
+        self._events.add("fault-phase", t=times["ack_t"], phase=phase.name, **{**_of(record), **times})
+
+    def _end(self, fault: str) -> dict[str, Any] | None:
+        standing = self._standing.get(fault)
+        if standing is None:
+            return None
+        record = standing.record
+        command_t = time.monotonic()
+        self._engine.undo(fault)
+        del self._standing[fault]
+        record["ended_t"] = time.monotonic()
+        times = {"command_t": command_t, "ack_t": record["ended_t"]}
+        self._events.add("fault-ended", t=record["ended_t"], **{**_of(record), **times})
+        with contextlib.suppress(StorageError):  # it is over, whether or not a full disk lets us say so
+            self._journal.note("fault-ended", id=fault, t=record["ended_t"])
+        return record
+
+
+def _of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What every event of a fault says."""
+    return {
+        "fault": record["id"],
+        "type": record["type"],
+        "target": record["target"],
+        "links": record["links"],
+        "planned_t": record.get("planned_t"),
+        "command_t": record["command_t"],
+        "ack_t": record["ack_t"],
+    }
