@@ -150,6 +150,11 @@ class CarrierWatch:
         until(lambda: set(self._latest(up)) == set(self._sockets), bound_s, f"all carriers {up}")
         return self._latest(up)
 
+    @property
+    def changes(self) -> list[tuple[float, str, bool]]:
+        """(time, label, up) of every change, what each was at first included."""
+        return list(self._seen)
+
     def _latest(self, up: bool) -> dict[str, float]:
         """Those whose last change was to ``up``, and its time."""
         last = {label: (t, state) for t, label, state in list(self._seen)}

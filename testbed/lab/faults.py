@@ -68,7 +68,7 @@ class Faults:
 
         def work() -> dict[str, Any]:
             number = 1 + sum(1 for note in self._journal.notes if note["note"] == "fault")
-            record = {**fault, "id": f"f{number}"}
+            record = {**fault, "id": f"f{number}", "began_unix_s": time.time(), "command_t": time.monotonic()}
             self._journal.note("fault", **record)
             ahead = compiled.timeline()
             first = next(ahead)
@@ -80,7 +80,7 @@ class Faults:
                     self._engine.undo(record["id"])
                     self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
-            record |= {"ack_t": time.monotonic(), "began_unix_s": time.time(), "ended_t": None, "phase": first.name}
+            record |= {"ack_t": time.monotonic(), "ended_t": None, "phase": first.name}
             lasts = [it for it in (fault.get("for_s"), compiled.lasts_s) if it is not None]
             ends_t = record["ack_t"] + min(lasts) if lasts else None
             self._records[record["id"]] = record

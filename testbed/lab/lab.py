@@ -56,7 +56,7 @@ class Fault:
             record["type"],
             record["target"],
             tuple(record["links"]),
-            record["ack_t"],
+            record.get("ack_t", record["command_t"]),
             record["began_unix_s"],
             record["ended_t"],
             record.get("phase", ""),
@@ -155,8 +155,7 @@ class Lab:
         Without its keeper the lab is healed from its journal. Raises UnknownName.
         """
         if not client.answers(self._folder):
-            recovery.heal(self._folder, what)
-            return ()
+            return tuple(Fault.of(it, self) for it in recovery.heal(self._folder, what))
         standing = [it for it in self.faults() if it.ended is None]
         chosen = [it for it in standing if what in (None, it.id, it.target) or what in it.links]
         if what is not None and not chosen:

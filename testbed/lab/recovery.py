@@ -63,10 +63,11 @@ def _remove(folder: Path) -> None:
             time.sleep(0.02)
 
 
-def heal(lab: LabFolder, what: str | None) -> list[str]:
-    """Undo faults of a lab without a keeper: one by its id, those of a target or link, or all; ids of those undone.
+def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
+    """Undo faults of a lab without a keeper: one by its id, those of a target or link, or all; records of those undone.
 
-    Without a keeper there is no emulator: its fibers stay dark, whatever is healed. Raises LabError.
+    Without a keeper nobody emulates the fibers, or watches the kernel that does: they are darkened and stay dark,
+    whatever is healed. Raises LabError.
     """
     try:
         lock = filelock.FileLock(lab.lock)
@@ -79,11 +80,12 @@ def heal(lab: LabFolder, what: str | None) -> list[str]:
         engine = Engine(journal, hands.without_keeper(driver))
         _darken(journal, engine)
         chosen = [
-            it["id"] for it in standing_faults(journal) if what in (None, it["id"], it["target"]) or what in it["links"]
+            it for it in standing_faults(journal) if what in (None, it["id"], it["target"]) or what in it["links"]
         ]
         for fault in chosen:
-            engine.undo(fault)
-            journal.note("fault-ended", id=fault, t=time.monotonic())
+            engine.undo(fault["id"])
+            fault["ended_t"] = time.monotonic()
+            journal.note("fault-ended", id=fault["id"], t=fault["ended_t"])
         driver.close()
         journal.close()
     finally:
@@ -92,9 +94,13 @@ def heal(lab: LabFolder, what: str | None) -> list[str]:
 
 
 def standing_faults(journal: Journal) -> list[dict[str, Any]]:
-    """Faults that were begun and not ended, as they were written down."""
+    """Faults that were begun and not ended, as they were written down, each with the Steps that stand for it."""
     over = {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
-    return [note for note in journal.notes if note["note"] == "fault" and note["id"] not in over]
+    return [
+        {**note, "steps": [it.step for it in journal.owned(note["id"])]}
+        for note in journal.notes
+        if note["note"] == "fault" and note["id"] not in over
+    ]
 
 
 def keeper_alive(lab: LabFolder) -> bool:
@@ -148,8 +154,16 @@ def _by_mark(lab: LabFolder) -> None:
         driver.unmake(Namespace(node, isolated=(lab.handles / node).exists()), {})
 
 
+def lit_by_the_kernel(journal: Journal) -> bool:
+    """Whether fibers go on without a keeper: the kernel's netem outlives it, fiberd does not."""
+    return not journal.owned(EMULATOR_DIED) and any(
+        isinstance(it.step, Fibers) and it.step.emulator == "netem" for it in journal.owned(LAB)
+    )
+
+
 def _darken(journal: Journal, engine: Engine) -> None:
-    """With the emulator gone both ends of every fiber must be down, or packets vanish without a sign."""
+    """Take both ends of every fiber down: without fiberd packets would vanish without a sign, and netem would go on as
+    it was, unwatched, with what no fault stands for any more."""
     if journal.owned(EMULATOR_DIED):
         engine.reconcile()
         return

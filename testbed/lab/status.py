@@ -147,8 +147,7 @@ def _ask(lab: LabFolder) -> _Found:
         if recovery.keeper_alive(lab):
             found.why.append("its keeper lives but does not answer")
         else:
-            found.why.append(f"its keeper is gone, so its fibers are dark; take it down with: testbed down {lab.name}")
-            found.why += _standing(lab)
+            found.why += _without_keeper(lab)
         return found
     if found.hello["emulator_died"]:
         found.why.append(f"its emulator died, so its fibers are dark; take it down with: testbed down {lab.name}")
@@ -156,15 +155,27 @@ def _ask(lab: LabFolder) -> _Found:
     return found
 
 
-def _standing(lab: LabFolder) -> list[str]:
-    """Faults that a dead keeper can no longer end."""
+def _without_keeper(lab: LabFolder) -> list[str]:
+    """What nobody looks after any more: the fibers, and faults that a dead keeper can no longer end."""
+    gone, down = "its keeper is gone", f"take it down with: testbed down {lab.name}"
     try:
         journal = Journal.read(lab.journal)
     except LabError as error:
-        return [str(error)]
+        return [f"{gone}; {down}", str(error)]
     if journal.boot != process.boot_id():
-        return ["the machine was restarted since: nothing of it is left but its folder"]
-    return [f"fault {it['id']} ({it['type']} {it['target']}) still stands" for it in recovery.standing_faults(journal)]
+        return [
+            f"{gone}, so its fibers are dark; {down}",
+            "the machine was restarted since: nothing of it is left but its folder",
+        ]
+    if recovery.lit_by_the_kernel(journal):
+        lit = "the kernel keeps its fibers lit, unwatched"
+        why = [f"{gone}, and {lit}; darken them with: testbed heal -l {lab.name}, or {down}"]
+    else:
+        why = [f"{gone}, so its fibers are dark; {down}"]
+    for it in recovery.standing_faults(journal):
+        stands = "still stands" if it["steps"] else "was going on, and leaves the fiber alone by now"
+        why.append(f"fault {it['id']} ({it['type']} {it['target']}) {stands}")
+    return why
 
 
 def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[str, str], bool]:

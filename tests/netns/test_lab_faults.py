@@ -1,0 +1,275 @@
+"""Faults of one direction, and those that take time, on a lab that is up: what ports, pings and datagrams see."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.errors import UserError
+
+pytestmark = [pytest.mark.netns]
+
+GATEWAYS = ("east-gw", "west-gw")
+FAR_S = 0.3
+"""One way, of a fiber that is long enough to be cut while a ping is under way."""
+
+
+def ns(lab: testbed.Lab, node: str) -> str:
+    return oracle.netns(lab.name, node)
+
+
+def address(lab: testbed.Lab, node: str, interface: str) -> str:
+    return oracle.addresses(ns(lab, node), interface)["inet"]
+
+
+def ping(lab: testbed.Lab, here: str, there: str, link: str, count: int = 3, wait_s: float = 0.3) -> list[float]:
+    """Between the two ends of one link: no other way leads there."""
+    return oracle.ping(ns(lab, here), address(lab, there, link), count=count, wait_s=wait_s)
+
+
+def downs(lab: testbed.Lab, gateway: str, link: str = "north") -> int:
+    """How often the kernel has counted the carrier as lost."""
+    counter = f"/sys/class/net/{link}/carrier_down_count"
+    return int(oracle.run("ip", "netns", "exec", ns(lab, gateway), "cat", counter))
+
+
+def counted(lab: testbed.Lab, gateway: str, way: str, link: str = "north") -> int:
+    (found,) = oracle.ip(ns(lab, gateway), "-s", "link", "show", "dev", link)
+    return int(found["stats64"][way]["packets"])
+
+
+def watch(lab: testbed.Lab, link: str) -> oracle.CarrierWatch:
+    return oracle.CarrierWatch({gateway: (ns(lab, gateway), link) for gateway in GATEWAYS})
+
+
+# ---- cuts of one direction
+
+
+def test_a_cut_of_one_direction_takes_the_carrier_of_its_receiver_alone(healthy: testbed.Lab) -> None:
+    before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
+    with healthy.cut("north:west"):
+        oracle.until(lambda: oracle.no_carrier(ns(healthy, "west-gw"), "north"), 2.0, "west lost the carrier")
+        assert not oracle.no_carrier(ns(healthy, "east-gw"), "north")
+        heard = counted(healthy, "east-gw", "rx")
+        assert ping(healthy, "west-gw", "east-gw", "north") == [], "a port without light does not send"
+        assert counted(healthy, "east-gw", "rx") == heard
+        sent = counted(healthy, "east-gw", "tx")
+        assert ping(healthy, "east-gw", "west-gw", "north") == []
+        assert counted(healthy, "east-gw", "tx") > sent, "east goes on sending into the dark"
+        assert ping(healthy, "east-gw", "west-gw", "south"), "the other fiber is as it was"
+    oracle.until(lambda: ping(healthy, "east-gw", "west-gw", "north", 1), 5.0, "it passes again")
+    assert {gateway: downs(healthy, gateway) - before[gateway] for gateway in GATEWAYS} == {"east-gw": 0, "west-gw": 1}
+
+
+def test_a_signalled_cut_of_one_direction_takes_both_carriers(healthy: testbed.Lab) -> None:
+    with watch(healthy, "north") as seen, healthy.cut("north:west", carrier="both"):
+        seen.wait(False, 2.0)
+
+
+@pytest.mark.parametrize("target", ["north:west", "north"])
+def test_a_silent_cut_takes_no_carrier_and_passes_nothing(healthy: testbed.Lab, target: str) -> None:
+    before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
+    assert ping(healthy, "east-gw", "west-gw", "north")
+    dropped = healthy.status().links[0].drops
+    with healthy.cut(target, carrier="silent"):
+        arrived = {gateway: counted(healthy, gateway, "rx") for gateway in GATEWAYS}
+        assert ping(healthy, "east-gw", "west-gw", "north") == []
+        assert ping(healthy, "west-gw", "east-gw", "north") == []
+        assert counted(healthy, "west-gw", "rx") == arrived["west-gw"], "nothing comes toward west"
+        one_way = target == "north:west"
+        assert (counted(healthy, "east-gw", "rx") > arrived["east-gw"]) is one_way, "toward east it is as it was"
+    assert healthy.status().links[0].drops > dropped
+    assert {gateway: downs(healthy, gateway) for gateway in GATEWAYS} == before
+    assert len(ping(healthy, "east-gw", "west-gw", "north")) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "carrier", "arrives"),
+    [
+        ("north", "both", False),
+        ("north:west", "receiver", False),
+        ("north:west", "silent", True),
+        ("north", "silent", True),
+    ],
+)
+def test_what_is_in_flight(healthy: testbed.Lab, target: str, carrier: str, arrives: bool) -> None:
+    """A packet that was sent before the cut and is due after the heal."""
+    far = address(healthy, "west-gw", "north")
+    assert oracle.ping(ns(healthy, "east-gw"), far), "neighbours know each other"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, healthy.inject("impair", "north", delay=f"{FAR_S}s"):
+        sent, heard = counted(healthy, "east-gw", "tx"), counted(healthy, "west-gw", "rx")
+        answer = pool.submit(oracle.ping, ns(healthy, "east-gw"), far, wait_s=3 * FAR_S)
+        oracle.until(lambda: counted(healthy, "east-gw", "tx") > sent, 2.0, "it is under way")
+        fault = healthy.cut(target, carrier=carrier)
+        still = counted(healthy, "west-gw", "rx") == heard
+        fault.heal()
+        assert still, "the machine was too slow: it had arrived before the cut"
+        assert bool(answer.result()) is arrives
+
+
+# ---- flaps
+
+
+def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(healthy: testbed.Lab) -> None:
+    before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
+    with watch(healthy, "north") as seen:
+        seen.wait(True, 2.0)
+        fault = healthy.inject("flap", "north", down="100ms", up="150ms", times="5", wait=True)
+        lit = seen.wait(True, 2.0)
+    assert {gateway: downs(healthy, gateway) - before[gateway] for gateway in GATEWAYS} == dict.fromkeys(GATEWAYS, 5)
+    for gateway in GATEWAYS:
+        changes = [(t, up) for t, label, up in seen.changes if label == gateway][1:]
+        dark = [after - t for (t, up), (after, _) in itertools.pairwise(changes) if not up]
+        shone = [after - t for (t, up), (after, _) in itertools.pairwise(changes) if up]
+        assert (len(dark), len(shone)) == (5, 4)
+        assert statistics.median(dark) == pytest.approx(0.1, abs=0.02)
+        assert statistics.median(shone) == pytest.approx(0.15, abs=0.02)
+        assert lit[gateway] - changes[0][0] == pytest.approx(5 * 0.1 + 4 * 0.15, abs=0.05), "times do not add up"
+    assert fault.ended is not None
+    assert fault.ended - fault.began == pytest.approx(1.1, abs=0.05)
+
+
+def test_a_flap_ends_when_its_time_is_over_and_can_be_healed_in_the_dark(healthy: testbed.Lab) -> None:
+    with watch(healthy, "south") as seen:
+        fault = healthy.inject("flap", "south", down="10s", up="10s", for_s=0.3)
+        dark, lit = seen.wait(False, 2.0), seen.wait(True, 2.0)
+        assert lit["east-gw"] - dark["east-gw"] == pytest.approx(0.3, abs=0.05)
+        fault = healthy.inject("flap", "south:west", down="10s", up="10s")
+        oracle.until(lambda: oracle.no_carrier(ns(healthy, "west-gw"), "south"), 2.0, "it is dark")
+        fault.refresh()
+        assert (fault.ended, fault.phase) == (None, "dark")
+        healthy.heal("south")
+        seen.wait(True, 2.0)
+    assert ping(healthy, "east-gw", "west-gw", "south")
+
+
+def test_a_cut_outlasts_a_flap_of_the_same_fiber(healthy: testbed.Lab) -> None:
+    flap = healthy.inject("flap", "north", down="30ms", up="30ms")
+    with healthy.cut("north"):
+        oracle.until(lambda: oracle.no_carrier(ns(healthy, "east-gw"), "north"), 2.0, "it is dark")
+        before = downs(healthy, "east-gw")
+        time.sleep(0.2)  # several turns of the flap, which must change nothing
+        assert downs(healthy, "east-gw") == before
+        assert oracle.no_carrier(ns(healthy, "east-gw"), "north")
+    oracle.until(lambda: downs(healthy, "east-gw") > before + 1, 2.0, "it goes on flapping")
+    flap.heal()
+
+
+# ---- steps of latency, brown-outs
+
+
+@pytest.mark.parametrize(
+    ("target", "written", "more_s"),
+    [("south:west", {"extra": "1ms"}, 1e-3), ("south", {"km": "247"}, 2e-3), ("south", {"delay": "1.235ms"}, 2e-3)],
+)
+def test_a_step_of_latency_is_seen_by_ping(
+    healthy: testbed.Lab, target: str, written: dict[str, str], more_s: float
+) -> None:
+    before = ping(healthy, "east-gw", "west-gw", "south", 30)
+    with healthy.inject("latency-step", target, **written):
+        during = ping(healthy, "east-gw", "west-gw", "south", 30)
+    after = ping(healthy, "east-gw", "west-gw", "south", 30)
+    assert len(before) == len(during) == len(after) == 30
+    assert min(during) - min(before) == pytest.approx(more_s, abs=50e-6)
+    assert statistics.median(during) - statistics.median(before) == pytest.approx(more_s, abs=100e-6)
+    assert min(after) == pytest.approx(min(before), abs=50e-6)
+
+
+def test_the_gap_before_a_step_of_latency_is_dark_and_silent(healthy: testbed.Lab) -> None:
+    before = downs(healthy, "west-gw", "south")
+    far = address(healthy, "west-gw", "south")
+    fault = healthy.inject("latency-step", "south", extra="1ms", gap="400ms")
+    found = oracle.udp_super_packets(
+        ns(healthy, "east-gw"), ns(healthy, "west-gw"), far, packets=160, segments=1, size=64, pause_s=0.005
+    )
+    assert found == sorted(found)
+    assert found[-1] == 159
+    assert found[0] * 0.005 == pytest.approx(0.4, abs=0.1)
+    assert len(found) == 160 - found[0], "it is dark once, then it is lit"
+    assert downs(healthy, "west-gw", "south") == before
+    fault.refresh()
+    assert fault.phase == "delay 1.235 ms"
+
+
+def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
+    """One percent to ninety within two seconds: 400 datagrams, one every 5 ms, against the ramp's own sum."""
+    far = address(healthy, "west-gw", "north")
+    fault = healthy.inject("brown-out", "north:west", loss="90%", over="2s", hold="200ms", **{"from": "1%"})
+    found = oracle.udp_super_packets(
+        ns(healthy, "east-gw"), ns(healthy, "west-gw"), far, packets=400, segments=1, size=64, pause_s=0.005
+    )
+    lost = sorted(set(range(400)).difference(found))
+    expected = [0.01 * 90 ** (number / 400) for number in range(400)]
+    for half in (range(200), range(200, 400)):
+        mean = sum(expected[it] for it in half)
+        sigma = math.sqrt(sum(expected[it] * (1 - expected[it]) for it in half))
+        # A tenth more for datagrams that were sent a little later than the ramp began.
+        assert mean * 0.9 - 4.9 * sigma <= sum(it in half for it in lost) <= mean * 1.1 + 4.9 * sigma
+    oracle.until(lambda: not oracle.no_carrier(ns(healthy, "west-gw"), "north"), 1.0, "no carrier was lost")
+    oracle.until(lambda: len(ping(healthy, "east-gw", "west-gw", "north", 20)) == 20, 5.0, "it is over by itself")
+    fault.refresh()
+    assert fault.ended is not None
+    assert fault.ended - fault.began == pytest.approx(2.2, abs=0.1)
+
+
+# ---- by the command line
+
+
+def test_mistakes_are_refused_before_anything_is_touched(healthy: testbed.Lab, command: oracle.Command) -> None:
+    before = len(healthy.faults())
+    said = command("inject", "flap", "north", "down=1ms", "times=never", "-l", healthy.name)
+    assert said.returncode == 2
+    assert "down=1ms" in said.stderr and "times=never" in said.stderr
+    with pytest.raises(UserError):
+        healthy.inject("latency-step", "north")
+    assert len(healthy.faults()) == before
+
+
+# ---- a keeper that dies in the middle
+
+
+@pytest.fixture
+def doomed(lab_name: str) -> Iterator[testbed.Lab]:
+    with testbed.up("metro-40km", name=lab_name, agents=False) as found:
+        yield found
+
+
+@pytest.mark.parametrize("moment", ["dark", "lit"])
+def test_a_keeper_that_dies_in_the_middle_of_a_flap_leaves_nothing_lit_or_standing(
+    doomed: testbed.Lab, state_folder: Path, moment: str, command: oracle.Command
+) -> None:
+    up = {"dark": "200ms", "lit": "10s"}[moment]
+    down = {"dark": "10s", "lit": "200ms"}[moment]
+    (keeper,) = oracle.keeper_pids(doomed.name, state_folder)
+    with watch(doomed, "north") as north, watch(doomed, "south") as south:
+        doomed.inject("flap", "north", down=down, up=up)
+        north.wait(False, 2.0)
+        if moment == "lit":
+            north.wait(True, 2.0)
+        doomed.inject("brown-out", "south", loss="5%", over="100s")
+        oracle.kill([keeper])
+        south.wait(False, 5.0)
+        north.wait(False, 5.0)
+    why = " ".join(doomed.status().why)
+    assert "keeper is gone" in why
+    assert ("fault f1 (flap north) still stands" in why) is (moment == "dark")
+    assert ("fault f1 (flap north) was going on" in why) is (moment == "lit")
+    assert "fault f2 (brown-out south) still stands" in why
+    said = command("heal", "-l", doomed.name)
+    assert said.returncode == 0, said.stderr
+    assert "f1: flap north" in said.stdout and "f2: brown-out south" in said.stdout
+    assert "fault f" not in " ".join(doomed.status().why)
+    for link in ("north", "south"):
+        for gateway in GATEWAYS:
+            assert oracle.no_carrier(ns(doomed, gateway), link), "without a keeper no fiber is lit"
+    assert ping(doomed, "east-gw", "west-gw", "north", 1) == []
+    # That `down` leaves nothing is for the fixture of the lab's name to see.
