@@ -21,7 +21,6 @@ from typing import Any
 from testbed.core.experiment import expect, schedule
 from testbed.core.experiment.schedule import Planned
 from testbed.core.experiment.schema import Experiment
-from testbed.core.faults.fault import compile_fault
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology
 from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UserError
@@ -76,8 +75,6 @@ def run(
     if total < 1:
         raise UserError(f"a run has at least one step, not {total}")
     planned = schedule.plan(experiment, topology, total)
-    for fault in planned:
-        compile_fault(topology, fault.inject, fault.target, {})
     if data is not None:
         data = data.absolute()  # ranks work elsewhere
         if not (data.is_file() or data.is_dir()):
@@ -167,7 +164,8 @@ def _follow(
             began = began or now
         for fault in [it for it in due if _is_due(it, step, began, now)]:
             due.remove(fault)
-            lab.inject(fault.inject, fault.target, for_s=fault.for_s)
+            written: dict[str, Any] = dict(fault.parameters)
+            lab.inject(fault.inject, fault.target, for_s=fault.for_s, **written)
         if now - ticked >= TICK_S:
             ticked = now
             _tell(observer, job, step, total, progress)

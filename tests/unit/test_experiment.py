@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from testbed.core.experiment import expect, schedule
 from testbed.core.experiment.schedule import Planned
 from testbed.core.experiment.schema import load_text
+from testbed.core.faults.fault import Compiled, FaultKind
 from testbed.core.topology import resolve
 from testbed.core.units import Unreadable
 from testbed.errors import FileMistakes
@@ -38,22 +39,23 @@ def test_triggers_targets_and_shares() -> None:
         b'  - {after: step 120, inject: cut, target: "link[1]", for: 10s}\n'
         b'  - {at: 20s, inject: cut, target: "link[0]:west"}\n'
         b"  - {after: step 12.5%, inject: cut, target: bridge, for: 1 min}\n"
-        b"  - {after: step 99.9%, inject: cut, target: east}\n",
+        b"  - {after: step 99.9%, inject: flap, target: north, with: {down: 100ms, times: 5, carrier: silent}}\n",
         "x.yaml",
     )
     assert schedule.plan(experiment, METRO, steps=200) == (
         Planned("cut", "south", 10.0, after_step=120),
         Planned("cut", "north:west", None, at_s=20.0),
         Planned("cut", "bridge", 60.0, after_step=25),
-        Planned("cut", "east", None, after_step=199),
+        Planned("flap", "north", None, 199, parameters={"down": "100ms", "times": "5", "carrier": "silent"}),
     )
 
 
 def test_faults_that_later_versions_know() -> None:
-    text = b"schedule: [{at: 1s, inject: flap, target: north}]\n"
-    with pytest.raises(FileMistakes, match="flap"):
+    text = b"schedule: [{at: 1s, inject: earthquake, target: north}]\n"
+    with pytest.raises(FileMistakes, match="earthquake"):
         load_text(text, "x.yaml")
-    assert load_text(text, "x.yaml", faults=("cut", "flap")).schedule[0].inject == "flap"
+    later = FaultKind("earthquake", "", "", lambda topology, target, parameters: Compiled((), ()))
+    assert load_text(text, "x.yaml", faults={"earthquake": later}).schedule[0].inject == "earthquake"
 
 
 @pytest.mark.parametrize(

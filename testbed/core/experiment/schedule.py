@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from testbed.core.experiment.schema import Experiment, ScheduledFault
+from testbed.core.faults.fault import compile_fault
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable
 from testbed.core.words import nearest, shown
-from testbed.errors import FileMistakes, Finding
+from testbed.errors import FileMistakes, Finding, UserError
 
 __all__ = ["Planned", "plan", "resolve_target"]
 
@@ -21,7 +23,8 @@ _INDEXED: Final = re.compile(r"link\[([0-9]{1,4})\]", re.ASCII)
 class Planned:
     """A fault that is due when ``after_step`` steps are committed, or ``at_s`` seconds after the first step began.
 
-    ``target`` is a link, a direction ``link:site``, a duct or a site. ``for_s`` None: until the end of the run.
+    ``target`` is a link, a direction ``link:site``, a duct or a site; ``parameters`` are as they are written.
+    ``for_s`` None: until the end of the run, or of the fault, where it has one.
     """
 
     inject: str
@@ -29,13 +32,15 @@ class Planned:
     for_s: float | None
     after_step: int | None = None
     at_s: float | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(experiment: Experiment, topology: Topology, steps: int | None = None) -> tuple[Planned, ...]:
     """The schedule on ``topology`` for a job of ``steps`` steps (default: the experiment's), in the order as written.
 
     Raises:
-        FileMistakes: a target that the topology does not have, or a step that the job does not reach.
+        FileMistakes: a target that the topology does not have or the fault cannot have, parameters that cannot be, or a
+            step that the job does not reach.
     """
     total = experiment.steps if steps is None else steps
     findings: list[Finding] = []
@@ -51,7 +56,12 @@ def plan(experiment: Experiment, topology: Topology, steps: int | None = None) -
         except Unreadable as error:
             findings.append(Finding(fault.file, fault.line, error.message, error.fix))
             continue
-        planned.append(Planned(fault.inject, target, fault.for_s, after, fault.trigger.at_s))
+        try:
+            compile_fault(topology, fault.inject, target, fault.parameters)
+        except UserError as error:
+            message, _, fix = str(error).partition("; ")
+            findings.append(Finding(fault.file, fault.line, f"{fault.inject} {target}: {message}", fix))
+        planned.append(Planned(fault.inject, target, fault.for_s, after, fault.trigger.at_s, fault.parameters))
     if findings:
         raise FileMistakes(findings)
     return tuple(planned)

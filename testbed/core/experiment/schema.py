@@ -7,6 +7,7 @@
     workload: {steps: 500}
     schedule:
       - {after: step 40%, inject: cut, target: "link[0]", for: 10s}
+      - {at: 30s, inject: flap, target: south, with: {down: 200ms, up: 800ms, times: 10}}
     expect:
       - goodput >= 0.5
 
@@ -16,8 +17,8 @@ Every mistake is found at once, with its line. What depends on the topology is c
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -25,6 +26,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from testbed.core import yamltext
 from testbed.core.experiment import expect
 from testbed.core.experiment.expect import Expectation
+from testbed.core.faults.fault import FaultKind, registry
 from testbed.core.topology.schema import Mistakes, Written, check, whole
 from testbed.core.units import Unreadable, parse_duration_s
 from testbed.core.words import nearest, shown
@@ -36,7 +38,6 @@ __all__ = ["DEFAULT_STEPS", "MOST_STEPS", "Experiment", "ScheduledFault", "Trigg
 DEFAULT_STEPS: Final = 500
 MOST_STEPS: Final = 10_000_000
 MOST_FAULTS: Final = 1000
-FAULTS: Final = ("cut",)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Trigger:
 
 @dataclass(frozen=True)
 class ScheduledFault:
-    """A fault as written; ``target`` is not resolved yet. ``for_s`` None: until the end of the run."""
+    """A fault as written; ``target`` and ``parameters`` are not resolved yet. ``for_s`` None: until the end of the run,
+    or of the fault, where it has one."""
 
     trigger: Trigger
     inject: str
@@ -62,6 +64,7 @@ class ScheduledFault:
     for_s: float | None
     file: str
     line: int
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class _Fault(_Part):
     inject: Annotated[str | None, BeforeValidator(_line)] = None
     target: Annotated[str | None, BeforeValidator(_line)] = None
     duration: Annotated[float | None, BeforeValidator(_duration), Field(alias="for")] = None
+    parameters: Annotated[Any, Field(alias="with")] = None
 
 
 class _Top(_Part):
@@ -135,8 +139,9 @@ class _Top(_Part):
     expect: Any = None
 
 
-def load_text(text: bytes, label: str, faults: Collection[str] = FAULTS) -> Experiment:
-    """The experiment in ``text``; ``label`` is the file's name in messages, ``faults`` what can be injected.
+def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = None) -> Experiment:
+    """The experiment in ``text``; ``label`` is the file's name in messages, ``faults`` what can be injected (all there is,
+    if not given).
 
     Raises:
         FileMistakes: with every mistake found.
@@ -149,7 +154,7 @@ def load_text(text: bytes, label: str, faults: Collection[str] = FAULTS) -> Expe
     top = check(_Top, document.data, (), "an experiment", mistakes)
     workload = check(_Workload, top.workload, ("workload",), "the workload", mistakes)
     schedule = [
-        _fault(raw, ("schedule", index), faults, mistakes)
+        _fault(raw, ("schedule", index), registry() if faults is None else faults, mistakes)
         for index, raw in enumerate(
             _listed(top.schedule, ("schedule",), "faults such as {at: 20s, inject: cut, target: north}", mistakes)
         )
@@ -184,7 +189,7 @@ def _listed(raw: object, path: Path, like: str, mistakes: Mistakes) -> list[Any]
     return raw[:MOST_FAULTS]
 
 
-def _fault(raw: object, path: Path, faults: Collection[str], mistakes: Mistakes) -> ScheduledFault | None:
+def _fault(raw: object, path: Path, faults: Mapping[str, FaultKind], mistakes: Mistakes) -> ScheduledFault | None:
     before = len(mistakes.findings)
     fault = check(_Fault, raw, path, "a fault", mistakes)
     bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
@@ -200,6 +205,8 @@ def _fault(raw: object, path: Path, faults: Collection[str], mistakes: Mistakes)
         mistakes.note((*path, "inject"), f"no fault is called {shown(fault.inject)}", nearest(fault.inject, faults))
     if fault.target is None and "target" not in bad:
         mistakes.note(path, "a fault has no target", 'add target: "link[0]", the first link, or a name')
+    kind = faults.get(fault.inject or "")
+    parameters = _parameters(fault.parameters, (*path, "with"), kind, mistakes)
     if len(mistakes.findings) > before or fault.inject is None or fault.target is None:
         return None
     return ScheduledFault(
@@ -209,7 +216,27 @@ def _fault(raw: object, path: Path, faults: Collection[str], mistakes: Mistakes)
         for_s=fault.duration,
         file=mistakes.written.document.file,
         line=mistakes.written.document.line((*path, "target")),
+        parameters=parameters,
     )
+
+
+def _parameters(raw: object, path: Path, kind: FaultKind | None, mistakes: Mistakes) -> dict[str, str]:
+    """Of a fault, as they would be written in a command."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        mistakes.note(path, f"'with' is {shown(raw)}, which has no keys", "write it as with: {down: 200ms, up: 800ms}")
+        return {}
+    written: dict[str, str] = {}
+    for key, value in raw.items():
+        if kind is not None and key not in kind.parameters:
+            mistakes.note((*path, key), f"{kind.name} has no parameter {shown(key)}", nearest(key, kind.parameters))
+        elif value is None or isinstance(value, dict | list):
+            what = "there is no value" if value is None else f"{shown(value)} is no value"
+            mistakes.note((*path, key), f"{key} of a fault: {what}", "write one such as 200ms, 5% or 10")
+        else:
+            written[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return written
 
 
 def _expectation(raw: object, path: Path, mistakes: Mistakes) -> Expectation | None:
