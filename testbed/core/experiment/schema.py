@@ -140,8 +140,9 @@ class _Top(_Part):
 
 
 def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = None) -> Experiment:
-    """The experiment in ``text``; ``label`` is the file's name in messages, ``faults`` what can be injected (all there is,
-    if not given).
+    """The experiment in ``text``; ``label`` is the file's name in messages.
+
+    ``faults`` is what can be injected; if it is not given, all there is.
 
     Raises:
         FileMistakes: with every mistake found.
