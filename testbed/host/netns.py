@@ -40,11 +40,13 @@ class NetnsDriver:
     Args:
         lab: its name is part of the name of every namespace: the mark.
         handles: folder for the mount, IPC and UTS handles of nodes, one folder a node.
+        elsewhere: the network namespace of a node that something else made (a container), or None: it is one of ours.
     """
 
-    def __init__(self, lab: str, handles: Path) -> None:
+    def __init__(self, lab: str, handles: Path, elsewhere: Callable[[str], Path | None] = lambda node: None) -> None:
         self._lab = lab
         self._handles = handles
+        self._elsewhere = elsewhere
         self._open: dict[str, netlink.Namespace] = {}
         self._mounts: namespace.CleanMounts | None = None
         self._makers: dict[type[Step], Callable[[Any], Facts]] = {
@@ -63,7 +65,7 @@ class NetnsDriver:
 
     def path(self, node: str) -> Path:
         """Handle of the network namespace of a node, gateway, the plant or the management network."""
-        return namespace.netns_path(addressing.namespace_name(self._lab, node))
+        return self._elsewhere(node) or namespace.netns_path(addressing.namespace_name(self._lab, node))
 
     def close(self) -> None:
         for space in self._open.values():

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 
-from testbed.core.plan.step import Namespace, Plan, Setting, Step
+from testbed.core.plan.step import Plan, Setting, Step
 from testbed.errors import HostError, NameTaken, TestbedError
 from testbed.host.driver import Hand
 from testbed.lab.journal import Entry, Journal
@@ -109,13 +109,13 @@ class Engine:
             entry.done = True
 
     def _undo(self, entries: Sequence[Entry]) -> None:
-        going = {it.step.name for it in entries if isinstance(it.step, Namespace)}
+        going = {name for it in entries for name in it.step.holds}
         failures: list[TestbedError] = []
         gone: list[Entry] = []
         touched: list[tuple[str, ...]] = []
         for entry in reversed(entries):
             step = entry.step
-            if going.intersection(step.within) and not isinstance(step, Namespace):
+            if going.intersection(step.within):
                 gone.append(entry)
             elif isinstance(step, Setting):
                 gone.append(entry)

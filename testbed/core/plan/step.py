@@ -31,6 +31,11 @@ class Step:
         """Namespaces whose removal removes this too."""
         return ()
 
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """Namespaces that go when this goes."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Setting(Step):
@@ -48,6 +53,10 @@ class Namespace(Step):
     name: str
     isolated: bool = False
     hosts: str = ""
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        return (self.name,)
 
     def __str__(self) -> str:
         return f"namespace {self.name}" + (" (network, mount, ipc, uts)" if self.isolated else " (network)")
@@ -112,6 +121,21 @@ class Sysctls(Step):
 
     def __str__(self) -> str:
         return f"sysctl {self.namespace}: " + " ".join(f"{key}={value}".replace(" ", ",") for key, value in self.values)
+
+
+@dataclass(frozen=True)
+class Containers(Step):
+    """All containers of a lab with their cables, addresses and routes: ``topology`` is the text of a ``*.clab.yml``."""
+
+    names: tuple[str, ...]
+    topology: str
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        return self.names
+
+    def __str__(self) -> str:
+        return f"containers {' '.join(self.names)}, as in: testbed render"
 
 
 @dataclass(frozen=True)
@@ -255,6 +279,7 @@ _KINDS: dict[str, type[Step]] = {
         Veth,
         Bridge,
         Sysctls,
+        Containers,
         Address,
         Route,
         Redirect,

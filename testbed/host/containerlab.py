@@ -1,0 +1,221 @@
+"""The driver ``containerlab``: nodes, gateways, plant and management network as containers, by containerlab itself.
+
+containerlab makes and removes; docker is asked what there is. What containerlab leaves behind when it was killed (its
+section of /etc/hosts, its ssh configuration, containers that it had just begun) is removed by what marks it as ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import docker.errors
+
+from testbed.core.plan.clab import LABEL, READY_FILE
+from testbed.core.plan.step import Containers, Setting, Step
+from testbed.errors import HostError, MissingTool, NameTaken, StorageError
+from testbed.host import namespace, netlink
+from testbed.host.docker_client import INSTALL, client, translated
+from testbed.host.driver import Facts
+
+__all__ = ["OLDEST", "Containerlab", "container_name", "missing", "refuse_taken", "topology_file"]
+
+OLDEST: Final = (0, 79, 0)
+"""The version that the generated files were tried with (tools/containerlab/go.mod pins what we build)."""
+
+_DEPLOY_BASE_S, _DEPLOY_EACH_S, _DESTROY_BOUND_S, _READY_BOUND_S = 60.0, 5.0, 120.0, 30.0
+_HOSTS: Final = Path("/etc/hosts")
+_SSH: Final = Path("/etc/ssh/ssh_config.d")
+
+
+def container_name(lab: str, node: str) -> str:
+    """As containerlab calls it, and ``docker exec`` takes it."""
+    return f"clab-{lab}-{node}"
+
+
+def topology_file(folder: Path, lab: str) -> Path:
+    return folder / f"{lab}.clab.yml"
+
+
+def missing() -> str:
+    """Why containerlab cannot be used here; empty if it can."""
+    tool = shutil.which("containerlab")
+    if tool is None:
+        return str(MissingTool("containerlab", INSTALL))
+    try:
+        done = subprocess.run(
+            [tool, "version", "--short"], capture_output=True, text=True, timeout=20, env=_environment(Path("/"))
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"containerlab does not answer: {error}"
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if found is None:
+        return f"containerlab does not say its version: {(done.stderr or done.stdout).strip()[:200]}"
+    version = tuple(int(it) for it in found.groups())
+    if version < OLDEST:
+        return f"containerlab is {found[0]}, needed is {'.'.join(map(str, OLDEST))} or newer; update it with: {INSTALL}"
+    return ""
+
+
+def refuse_taken(lab: str) -> None:
+    """Raise NameTaken if somebody's containerlab lab has that name: it is not ours to take over or to remove."""
+    with translated("look for containers of that name"):
+        there = client().containers.list(all=True, filters={"label": f"containerlab={lab}"})
+    if there:
+        raise NameTaken(
+            f"there are containers of a containerlab lab called {lab} already, and not of a lab of this state folder;"
+            " choose another --name"
+        )
+
+
+class Containerlab:
+    """Makes and unmakes the Step :class:`Containers` of one lab.
+
+    Args:
+        lab: name of the lab, and of containerlab's.
+        folder: of the lab's state: the topology file lies in it, and containerlab's own folder.
+    """
+
+    kinds = (Containers,)
+
+    def __init__(self, lab: str, folder: Path) -> None:
+        self._lab, self._folder = lab, folder
+        self._file = topology_file(folder, lab)
+
+    def path(self, node: str) -> Path:
+        """Network namespace of a container, as containerlab names it for ``ip netns``."""
+        return namespace.netns_path(container_name(self._lab, node))
+
+    def make(self, step: Step) -> Facts:
+        assert isinstance(step, Containers)
+        refuse_taken(self._lab)
+        try:
+            self._file.write_text(step.topology)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._file}: {error.strerror}") from error
+        bound = _DEPLOY_BASE_S + _DEPLOY_EACH_S * len(step.names)
+        self._containerlab(["deploy", "--topo", str(self._file)], bound)
+        pids = self._pids()
+        if lacking := [name for name in step.names if not pids.get(name)]:
+            raise HostError(f"containers do not run: {', '.join(lacking)}{self._last_words(lacking[0])}")
+        self._await_networks(step.names, pids)
+        return {"pids": pids}
+
+    def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        failure: HostError | None = None
+        if self._file.exists() and self._ours():
+            try:
+                self._containerlab(["destroy", "--topo", str(self._file), "--cleanup"], _DESTROY_BOUND_S)
+            except HostError as error:
+                failure = error
+        for container in self._ours():
+            with contextlib.suppress(docker.errors.NotFound), translated(f"remove the container {container.name}"):
+                container.remove(force=True, v=True)
+        self._sweep(step.names if isinstance(step, Containers) else ())
+        if failure is not None and self._ours():
+            raise failure
+
+    def assign(self, settings: Sequence[Setting]) -> None:
+        return None
+
+    # ---- inside
+
+    def _ours(self) -> list[Any]:
+        """Containers that carry both marks: containerlab's for this lab, and ours."""
+        marks: dict[str, str | list[str] | bool] = {"label": [f"containerlab={self._lab}", f"{LABEL}.lab={self._lab}"]}
+        with translated("look for this lab's containers"):
+            return list(client().containers.list(all=True, filters=marks, ignore_removed=True))
+
+    def _pids(self) -> dict[str, int]:
+        found = {}
+        for container in self._ours():
+            with contextlib.suppress(docker.errors.NotFound), translated("look at a container"):
+                container.reload()
+                found[container.labels["clab-node-name"]] = int(container.attrs["State"]["Pid"])
+        return found
+
+    def _containerlab(self, words: Sequence[str], bound_s: float) -> None:
+        tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")
+        if tool is None or setpriv is None:
+            raise MissingTool("containerlab" if tool is None else "setpriv", INSTALL)
+        # If the keeper dies containerlab must not go on making what nobody keeps.
+        argv = [setpriv, "--pdeathsig", "TERM", "--", tool, *words]
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=_environment(self._folder), cwd="/", start_new_session=True,
+        )  # fmt: skip
+        try:
+            words_said, _ = child.communicate(timeout=bound_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise HostError(f"containerlab {words[0]} did not end within {bound_s:.0f} s") from error
+            raise
+        if child.returncode != 0:
+            raise HostError(f"containerlab {words[0]} failed: {_essence(words_said)}")
+
+    def _await_networks(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
+        """Each container marks its file system when its addresses and routes are set."""
+        until = time.monotonic() + _READY_BOUND_S
+        waiting = list(names)
+        while waiting := [it for it in waiting if not Path(f"/proc/{pids[it]}/root{READY_FILE}").exists()]:
+            if time.monotonic() > until:
+                raise HostError(f"the network of {', '.join(waiting)} was not set up{self._last_words(waiting[0])}")
+            time.sleep(0.02)
+        for name in names:
+            with netlink.Namespace(self.path(name)) as space:
+                space.up("lo")
+
+    def _last_words(self, node: str) -> str:
+        try:
+            words = (
+                client().containers.get(container_name(self._lab, node)).logs(tail=5).decode(errors="replace").strip()
+            )
+        except (docker.errors.DockerException, OSError):
+            return ""
+        return f"; the last lines of {node}: {words}" if words else ""
+
+    def _sweep(self, names: Sequence[str]) -> None:
+        """What a containerlab that was killed leaves on the host."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                handle = self.path(name)
+                if handle.is_symlink() and not handle.exists():
+                    handle.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            (_SSH / f"clab-{self._lab}.conf").unlink()
+        begin, end = f"###### CLAB-{self._lab}-START ######", f"###### CLAB-{self._lab}-END ######"
+        with contextlib.suppress(OSError):
+            text = _HOSTS.read_text()
+            if begin in text and end in text:
+                kept = re.sub(rf"{re.escape(begin)}.*?{re.escape(end)}\n?", "", text, flags=re.DOTALL)
+                _HOSTS.write_text(kept)
+        shutil.rmtree(self._folder / f"clab-{self._lab}", ignore_errors=True)
+        self._file.unlink(missing_ok=True)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "CLAB_LABDIR_BASE": str(folder),
+        "CLAB_VERSION_CHECK": "disable",  # else every call waits 3 s for an answer where there is no internet
+        "NO_COLOR": "1",
+    }
+
+
+def _essence(words: str) -> str:
+    """The lines of containerlab's output that say what went wrong, without its frame and its time stamps."""
+    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line.strip()) for line in words.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("INFO", "│", "╭", "├", "╰"))]
+    start = next((index for index, line in enumerate(lines) if line.startswith("ERR")), 0)
+    return " ".join(lines[start:])[:600] or "it said nothing"

@@ -1,0 +1,260 @@
+"""The image of a lab's containers: named, looked for, built; and its base for machines that reach no registry.
+
+Everything that an image needs is fetched on the host, by the pip that this Python has: whatever lets the host install
+packages (an index, a mirror, a folder of wheels) lets it build the image, and the build itself needs no network unless
+the base lacks iproute2.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import docker.errors
+
+from testbed import __version__
+from testbed.core.plan.clab import LABEL
+from testbed.errors import HostError, MissingTool, StorageError
+from testbed.host.docker_client import client, translated
+
+__all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference"]
+
+Say = Callable[[str], None]
+"""Hears one line of progress."""
+
+SLIM: Final = "python:3.12-slim"
+BASE: Final = "scale-across-testbed-base:bookworm"
+"""What ``image base`` makes: Debian 12 with Python 3.11 and what the lab's containers call."""
+
+REPOSITORY: Final = "scale-across-testbed"
+TORCH_CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+NEEDED: Final = ("numpy>=1.26", "prometheus-client>=0.20")
+TORCH: Final = "torch>=2.4"
+_PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+_DEBOOTSTRAP: Final = ("python3", "python3-venv", "iproute2", "iputils-ping", "iperf3")
+_BOUND_S: Final = 1800
+NEEDED_BYTES: Final = 4_000_000_000
+
+
+def reference(version: str = __version__, gpu: bool = False) -> str:
+    """Name and tag of the image that fits a version of the testbed."""
+    return f"{REPOSITORY}:{version}" + ("-gpu" if gpu else "")
+
+
+def missing(image: str = "") -> str:
+    """Why the lab's containers cannot be made from ``image`` (default: this version's); empty if they can.
+
+    Raises as :func:`client` does.
+    """
+    name = image or reference()
+    with translated(f"look for the image {name}"):
+        try:
+            found = client().images.get(name)
+        except docker.errors.ImageNotFound:
+            others = sorted(tag for it in client().images.list(REPOSITORY) for tag in it.tags)
+            there = f" (there is {', '.join(others)})" if others else ""
+            return f"there is no image {name}{there}; make it with: testbed image build"
+    version = found.labels.get(f"{LABEL}.version", "")
+    if version != __version__:
+        return (
+            f"the image {name} is of testbed {version or 'of no version'}, this is {__version__};"
+            " make a new one with: testbed image build"
+        )
+    return ""
+
+
+def build(
+    base: str = "", *, wheels: Path | None = None, gpu: bool = False, tag: str = "", say: Say = lambda line: None
+) -> str:
+    """Build the image of this version; returns its name.
+
+    Args:
+        base: image to build on; default: :data:`BASE` if it is there, else :data:`SLIM`.
+        wheels: folder of wheels to take packages from; nothing is fetched then that lies there.
+        gpu: torch with CUDA, several GB, in place of its CPU build.
+        tag: name of the image in place of :func:`reference`.
+        say: hears what is going on, line by line.
+
+    Raises HostError, MissingTool, NotAllowed, StorageError.
+    """
+    chosen, name = base or _default_base(), tag or reference(gpu=gpu)
+    with tempfile.TemporaryDirectory(prefix="testbed-image-") as folder:
+        context = Path(folder)
+        if shutil.disk_usage(context).free < NEEDED_BYTES:
+            raise StorageError(
+                f"{context.parent}: less than {NEEDED_BYTES // 10**9} GB are free; set TMPDIR to another folder"
+            )
+        say(f"base image {chosen}")
+        python = _python_of(chosen)
+        say(f"fetching packages for Python {python}" + (f" from {wheels}" if wheels else ""))
+        _gather(context / "wheels", python, wheels, gpu, say)
+        _agents_into(context)
+        _docker_build(context, name, {"BASE_IMAGE": chosen, "VERSION": __version__, "TORCH": TORCH}, say)
+    say("trying it")
+    with translated(f"run {name}"):
+        words = client().containers.run(
+            name,
+            ["python", "-c", "import torch, testbed_agents.warm; print(torch.__version__)"],
+            remove=True,
+            user="testbed",
+            network_mode="none",
+        )
+    size = client().images.get(name).attrs["Size"]
+    say(f"{name}: torch {words.decode().strip()}, {size / 1e6:.0f} MB")
+    return name
+
+
+def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
+    """Make :data:`BASE` by debootstrap and ``docker import``; returns its name. Needs root and Debian's packages.
+
+    Raises MissingTool, HostError.
+    """
+    tool = shutil.which("debootstrap")
+    if tool is None:
+        raise MissingTool("debootstrap", "apt-get install debootstrap", "the base is made of Debian's packages")
+    if os.geteuid() != 0:
+        raise HostError("debootstrap makes a root file system: run with sudo")
+    name = f"{REPOSITORY}-base:{suite}"
+    with tempfile.TemporaryDirectory(prefix="testbed-base-") as folder:
+        root = Path(folder) / "root"
+        say(f"Debian {suite} with {', '.join(_DEBOOTSTRAP)} (a minute)")
+        _run(
+            [tool, "--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)], say, "I: Base system"
+        )
+        for useless in (
+            "var/cache/apt/archives",
+            "var/lib/apt/lists",
+            "usr/share/doc",
+            "usr/share/man",
+            "usr/share/locale",
+        ):
+            shutil.rmtree(root / useless, ignore_errors=True)
+        say(f"importing it as {name}")
+        archive = Path(folder) / "root.tar"
+        with tarfile.open(archive, mode="w") as tar:
+            tar.add(root, arcname=".")
+        repository, _, tag = name.partition(":")
+        with translated(f"import {name}"):
+            client().api.import_image_from_file(str(archive), repository=repository, tag=tag)
+    return name
+
+
+def _default_base() -> str:
+    with translated("look for a base image"):
+        try:
+            client().images.get(BASE)
+        except docker.errors.ImageNotFound:
+            return SLIM
+    return BASE
+
+
+def _python_of(image: str) -> str:
+    """``3.12`` of an image; it is pulled if it is not there."""
+    command = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    try:
+        with translated(f"run {image}"):
+            words = client().containers.run(image, command, remove=True, network_mode="none")
+    except HostError as error:
+        raise HostError(f"{error}; where no registry can be reached, make a base first: testbed image base") from error
+    return str(words.decode().strip())
+
+
+def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, say: Say) -> None:
+    """Download torch and what the agents need, for the image's Python, into ``folder``."""
+    folder.mkdir()
+    machine = os.uname().machine
+    target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", "--dest", str(folder)]
+    target += [f"--platform={platform}_{machine}" for platform in _PLATFORMS]
+    found = ["--find-links", str(wheels)] if wheels else []
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *target, *found]
+    # torch alone and first, from a source that has its CPU build: the normal index would bring CUDA with it.
+    sources: list[list[str]] = [[]] if gpu else [["--no-index"]] if wheels else []
+    if not gpu:
+        sources += [["--index-url", TORCH_CPU_INDEX], []]
+    failure = ""
+    for source in sources:
+        try:
+            _run([*pip, "--no-deps", *source, TORCH], say, "Saved ")
+            break
+        except HostError as error:
+            failure = str(error)
+    else:
+        raise HostError(
+            f"torch for Python {python} could not be fetched: {failure}; --wheels FOLDER takes it from there"
+        )
+    torch = next(folder.glob("torch-*.whl"))
+    requirements = [*NEEDED, str(torch)] if gpu else [*NEEDED, *_without_cuda(torch)]
+    _run([*pip, *requirements], say, "Saved ")
+
+
+def _without_cuda(wheel: Path) -> list[str]:
+    """What a torch wheel requires, without the packages that only its CUDA build loads."""
+    import zipfile
+    from email.parser import Parser
+
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(it for it in archive.namelist() if it.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    wanted = metadata.get_all("Requires-Dist") or []
+    return [it for it in wanted if "extra ==" not in it and not it.startswith(("nvidia", "triton", "cuda"))]
+
+
+def _agents_into(context: Path) -> None:
+    """The agents' package and the Dockerfile, from the repository or from where they are installed."""
+    spec = importlib.util.find_spec("testbed_agents")
+    if spec is None or not spec.submodule_search_locations:
+        raise HostError("the package testbed_agents is not installed beside the testbed")
+    package = Path(next(iter(spec.submodule_search_locations)))
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(package, context / "testbed_agents", ignore=ignore)
+    candidates = (package.parent / "Dockerfile", Path(__file__).resolve().parent.parent / "shipped" / "Dockerfile")
+    for candidate in candidates:
+        if candidate.is_file():
+            shutil.copy(candidate, context / "Dockerfile")
+            return
+    raise HostError("the agents' Dockerfile is missing from this installation")
+
+
+def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say) -> None:
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(context, arcname=".")
+        archive.seek(0)
+        with translated(f"build {name}"):
+            steps = client().api.build(
+                fileobj=archive, custom_context=True, tag=name, buildargs=arguments, decode=True, rm=True, forcerm=True,
+                timeout=_BOUND_S,
+            )  # fmt: skip
+            last = ""
+            for step in steps:
+                if "error" in step:
+                    raise HostError(f"could not build {name}: {step['error'].strip()}; before that: {last}")
+                for line in step.get("stream", "").splitlines():
+                    if line.strip():
+                        last = line.strip()
+                        if last.startswith("Step "):
+                            say(last)
+
+
+def _run(argv: Sequence[str], say: Say, telling: str) -> None:
+    """Run, and pass on the lines that begin with ``telling``. Raises HostError with the last words of what fails."""
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        assert child.stdout is not None
+        lines: list[str] = []
+        for line in child.stdout:
+            lines = [*lines[-20:], line.strip()]
+            if line.startswith(telling):
+                say("  " + line.strip().removeprefix(telling).rpartition("/")[2])
+        if child.wait() != 0:
+            worst = [it for it in lines if "error" in it.lower()] or lines[-1:]
+            raise HostError(f"{Path(argv[0]).name} failed: {'; '.join(worst[-3:])}")

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# install-containerlab.sh: docker and containerlab on Debian or Ubuntu, for `testbed up --driver containerlab`.
+#
+# docker comes from the distribution. containerlab comes from its own package repository where apt knows it, else it is
+# built from its Go module (a minute); its version is pinned in tools/containerlab/go.mod and nowhere else. What is there
+# and new enough is left alone: run it as often as you like.
+#
+#   PREFIX=/usr/local     where a built containerlab is put (PREFIX/bin)
+#   START_DOCKER=no       install only; do not start the daemon
+set -euo pipefail
+cd "$(dirname "$0")/containerlab"
+
+readonly prefix=${PREFIX:-/usr/local}
+readonly module=github.com/srl-labs/containerlab
+pinned=$(sed -n "s#^require $module v##p" go.mod)
+readonly pinned
+
+say() { echo "install-containerlab: $*"; }
+die() {
+    echo "install-containerlab: FAILED: $*" >&2
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+apt_install() {
+    say "installing Debian packages: $*"
+    local -a apt=(apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
+    { DEBIAN_FRONTEND=noninteractive "${apt[@]}" update &&
+        DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "$@"; } >/dev/null ||
+        die "apt-get could not install: $*"
+}
+
+docker_answers() { docker version >/dev/null 2>&1; }
+
+install_docker() {
+    if ! have dockerd; then
+        apt_install docker.io iptables
+    fi
+    if docker_answers; then
+        say "docker $(docker version --format '{{.Server.Version}}') answers"
+        return 0
+    fi
+    [ "${START_DOCKER:-yes}" = yes ] || return 0
+    if [ -d /run/systemd/system ]; then
+        systemctl enable --now docker >/dev/null || die "docker does not start; see: journalctl -u docker"
+    elif have service; then
+        service docker start >/dev/null || die "docker does not start; see /var/log/docker.log"
+    fi
+    for _ in $(seq 30); do
+        if docker_answers; then
+            say "docker $(docker version --format '{{.Server.Version}}') runs"
+            return 0
+        fi
+        sleep 1
+    done
+    die "docker is installed and does not answer within 30 s; on a machine without an init system start it by hand: dockerd &"
+}
+
+# 0.79.0 of whatever `containerlab version` prints.
+installed_version() { CLAB_VERSION_CHECK=disable containerlab version --short 2>/dev/null | tail -n 1; }
+new_enough() { [ -n "$1" ] && [ "$(printf '%s\n%s\n' "$pinned" "$1" | sort -V | head -n 1)" = "$pinned" ]; }
+
+# Go 1.21 and newer fetch the toolchain that a module asks for by themselves; Debian 12's own 1.19 does not.
+go_fits() { have go && [ "$(printf '1.21\n%s\n' "$(go env GOVERSION | sed 's/^go//')" | sort -V | head -n 1)" = 1.21 ]; }
+
+install_go() {
+    ! go_fits || return 0
+    local newest
+    newest=$(apt-cache pkgnames golang-1. | sed -n 's/^golang-1\.\([0-9]*\)-go$/\1/p' | sort -n | tail -n 1)
+    if [ -n "$newest" ] && [ "$newest" -ge 21 ]; then
+        apt_install "golang-1.$newest-go"
+        PATH=/usr/lib/go-1.$newest/bin:$PATH
+    fi
+    go_fits || die "building containerlab needs Go 1.21 or newer, and this distribution has none: enable its backports," \
+        "or add containerlab's own package repository to apt, and run this again"
+}
+
+build_containerlab() {
+    install_go
+    have git || apt_install git
+    say "building containerlab $pinned from its Go module (a minute or two)"
+    local ldflags
+    work=$(mktemp -d) # not local: it is removed when the script ends
+    trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+    cp go.mod "$work/"
+    cd "$work"
+    export GOFLAGS=-mod=mod CGO_ENABLED=0
+    ldflags="-s -w -X $module/cmd.Version=$pinned"
+    if [ -e /proc/modules ]; then
+        go build -ldflags "$ldflags" -o containerlab "$module" || die "the build failed"
+    else
+        # A kernel without loadable modules has no such file, and containerlab would stop at that: let it read an empty one.
+        local source
+        source=$(go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+        [ -n "$source" ] || die "its source could not be fetched"
+        cp -r "$source" source
+        chmod -R u+w source
+        cd source
+        sed -i 's#"/proc/modules"#"/dev/null"#' utils/kernel_module.go
+        go build -ldflags "$ldflags" -o ../containerlab . || die "the build failed"
+        cd ..
+    fi
+    install -D -m 755 containerlab "$prefix/bin/containerlab"
+}
+
+install_containerlab() {
+    local version
+    version=$(installed_version || true)
+    if new_enough "$version"; then
+        say "containerlab $version is there"
+        return 0
+    fi
+    [ -z "$version" ] || say "containerlab $version is older than $pinned"
+    local candidate
+    candidate=$(apt-cache policy containerlab 2>/dev/null | sed -n 's/^ *Candidate: //p')
+    if [ -n "$candidate" ] && [ "$candidate" != "(none)" ] && new_enough "$candidate"; then
+        apt_install containerlab
+    else
+        build_containerlab
+    fi
+    new_enough "$(PATH=$prefix/bin:$PATH installed_version)" || die "containerlab is still not $pinned or newer"
+    say "containerlab $(PATH=$prefix/bin:$PATH installed_version) is installed"
+}
+
+main() {
+    [ "$(id -u)" -eq 0 ] || die "run it as root: sudo tools/install-containerlab.sh"
+    have apt-get || die "this is for Debian and Ubuntu (apt-get); elsewhere install docker and containerlab $pinned as they say themselves"
+    install_docker
+    install_containerlab
+    say "done; next: testbed image build (docs/containerlab.md)"
+}
+
+main "$@"
