@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +26,18 @@ from testbed.errors import HostError, MissingTool, NameTaken, StorageError
 from testbed.host import namespace, netlink
 from testbed.host.docker_client import INSTALL, client, translated
 from testbed.host.driver import Facts
+from testbed.host.graft import graft
 
-__all__ = ["OLDEST", "Containerlab", "container_name", "missing", "refuse_taken", "topology_file"]
+__all__ = [
+    "OLDEST",
+    "ContainerPlace",
+    "Containerlab",
+    "container_name",
+    "missing",
+    "netns_of",
+    "refuse_taken",
+    "topology_file",
+]
 
 OLDEST: Final = (0, 79, 0)
 """The version that the generated files were tried with (tools/containerlab/go.mod pins what we build)."""
@@ -39,6 +50,11 @@ _SSH: Final = Path("/etc/ssh/ssh_config.d")
 def container_name(lab: str, node: str) -> str:
     """As containerlab calls it, and ``docker exec`` takes it."""
     return f"clab-{lab}-{node}"
+
+
+def netns_of(lab: str, node: str) -> Path:
+    """Handle of a container's network namespace, as containerlab names it for ``ip netns``."""
+    return namespace.netns_path(container_name(lab, node))
 
 
 def topology_file(folder: Path, lab: str) -> Path:
@@ -76,6 +92,32 @@ def refuse_taken(lab: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class ContainerPlace:
+    """Where a program of a container runs: ``docker exec``, as ``user`` (``uid:gid``; empty: the container's own)."""
+
+    name: str
+    user: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def enter(self, argv: Sequence[str], folder: Path | None = None) -> list[str]:
+        """The argument list that runs ``argv`` inside; it ends when its stdin does. Raises MissingTool."""
+        return [*self._exec(["--interactive"], folder), "python", "-m", "testbed_agents.leash", "--", *argv]
+
+    def visit(self, argv: Sequence[str], *, terminal: bool) -> list[str]:
+        """As :meth:`enter` for a person: stdin is the program's own, with a terminal if there is one."""
+        return [*self._exec(["--interactive", *(["--tty"] * terminal)], None), *argv]
+
+    def _exec(self, options: Sequence[str], folder: Path | None) -> list[str]:
+        tool = shutil.which("docker")
+        if tool is None:
+            raise MissingTool("docker", INSTALL)
+        words = [tool, "exec", *options, *(["--user", self.user] if self.user else [])]
+        words += [f"--env={key}={value}" for key, value in self.environment.items()]
+        words += ["--workdir", str(folder)] if folder else []
+        return [*words, self.name]
+
+
 class Containerlab:
     """Makes and unmakes the Step :class:`Containers` of one lab.
 
@@ -90,9 +132,18 @@ class Containerlab:
         self._lab, self._folder = lab, folder
         self._file = topology_file(folder, lab)
 
-    def path(self, node: str) -> Path:
-        """Network namespace of a container, as containerlab names it for ``ip netns``."""
-        return namespace.netns_path(container_name(self._lab, node))
+    def path(self, node: str) -> Path | None:
+        """Network namespace of a container, as containerlab names it for ``ip netns``; None if there is none of it."""
+        found = netns_of(self._lab, node)
+        return found if found.exists() else None
+
+    def show(self, folder: Path, nodes: Sequence[str]) -> None:
+        """Have a folder of the host inside these containers too, at the same path. Raises HostError."""
+        pids = self._pids()
+        for node in nodes:
+            if not pids.get(node):
+                raise HostError(f"the container of {node} does not run any more")
+            graft(folder, pids[node])
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Containers)
@@ -173,7 +224,7 @@ class Containerlab:
                 raise HostError(f"the network of {', '.join(waiting)} was not set up{self._last_words(waiting[0])}")
             time.sleep(0.02)
         for name in names:
-            with netlink.Namespace(self.path(name)) as space:
+            with netlink.Namespace(netns_of(self._lab, name)) as space:
                 space.up("lo")
 
     def _last_words(self, node: str) -> str:
@@ -189,7 +240,7 @@ class Containerlab:
         """What a containerlab that was killed leaves on the host."""
         for name in names:
             with contextlib.suppress(OSError):
-                handle = self.path(name)
+                handle = netns_of(self._lab, name)
                 if handle.is_symlink() and not handle.exists():
                     handle.unlink()
         with contextlib.suppress(FileNotFoundError):
