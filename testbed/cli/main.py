@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from testbed import __version__
-from testbed.cli import lab, look, screen, streams, verb, work
+from testbed.cli import containers, lab, look, screen, streams, verb, work
 from testbed.errors import HostError
 
 __all__ = ["app", "main"]
 
 app = verb.app
-_VERBS = (work, lab, look)  # importing them is what registers the verbs
+_VERBS = (work, lab, look, containers)  # importing them is what registers the verbs
 app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
 
 

@@ -26,7 +26,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def graft(folder: Path, pid: int) -> None:
-    """Show ``folder`` (absolute) in the mount namespace of process ``pid``, read and write; nothing if it is there already.
+    """Show ``folder`` (absolute) in the mount namespace of process ``pid``, read and write. Nothing if it is there.
 
     It goes with the container. Raises HostError.
     """

@@ -22,7 +22,7 @@ import docker.errors
 
 from testbed import __version__
 from testbed.core.plan.clab import LABEL
-from testbed.errors import HostError, MissingTool, StorageError
+from testbed.errors import HostError, MissingTool, StorageError, UserError
 from testbed.host.docker_client import client, translated
 
 __all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference"]
@@ -83,8 +83,10 @@ def build(
         tag: name of the image in place of :func:`reference`.
         say: hears what is going on, line by line.
 
-    Raises HostError, MissingTool, NotAllowed, StorageError.
+    Raises HostError, MissingTool, NotAllowed, StorageError, UserError.
     """
+    if wheels is not None and not wheels.is_dir():
+        raise UserError(f"{wheels} is no folder; --wheels names one that holds wheels")
     chosen, name = base or _default_base(), tag or reference(gpu=gpu)
     with tempfile.TemporaryDirectory(prefix="testbed-image-") as folder:
         context = Path(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -183,6 +184,31 @@ def test_sigterm_is_an_interruption() -> None:
     child.send_signal(signal.SIGTERM)
     _, err = child.communicate(timeout=20)
     assert (child.returncode, err) == (130, "testbed: interrupted\n")
+
+
+def test_a_terminal_that_is_closed_is_an_interruption(tmp_path: Path) -> None:
+    """The real handler, a real terminal; what is drawn on the way out has nowhere to go, and that is no bug."""
+    code = (
+        "import sys, time; from pathlib import Path; from testbed.lab import api; from testbed.cli import main\n"
+        "from testbed.lab.interruption import interruptible\n"
+        "def run(*words, progress, **more):\n"
+        "    with interruptible():\n"
+        "        try:\n"
+        "            progress.phase('train'); print('training', flush=True); time.sleep(60)\n"
+        "        finally:\n"
+        "            progress.phase('report'); progress.phase('down'); Path('undone').touch()\n"
+        "api.run = run; sys.argv = ['testbed', 'run', 'metro-40km']; main.main()"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, "-c", code], environment(TERM="xterm", TMPDIR=str(tmp_path)))
+    text, until = b"", time.monotonic() + 20
+    while b"training" not in text and time.monotonic() < until:
+        text += os.read(terminal, 65536)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert [it.name for it in tmp_path.iterdir()] == ["undone"], "no bug was reported"
 
 
 def test_ctrl_c_in_exec_is_the_childs_to_answer() -> None:

@@ -1,0 +1,42 @@
+"""What the containerlab driver needs of a topology: its file, and whether this host can deploy it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed import __version__
+from testbed.core.plan import build, clab
+from testbed.core.plan.step import Containers, Plan, Sysctls
+from testbed.core.topology.model import Topology
+from testbed.host import containerlab, docker_client, images
+
+__all__ = ["plan_of", "render", "why_not"]
+
+_SYSCTLS = Path("/proc/sys")
+
+
+def render(topology: Topology, *, name: str = "", image: str = "") -> str:
+    """The ``*.clab.yml`` of a lab: what :func:`testbed.up` deploys with the driver containerlab.
+
+    Values of /proc/sys that this host's kernel does not have are left out: docker would refuse the containers.
+    """
+    return _render(topology, build.build(topology), name or topology.name, image)
+
+
+def plan_of(topology: Topology, plan: Plan, name: str, image: str = "") -> Plan:
+    """The plan of the driver netns as that of the driver containerlab: all containers in one Step, then the rest."""
+    nodes = tuple(held for step in plan for held in step.holds)
+    return (Containers(nodes, _render(topology, plan, name, image)), *clab.left_over(plan))
+
+
+def why_not(image: str = "") -> str:
+    """Why containers cannot be used here: what is missing, and the command that brings it; empty if they can."""
+    return docker_client.why_not() or containerlab.missing() or images.missing(image)
+
+
+def _render(topology: Topology, plan: Plan, name: str, image: str) -> str:
+    keys = {key for step in plan if isinstance(step, Sysctls) for key, _ in step.values}
+    absent = frozenset(key for key in keys if not (_SYSCTLS / key).exists())
+    return clab.render(
+        topology, plan, name=name, image=image or images.reference(), version=__version__, absent_sysctls=absent
+    )
