@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from testbed.cli import main, screen
-from testbed.core.evidence import certificate as certificates
 from testbed.core.evidence.certificate import Certificate, LinkCertificate
-from testbed.core.topology.model import Topology
+from testbed.core.evidence.judge import DirectionSample, Stream, judge_direction
+from testbed.core.topology.model import Link, Topology
 from testbed.errors import UnknownName
 from testbed.host import catalog
 from testbed.lab import api
@@ -58,20 +58,20 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
 
 def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
     """As if every direction had been measured ``error_s`` too slow over a bare path of 40 us."""
+
+    def sample(link: Link, name: str) -> DirectionSample:
+        delays = [link.impairment(name).delay_s + 40e-6 + error_s] * 50
+        return DirectionSample(delays, [40e-6] * 50, 50, stream=Stream(500, range(500)), rate_bps=799e6)
+
     links = [
         LinkCertificate(
             link.name,
             link.length_m / 1e3,
-            tuple(
-                certificates.build_direction(
-                    name, link.delay_s, [link.delay_s + 40e-6 + error_s] * 50, [40e-6] * 50, 50, link.rate_bps, 799e6
-                )
-                for name in link.directions
-            ),
+            tuple(judge_direction(name, link.impairment(name), sample(link, name)) for name in link.directions),
         )
         for link in topology.links
     ]
-    return certificates.build("lab", topology.name, "fiberd", links, True, "", 0.1, {}, 0.0)
+    return Certificate("lab", topology.name, 0.0, "fiberd", tuple(links), True, "", 0.1)
 
 
 @dataclass

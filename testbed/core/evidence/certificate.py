@@ -1,59 +1,79 @@
-"""The fidelity certificate: what every fiber was measured to do before a job was started on it.
+"""The fidelity certificate as a value: what every fiber was measured to do, and what the judge said of it.
 
 The error of a direction is measured - target - bare, where *bare* is the same path with a zero-delay redirect in place
-of the emulator: what remains is the emulator's own. It is judged by the minimum (what the fiber can do) and by the
-median (what it does); never by the maximum, which belongs to the host's scheduler.
+of the emulator: what remains is the emulator's own. ``judge.py`` judges; docs/certificate.md justifies its tolerances.
+``certificate.json`` is ``to_dict``; its version grows only when a field changes its meaning, and fields are only added.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from testbed.core.evidence.record import Fields, mapping, number, sequence, text, texts
+from testbed.core.evidence.spread import Spread
 
 __all__ = [
     "RATE_TOLERANCE",
     "Certificate",
+    "Check",
     "DirectionCertificate",
+    "Headroom",
     "LinkCertificate",
     "RateCertificate",
+    "RoundTrip",
     "Spread",
-    "build",
-    "build_direction",
-    "judge_direction",
     "tolerance_s",
 ]
 
 RATE_TOLERANCE = 0.05
-"""A rate may be off by this share of its target: a TCP probe of a second cannot tell more on a loaded host."""
+"""A rate may be off by this share of its target: a train of packets cannot tell more on a loaded host."""
 
-_SIGMAS = 4.9
-"""Half width of the loss interval: a two-sided 1e-6, so that a thousand certifications do not fail by chance."""
+BUSY = 0.95
+"""Share of all cores above which a machine measures itself rather than its fibers."""
+STOLEN = 0.1
+"""Share of the cores' time, taken by whoever else runs on the same hardware, above which the same is true."""
+
+
+def tolerance_s(target_s: float) -> float:
+    """Largest error of a one-way delay that certifies: 50 us, or 2 % of a long fiber's delay."""
+    return max(50e-6, 0.02 * target_s)
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Minimum, median and 99th percentile of a sample, in the sample's unit."""
+class Check:
+    """One quantity: what it was to be, what it was measured to be, and what is accepted.
 
-    min: float
-    median: float
-    p99: float
+    ``target``, ``measured`` and the ends of what is accepted, ``low`` and ``high``, are in SI units: seconds, shares
+    (0..1), packets, bits per second. ``measured`` of a delay has the bare path's taken off already. ``verdict`` is ok,
+    bad or inconclusive; ``why`` says in a sentence what is wrong, or what could not be told.
+    """
+
+    what: str
+    target: float | None
+    measured: float | None
+    low: float | None = None
+    high: float | None = None
+    verdict: str = "ok"
+    why: str = ""
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> Spread | None:
-        """None for an empty sample. The percentile is the nearest rank, so it is always a value that was measured."""
-        if not samples:
-            return None
-        ordered = sorted(samples)
-        return cls(ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1])
+    def from_dict(cls, fields: Fields) -> Check:
+        target, measured, low, high = (number(fields, key) for key in ("target", "measured", "low", "high"))
+        verdict, why = text(fields, "verdict", "bad"), text(fields, "why")
+        return cls(text(fields, "what"), target, measured, low, high, verdict, why)
 
-    @classmethod
-    def from_dict(cls, fields: Fields) -> Spread | None:
-        low, median, p99 = (number(fields, key) for key in ("min", "median", "p99"))
-        return None if low is None or median is None or p99 is None else cls(low, median, p99)
+
+def _checks(fields: Fields) -> tuple[Check, ...]:
+    return tuple(Check.from_dict(each) for each in sequence(fields, "checks") if isinstance(each, Mapping))
+
+
+def _finite(checks: Iterable[Check]) -> list[dict[str, object]]:
+    """As JSON, which has no infinity: no limit is null."""
+    return [
+        {key: None if value in (float("inf"), float("-inf")) else value for key, value in asdict(check).items()}
+        for check in checks
+    ]
 
 
 @dataclass(frozen=True)
@@ -67,24 +87,13 @@ class RateCertificate:
         return abs(self.measured_bps - self.target_bps) <= self.tolerance * self.target_bps
 
 
-@dataclass(frozen=True)
-class DirectionCertificate:
-    """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe came."""
+class _Judged:
+    """What directions and round trips have in common."""
 
-    direction: str
     target_s: float
     measured: Spread | None
     bare: Spread | None
-    tolerance_s: float
-    probes: int
-    lost: int
-    rate: RateCertificate | None = None
-    why: tuple[str, ...] = ()
-    """What is wrong, in sentences; empty when nothing is."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.why
+    checks: tuple[Check, ...]
 
     @property
     def error_min_s(self) -> float | None:
@@ -94,17 +103,58 @@ class DirectionCertificate:
     def error_median_s(self) -> float | None:
         return None if not self.measured or not self.bare else self.measured.median - self.target_s - self.bare.median
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def inconclusive(self) -> tuple[str, ...]:
+        """What could not be told, in sentences."""
+        return tuple(check.why for check in self.checks if check.verdict == "inconclusive" and check.why)
+
+    def check(self, what: str) -> Check | None:
+        return next((check for check in self.checks if check.what == what), None)
+
+    def _times(self) -> dict[str, object]:
         return {
-            "direction": self.direction,
             "target_s": self.target_s,
             "measured_s": asdict(self.measured) if self.measured else None,
             "bare_s": asdict(self.bare) if self.bare else None,
             "error_s": {"min": self.error_min_s, "median": self.error_median_s},
+        }
+
+
+@dataclass(frozen=True)
+class DirectionCertificate(_Judged):
+    """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe came.
+
+    ``probes`` and ``lost`` count packets of all sizes. ``segmentation`` says who makes MTU-sized packets of a sender's
+    super-packets before chance strikes: ``emulator``, ``sender`` (its offload is off), or ``none`` (chance has no say).
+    """
+
+    direction: str
+    target_s: float
+    measured: Spread | None
+    bare: Spread | None
+    tolerance_s: float
+    probes: int
+    lost: int
+    rate: RateCertificate | None = None
+    checks: tuple[Check, ...] = ()
+    segmentation: str = ""
+    why: tuple[str, ...] = ()
+    """What is wrong, in sentences; empty when nothing is."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.why
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "direction": self.direction,
+            **self._times(),
             "tolerance_s": self.tolerance_s,
             "probes": self.probes,
             "lost": self.lost,
             "rate": asdict(self.rate) if self.rate else None,
+            "checks": _finite(self.checks),
+            "segmentation": self.segmentation,
             "verdict": "ok" if self.ok else "bad",
             "why": list(self.why),
         }
@@ -113,9 +163,6 @@ class DirectionCertificate:
     def from_dict(cls, fields: Fields) -> DirectionCertificate:
         rate = mapping(fields, "rate")
         target_bps, measured_bps = number(rate, "target_bps"), number(rate, "measured_bps")
-        why = texts(fields, "why")
-        if not why and text(fields, "verdict") != "ok":
-            why = ("its verdict is not ok",)
         target = number(fields, "target_s") or 0.0
         limit = number(fields, "tolerance_s")
         return cls(
@@ -129,7 +176,51 @@ class DirectionCertificate:
             rate=None
             if target_bps is None or measured_bps is None
             else RateCertificate(target_bps, measured_bps, number(rate, "tolerance") or RATE_TOLERANCE),
-            why=why,
+            checks=_checks(fields),
+            segmentation=text(fields, "segmentation"),
+            why=_why(fields),
+        )
+
+
+@dataclass(frozen=True)
+class RoundTrip(_Judged):
+    """Echoes over both directions of a link, answered by the far gateway's kernel. Times in seconds."""
+
+    target_s: float
+    measured: Spread | None
+    bare: Spread | None
+    tolerance_s: float
+    probes: int
+    unanswered: int
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        return tuple(check.why for check in self.checks if check.verdict == "bad")
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            **self._times(),
+            "tolerance_s": self.tolerance_s,
+            "probes": self.probes,
+            "unanswered": self.unanswered,
+            "checks": _finite(self.checks),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> RoundTrip | None:
+        """None of a certificate that has none."""
+        target = number(fields, "target_s")
+        if target is None:
+            return None
+        return cls(
+            target,
+            Spread.from_dict(mapping(fields, "measured_s")),
+            Spread.from_dict(mapping(fields, "bare_s")),
+            number(fields, "tolerance_s") or 0.0,
+            int(number(fields, "probes") or 0),
+            int(number(fields, "unanswered") or 0),
+            _checks(fields),
         )
 
 
@@ -138,13 +229,32 @@ class LinkCertificate:
     name: str
     km: float
     directions: tuple[DirectionCertificate, ...]
+    rtt: RoundTrip | None = None
 
     @property
     def ok(self) -> bool:
-        return bool(self.directions) and all(direction.ok for direction in self.directions)
+        return bool(self.directions) and not self.why
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Every reason against the link, with the name of the direction or of the link before it."""
+        if not self.directions:
+            return (f"{self.name}: was not measured",)
+        reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.why]
+        return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.why if self.rtt else ())))
+
+    @property
+    def inconclusive(self) -> tuple[str, ...]:
+        said = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
+        return (*said, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
 
     def to_dict(self) -> dict[str, object]:
-        return {"name": self.name, "km": self.km, "directions": [each.to_dict() for each in self.directions]}
+        return {
+            "name": self.name,
+            "km": self.km,
+            "directions": [each.to_dict() for each in self.directions],
+            "rtt": self.rtt.to_dict() if self.rtt else None,
+        }
 
     @classmethod
     def from_dict(cls, fields: Fields) -> LinkCertificate:
@@ -156,12 +266,37 @@ class LinkCertificate:
                 for each in sequence(fields, "directions")
                 if isinstance(each, Mapping)
             ),
+            rtt=RoundTrip.from_dict(mapping(fields, "rtt")),
         )
 
 
 @dataclass(frozen=True)
+class Headroom:
+    """Of all cores while it was measured, 0..1: what was ``free``, and what others on the same hardware took."""
+
+    free: float
+    stolen: float = 0.0
+
+    @property
+    def note(self) -> str:
+        """Why the measure cannot be trusted to be the fibers' own; empty when it can."""
+        if 1.0 - self.free >= BUSY:
+            return f"the machine was {1 - self.free:.0%} busy while it measured: its own waits are in these numbers"
+        if self.stolen >= STOLEN:
+            return f"others took {self.stolen:.0%} of this machine's time while it measured: that is in these numbers"
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"free": self.free, "stolen": self.stolen, "trusted": not self.note, "note": self.note}
+
+
+@dataclass(frozen=True)
 class Certificate:
-    """All links of a lab, and that nothing goes around them. ``taken_unix_s`` is wall-clock time."""
+    """All links of a lab, and that nothing goes around them.
+
+    ``taken_unix_s`` is wall-clock time, ``took_s`` how long it was measured; ``cpu_busy`` and ``stolen`` are shares of
+    all cores, 0..1, while delays were measured: what was busy, the measuring included, and what others took.
+    """
 
     lab: str
     topology: str
@@ -172,6 +307,9 @@ class Certificate:
     around_why: str
     cpu_busy: float
     host: Fields = field(default_factory=dict)
+    thorough: bool = False
+    took_s: float | None = None
+    stolen: float = 0.0
 
     @property
     def certified(self) -> bool:
@@ -180,13 +318,22 @@ class Certificate:
     @property
     def why(self) -> tuple[str, ...]:
         """Every reason against the lab, in sentences; empty when it is certified."""
-        reasons = [f"{each.direction}: {why}" for link in self.links for each in link.directions for why in each.why]
-        reasons += [f"{link.name}: was not measured" for link in self.links if not link.directions]
+        reasons = [why for link in self.links for why in link.why]
         if not self.links:
             reasons.append("no link was measured")
         if not self.around_ok:
             reasons.append(self.around_why or "there is a way around the fiber")
         return tuple(reasons)
+
+    @property
+    def headroom(self) -> Headroom:
+        return Headroom(1.0 - self.cpu_busy, self.stolen)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What does not count against the lab, but against trusting every number: sentences."""
+        said = [why for link in self.links for why in link.inconclusive]
+        return (*([self.headroom.note] if self.headroom.note else []), *said)
 
     def __str__(self) -> str:
         """The verdict, and a line per direction: target and median in us, and what is wrong with it."""
@@ -202,12 +349,16 @@ class Certificate:
             "lab": self.lab,
             "topology": self.topology,
             "taken_unix_s": self.taken_unix_s,
+            "took_s": self.took_s,
+            "thorough": self.thorough,
             "emulator": self.emulator,
             "verdict": "certified" if self.certified else "outside tolerance",
             "why": list(self.why),
+            "notes": list(self.notes),
             "links": [link.to_dict() for link in self.links],
             "around": {"ok": self.around_ok, "why": self.around_why},
             "cpu_busy": self.cpu_busy,
+            "headroom": self.headroom.to_dict(),
             "host": dict(self.host),
         }
 
@@ -227,95 +378,12 @@ class Certificate:
             around_why=text(around, "why"),
             cpu_busy=number(fields, "cpu_busy") or 0.0,
             host=mapping(fields, "host"),
+            thorough=fields.get("thorough") is True,
+            took_s=number(fields, "took_s"),
+            stolen=number(mapping(fields, "headroom"), "stolen") or 0.0,
         )
 
 
-def tolerance_s(target_s: float) -> float:
-    """Largest error of a one-way delay that certifies: 50 us, or 2 % of a long fiber's delay."""
-    return max(50e-6, 0.02 * target_s)
-
-
-def judge_direction(
-    target_s: float,
-    measured: Spread | None,
-    bare: Spread | None,
-    *,
-    tolerance: float,
-    sent: int,
-    lost: int,
-    loss_target: float = 0.0,
-    rate: RateCertificate | None = None,
-) -> tuple[str, ...]:
-    """What is wrong with a direction, in sentences; empty when it certifies. Times in seconds, loss 0..1 per packet."""
-    why: list[str] = []
-    if measured is None:
-        why.append("no probe came through")
-    elif bare is None:
-        why.append("the bare path was not measured, so the error is unknown")
-    else:
-        for word, value, floor in (("minimum", measured.min, bare.min), ("median", measured.median, bare.median)):
-            error = value - target_s - floor
-            if abs(error) > tolerance:
-                why.append(
-                    f"its {word} delay is {abs(error) * 1e6:.0f} us too {'long' if error > 0 else 'short'}"
-                    f" (tolerance {tolerance * 1e6:.0f} us)"
-                )
-        expected = sent * loss_target
-        spread = _SIGMAS * math.sqrt(expected * (1.0 - loss_target)) + (1.0 if loss_target else 0.0)
-        if abs(lost - expected) > spread:
-            why.append(f"{lost} of {sent} probes were lost, where {expected:.0f} were to be")
-    if rate is not None and not rate.ok:
-        why.append(
-            f"its rate is {rate.measured_bps / 1e6:.1f} Mb/s,"
-            f" more than {rate.tolerance:.0%} off {rate.target_bps / 1e6:g} Mb/s"
-        )
-    return tuple(why)
-
-
-def build_direction(
-    direction: str,
-    target_s: float,
-    samples_s: Sequence[float],
-    bare_s: Sequence[float],
-    sent: int,
-    rate_target_bps: float,
-    rate_measured_bps: float | None,
-    loss_target: float = 0.0,
-) -> DirectionCertificate:
-    """Judge one direction from one-way delays.
-
-    Args:
-        direction: ``link:site``.
-        target_s: what the topology asks for, one way.
-        samples_s: one-way delays of the probes that came through, in seconds.
-        bare_s: the same over the same path with a zero-delay redirect.
-        sent: probes that were sent; those without a sample were lost.
-        rate_target_bps: bits per second; 0 means unlimited, and is not judged.
-        rate_measured_bps: None when the rate was not measured, and then it is not judged.
-        loss_target: probability that a packet is lost, 0..1.
-    """
-    measured, bare = Spread.of(samples_s), Spread.of(bare_s)
-    lost = max(0, sent - len(samples_s))
-    limit = tolerance_s(target_s)
-    rate = None
-    if rate_measured_bps is not None and rate_target_bps > 0:
-        rate = RateCertificate(rate_target_bps, rate_measured_bps)
-    why = judge_direction(
-        target_s, measured, bare, tolerance=limit, sent=sent, lost=lost, loss_target=loss_target, rate=rate
-    )
-    return DirectionCertificate(direction, target_s, measured, bare, limit, sent, lost, rate, why)
-
-
-def build(
-    lab: str,
-    topology: str,
-    emulator: str,
-    links: Sequence[LinkCertificate],
-    around_ok: bool,
-    around_why: str,
-    cpu_busy: float,
-    host: Mapping[str, object],
-    taken_unix_s: float,
-) -> Certificate:
-    """Put the measured links together; ``around_ok`` says that nothing was found to go around the fiber."""
-    return Certificate(lab, topology, taken_unix_s, emulator, tuple(links), around_ok, around_why, cpu_busy, dict(host))
+def _why(fields: Fields) -> tuple[str, ...]:
+    why = texts(fields, "why")
+    return ("its verdict is not ok",) if not why and text(fields, "verdict") != "ok" else why
