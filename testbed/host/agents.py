@@ -33,8 +33,8 @@ def missing() -> str:
 class WarmParent:
     """One process that has torch imported and forks ranks from itself.
 
-    ``heard`` is called with every event, from a thread of this object. Start it from a thread that lives as long as
-    it should: the kernel ends it with the thread that began it.
+    ``heard`` is called with every event, from a thread of this object; the last one is ``gone``, with ``how`` in
+    words. Start it from a thread that lives as long as it should: the kernel ends it with the thread that began it.
     """
 
     def __init__(self, log: Path, heard: Callable[[dict[str, Any]], None]) -> None:
@@ -87,6 +87,6 @@ class WarmParent:
             if isinstance(event, dict):
                 self._warm = True
                 self._heard(event)
-        self._child.wait()
+        how = process.how_ended(self._child.wait())
         self.exited.set()
-        self._heard({"event": "gone", "t": time.monotonic()})
+        self._heard({"event": "gone", "how": how, "t": time.monotonic()})

@@ -25,6 +25,16 @@ def is_same(pid: int, began: int) -> bool:
     return began != 0 and started(pid) == began
 
 
+def how_ended(code: int) -> str:
+    """The end of a process in words, from its ``returncode``: ``was killed by SIGKILL``, ``ended with status 1``."""
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

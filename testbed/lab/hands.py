@@ -171,8 +171,9 @@ class AgentsHand:
         with self._changed:
             state = self.states.get(event.get("rank", -1))
             if event["event"] == "gone":
+                reason = f"the warm parent {event['how']}"
                 for it in self.states.values():
-                    it |= {"state": "gone", "reason": "the warm parent ended", "ended_t": event["t"]}
+                    it |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
             elif state is None:
                 pass
             elif event["event"] == "ready":
@@ -184,8 +185,8 @@ class AgentsHand:
                     "ended_t": event["t"],
                 }
             elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
-                how = f"signal {event['signal']}" if event.get("signal") else f"status {event.get('code')}"
-                reason = f"the process of rank {event['rank']} ended by {how}"
+                how = process.how_ended(-event["signal"] if event.get("signal") else event.get("code", 0))
+                reason = f"the process of rank {event['rank']} {how}"
                 state |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
             self._changed.notify_all()
         self._tell(event)

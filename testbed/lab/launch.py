@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import threading
@@ -17,6 +18,7 @@ from testbed.core.plan.step import Rank
 from testbed.core.topology.model import Topology
 from testbed.host import namespace, runner
 from testbed.host.store import RunDirectory
+from testbed.lab import record
 from testbed.lab.state import LabFolder
 
 GRACE_S = 5.0
@@ -70,9 +72,22 @@ def launch(
 
     Each line of output goes to ``echo`` with its rank before it, and into ``ranks/rank-<r>.log``. When one rank
     fails the others get :data:`GRACE_S` before they are ended, as torchrun does. On KeyboardInterrupt all of them are
-    ended before it goes on.
+    ended before it goes on; so they are when ``echo`` raises, as in ``testbed launch -- yes | head``, and then it is
+    raised here. run.json tells the command, and how each rank ended (None: ended by us).
     """
     folder = Path.cwd()
+    command = shlex.join(argv)
+    record.amend(run, workload={"command": command})
+    broken: list[Exception] = []
+
+    def tell(line: str) -> None:
+        try:
+            if not broken:
+                echo(line)
+        except Exception as error:
+            broken.append(error)
+
+    codes: dict[int, int] = {}
     children: dict[int, subprocess.Popen[bytes]] = {}
     readers: list[threading.Thread] = []
     try:
@@ -81,20 +96,29 @@ def launch(
             child = runner.spawn(line, environment(topology, rank, extra))
             children[rank.rank] = child
             reader = threading.Thread(
-                target=_copy, args=(rank.rank, child, run.ranks / f"rank-{rank.rank}.log", echo), daemon=True
+                target=_copy, args=(rank.rank, child, run.ranks / f"rank-{rank.rank}.log", tell), daemon=True
             )
             reader.start()
             readers.append(reader)
-        _wait(children)
+        _wait(children, broken)
         # What we end ourselves, because another failed, has no status of its own to tell.
-        codes = [code for child in children.values() if (code := child.poll()) is not None]
+        codes = {rank: _status(code) for rank, child in children.items() if (code := child.poll()) is not None}
         if len(codes) < len(children):
             _end(children)
         for reader in readers:
             reader.join(GRACE_S)  # a grandchild may hold the pipe open for ever
     finally:
         _end(children)
-    return max((128 - code if code < 0 else code for code in codes), default=0)
+    record.amend(run, workload={"command": command, "statuses": [codes.get(rank) for rank in sorted(children)]})
+    if broken:
+        record.end(run, "interrupted", f"its output could not be shown any more: {broken[0]}")
+        raise broken[0]
+    return max(codes.values(), default=0)
+
+
+def _status(code: int) -> int:
+    """An exit status as a shell says it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
 
 
 def _copy(rank: int, child: subprocess.Popen[bytes], path: Path, echo: Echo) -> None:
@@ -107,10 +131,12 @@ def _copy(rank: int, child: subprocess.Popen[bytes], path: Path, echo: Echo) -> 
             echo(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
 
 
-def _wait(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
-    """Until all have ended, or one has failed and the others had their grace."""
+def _wait(children: Mapping[int, subprocess.Popen[bytes]], broken: Sequence[Exception]) -> None:
+    """Until all have ended, or one has failed and the others had their grace, or there is something in ``broken``."""
     failed_at: float | None = None
     while None in (codes := [child.poll() for child in children.values()]):  # all are polled: any of them may fail
+        if broken:
+            return
         if failed_at is None and any(codes):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import oracle
 import pytest
 
 import testbed
-from testbed.errors import UnknownName
+from testbed.errors import StorageError, UnknownName
 from testbed.lab import client, state
 
 pytestmark = [pytest.mark.netns]
@@ -95,6 +96,30 @@ def test_the_worst_of_the_statuses_that_ranks_chose_themselves(lab: testbed.Lab,
     assert lab.launch(["no-such-command"], directory=tmp_path) == 127
 
 
+def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def head(line: str) -> None:
+        if said:
+            raise StorageError("whoever read it has gone")
+        said.append(line)
+
+    with pytest.raises(StorageError, match="has gone"):
+        lab.launch(["yes"], directory=tmp_path, echo=head)
+    for node in ("east-0", "east-1", "west-0", "west-1"):
+        assert oracle.inside_pids(oracle.netns(lab.name, node)) == []
+    (run,) = tmp_path.glob("*/run.json")
+    found = json.loads(run.read_text())
+    assert found["status"] == "interrupted"
+    assert "could not be shown any more" in found["reason"]
+
+
+def test_run_json_tells_the_command_and_how_each_rank_ended(lab: testbed.Lab, tmp_path: Path) -> None:
+    lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path)
+    (run,) = tmp_path.glob("*/run.json")
+    assert json.loads(run.read_text())["workload"] == {"command": "sh -c 'exit $RANK'", "statuses": [0, 1, 2, 3]}
+
+
 def test_an_unmodified_torch_program_runs_across_the_fiber(lab: testbed.Lab, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script, floats = tmp_path / "all_reduce.py", 1_000_000
@@ -104,6 +129,7 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(lab: testbed.Lab, tmp
     status = lab.launch([sys.executable, str(script), str(floats)], directory=tmp_path, echo=said.append)
     after = crossed(lab)
     assert status == 0, said
+    assert [line for line in said if "hostname" in line] == [], "torch looks up who connects"
     for rank in range(4):
         assert f"[rank {rank}] sum 4 on rank {rank}" in said
     for direction in ("north:west", "north:east"):

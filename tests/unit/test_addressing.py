@@ -86,6 +86,7 @@ def test_names_resolve_to_the_fabric_and_never_to_management() -> None:
     for node in net.topology.node_names:
         assert names[node] == [str(it) for it in net.node(node)]
         assert names[f"{node}.mgmt"] == [str(net.management[node])]
+        assert names[f"{node}.ipv4"] == [f"::ffff:{net.node(node)[0]}"], "as an IPv6 socket sees it"
     assert names["east-gw"] == [str(it) for it in net.gateway("east")]
 
 

@@ -83,10 +83,15 @@ class Addressing:
 
     @cached_property
     def hosts(self) -> str:
-        """The hosts file of every node: names resolve without a name server, over the fabric."""
+        """The hosts file of every node: names resolve without a name server, over the fabric.
+
+        An IPv4 address that an IPv6 socket sees (``::ffff:10.1.1.1``, RFC 4291, 2.5.5.2) has a name of its own, or who
+        asks for the name of a peer, as torch does for each that connects, is told of a failure.
+        """
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for node in self.topology.node_names:
             lines += [f"{address} {node}" for address in self.node(node)]
+            lines.append(f"::ffff:{self.node(node)[0]} {node}.ipv4")
             lines.append(f"{self.management[node]} {node}.{MANAGEMENT}")
         for site in self.topology.sites:
             lines += [f"{address} {site.gateway}" for address in self.gateway(site.name)]

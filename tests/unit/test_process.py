@@ -1,0 +1,37 @@
+"""Processes: known by when they began, and how they ended in words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from testbed.host import process
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("pass", "ended with status 0"), ("raise SystemExit(3)", "ended with status 3")]
+    + [(f"import os; os.kill(os.getpid(), {n})", words) for n, words in [(9, "was killed by SIGKILL")]],
+)
+def test_how_a_process_ended(code: str, words: str) -> None:
+    assert process.how_ended(subprocess.call([sys.executable, "-S", "-c", code])) == words
+
+
+def test_a_signal_without_a_name() -> None:
+    assert process.how_ended(-40) == "was killed by signal 40"
+
+
+def test_another_process_of_the_same_pid_is_not_it() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        began = process.started(child.pid)
+        assert process.is_same(child.pid, began)
+        assert not process.is_same(child.pid, began + 1)
+        assert process.end(child.pid, began + 1, bound_s=0.1), "what is not there is gone"
+        assert child.poll() is None
+        asked = time.monotonic()
+        assert process.end(child.pid, began)
+        assert time.monotonic() - asked < 5
+        assert child.wait() == -9
