@@ -19,7 +19,7 @@ from testbed.errors import UserError
 pytestmark = [pytest.mark.netns]
 
 GATEWAYS = ("east-gw", "west-gw")
-FAR_S = 0.3
+FAR_S = 0.6
 """One way, of a fiber that is long enough to be cut while a ping is under way."""
 
 
@@ -110,9 +110,8 @@ def test_what_is_in_flight(healthy: testbed.Lab, target: str, carrier: str, arri
         answer = pool.submit(oracle.ping, ns(healthy, "east-gw"), far, wait_s=3 * FAR_S)
         oracle.until(lambda: counted(healthy, "east-gw", "tx") > sent, 2.0, "it is under way")
         fault = healthy.cut(target, carrier=carrier)
-        still = counted(healthy, "west-gw", "rx") == heard
         fault.heal()
-        assert still, "the machine was too slow: it had arrived before the cut"
+        assert counted(healthy, "west-gw", "rx") == heard, "the machine was too slow: it had arrived before the heal"
         assert bool(answer.result()) is arrives
 
 
@@ -135,7 +134,7 @@ def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(hea
         assert statistics.median(shone) == pytest.approx(0.15, abs=0.02)
         assert lit[gateway] - changes[0][0] == pytest.approx(5 * 0.1 + 4 * 0.15, abs=0.05), "times do not add up"
     assert fault.ended is not None
-    assert fault.ended - fault.began == pytest.approx(1.1, abs=0.05)
+    assert 1.1 <= fault.ended - fault.began < 1.6
 
 
 def test_a_flap_ends_when_its_time_is_over_and_can_be_healed_in_the_dark(healthy: testbed.Lab) -> None:
@@ -218,7 +217,7 @@ def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
     oracle.until(lambda: len(ping(healthy, "east-gw", "west-gw", "north", 20)) == 20, 5.0, "it is over by itself")
     fault.refresh()
     assert fault.ended is not None
-    assert fault.ended - fault.began == pytest.approx(2.2, abs=0.1)
+    assert 2.2 <= fault.ended - fault.began < 3.0
 
 
 # ---- by the command line
@@ -244,9 +243,11 @@ def doomed(lab_name: str) -> Iterator[testbed.Lab]:
 
 
 @pytest.mark.parametrize("moment", ["dark", "lit"])
-def test_a_keeper_that_dies_in_the_middle_of_a_flap_leaves_nothing_lit_or_standing(
+def test_a_keeper_that_dies_in_the_middle_of_a_flap_leaves_nothing_that_heal_does_not_end(
     doomed: testbed.Lab, state_folder: Path, moment: str, command: oracle.Command
 ) -> None:
+    """fiberd's fibers go dark with the keeper; netem's are the kernel's and stay as they were until `heal`."""
+    fiberd = bool(oracle.emulator_pids(doomed.name))
     up = {"dark": "200ms", "lit": "10s"}[moment]
     down = {"dark": "10s", "lit": "200ms"}[moment]
     (keeper,) = oracle.keeper_pids(doomed.name, state_folder)
@@ -257,10 +258,16 @@ def test_a_keeper_that_dies_in_the_middle_of_a_flap_leaves_nothing_lit_or_standi
             north.wait(True, 2.0)
         doomed.inject("brown-out", "south", loss="5%", over="100s")
         oracle.kill([keeper])
-        south.wait(False, 5.0)
-        north.wait(False, 5.0)
+        if fiberd:
+            south.wait(False, 5.0)
+            north.wait(False, 5.0)
+        else:
+            oracle.until(lambda: not oracle.keeper_pids(doomed.name, state_folder), 5.0, "the keeper is gone")
+            assert not oracle.no_carrier(ns(doomed, "east-gw"), "south")
+            assert ping(doomed, "east-gw", "west-gw", "south", 20), "the kernel goes on"
     why = " ".join(doomed.status().why)
     assert "keeper is gone" in why
+    assert ("lit, unwatched" in why) is not fiberd
     assert ("fault f1 (flap north) still stands" in why) is (moment == "dark")
     assert ("fault f1 (flap north) was going on" in why) is (moment == "lit")
     assert "fault f2 (brown-out south) still stands" in why

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.faults.brownout import FLOOR, MOST_PHASES, ramp
+from testbed.core.faults.brownout import FLOOR, MOST_PHASES, margin_ramp, ramp
 from testbed.core.faults.fault import Compiled, compile_fault, registry, target_links
 from testbed.core.physics.impairment import Impairment
+from testbed.core.physics.margin import frame_loss
 from testbed.core.plan.step import Carrier, Setting, Shape
 from testbed.core.topology.model import Topology
 from testbed.core.topology.resolve import load_text
@@ -192,6 +193,25 @@ def test_a_ramp_is_monotone_bounded_geometric_and_ends_where_it_must(begin: floa
         assert math.log(loss) == pytest.approx(math.log(begin) + math.log(end / begin) * t / over_s, abs=1e-6)
 
 
+@given(begin=st.floats(FLOOR, 1e-3), margin=st.floats(-2, -0.6), over_s=st.floats(0.02, 1000))
+def test_a_ramp_by_its_margin_is_monotone_and_ends_where_it_must(begin: float, margin: float, over_s: float) -> None:
+    times, losses = zip(*margin_ramp(begin, margin, over_s), strict=True)
+    assert (times[0], times[-1]) == (0.0, over_s)
+    assert (losses[0], losses[-1]) == (pytest.approx(begin, rel=1e-6), frame_loss(margin))
+    assert list(losses) == sorted(losses)
+    assert len(losses) <= MOST_PHASES + 1
+
+
+def test_a_brown_out_by_its_margin(metro: Topology) -> None:
+    compiled = compile_fault(metro, "brown-out", "north", {"margin": "-0.7dB", "over": "10s"})
+    losses = [shapes(it.steps)["north:west"].loss for it in compiled.phases]
+    assert losses[0] == pytest.approx(FLOOR, rel=1e-6)
+    assert losses[-1] == pytest.approx(0.0172, rel=0.01)
+    # Evenly in dB is about evenly in the logarithm: nowhere farther than a factor of three from the geometric ramp.
+    straight = [loss for _, loss in ramp(FLOOR, losses[-1], 10.0)]
+    assert all(1 / 3 < curved / even < 3 for curved, even in zip(losses, straight, strict=True))
+
+
 def test_a_brown_out_keeps_all_else(metro: Topology) -> None:
     compiled = compile_fault(metro, "brown-out", "north:west", {"loss": "5%", "over": "10s"})
     own = metro.link("north").impairment("north:west")
@@ -251,7 +271,11 @@ def test_a_latency_step_may_be_dark_before(metro: Topology) -> None:
         ("latency-step", {"delay": "59s", "gap": "2h"}, "gap=2h: .*too large"),
         ("latency-step", {"extra": "60s"}, "extra=60s: delay: "),
         ("brown-out", {"loss": "5%"}, "brown-out needs over=10s"),
-        ("brown-out", {}, "brown-out needs loss=5% and over=10s"),
+        ("brown-out", {"over": "10s"}, "one of loss=5% and margin=-0.7dB; there is neither"),
+        ("brown-out", {"loss": "5%", "margin": "-1dB", "over": "10s"}, "not both"),
+        ("brown-out", {"margin": "-1km", "over": "10s"}, "margin=-1km: .*no margin"),
+        ("brown-out", {"margin": "-9dB", "over": "10s"}, "margin=-9dB: .*out of range"),
+        ("brown-out", {"margin": "0dB", "over": "10s"}, "margin=0dB: 0.0001% are lost at -0.33 dB already"),
         ("brown-out", {"loss": "130%", "over": "10s"}, "loss=130%: .*more than 1"),
         ("brown-out", {"loss": "1%", "from": "2%", "over": "10s"}, "loss=1%: it rises from 2%"),
         ("brown-out", {"loss": "0", "over": "10s"}, "loss=0: it rises from 0.0001%"),
