@@ -11,6 +11,7 @@ import typer
 
 from testbed import __version__
 from testbed.cli import containers, lab, look, screen, streams, verb, work
+from testbed.cli.streams import OutputError
 from testbed.errors import HostError
 
 __all__ = ["app", "main"]
@@ -48,9 +49,16 @@ def _command_line() -> int:
     try:
         app(standalone_mode=True, prog_name="testbed")
     except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 0
+    else:
+        status = 0
+    try:
         streams.flush()
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+    except OutputError:
+        if not status:
+            raise
+        streams.discard_output()  # what went wrong first is what the status tells: an interruption, above all
+    return status
 
 
 def main() -> None:
