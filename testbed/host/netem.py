@@ -1,11 +1,11 @@
 """The kernel's own netem as an :class:`~testbed.host.emulator.Emulator`.
 
 In the plant, what one end of a link receives is redirected to the other end (clsact, matchall or u32, mirred), and
-leaves it through netem (delay, loss) with a tbf child (rate, queue in bytes). docs/netem.md says what each impairment
-means there and where that differs from fiberd.
+leaves it through netem (chance, delay, jitter) with a tbf child (rate, queue in bytes). docs/netem.md says what each
+impairment means there and where that differs from fiberd; ``netem_mapping`` makes it so.
 
-Packets never overtake each other, whatever is changed while they are under way: netem alone sorts by the time of
-departure, so that a shorter delay would send what came later first. See :data:`testbed.host.tc.IN_ORDER_RATE`.
+Packets never overtake each other unless asked, whatever is changed while they are under way: netem alone sorts by the
+time of departure, so that a shorter delay would send what came later first. See :data:`testbed.host.tc.IN_ORDER_RATE`.
 """
 
 from __future__ import annotations
@@ -13,42 +13,30 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import math
+import hashlib
 import os
 import socket
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import HostError, LabError, MissingTool, NotAllowed, TestbedError
-from testbed.host import namespace, rtnetlink, tc
+from testbed.host import namespace, offload, rtnetlink, tc
 from testbed.host.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo
+from testbed.host.netem_mapping import qdiscs_of
 
-__all__ = ["Netem", "available", "qdiscs_of"]
-
-WIRE_OVERHEAD_BYTES: Final = 24
-"""Preamble, start of frame, check sequence and gap of Ethernet: what a frame costs on the wire beyond itself."""
-
-HEADER_BYTES: Final = 14
-BURST_S: Final = 250e-6
-"""What tbf may send at once, as time at the rate: the lateness of a timer that costs no throughput (docs/netem.md)."""
-
-PACKETS_UNDER_WAY: Final = 1_000_000
-"""Per direction; only there so that memory is bounded."""
-
-UNLIMITED_RATE: Final = 2**40
-"""Bytes per second, for "no rate": a tbf that is always there can be changed without losing what is in it."""
-
-UNLIMITED_QUEUE_BYTES: Final = 2**30
-LONGEST_DELAY_S: Final = 3600.0
-OFFLOADED_SEGMENTS: Final = 65535
-"""The kernel's default of segments in a super-packet (GSO_MAX_SEGS)."""
+__all__ = ["Netem", "available"]
 
 _SIOCGIFMTU: Final = 0x8921
-_MAPPED: Final = frozenset({"delay_s", "rate_bps", "queue_bytes", "loss"})
+_SO_SNDBUFFORCE: Final = 32
+_SEND_BUFFER: Final = 2 << 20
+_MOST_AT_ONCE: Final = 1 << 20
+"""Bytes of requests in one send: a direction with jitter takes 33 kB, one without less than 1 kB."""
+
+_PROBE: Final = Impairment(delay_s=1e-3, rate_bps=1e9, jitter_s=1e-4, p=0.1, r=0.5, corrupt=0.1, corrupt_survives=True)
 
 Place = tuple[Path, str]
 """A network namespace and an interface in it."""
@@ -63,7 +51,7 @@ def available(netns: str | Path | None = None) -> str:
     def attempt() -> str:
         with contextlib.closing(rtnetlink.connect()) as raw:
             link = rtnetlink.index(raw, "lo")
-            netem, tbf = qdiscs_of("probe", Impairment(delay_s=1e-3, rate_bps=1e9), 1500)
+            netem, tbf = qdiscs_of("probe", _PROBE, 1500, 1)
             try:
                 rtnetlink.exchange(raw, [netem.request(link, True)])
                 rtnetlink.exchange(raw, [tbf.request(link, True)])
@@ -86,31 +74,6 @@ def available(netns: str | Path | None = None) -> str:
         return str(error)
 
 
-def qdiscs_of(direction: str, impairment: Impairment, mtu: int) -> tuple[tc.Netem, tc.Tbf]:
-    """What the kernel is told for an impairment, on an interface with that MTU. Pure.
-
-    Raises LabError for what netem cannot do.
-    """
-    for field in dataclasses.fields(impairment):
-        if field.name not in _MAPPED and getattr(impairment, field.name) != field.default:
-            raise LabError(f"{direction}: the emulator netem has no {field.name}; --emulator fiberd may have it")
-    if not 0 <= impairment.delay_s <= LONGEST_DELAY_S or not 0 <= impairment.loss <= 1:
-        raise LabError(f"{direction}: delay {impairment.delay_s} s, loss {impairment.loss} are impossible")
-    if not math.isfinite(impairment.rate_bps) or impairment.rate_bps < 0 or impairment.queue_bytes < 0:
-        raise LabError(f"{direction}: rate {impairment.rate_bps} b/s, queue {impairment.queue_bytes} B are impossible")
-    rate = min(round(impairment.rate_bps / 8), UNLIMITED_RATE) if impairment.rate_bps else UNLIMITED_RATE
-    if rate < 1:
-        raise LabError(f"{direction}: netem has no rate below 8 b/s")
-    frame = mtu + HEADER_BYTES
-    # tbf counts frames where we count what they are on the wire: exact for full frames.
-    queue = round(impairment.queue_bytes * frame / (frame + WIRE_OVERHEAD_BYTES)) or UNLIMITED_QUEUE_BYTES
-    burst = min(frame + WIRE_OVERHEAD_BYTES + round(rate * BURST_S), UNLIMITED_QUEUE_BYTES)
-    return (
-        tc.Netem(round(impairment.delay_s * 1e9), PACKETS_UNDER_WAY, impairment.loss),
-        tc.Tbf(rate, min(queue, UNLIMITED_QUEUE_BYTES), burst, WIRE_OVERHEAD_BYTES),
-    )
-
-
 @dataclasses.dataclass
 class _Way:
     """One direction and what has been counted of it. ``seen`` are (netem's, tbf's) drops at the last look."""
@@ -120,6 +83,9 @@ class _Way:
     ingress: int
     egress: int
     mtu: int
+    changes: int = 0
+    segmented: bool = False
+    gathered: bool = False
     packets_before: int = 0
     missed_before: int = 0
     seen: tuple[int, int] = (0, 0)
@@ -129,7 +95,7 @@ class _Way:
     def count(self, drops: tuple[int, int]) -> None:
         """netem counts its child's drops too. What is over is chance where there is loss, else the packet limit."""
         more = max(0, (drops[0] - self.seen[0]) - (drops[1] - self.seen[1]))
-        if self.impairment.loss > 0:
+        if self.impairment.mean_loss > 0:
             self.lost += more
         else:
             self.crowded += more
@@ -142,40 +108,44 @@ class Netem:
     info = EmulatorInfo("netem", "kernel")
     pid: int | None = None
 
-    def __init__(self, netns: Path, raw: socket.socket, ways: Sequence[_Way], senders: Mapping[str, Place]) -> None:
-        self._netns, self._raw, self._senders = netns, raw, dict(senders)
-        self._ways = {way.direction.name: way for way in ways}
+    def __init__(self, netns: Path, raw: socket.socket, senders: Mapping[str, Place], seed: int | None) -> None:
+        self._netns, self._raw, self._senders, self._seed = netns, raw, dict(senders), seed
+        self._ways: dict[str, _Way] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
     @classmethod
-    def start(cls, netns: str | Path, directions: Sequence[Direction], senders: Mapping[str, Place]) -> Netem:
+    def start(
+        cls,
+        netns: str | Path,
+        directions: Sequence[Direction],
+        senders: Mapping[str, Place],
+        seed: int | None = None,
+    ) -> Netem:
         """Forward between ends that exist already in the plant, impaired from the first packet on.
 
         Args:
             netns: the plant's network namespace: a path, or a name known to ``ip netns``.
             directions: their interfaces may be up or down.
-            senders: for each ``ingress`` its peer, where segmentation offload is switched off while the direction has
-                loss: what is lost on a wire is one segment, never a super-packet. One that is missing is left alone.
+            senders: for each ``ingress`` its peer, where segmentation offload is switched off while chance has a say
+                over the direction's packets: what is lost on a wire is one segment, never a super-packet. One that is
+                missing is left alone.
+            seed: of chance. From Linux 6.7 on the same seed, changes and packets lose the same packets; older kernels
+                have their own. Each direction and each change of it draws its own numbers from it.
 
         Raises:
             HostError, NotAllowed, MissingTool: the kernel cannot, or did something else. LabError: an impossible value.
         """
+        for direction in directions:  # before anything is touched
+            qdiscs_of(direction.name, direction.impairment, 1500)
         path = Path(netns) if "/" in str(netns) else namespace.netns_path(str(netns))
         raw = namespace.inside(path, rtnetlink.connect)
-        self = cls(path, raw, [], senders)
+        with contextlib.suppress(OSError):  # else requests go in smaller lots
+            raw.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
+        self = cls(path, raw, senders, seed)
         try:
             for direction in directions:
-                index = {end: rtnetlink.index(raw, end) for end in (direction.ingress, direction.egress)}
-                if lacking := [end for end, number in index.items() if not number]:
-                    raise HostError(f"no interface {lacking[0]} in {path.name}")
-                mtu = _mtu(raw, direction.egress)
-                way = _Way(direction, Impairment(), index[direction.ingress], index[direction.egress], mtu)
-                netem, tbf = qdiscs_of(direction.name, Impairment(), mtu)
-                self._ways[direction.name] = way
-                with _translated(f"attach netem to {direction.egress}"):
-                    rtnetlink.exchange(raw, [netem.request(way.egress, True)])
-                    rtnetlink.exchange(raw, [tbf.request(way.egress, True)])
+                self._attach(direction)
             counters = namespace.inside(path, _counters)
             for way in self._ways.values():
                 way.packets_before, way.missed_before = _own_counters(way, counters)
@@ -193,33 +163,38 @@ class Netem:
     def set(self, changes: Mapping[str, Impairment]) -> None:
         """Replace the impairment of each direction named; nothing in flight is lost or reordered.
 
-        netem and tbf of all directions are changed by one send, each in one piece, then read back by ``tc``. A delay
-        holds for packets that come after the change; a shorter one takes effect when the last one before it is out.
+        Each direction is changed by two requests, netem's and tbf's, which follow each other in one send and each hold
+        all values; then ``tc`` reads back what stands. A delay holds for packets that come after the change; a shorter
+        one takes effect when the last one before it is out. A chain of loss begins in its good state.
 
         Raises:
-            LabError: no such direction, an impossible value, the emulator is stopped, or the kernel did otherwise.
+            LabError: no such direction, an impossible value or one that netem cannot do, the emulator is stopped, or
+                the kernel did otherwise.
         """
         for name in changes:
             if name not in self._ways:
                 raise LabError(f"the emulator has no direction named '{name}'")
-        wanted = {name: qdiscs_of(name, it, self._ways[name].mtu) for name, it in changes.items()}
         with self._lock:
             self._refuse_stopped()
-            self._count(self._read())
+            wanted = {
+                name: qdiscs_of(name, impairment, self._ways[name].mtu, self._next_seed(self._ways[name]))
+                for name, impairment in changes.items()
+            }
+            self._count()
             for name, impairment in changes.items():
-                if impairment.loss > 0:
-                    self._segment(self._ways[name], True)
+                if impairment.touches_packets:
+                    self._offload(self._ways[name], impairment)
             requests = [
                 qdisc.request(self._ways[name].egress, False) for name, pair in wanted.items() for qdisc in pair
             ]
             with _translated("change netem"):
-                for first in range(0, len(requests), 64):  # what fits into a socket's buffer
-                    rtnetlink.exchange(self._raw, requests[first : first + 64])
+                for lot in _lots(requests):
+                    rtnetlink.exchange(self._raw, lot)
             for name, impairment in changes.items():
-                was, self._ways[name].impairment = self._ways[name].impairment, impairment
-                if was.loss > 0 and impairment.loss == 0:
-                    self._segment(self._ways[name], False)
-            found = self._read()
+                way = self._ways[name]
+                way.impairment, way.changes = impairment, way.changes + 1
+                self._offload(way, impairment)
+            found = namespace.inside(self._netns, tc.qdiscs)
         wrong = [
             f"{name}: {what}"
             for name, pair in wanted.items()
@@ -230,13 +205,17 @@ class Netem:
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in. What a cut loses the kernel does not count,
-        and lateness it does not know. Raises LabError as :meth:`set` does."""
+        nor what it flips, doubles or holds back, and lateness it does not know. Raises LabError as :meth:`set` does."""
         with self._lock:
             self._refuse_stopped()
-            found = self._read()
-            self._count(found)
+            found = self._count()
             counters = namespace.inside(self._netns, _counters)
-            return tuple(_stats(way, found[way.direction.egress], counters) for way in self._ways.values())
+            return tuple(_stats(way, found[way.egress], counters) for way in self._ways.values())
+
+    def segmented(self) -> tuple[str, ...]:
+        """Names of the directions whose sender sends MTU-sized packets only, because chance has a say over them."""
+        with self._lock:
+            return tuple(name for name, way in self._ways.items() if way.segmented)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until it is stopped: the kernel does not die. 0 then, None after ``timeout_s``."""
@@ -253,9 +232,8 @@ class Netem:
             for link in links:
                 _remove(self._raw, link)
             for way in self._ways.values():
-                if way.impairment.loss > 0:
-                    with contextlib.suppress(TestbedError):
-                        self._segment(way, False)
+                with contextlib.suppress(TestbedError):
+                    self._offload(way, Impairment())
             self._raw.close()
             self._stopped.set()
 
@@ -265,32 +243,63 @@ class Netem:
         if self._stopped.is_set():
             raise LabError("the emulator is stopped")
 
-    def _read(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What stands. Raises LabError if a direction has lost its qdiscs: somebody else took them."""
-        found = namespace.inside(self._netns, tc.qdiscs)
+    def _attach(self, direction: Direction) -> None:
+        index = {end: rtnetlink.index(self._raw, end) for end in (direction.ingress, direction.egress)}
+        if lacking := [end for end, number in index.items() if not number]:
+            raise HostError(f"no interface {lacking[0]} in {self._netns.name}")
+        mtu = _mtu(self._raw, direction.egress)
+        way = _Way(direction, Impairment(), index[direction.ingress], index[direction.egress], mtu)
+        netem, tbf = qdiscs_of(direction.name, Impairment(), mtu)
+        self._ways[direction.name] = way
+        with _translated(f"attach netem to {direction.egress}"):
+            rtnetlink.exchange(self._raw, [netem.request(way.egress, True)])
+            rtnetlink.exchange(self._raw, [tbf.request(way.egress, True)])
+
+    def _next_seed(self, way: _Way) -> int | None:
+        """netem begins its numbers anew with each change: another seed, lest each change lose the same packets."""
+        if self._seed is None:
+            return None
+        words = f"{self._seed} {way.direction.name} {way.changes}".encode()
+        return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+
+    def _count(self) -> dict[int, dict[str, tc.Counters]]:
+        """What the kernel has counted. Raises LabError if a direction has lost its qdiscs: somebody else took them."""
+        with _translated("read the counters of netem"):
+            found = tc.counters(self._raw)
         for way in self._ways.values():
-            if not {"netem", "tbf"} <= set(found.get(way.direction.egress, {})):
+            qdiscs = found.get(way.egress, {})
+            if not {"netem", "tbf"} <= set(qdiscs):
                 raise LabError(f"{way.direction.name}: netem or tbf is gone from {way.direction.egress}")
+            way.count((qdiscs["netem"].drops, qdiscs["tbf"].drops))
         return found
 
-    def _count(self, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-        for way in self._ways.values():
-            qdiscs = found[way.direction.egress]
-            way.count((int(qdiscs["netem"]["drops"]), int(qdiscs["tbf"]["drops"])))
-
-    def _segment(self, way: _Way, on: bool) -> None:
-        """Have the sender's end of a fiber send MTU-sized packets only, or super-packets again."""
+    def _offload(self, way: _Way, impairment: Impairment) -> None:
+        """Have the sender's end of a fiber send MTU-sized packets only, each in one piece where bits are flipped."""
         if way.direction.ingress not in self._senders:
             return
         path, interface = self._senders[way.direction.ingress]
-
-        def change() -> None:
-            with contextlib.closing(rtnetlink.connect()) as raw:
-                request = tc.segments_per_packet(rtnetlink.index(raw, interface), 1 if on else OFFLOADED_SEGMENTS)
-                rtnetlink.exchange(raw, [request])
-
+        segmented, gathered = impairment.touches_packets, impairment.corrupt_survives
         with _translated(f"switch segmentation offload of {path.name}:{interface}"):
-            namespace.inside(path, change)
+            if segmented != way.segmented:
+                namespace.inside(path, lambda: offload.set_segmented(interface, segmented))
+                way.segmented = segmented
+            if gathered != way.gathered:
+                namespace.inside(path, lambda: offload.set_scattered(interface, not gathered))
+                way.gathered = gathered
+
+
+def _lots(requests: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """As few sends as fit into the socket's buffer."""
+    lot: list[bytes] = []
+    size = 0
+    for request in requests:
+        if lot and (size + len(request) > _MOST_AT_ONCE or len(lot) == 64):
+            yield lot
+            lot, size = [], 0
+        lot.append(request)
+        size += len(request)
+    if lot:
+        yield lot
 
 
 def _redirect(raw: socket.socket, link: int, other: int) -> None:
@@ -323,23 +332,21 @@ def _own_counters(way: _Way, counters: Mapping[str, tuple[int, int]]) -> tuple[i
     return counters[way.direction.egress][0], counters[way.direction.ingress][1]
 
 
-def _stats(
-    way: _Way, qdiscs: Mapping[str, Mapping[str, Any]], counters: Mapping[str, tuple[int, int]]
-) -> DirectionStats:
+def _stats(way: _Way, qdiscs: Mapping[str, tc.Counters], counters: Mapping[str, tuple[int, int]]) -> DirectionStats:
     netem, tbf = qdiscs["netem"], qdiscs["tbf"]
     packets, missed = _own_counters(way, counters)
     drops = dict.fromkeys(DROP_CAUSES, 0)
-    drops |= {"loss": way.lost, "memory": way.crowded, "queue": int(tbf["drops"])}
+    drops |= {"loss": way.lost, "memory": way.crowded, "queue": tbf.drops}
     drops["receive"] = missed - way.missed_before
     return DirectionStats(
         direction=way.direction.name,
         packets=packets - way.packets_before,
         # The kernel counts a super-packet as its segments, and their headers (qdisc_pkt_len_init).
-        segments=int(netem["packets"]),
-        bytes=int(netem["bytes"]),
+        segments=netem.packets,
+        bytes=netem.bytes,
         drops=drops,
-        queue_bytes=int(tbf["backlog"]),
-        in_flight_packets=int(netem["qlen"]),
+        queue_bytes=tbf.backlog,
+        in_flight_packets=netem.qlen,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 import struct
 import subprocess
@@ -16,27 +17,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from testbed.core.physics.impairment import GilbertElliott
 from testbed.errors import HostError, MissingTool
-from testbed.host.rtnetlink import (
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    RTM_NEWLINK,
-    attribute,
-    message,
-)
+from testbed.host.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR, attribute, message
 
-__all__ = ["Netem", "Tbf", "clsact", "differences", "no_qdiscs", "qdiscs", "redirect", "segments_per_packet"]
+__all__ = ["Counters", "Netem", "Tbf", "clsact", "counters", "differences", "no_qdiscs", "qdiscs", "redirect"]
 
-RTM_NEWQDISC, RTM_DELQDISC, RTM_NEWTFILTER = 36, 37, 44
-TCA_KIND, TCA_OPTIONS = 1, 2
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC, RTM_NEWTFILTER = 36, 37, 38, 44
+NLMSG_DONE, NLM_F_DUMP = 3, 0x300
+TCA_KIND, TCA_OPTIONS, TCA_STATS2 = 1, 2, 7
+TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 1, 3, 8
 TC_H_ROOT, TC_H_CLSACT, CLSACT_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFFFFF2
 NETEM_HANDLE, NETEM_CLASS, TBF_HANDLE = 0x10000, 0x10001, 0x20000
 """``1:``, its only class ``1:1``, and ``2:`` below it."""
 
-TCA_NETEM_RATE, TCA_NETEM_RATE64, TCA_NETEM_LATENCY64 = 6, 8, 10
+TCA_NETEM_CORR, TCA_NETEM_DELAY_DIST, TCA_NETEM_REORDER, TCA_NETEM_CORRUPT, TCA_NETEM_LOSS = 1, 2, 3, 4, 5
+TCA_NETEM_RATE, TCA_NETEM_RATE64, TCA_NETEM_LATENCY64, TCA_NETEM_JITTER64, TCA_NETEM_PRNG_SEED = 6, 8, 10, 11, 14
+NETEM_LOSS_GE = 2
 TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
 TC_LINKLAYER_ETHERNET = 1
-IFLA_GSO_MAX_SEGS = 40
 ETH_P_ALL = 3
 TC_ACT_STOLEN, TCA_EGRESS_REDIR = 4, 1
 
@@ -44,32 +43,83 @@ IN_ORDER_RATE: Final = 2**62
 """Bytes per second. A netem with a rate never lets a packet overtake the one before it (netem_enqueue: time_to_send is
 counted from that of the last packet); at this one a packet itself takes no time, so only the order is left."""
 
+DIST_SCALE: Final = 8192
+"""NETEM_DIST_SCALE: an entry of a table of delays, 16 bits with sign, is in units of jitter / 8192."""
+
+STEP: Final = 2.0**-32
+"""netem's probabilities are whole numbers of these."""
+
+MOST_OFFSET_NS: Final = (2**15 - 1) * (2**31 - 1) // DIST_SCALE
+"""8.6 s: what the greatest entry of a table makes of the greatest jitter (INT_MAX, netem_change)."""
+
 _TC_TIMEOUT_S: Final = 10.0
 _U32: Final = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Netem:
-    """The root qdisc of an egress: delay, chance, and a cap on packets under way.
+    """The root qdisc of an egress: chance, delay, and a cap on packets under way.
 
     Attributes:
         delay_ns: before a packet goes to the child.
         limit: packets under way, those of the child included.
-        loss: probability, 0..1; the kernel holds it in steps of 2**-32.
+        loss: probability, 0..1; the kernel holds probabilities in steps of 2**-32.
+        chain: loss in bursts, in place of ``loss``.
+        duplicate: probability that a clone of the packet is enqueued too, from the start, but not cloned again.
+        corrupt: probability that one bit of the packet's linear part is flipped, its checksum completed before.
+        offsets_ns: one of these, each as likely, is added to the delay of a packet; none for no jitter.
+        in_order: no packet overtakes the one before it.
+        seed: of the kernel's chance, from Linux 6.7 on; older ones ignore it. None: the kernel's own.
     """
 
     delay_ns: int
     limit: int
     loss: float = 0.0
+    chain: GilbertElliott | None = None
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    offsets_ns: tuple[int, ...] = ()
+    in_order: bool = True
+    seed: int | None = None
+
+    @property
+    def jitter_ns(self) -> int:
+        """The unit of the table: as small as lets its greatest entry fit into 16 bits."""
+        return -(-max(map(abs, self.offsets_ns), default=0) * DIST_SCALE // (2**15 - 1))
 
     def request(self, link: int, fresh: bool) -> bytes:
-        """Attach it to interface ``link`` (``fresh``), or give the one that is there all of these values at once."""
-        body = struct.pack("=IIIIII", 0, self.limit, round(self.loss * _U32), 0, 0, 0)
+        """Attach it to interface ``link`` (``fresh``), or give the one that is there all of these values at once.
+
+        Every value is said each time: netem keeps what a change leaves out (a rate, a table, correlations, flips).
+        """
+        body = struct.pack("=IIIIII", 0, self.limit, _or_less(self.loss), 0, _or_less(self.duplicate), 0)
         body += attribute(TCA_NETEM_LATENCY64, struct.pack("=q", self.delay_ns))
-        # Always said: a netem that is changed without a rate keeps the one it had.
-        body += attribute(TCA_NETEM_RATE64, struct.pack("=Q", IN_ORDER_RATE))
-        body += attribute(TCA_NETEM_RATE, struct.pack("=IiIi", _U32, 0, 0, 0))
+        unit = self.jitter_ns
+        body += attribute(TCA_NETEM_JITTER64, struct.pack("=q", unit))
+        if unit:  # without jitter a table that is left over has no effect
+            entries = [round(offset * DIST_SCALE / unit) for offset in self.offsets_ns]
+            body += attribute(TCA_NETEM_DELAY_DIST, struct.pack(f"={len(entries)}h", *entries))
+        body += attribute(TCA_NETEM_CORR, bytes(12)) + attribute(TCA_NETEM_REORDER, bytes(8))
+        body += attribute(TCA_NETEM_CORRUPT, struct.pack("=II", _or_less(self.corrupt), 0))
+        if self.chain:
+            body += attribute(TCA_NETEM_LOSS, attribute(NETEM_LOSS_GE, _gemodel(self.chain)))
+        if self.in_order:
+            body += attribute(TCA_NETEM_RATE64, struct.pack("=Q", IN_ORDER_RATE))
+        body += attribute(TCA_NETEM_RATE, struct.pack("=IiIi", _U32 if self.in_order else 0, 0, 0, 0))
+        if self.seed is not None:
+            body += attribute(TCA_NETEM_PRNG_SEED, struct.pack("=Q", self.seed % 2**64))
         return _qdisc(link, NETEM_HANDLE, TC_H_ROOT, "netem", body, fresh)
+
+
+def _or_less(probability: float) -> int:
+    """Where the kernel compares ``value >= random`` and takes 0 for never."""
+    return max(round(probability / STEP) - 1, 0)
+
+
+def _gemodel(chain: GilbertElliott) -> bytes:
+    """struct tc_netem_gemodel: p, r and 1 - k are compared as ``random < value``, h as ``random > value`` for loss."""
+    below = [min(round(share / STEP), _U32) for share in (chain.p, chain.r, 1.0 - chain.k)]
+    return struct.pack("=IIII", below[0], below[1], _or_less(chain.h), below[2])
 
 
 @dataclass(frozen=True)
@@ -123,13 +173,6 @@ def no_qdiscs(link: int) -> tuple[bytes, bytes]:
                  for parent in (TC_H_ROOT, TC_H_CLSACT))  # type: ignore[return-value]  # fmt: skip
 
 
-def segments_per_packet(link: int, most: int) -> bytes:
-    """Let no super-packet of more than ``most`` segments out of an interface: 1 is segmentation offload off for all
-    protocols (gso_features_check in net/core/dev.c), which the many switches of ethtool are only by name."""
-    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, 0, 0)
-    return message(RTM_NEWLINK, 0, body + attribute(IFLA_GSO_MAX_SEGS, struct.pack("=I", most)))
-
-
 def _qdisc(link: int, handle: int, parent: int, kind: str, options: bytes, fresh: bool) -> bytes:
     body = struct.pack("=BxxxiIII", 0, link, handle, parent, 0) + attribute(TCA_KIND, kind.encode() + b"\0")
     if options:
@@ -138,6 +181,60 @@ def _qdisc(link: int, handle: int, parent: int, kind: str, options: bytes, fresh
 
 
 # ---- read back
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Of one qdisc, as the kernel gives them: what it passed on, what it dropped, what is in it now."""
+
+    bytes: int
+    packets: int
+    drops: int
+    qlen: int
+    backlog: int
+
+
+def counters(raw: socket.socket) -> dict[int, dict[str, Counters]]:
+    """``{interface: {kind: counters}}`` of all qdiscs in the socket's network namespace, without starting ``tc``.
+
+    Raises OSError.
+    """
+    raw.send(message(RTM_GETQDISC, NLM_F_DUMP, bytes(20)))
+    found: dict[int, dict[str, Counters]] = {}
+    while True:
+        data = raw.recv(1 << 17)
+        while len(data) >= 20:
+            length, kind = struct.unpack_from("=IH", data)
+            if kind == NLMSG_DONE:
+                return found
+            if kind == NLMSG_ERROR:
+                number = -struct.unpack_from("=i", data, 16)[0]
+                raise OSError(number, os.strerror(number))
+            (link,) = struct.unpack_from("=i", data, 20)
+            attributes = _attributes(data[36:length])
+            statistics = _attributes(attributes.get(TCA_STATS2, b""))
+            if TCA_STATS_BASIC in statistics and TCA_STATS_QUEUE in statistics:
+                name = attributes[TCA_KIND].rstrip(b"\0").decode()
+                found.setdefault(link, {})[name] = _counters_of(statistics)
+            data = data[(length + 3) & ~3 :]
+
+
+def _counters_of(statistics: Mapping[int, bytes]) -> Counters:
+    """struct gnet_stats_basic and gnet_stats_queue; the packets of newer kernels have 64 bits."""
+    octets, packets = struct.unpack_from("=QI", statistics[TCA_STATS_BASIC])
+    if TCA_STATS_PKT64 in statistics:
+        (packets,) = struct.unpack_from("=Q", statistics[TCA_STATS_PKT64])
+    qlen, backlog, drops = struct.unpack_from("=III", statistics[TCA_STATS_QUEUE])
+    return Counters(octets, packets, drops, qlen, backlog)
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found = {}
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        found[kind & 0x3FFF] = data[4:length]
+        data = data[max((length + 3) & ~3, 4) :]
+    return found
 
 
 def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:
@@ -170,22 +267,49 @@ def by_interface(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, di
 
 
 def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) -> list[str]:
-    """What of ``found`` ({kind: record of tc}) is not as asked, each in words; empty when all is. Pure."""
+    """What of ``found`` ({kind: record of tc}) is not as asked, each in words; empty when all is. Pure.
+
+    tc prints times in whole microseconds and probabilities with six digits. The table of delays the kernel does not
+    show, nor its seed before Linux 6.7.
+    """
     if "netem" not in found or "tbf" not in found:
         return [f"there is {', '.join(found) or 'no qdisc'} where netem and tbf were asked for"]
     options, below = found["netem"].get("options", {}), found["tbf"].get("options", {})
+
+    def stands(group: str, key: str) -> Any:
+        return options.get(group, {}).get(key, 0)
+
+    chain = netem.chain or GilbertElliott(0.0, 0.0, h=1.0, k=1.0)
+    microsecond, digits, exactly = (1.01e-6, 1e-6), (1e-9, 1e-5), (0.0, 0.0)
     pairs = [
-        # tc prints whole microseconds; the kernel holds loss in steps of 2**-32.
-        ("delay (s)", options.get("delay", {}).get("delay", 0.0), netem.delay_ns / 1e9, 1.01e-6, 1e-6),
-        ("packet limit", options.get("limit"), netem.limit, 0, 0),
-        ("loss", options.get("loss-random", {}).get("loss", 0.0), netem.loss, 1e-9, 1e-6),
-        ("in-order rate", options.get("rate", {}).get("rate"), IN_ORDER_RATE, 0, 0),
-        ("rate (B/s)", below.get("rate"), tbf.rate, 0, 0),
-        ("queue (B)", below.get("limit"), tbf.limit, 0, 0),
-        ("overhead (B)", below.get("overhead", 0), tbf.overhead, 0, 0),
+        ("delay (s)", stands("delay", "delay"), netem.delay_ns / 1e9, microsecond),
+        ("jitter's unit (s)", stands("delay", "jitter"), netem.jitter_ns / 1e9, microsecond),
+        ("correlation of jitter", stands("delay", "correlation"), 0, exactly),
+        ("packet limit", options.get("limit"), netem.limit, exactly),
+        ("loss", stands("loss-random", "loss"), netem.loss, digits),
+        ("p of the loss", stands("loss-gemodel", "p"), chain.p, digits),
+        ("r of the loss", stands("loss-gemodel", "r"), chain.r, digits),
+        ("1-h of the loss", stands("loss-gemodel", "1-h"), 1.0 - chain.h, digits),
+        ("1-k of the loss", stands("loss-gemodel", "1-k"), 1.0 - chain.k, digits),
+        ("duplicate", stands("duplicate", "duplicate"), netem.duplicate, digits),
+        ("corrupt", stands("corrupt", "corrupt"), netem.corrupt, digits),
+        ("reorder", stands("reorder", "reorder"), 0, exactly),
+        ("in-order rate", stands("rate", "rate"), IN_ORDER_RATE if netem.in_order else 0, exactly),
+        ("seed", options.get("seed", netem.seed), netem.seed, exactly),
+        ("rate (B/s)", below.get("rate"), tbf.rate, exactly),
+        ("queue (B)", below.get("limit"), tbf.limit, exactly),
+        ("overhead (B)", below.get("overhead", 0), tbf.overhead, exactly),
     ]
-    wrong = []
-    for what, stands, asked, absolute, relative in pairs:
-        if not isinstance(stands, int | float) or not math.isclose(stands, asked, rel_tol=relative, abs_tol=absolute):
-            wrong.append(f"{what} is {stands}, asked for was {asked}")
-    return wrong
+    return [
+        f"{what} is {standing}, asked for was {asked}"
+        for what, standing, asked, (absolute, relative) in pairs
+        if asked is not None and not _is_close(standing, asked, absolute, relative)
+    ]
+
+
+def _is_close(standing: object, asked: float, absolute: float, relative: float) -> bool:
+    if not isinstance(standing, int | float):
+        return False
+    if absolute == relative == 0:
+        return standing == asked  # whole numbers beyond what a float tells apart
+    return math.isclose(standing, asked, rel_tol=relative, abs_tol=absolute)

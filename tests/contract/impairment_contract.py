@@ -72,6 +72,15 @@ def spacing_s(arrived: Sequence[Arrival], skip: int = 50) -> float:
     return (arrived[-1].at_s - arrived[skip].at_s) / (len(arrived) - 1 - skip)
 
 
+def begin(lab: Lab, start: Start, there: Impairment, back: Impairment = NOTHING) -> Emulator:
+    """An emulator that does ``there`` toward b and ``back`` toward a, over a link on which both hosts know each other
+    already: else the question for the neighbour may be lost, and a second's worth of packets with it."""
+    emulator = start(lab, NOTHING, NOTHING)
+    lab.rtts_s(2)
+    emulator.set({"l0:b": there, "l0:a": back})
+    return emulator
+
+
 class ImpairmentContract:
     """Fixtures to give: ``lab``, and ``start(lab, there, back) -> Emulator``."""
 
@@ -83,8 +92,7 @@ class ImpairmentContract:
     @pytest.mark.parametrize("overhead", [0, 24, 200])
     def test_each_packet_costs_its_overhead_at_the_rate(self, lab: Lab, start: Start, overhead: int) -> None:
         rate, size = 2e6, 64
-        start(lab, Impairment(rate_bps=rate, overhead_bytes=overhead), NOTHING)
-        lab.rtts_s(1)
+        begin(lab, start, Impairment(rate_bps=rate, overhead_bytes=overhead))
         arrived = probe(lab, 400, size=size, at_once=400, pause_s=0)
         assert numbers(arrived) == list(range(400))
         assert spacing_s(arrived) == pytest.approx((HEADERS_BYTES + size + overhead) * 8 / rate, rel=0.03)
@@ -94,8 +102,7 @@ class ImpairmentContract:
     @pytest.mark.parametrize("distribution", ["uniform", "normal", "pareto", "paretonormal"])
     def test_jitter_has_its_distribution(self, lab: Lab, start: Start, distribution: str) -> None:
         delay, jitter, count = 20e-3, 4e-3, 3000
-        emulator = start(lab, Impairment(delay_s=delay), NOTHING)
-        lab.rtts_s(2)
+        emulator = begin(lab, start, Impairment(delay_s=delay))
         bare = statistics.median(arrival.delay_s for arrival in probe(lab, 200))
         assert abs(bare - delay) < NOISE_S
         emulator.set(
@@ -107,18 +114,17 @@ class ImpairmentContract:
         found = sorted((arrival.delay_s - bare) / jitter for arrival in arrived)
         expected = drawn(distribution, 100_000)
         noise = NOISE_S / jitter
-        spread = statistics.pstdev(expected)
-        assert abs(statistics.fmean(found) - statistics.fmean(expected)) < Z * spread / math.sqrt(count) + noise
-        assert abs(statistics.median(found) - statistics.median(expected)) < 0.1 + noise
-        inner = [statistics.pstdev(values[len(values) // 100 : -len(values) // 100]) for values in (found, expected)]
-        assert inner[0] == pytest.approx(inner[1], rel=0.15)
+        # Without the outer twentieths, where a machine that stalls puts what it held up.
+        inner, as_drawn = (values[len(values) // 20 : -len(values) // 20] for values in (found, expected))
+        mean, spread = statistics.fmean(as_drawn), statistics.pstdev(as_drawn)
+        assert statistics.fmean(inner) == pytest.approx(mean, abs=Z * spread / math.sqrt(count) + noise)
+        assert statistics.pstdev(inner) == pytest.approx(spread, rel=0.15)
         assert found[0] > expected[0] - noise
         # Two-sample bound of Smirnov at 1e-6, and what the noise moves at the greatest density, which is pareto's.
         assert distance(found, expected) < 2.69 / math.sqrt(count) + (0.12 if "pareto" in distribution else 0.05)
 
     def test_jitter_keeps_the_order_at_any_rate(self, lab: Lab, start: Start) -> None:
-        start(lab, Impairment(delay_s=10e-3, jitter_s=2e-3), NOTHING)
-        lab.rtts_s(2)
+        begin(lab, start, Impairment(delay_s=10e-3, jitter_s=2e-3))
         arrived = probe(lab, 4000, at_once=40, pause_s=1e-3)
         assert numbers(arrived) == list(range(4000))
         delays = [arrival.delay_s for arrival in arrived]
@@ -126,8 +132,7 @@ class ImpairmentContract:
         assert max(delays) - min(delays) > 2e-3
 
     def test_jitter_reorders_where_asked(self, lab: Lab, start: Start) -> None:
-        start(lab, Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_reorders=True), NOTHING)
-        lab.rtts_s(2)
+        begin(lab, start, Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_reorders=True))
         arrived = probe(lab, 1000, at_once=10, pause_s=1e-3)
         assert sorted(numbers(arrived)) == list(range(1000))
         overtaken = sum(1 for one, other in itertools.pairwise(arrived) if one.number > other.number)
@@ -135,8 +140,7 @@ class ImpairmentContract:
 
     def test_jitter_changes_to_none_and_to_order_again(self, lab: Lab, start: Start) -> None:
         jittered = Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_reorders=True)
-        emulator = start(lab, jittered, NOTHING)
-        lab.rtts_s(2)
+        emulator = begin(lab, start, jittered)
         emulator.set({"l0:b": dataclasses.replace(jittered, jitter_reorders=False)})
         assert numbers(probe(lab, 1000, at_once=10, pause_s=1e-3)) == list(range(1000))
         emulator.set({"l0:b": Impairment(delay_s=10e-3)})
@@ -151,11 +155,10 @@ class ImpairmentContract:
             20e-3, jitter_s=jitter, jitter_distribution="uniform", jitter_correlation=correlation, jitter_reorders=True
         )
         if "correlation" in self.lacks:
-            emulator = start(lab, Impairment(delay_s=1e-3), NOTHING)
+            emulator = begin(lab, start, Impairment(delay_s=1e-3))
             self._refuses(lab, emulator, asked, "correlation")
             return
-        start(lab, asked, NOTHING)
-        lab.rtts_s(2)
+        begin(lab, start, asked)
         arrived = sorted(probe(lab, count, at_once=5, pause_s=1e-3), key=lambda arrival: arrival.number)
         delays = [arrival.delay_s for arrival in arrived]
         assert autocorrelation(delays) == pytest.approx(correlation, abs=0.1)
@@ -167,8 +170,7 @@ class ImpairmentContract:
 
     def test_reorder_holds_its_share_back_and_sends_nothing_early(self, lab: Lab, start: Start) -> None:
         delay, share, by, count = 3e-3, 0.05, 6e-3, 4000
-        emulator = start(lab, Impairment(delay_s=delay, reorder=share, reorder_by_s=by), NOTHING)
-        lab.rtts_s(2)
+        emulator = begin(lab, start, Impairment(delay_s=delay, reorder=share, reorder_by_s=by))
         before = emulator.stats()[0].held_back
         arrived = probe(lab, count, at_once=4, pause_s=1e-3)
         assert sorted(numbers(arrived)) == list(range(count))
@@ -188,8 +190,7 @@ class ImpairmentContract:
         asked = Impairment(
             delay, jitter_s=jitter, jitter_distribution="uniform", jitter_reorders=True, reorder=share, reorder_by_s=by
         )
-        start(lab, asked, NOTHING)
-        lab.rtts_s(2)
+        begin(lab, start, asked)
         arrived = probe(lab, count, at_once=4, pause_s=1e-3)
         held = [arrival.delay_s for arrival in arrived if arrival.delay_s > delay + by / 2]
         others = [arrival.delay_s for arrival in arrived if arrival.delay_s <= delay + by / 2]
@@ -203,7 +204,7 @@ class ImpairmentContract:
 
     def test_loss_in_bursts(self, lab: Lab, start: Start) -> None:
         loss, burst, count = 0.1, 4.0, 20_000
-        emulator = start(lab, Impairment(loss=loss, burst=burst), NOTHING)
+        emulator = begin(lab, start, Impairment(loss=loss, burst=burst))
         chain = GilbertElliott.of_means(loss, burst)
         before = emulator.stats()[0]
         arrived = probe(lab, count, at_once=20, pause_s=1e-3)
@@ -218,7 +219,7 @@ class ImpairmentContract:
 
     def test_loss_by_its_chain(self, lab: Lab, start: Start) -> None:
         chain, count = GilbertElliott(p=0.02, r=0.1, h=0.5, k=0.99), 20_000
-        start(lab, Impairment(p=chain.p, r=chain.r, h=chain.h, k=chain.k), NOTHING)
+        begin(lab, start, Impairment(p=chain.p, r=chain.r, h=chain.h, k=chain.k))
         arrived = probe(lab, count, at_once=20, pause_s=1e-3)
         came = set(numbers(arrived))
         lost = [number not in came for number in range(count)]
@@ -235,11 +236,11 @@ class ImpairmentContract:
 
     def test_loss_changes_between_its_kinds_in_one_change(self, lab: Lab, start: Start) -> None:
         count = 3000
-        emulator = start(lab, Impairment(loss=0.3), NOTHING)
+        emulator = begin(lab, start, Impairment(loss=0.3))
         for asked, spread in (
             (Impairment(loss=0.2, burst=3), 6.0),
             (Impairment(loss=0.1), 1.0),
-            (Impairment(p=0.5, r=0.5, h=1.0, k=0.6), 1.0),
+            (Impairment(p=0.5, r=0.5, h=1.0, k=0.6), 1.0),  # neighbours' states are independent
             (NOTHING, 1.0),
         ):
             emulator.set({"l0:b": asked})
@@ -251,8 +252,7 @@ class ImpairmentContract:
     def test_what_is_corrupted_is_lost_and_never_delivered_wrong(self, lab: Lab, start: Start) -> None:
         count = 6000
         asked = Impairment(loss=0.05, corrupt=0.1)
-        emulator = start(lab, asked, NOTHING)
-        lab.rtts_s(4)
+        emulator = begin(lab, start, asked)
         before = emulator.stats()[0].drops
         arrived = probe(lab, count, at_once=20, pause_s=1e-3, unchecked=True)
         lost = count - len(arrived)
@@ -265,7 +265,7 @@ class ImpairmentContract:
     def test_bursts_and_corruption_lose_together(self, lab: Lab, start: Start) -> None:
         count = 15_000
         asked = Impairment(loss=0.1, burst=4, corrupt=0.1)
-        start(lab, asked, NOTHING)
+        begin(lab, start, asked)
         arrived = probe(lab, count, at_once=20, pause_s=1e-3)
         lost = count - len(arrived)
         assert within_chance(lost, count, asked.mean_loss, 6.0), f"{lost} of {count}"
@@ -276,24 +276,23 @@ class ImpairmentContract:
 
     def test_a_surviving_flip_is_one_bit_anywhere(self, lab: Lab, start: Start) -> None:
         count, size, corrupt = 3000, 1400, 0.3
-        emulator = start(lab, Impairment(corrupt=corrupt, corrupt_survives=True), NOTHING)
-        lab.rtts_s(8)
+        emulator = begin(lab, start, Impairment(corrupt=corrupt, corrupt_survives=True))
         before = emulator.stats()[0].corrupted
         arrived = probe(lab, count, size=size, at_once=10, pause_s=1e-3, unchecked=True)
         wrong = [arrival for arrival in arrived if arrival.wrong_bits]
-        # Flips in the headers make a packet vanish, or leave no trace behind the head of our own.
+        # Flips in the headers make a packet vanish, or leave no trace.
         assert count - len(arrived) < count * corrupt * 0.12
-        assert within_chance(len(wrong), count, corrupt * (size - 12) / (size + HEADERS_BYTES)), f"{len(wrong)} flipped"
-        assert all(len(arrival.wrong_bits) == 1 for arrival in wrong)
-        places = sorted(arrival.wrong_bits[0] // 8 / (size - 12) for arrival in wrong)
+        assert within_chance(len(wrong), count, corrupt * size / (size + HEADERS_BYTES)), f"{len(wrong)} flipped"
+        single = [arrival.wrong_bits[0] for arrival in wrong if len(arrival.wrong_bits) == 1]
+        assert len(wrong) - len(single) < 10  # a flip in UDP's length cuts the datagram short
+        places = sorted(bit // 8 / size for bit in single)
         assert distance(places, [(it + 0.5) / 1000 for it in range(1000)]) < 2.69 / math.sqrt(len(places)) + 0.01
         if before is not None:
             assert within_chance((emulator.stats()[0].corrupted or 0) - before, count, corrupt)
 
     def test_udp_sees_a_surviving_flip_and_delivers_nothing_wrong(self, lab: Lab, start: Start) -> None:
         count, corrupt = 2000, 0.3
-        start(lab, Impairment(corrupt=corrupt, corrupt_survives=True), NOTHING)
-        lab.rtts_s(8)
+        begin(lab, start, Impairment(corrupt=corrupt, corrupt_survives=True))
         before = counter(lab, lab.b, "Udp", "InCsumErrors")
         arrived = probe(lab, count, size=1400, at_once=10, pause_s=1e-3)
         assert not any(arrival.wrong_bits for arrival in arrived)
@@ -303,8 +302,7 @@ class ImpairmentContract:
 
     def test_flips_are_of_segments_and_of_their_payload(self, lab: Lab, start: Start) -> None:
         count, segments, corrupt = 100, 20, 0.2
-        start(lab, Impairment(corrupt=corrupt, corrupt_survives=True), NOTHING)
-        lab.rtts_s(8)
+        begin(lab, start, Impairment(corrupt=corrupt, corrupt_survives=True))
         before = counter(lab, lab.b, "Udp", "InCsumErrors")
         arrived = send(lab, count, segments=segments, pause_s=0.002)
         seen = counter(lab, lab.b, "Udp", "InCsumErrors") - before
@@ -313,8 +311,7 @@ class ImpairmentContract:
 
     def test_tcp_mends_a_surviving_flip(self, lab: Lab, start: Start) -> None:
         asked = Impairment(delay_s=200e-6, corrupt=0.02, corrupt_survives=True)
-        start(lab, asked, Impairment(delay_s=200e-6))
-        lab.rtts_s(8)
+        begin(lab, start, asked, Impairment(delay_s=200e-6))
         wrong = counter(lab, lab.b, "Tcp", "InCsumErrors")
         again = counter(lab, lab.a, "Tcp", "RetransSegs")
         sent = bytes(range(251)) * 6000  # 1.5 MB: about a thousand segments
@@ -326,8 +323,7 @@ class ImpairmentContract:
 
     def test_duplicates_come_twice_and_never_more(self, lab: Lab, start: Start) -> None:
         count, share = 4000, 0.1
-        emulator = start(lab, Impairment(delay_s=1e-3, duplicate=share), NOTHING)
-        lab.rtts_s(2)
+        emulator = begin(lab, start, Impairment(delay_s=1e-3, duplicate=share))
         before = emulator.stats()[0].duplicated
         times = self._times(probe(lab, count, at_once=10, pause_s=1e-3), count)
         assert set(times) == {1, 2}
@@ -336,8 +332,8 @@ class ImpairmentContract:
             assert (emulator.stats()[0].duplicated or 0) - before == pytest.approx(times.count(2), abs=4)
 
     def test_loss_and_duplication_go_together(self, lab: Lab, start: Start) -> None:
-        count, loss, share = 5000, 0.2, 0.3
-        start(lab, Impairment(loss=loss, duplicate=share), NOTHING)
+        count, loss, share = 5000, 0.1, 0.2
+        begin(lab, start, Impairment(loss=loss, duplicate=share))
         times = self._times(probe(lab, count, at_once=10, pause_s=1e-3), count)
         assert set(times) == {0, 1, 2}
         assert within_chance(times.count(0), count, loss), f"{times.count(0)} lost"
@@ -348,8 +344,7 @@ class ImpairmentContract:
     def test_directions_have_their_own_impairments(self, lab: Lab, start: Start) -> None:
         count = 2000
         back = Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_distribution="uniform")
-        start(lab, Impairment(delay_s=1e-3, loss=0.3), back)
-        lab.rtts_s(8)
+        begin(lab, start, Impairment(delay_s=1e-3, loss=0.3), back)
         there = probe(lab, count, at_once=5, pause_s=1e-3)
         assert within_chance(count - len(there), count, 0.3)
         assert statistics.median(arrival.delay_s for arrival in there) == pytest.approx(1e-3, abs=NOISE_S)
@@ -364,8 +359,7 @@ class ImpairmentContract:
         asked = Impairment(
             8e-3, rate, jitter_s=1e-3, jitter_distribution="uniform", p=chain.p, r=chain.r, queue_bytes=10**8
         )
-        emulator = start(lab, asked, NOTHING)
-        lab.rtts_s(6)
+        emulator = begin(lab, start, asked)
         emulator.set({"l0:b": dataclasses.replace(asked, overhead_bytes=124)})
         arrived = probe(lab, count, size=size, at_once=count, pause_s=0)
         spread = (1 + chain.correlation) / (1 - chain.correlation)
@@ -391,8 +385,7 @@ class ImpairmentContract:
         assert "netem" not in standing and "clsact" not in standing
 
     def test_a_refused_change_touches_nothing(self, lab: Lab, start: Start) -> None:
-        emulator = start(lab, Impairment(delay_s=3e-3), NOTHING)
-        lab.rtts_s(2)
+        emulator = begin(lab, start, Impairment(delay_s=3e-3))
         for name, wrong in IMPOSSIBLE.items():
             # The other direction's is possible, and must not happen either.
             with pytest.raises(LabError, match=rf"l0:b: {name}\b"):

@@ -21,13 +21,13 @@ Start = Callable[..., Emulator]
 
 SO_RCVBUFFORCE, SO_NO_CHECK, SO_TIMESTAMPNS, SOL_UDP, UDP_SEGMENT = 33, 11, 35, 17, 103
 HEADERS_BYTES = 14 + 20 + 8  # Ethernet, IPv4, UDP
-HEAD = struct.Struct("!IQ")
+NUMBER = struct.Struct("!I")
 Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A datagram as it came: its number, time on the way, when (seconds of a clock), and which bits were wrong."""
+    """A datagram as it came: its number, time on the way, when by the clock, and which of its bits were wrong."""
 
     number: int
     delay_s: float
@@ -35,9 +35,9 @@ class Arrival:
     wrong_bits: tuple[int, ...]
 
 
-def payload(number: int, size: int) -> bytes:
-    """What datagram ``number`` carries behind its head: different in every byte and every datagram."""
-    return random.Random(number).randbytes(size - HEAD.size)
+def datagram(number: int, size: int) -> bytes:
+    """Its number, then bytes that are different in every datagram."""
+    return NUMBER.pack(number) + random.Random(number).randbytes(size - NUMBER.size)
 
 
 def probe(
@@ -54,7 +54,7 @@ def probe(
     """Send ``count`` datagrams of ``size`` bytes from a to b, ``at_once`` of them between pauses; what arrived, in
     order of arrival, until nothing comes for ``quiet_s``.
 
-    ``unchecked`` sends them without a UDP checksum, so that flipped bits of the payload can be seen.
+    ``unchecked`` sends them without a UDP checksum, so that flipped bits can be seen.
     """
     source, target, address = (lab.b, lab.a, "10.77.0.1") if backwards else (lab.a, lab.b, "10.77.0.2")
     there = lab.socket(target, socket.AF_INET, socket.SOCK_DGRAM)
@@ -65,37 +65,49 @@ def probe(
         there.bind((address, 0))
         here.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, int(unchecked))
         here.connect(there.getsockname())
-        bodies = [payload(number, size) for number in range(count)]
-        for number, body in enumerate(bodies):
-            here.send(HEAD.pack(number, time.time_ns()) + body)
+        datagrams = [datagram(number, size) for number in range(count)]
+        sent_ns = []
+        for number, data in enumerate(datagrams):
+            sent_ns.append(time.time_ns())
+            here.send(data)
             if (number + 1) % at_once == 0:
                 time.sleep(pause_s)
         there.settimeout(quiet_s)
         arrived = []
-        while (arrival := _receive(there, bodies)) is not None:
-            arrived.append(arrival)
+        while received := _receive(there):
+            data, arrived_ns = received
+            number, wrong = _recognized(data, datagrams)
+            arrived.append(Arrival(number, (arrived_ns - sent_ns[number]) / 1e9, arrived_ns / 1e9, wrong))
     return arrived
 
 
-def _receive(there: socket.socket, bodies: Sequence[bytes]) -> Arrival | None:
+def _receive(there: socket.socket) -> tuple[bytes, int] | None:
+    """A datagram and when the kernel had it, in nanoseconds; None after the socket's patience."""
     try:
         data, ancillary, _, _ = there.recvmsg(2048, 128)
     except TimeoutError:
         return None
     ((_, _, stamp),) = ancillary
     seconds, nanoseconds = struct.unpack("=qq", stamp)
-    arrived_ns = seconds * 10**9 + nanoseconds
-    number, sent_ns = HEAD.unpack_from(data)
-    body = data[HEAD.size :]
-    expected = bodies[number] if number < len(bodies) else b""
-    wrong: tuple[int, ...] = ()
-    if body != expected:
-        size = max(len(body), len(expected))
-        difference = int.from_bytes(body.ljust(size, b"\0"), "little") ^ int.from_bytes(
-            expected.ljust(size, b"\0"), "little"
-        )
-        wrong = tuple(bit for bit in range(8 * size) if difference >> bit & 1)
-    return Arrival(number, (arrived_ns - sent_ns) / 1e9, arrived_ns / 1e9, wrong)
+    return data, seconds * 10**9 + nanoseconds
+
+
+def _recognized(data: bytes, datagrams: Sequence[bytes]) -> tuple[int, tuple[int, ...]]:
+    """Which one it was, and its wrong bits. The number itself may have a wrong bit."""
+    (number,) = NUMBER.unpack_from(data)
+    if number < len(datagrams) and data == datagrams[number]:
+        return number, ()
+    candidates = [it for it in (number, *(number ^ 1 << bit for bit in range(32))) if it < len(datagrams)]
+    assert candidates, f"a datagram that nobody sent: {data[:16].hex()}..."
+    differences = {it: _difference(data, datagrams[it]) for it in candidates}
+    number = min(differences, key=lambda it: differences[it].bit_count())
+    bits = f"{differences[number]:b}"[::-1]
+    return number, tuple(place for place, bit in enumerate(bits) if bit == "1")
+
+
+def _difference(one: bytes, other: bytes) -> int:
+    size = max(len(one), len(other))
+    return int.from_bytes(one.ljust(size, b"\0"), "little") ^ int.from_bytes(other.ljust(size, b"\0"), "little")
 
 
 def send(

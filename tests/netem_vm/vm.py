@@ -9,6 +9,7 @@ native speed on one CPU. It is no sandbox: what it does as root it could do to t
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shlex
 import shutil
@@ -51,9 +52,14 @@ class Unavailable(Exception):
     """Why there is no such kernel here."""
 
 
+def stamp(packages: Sequence[str] = PACKAGES, init: str = INIT) -> str:
+    """Names what the unpacked folder was made of: another list of packages, or another first process, is another."""
+    return hashlib.sha256("\0".join([*packages, init]).encode()).hexdigest()[:12]
+
+
 def fetch() -> Path:
-    """The folder of the unpacked packages; fetched the first time. Raises Unavailable."""
-    unpacked = CACHE / "root"
+    """The folder of the unpacked packages; fetched the first time, and when it is out of date. Raises Unavailable."""
+    unpacked = CACHE / stamp()
     if unpacked.is_dir():
         return unpacked
     for tool in ("apt-get", "dpkg"):
@@ -68,6 +74,10 @@ def fetch() -> Path:
         _initramfs(Path(scratch) / "root")
         with contextlib.suppress(OSError):  # somebody else was quicker
             (Path(scratch) / "root").rename(unpacked)
+    for old in CACHE.iterdir():
+        # A scratch folder may be another's who fetches at this moment, and has a name like tmp….
+        if old != unpacked and (old.name == "root" or len(old.name) == len(unpacked.name)):
+            shutil.rmtree(old, ignore_errors=True)
     return unpacked
 
 

@@ -45,6 +45,8 @@ def segments_of(lab: Lab) -> int:  # noqa: F811
 
 
 class TestNetem(EmulatorContract):
+    lacks = frozenset({"correlation"})
+
     def test_offload_is_off_while_there_is_loss(self, lab: Lab, start: Start) -> None:  # noqa: F811
         emulator = start(lab, NOTHING, NOTHING)
         before = segments_of(lab)

@@ -1,0 +1,45 @@
+"""Segmentation offload of one interface: whether super-packets leave it, and whether packets leave it in pieces.
+
+On a wire there are only MTU-sized packets, so chance must not see others. ``ethtool`` has a dozen switches for it, by
+protocol; two of the kernel's own limits cover all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import socket
+import struct
+from typing import Final
+
+from testbed.host import rtnetlink
+
+__all__ = ["set_scattered", "set_segmented"]
+
+OFFLOADED_SEGMENTS: Final = 65535
+"""The kernel's default of segments in a super-packet (GSO_MAX_SEGS)."""
+
+IFLA_GSO_MAX_SEGS: Final = 40
+_SIOCETHTOOL: Final = 0x8946
+_ETHTOOL_SSG: Final = 0x19
+
+
+def set_segmented(interface: str, on: bool) -> None:
+    """Let only MTU-sized packets out of an interface of the calling thread's network namespace, or super-packets too.
+
+    A limit of one segment ends offload for all protocols (``gso_features_check`` of net/core/dev.c). Raises OSError.
+    """
+    with contextlib.closing(rtnetlink.connect()) as raw:
+        link = rtnetlink.index(raw, interface)
+        most = rtnetlink.attribute(IFLA_GSO_MAX_SEGS, struct.pack("=I", 1 if on else OFFLOADED_SEGMENTS))
+        body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, 0, 0) + most
+        rtnetlink.exchange(raw, [rtnetlink.message(rtnetlink.RTM_NEWLINK, 0, body)])
+
+
+def set_scattered(interface: str, on: bool) -> None:
+    """Let packets out whose payload lies in pieces (the default), or only such as lie in one: netem flips bits of the
+    first piece only, which would be the headers. ``ethtool -K interface sg``; raises OSError."""
+    value = ctypes.create_string_buffer(struct.pack("=II", _ETHTOOL_SSG, on))  # struct ethtool_value
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP16x", interface.encode(), ctypes.addressof(value)))
