@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -64,6 +65,8 @@ def _command_line() -> int:
 def main() -> None:
     """Exit status: 0 good, 1 measured and bad, 2 your input, 3 the host or lab failed, 130 interrupted."""
     streams.install()
+    if os.environ.get("COLUMNS", "1").strip("0") == "":
+        del os.environ["COLUMNS"]  # no columns at all: the libraries that draw would show nothing
     if sys.platform != "linux":
         screen.error("this runs on Linux only (it is made of network namespaces); use a Linux machine or a virtual one")
         sys.exit(HostError.exit_code)

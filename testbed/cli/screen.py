@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -30,6 +30,10 @@ PIPE_WIDTH = 200
 
 TICK_EVERY_S = 10.0
 """In a file one line of a running job is enough in this time."""
+
+LEAST_WIDTH = 72
+"""Columns below which tables are folded no further: a line that the terminal breaks can still be read, letters one below
+the other cannot."""
 
 MOST_LINKS_SHOWN = 8
 """While a job runs; more would push the line that matters off the screen."""
@@ -60,8 +64,17 @@ def verbose() -> bool:
 
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=_width(stream))
+
+
+def _width(stream: TextIO) -> int | None:
+    """Columns of $COLUMNS or of the terminal, but not too few; None: the terminal's, as they change."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal():
+        return max(int(said), LEAST_WIDTH)
+    if not stream.isatty():
+        return PIPE_WIDTH
+    return LEAST_WIDTH if 0 < os.get_terminal_size(stream.fileno()).columns < LEAST_WIDTH else None
 
 
 @functools.cache

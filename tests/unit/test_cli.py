@@ -307,6 +307,16 @@ def test_a_table_in_a_pipe_has_neither_colour_nor_folds() -> None:
     assert any("alba-brava" in line and "90 km" in line for line in done.stdout.splitlines())
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "20", "72"])
+def test_however_few_columns_there_are_tables_can_be_read(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    out = cli("ls", "topologies").out
+    assert any("metro-triangle" in line for line in out.splitlines()), out
+    assert cli("--help").out.strip()
+
+
 def test_no_color_is_obeyed_on_a_terminal() -> None:
     def on_a_terminal(**more: str) -> bytes:
         main_end, child_end = os.openpty()
