@@ -32,8 +32,8 @@ TICK_EVERY_S = 10.0
 """In a file one line of a running job is enough in this time."""
 
 LEAST_WIDTH = 72
-"""Columns below which tables are folded no further: a line that the terminal breaks can still be read, letters one below
-the other cannot."""
+"""Columns below which tables are folded no further: a line that the terminal breaks can still be read, a column of
+single letters cannot."""
 
 MOST_LINKS_SHOWN = 8
 """While a job runs; more would push the line that matters off the screen."""
