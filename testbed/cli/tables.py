@@ -21,7 +21,6 @@ from testbed.core.units import (
 )
 
 if TYPE_CHECKING:
-    from testbed.core.evidence.certificate import Certificate, DirectionCertificate
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Link, Topology
     from testbed.core.topology.survey import Survey
@@ -52,57 +51,6 @@ def table(heads: Sequence[str], rows: Iterable[Row], *, right: Sequence[str] = (
     for row in rows:
         made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
-
-
-# ---- certificate
-
-
-def links_measured(topology: Topology, certificate: Certificate | None) -> Table:
-    """The table after ``up`` and ``certify``: what every link was to do, and what it was measured to do."""
-    measured = {link.name: link for link in certificate.links} if certificate else {}
-    rows: list[Row] = []
-    for link in topology.links:
-        directions = measured[link.name].directions if link.name in measured else ()
-        by_name = {each.direction: each for each in directions}
-        ways = [by_name.get(name) for name in link.directions]
-        word = ("ok" if measured[link.name].ok else "bad") if directions else "not measured"
-        rows.append(
-            [
-                link.name,
-                f"{link.length_m / 1e3:g}",
-                format_delay(link.delay_s, 4),
-                *(_one_way(way, name) for way, name in zip(ways, link.directions, strict=True)),
-                _worst_error(directions),
-                _rate(link, directions),
-                verdict(word),
-            ]
-        )
-    heads = ("link", "km", "target", "measured there", "measured back", "error", "rate", "verdict")
-    return table(heads, rows, right=("km", "target", "error"))
-
-
-def certificate_footnote(certificate: Certificate) -> str:
-    bare = [each.bare.median for link in certificate.links for each in link.directions if each.bare]
-    path = f" (at most {format_delay(max(bare), 3)})" if bare else ""
-    around = "Nothing goes around the fibers" if certificate.around_ok else certificate.around_why
-    return f"One way, medians; error = measured - target - the same path without delay{path}. {around}."
-
-
-def _one_way(way: DirectionCertificate | None, name: str) -> str:
-    if way is None or way.measured is None:
-        return "-"
-    return f"{format_delay(way.measured.median, 4)} → {name.partition(':')[2]}"
-
-
-def _worst_error(directions: Sequence[DirectionCertificate]) -> str:
-    errors = [each.error_median_s for each in directions if each.error_median_s is not None]
-    return f"{max(errors, key=abs) * 1e6:+.1f} us" if errors else "-"
-
-
-def _rate(link: Link, directions: Sequence[DirectionCertificate]) -> str:
-    measured = [each.rate.measured_bps for each in directions if each.rate]
-    target = format_rate(link.rate_bps, 4)
-    return f"{format_rate(min(measured), 4)} of {target}" if measured else target
 
 
 # ---- topology
@@ -299,7 +247,7 @@ def status(found: LabStatus) -> list[Table]:
             f"{link.km:g}",
             _carriers(link.carrier),
             verdict(link.verdict),
-            ", ".join(link.faults) or "-",
+            ", ".join(link.phases or link.faults) or "-",
             "  ".join(f"→ {name.rpartition(':')[2]} {count}" for name, count in link.packets.items()) or "-",
             str(link.drops),
         ]

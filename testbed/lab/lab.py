@@ -175,9 +175,12 @@ class Lab:
     def status(self) -> status.LabStatus:
         return status.status(self._folder, self.topology, self.certificate)
 
-    def certify(self, thorough: bool = False) -> Certificate:
-        """Measure all fibers now; the certificate is kept with the lab, whatever it says."""
-        self.certificate = certification.certify(self._folder, self.topology, thorough=thorough)
+    def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
+        """Measure all fibers now; the certificate is kept with the lab, whatever it says.
+
+        ``tell`` is told what is being measured, and how long that takes.
+        """
+        self.certificate = certification.certify(self._folder, self.topology, thorough=thorough, tell=tell)
         try:
             self._folder.certificate.write_text(json.dumps(self.certificate.to_dict(), indent=1))
         except OSError as error:
@@ -217,8 +220,7 @@ class Lab:
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
             raise UnknownName("node", node, sorted(nodes | others))
-        place = launch.place(self._folder, node, isolated=node in nodes)
-        return runner.run(place.enter(argv, Path.cwd()))
+        return runner.run(places.place(self._folder, node, isolated=node in nodes).visit(argv))
 
     def launch(
         self,

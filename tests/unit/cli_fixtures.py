@@ -108,7 +108,7 @@ class FakeLab:
         echo("[0] hello")
         return self.child_status
 
-    def certify(self, thorough: bool = False) -> Certificate:
+    def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
         self.asked.append(("certify", thorough))
         assert self.certificate
         return self.certificate

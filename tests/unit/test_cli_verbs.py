@@ -34,7 +34,7 @@ def test_up_shows_the_links_and_what_to_type_next(cli: Cli, fake_lab: FakeLab, m
     assert (asked["name"], asked["agents"], asked["keep"], asked["allow_uncertified"]) == ("mine", False, True, False)
     north = next(line for line in said.out.splitlines() if line.strip().startswith("north"))
     cells = " ".join(north.split())
-    assert cells == "north 40 200 us 243 us → west 243 us → east +3.0 us 799 Mb/s of 800 Mb/s ok"
+    assert cells == "north → west 200 us +3.0 us 0.0 us 0 of 550 799 Mb/s ok"
     assert "fibers: 2 fibers" in said.err
     for words in ("testbed exec east-0 -- ping", "testbed cut north --for 10s", "testbed down fake"):
         assert words in said.err

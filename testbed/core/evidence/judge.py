@@ -142,7 +142,8 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         checks += _delay(target.delay_s, tolerance_s(target.delay_s), measured, bare, like)
         checks.append(_jitter(target, sample.delays_s, sample.bare_s, like))
         checks += _packets(target, sent, max(0, lost), stream, sample.own_drops)
-    checks += _rate(target, rate, sample.rate_why)
+    if measured is not None:
+        checks += _rate(target, rate, sample.rate_why)
     return DirectionCertificate(
         direction=direction,
         target_s=target.delay_s,
