@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from testbed.core.faults.fault import Compiled, Phase
@@ -94,7 +95,8 @@ class Faults:
 
     def heal(self, ids: list[str]) -> list[dict[str, Any]]:
         """Undo these faults; records of those that were not over already."""
-        return [dict(record) for record in (self._do(lambda it=it: self._end(it)) for it in ids) if record is not None]  # type: ignore[misc]
+        ended = [self._do(partial(self._end, fault)) for fault in ids]
+        return [dict(record) for record in ended if record is not None]
 
     def run(self, ended: threading.Event) -> None:
         """Do what is due when it is due, until ``ended``."""
@@ -111,7 +113,7 @@ class Faults:
                     continue
                 heapq.heappop(self._timers)
             try:
-                self._do(lambda: self._act(fault))  # noqa: B023  (waited for before the loop goes on)
+                self._do(partial(self._act, fault))
             except RuntimeError:
                 return  # the worker is shut down: so is the lab
             except Exception as error:
