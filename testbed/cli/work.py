@@ -45,8 +45,9 @@ def run(
 ) -> int:
     """Up, certify, train, cut and heal, report, down: the whole story in one command.
 
-    A bare topology runs the shipped experiment first-cut on it. Ctrl-C undoes everything and still writes the
-    report of what was measured. Exit status 1: it was measured, and it is not good.
+    A bare topology runs the shipped experiment first-cut on it, or only-fiber where nothing leads around its first
+    link. Ctrl-C undoes everything and still writes the report of what was measured. Exit status 1: it was measured,
+    and it is not good.
     """
     from testbed.lab import api
 

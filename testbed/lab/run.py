@@ -1,7 +1,8 @@
 """The main job. Its whole story:
 
-1. Read what is to be run: a topology (then the shipped experiment ``first-cut`` happens on it) or an experiment. Every
-   mistake is found now, and a run directory that could not be written is found now, before anything is built.
+1. Read what is to be run: an experiment, or a topology: then the shipped experiment ``first-cut`` happens on it, or
+   ``only-fiber`` where there is no way around its first link. Every mistake is found now, and a run directory that
+   could not be written is found now, before anything is built.
 2. Bring the lab up; every fiber is measured. A lab outside tolerance is refused, or marked on every page.
 3. Begin the training job on the lab's agents, and begin to observe: each second metrics, at once events.
 4. As steps are committed, inject the faults that are due. The keeper ends timed ones.
@@ -34,7 +35,7 @@ from testbed.lab.job import Job
 from testbed.lab.lab import Lab, runs_root
 from testbed.lab.observe import LiveState, Observer
 
-FIRST_CUT = "first-cut"
+FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
 STALL_BOUND_S = 120.0
 """A job that commits no step for so long, beyond the longest fault, will not end by itself."""
 TICK_S = 0.25
@@ -83,6 +84,9 @@ def run(
         raise LabError(f"a run trains, and there are no training agents: {why}")
     root = (runs or runs_root()).absolute()
     store.check_writable(root)
+    for fault in planned:
+        if fault.inject == "cut" and fault.target == topology.links[0].name and not _has_way_around(topology):
+            progress.note(f"nothing leads around {fault.target}: while it is cut the job stands still")
     with interruptible():
         lab = deploy.up(
             topology,
@@ -106,7 +110,21 @@ def _read(what: str, overrides: Mapping[str, object] | None) -> tuple[Experiment
         if experiment.topology is None:
             raise UserError(f"{what} names no topology; write 'topology: metro-40km' into it")
         return experiment, catalog.load_topology(experiment.topology, overrides)
-    return catalog.load_experiment(FIRST_CUT), catalog.load_topology(what, overrides)
+    topology = catalog.load_topology(what, overrides)
+    if not topology.links:
+        raise UserError(f"{what} has no links, so there is no fiber to train across; testbed up {what} brings it up")
+    return catalog.load_experiment(FIRST_CUT if _has_way_around(topology) else ONLY_FIBER), topology
+
+
+def _has_way_around(topology: Topology) -> bool:
+    """Whether the sites of the first link stay connected without it."""
+    first, *others = topology.links
+    reached, grown = {first.between[0]}, True
+    while grown:
+        more = {site for link in others if reached & {*link.between} for site in link.between}
+        grown = not more <= reached
+        reached |= more
+    return first.between[1] in reached
 
 
 def _on(
