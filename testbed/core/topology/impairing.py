@@ -10,15 +10,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from testbed.core.physics.impairment import Impairment
-from testbed.core.physics.parameters import judge, lay
+from testbed.core.physics.parameters import Misread, judge, lay
 from testbed.core.topology.schema import Buffer, LinkDefaults, LinkText, Mistakes
+from testbed.core.units import format_rate
 from testbed.core.words import nearest, shown
 from testbed.core.yamltext import Path
 
-__all__ = ["Layer", "Own", "check", "check_default", "layers", "resolved"]
+__all__ = ["LEAST_RATE_BPS", "Layer", "Own", "check", "check_default", "layers", "resolved"]
+
+LEAST_RATE_BPS: Final = 10e3
+"""One packet of 1500 B then takes more than a second: nothing can be measured any more."""
 
 _LOSS = ("loss", "p", "r", "h", "k")
 
@@ -87,7 +91,7 @@ def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: O
     wrong: dict[tuple[Path, str, str], list[str]] = {}
     for site in between:
         over = layers(name, link, default, scale, site)
-        for it in judge(resolved(own, over)):
+        for it in _judge(resolved(own, over), over, scale):
             places = [(*path, it.key) for path, values in over if it.key in values]
             # A value that is missing has no line: that of what should have had it.
             path = places[-1] if places else over[-1][0] if over else ("links", name)
@@ -95,8 +99,15 @@ def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: O
     for (path, key, why), sites in wrong.items():
         toward = f" toward {sites[0]}" if len(sites) < len(between) else ""
         message, _, fix = why.partition("; ")
-        message += f" after scale {scale:g}" if key == "rate" else ""
         mistakes.note(path, f"link {shown(name)}{toward}: {key}: {message}", fix or f"choose another {key}")
+
+
+def _judge(impairment: Impairment, over: Sequence[Layer], scale: float) -> Iterator[Misread]:
+    rates = [values["rate"] for _, values in over if "rate" in values]
+    if rates and rates[-1] < LEAST_RATE_BPS:
+        fix = f"a link keeps at least {format_rate(LEAST_RATE_BPS)}"
+        yield Misread("rate", f"it is {rates[-1]:.3g} b/s after scale {scale:g}; {fix}")
+    yield from (it for it in judge(impairment) if it.key != "rate" or not rates or rates[-1] >= LEAST_RATE_BPS)
 
 
 def check_default(default: LinkDefaults, sites: Mapping[str, object], mistakes: Mistakes) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
 from testbed.core.topology import impairing, override
+from testbed.core.topology.impairing import LEAST_RATE_BPS
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import check_name
 from testbed.core.topology.schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
@@ -37,7 +38,6 @@ MOST_LINKS: Final = 1000
 MOST_DUCTS: Final = 2000
 MOST_NODES: Final = 1000  # a Linux bridge has 1023 ports (BR_MAX_PORTS), and all nodes share the management bridge
 _MOST: Final = {"sites": MOST_SITES, "links": MOST_LINKS, "ducts": MOST_DUCTS}
-LEAST_RATE_BPS: Final = 10e3  # one packet of 1500 B then takes more than a second: nothing can be measured any more
 
 DEFAULT_SCALE: Final = 1000.0
 DEFAULT_BUFFER: Final = Buffer(time_s=0.010)

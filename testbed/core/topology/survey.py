@@ -123,21 +123,22 @@ def _rings(topology: Topology, paths: Mapping[str, Mapping[str, tuple[Link, ...]
     if len(names) < 2:
         return None
     hops = list(zip(names, names[1:] + names[:1], strict=True))
-    crossings = Counter(direction for here, there in hops for direction in _directions(here, paths[here][there]))
-    real_bps = {link.name: link.rate_bps * topology.scale for link in topology.links}
+    ways = [list(_directions(here, paths[here][there])) for here, there in hops]
+    crossings = Counter(direction for way in ways for direction in way)
+    fibers = {name: link.impairment(name) for link in topology.links for name in link.directions}
     return training.Rings(
         sites=len(names),
         ranks=len(topology.node_names),
-        hop_s=max(sum(link.rtt_s for link in paths[here][there]) / 2 for here, there in hops),
-        byte_s=max(8 * times / real_bps[link] for (link, _), times in crossings.items()),
+        hop_s=max(sum(fibers[name].delay_s for name in way) for way in ways),
+        byte_s=max(8 * times / (fibers[name].rate_bps * topology.scale) for name, times in crossings.items()),
     )
 
 
-def _directions(here: str, path: tuple[Link, ...]) -> Iterator[tuple[str, str]]:
-    """(link, site that it leads to) of each fiber on the way from ``here``."""
+def _directions(here: str, path: tuple[Link, ...]) -> Iterator[str]:
+    """The direction (``link:site``) of each fiber on the way from ``here``."""
     for link in path:
         here = link.between[1 - link.between.index(here)]
-        yield link.name, here
+        yield f"{link.name}:{here}"
 
 
 def _shortest(topology: Topology, origin: str) -> dict[str, tuple[Link, ...]]:
