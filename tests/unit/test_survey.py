@@ -39,6 +39,7 @@ CLASSES = {
     "intra-metro-5km": "intra-metro",
     "metro-40km": "metro",
     "metro-80km": "metro",
+    "metro-single": "metro",
     "metro-triangle": "metro",
     "regional-400km": "regional",
     "regional-ring": "regional",
