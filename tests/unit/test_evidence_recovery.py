@@ -60,6 +60,13 @@ def test_without_a_fault_goodput_is_one():
     assert (evidence.recovery_s, evidence.faults) == (None, ())
 
 
+def test_goodput_is_shown_as_computed_where_the_steps_during_a_fault_were_the_quicker_ones():
+    # 20 steps of 0.11 s, 10 of 0.1 s during a fault that cost nothing, 10 of 0.11 s: the noise is seen, not cut off.
+    evidence = evaluate(job_of([0.11] * 20 + [0.1] * 10 + [0.11] * 10), [window(2.21, 3.15)])
+    assert evidence.goodput == pytest.approx(40 * 0.11 / 4.3)
+    assert evidence.goodput > 1
+
+
 def test_a_stall_costs_goodput_and_is_the_recovery():
     # 20 steps of 0.1 s, one that takes 3 s over a cut of 2 s, one slow one, 20 steps again.
     evidence = evaluate(job_of([0.1] * 20 + [3.0, 0.2] + [0.1] * 20), [window(2.05, 4.05)])

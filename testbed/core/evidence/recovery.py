@@ -7,7 +7,11 @@ The definitions, all in seconds of one monotonic clock:
 - *compute utilization* = sum of compute / sum of (compute + exposed).
 - A step is *committed* at the latest ``t_end`` of all ranks, once every rank of the world has recorded it.
 - *Goodput* = committed tokens x fault-free seconds per token / wall time: the share of the wall time that a job without
-  faults would have needed for the work that counts. Wall time includes restarts and stalls.
+  faults would have needed for the work that counts. Wall time includes restarts and stalls. It is an estimate: the
+  fault-free pace is that of the steps outside the faults, so where those during a fault were by chance the quicker ones
+  (a fault that costs nothing, on a machine whose steps vary by some per cent) it comes out a little above 1. That means
+  that nothing was lost, to within this noise; it is shown as computed, because a value cut off at 1 would hide how
+  large the noise is.
 - *Recovery* of a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
   step.
 
