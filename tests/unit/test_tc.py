@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+import statistics
+import struct
 from typing import Any
 
 import pytest
@@ -23,6 +26,19 @@ RECORDED = json.loads(
     "requeues":0,"backlog":0,"qlen":0},{"kind":"clsact","handle":"ffff:","dev":"north-b","parent":"ffff:fff1",
     "options":{},"bytes":0,"packets":0,"drops":0,"overlimits":0,"requeues":0,"backlog":0,"qlen":0}]"""
 )
+RECORDED_FULL = json.loads(
+    """[{"kind":"netem","handle":"1:","dev":"lo","root":true,"refcnt":2,"options":{"limit":1000000,
+    "delay":{"delay":0.01,"jitter":0.001,"correlation":0},
+    "loss-gemodel":{"p":0.0123457,"r":0.1,"1-h":0.75,"1-k":0.001},"corrupt":{"corrupt":0.01,"correlation":0},
+    "ecn":false,"gap":0},"bytes":0,"packets":0,"drops":0,"overlimits":0,"requeues":0,"backlog":0,"qlen":0},
+    {"kind":"tbf","handle":"2:","dev":"lo","parent":"1:1","options":{"rate":12500000,"burst":4712,"burst_raw":"1705",
+    "lat":77664,"limit":975515,"overhead":38},"bytes":0,"packets":0,"drops":0,"overlimits":0,"requeues":0,"backlog":0,
+    "qlen":0}]"""
+)
+FULL = Impairment(
+    10e-3, 1e8, 10**6, p=0.0123456789, r=0.1, h=0.25, k=0.999, jitter_s=1e-3, jitter_reorders=True,
+    corrupt=0.01, corrupt_survives=True, overhead_bytes=38,
+)  # fmt: skip
 NETEM = tc.Netem(delay_ns=235_123, limit=1_000_000, loss=0.001)
 TBF = tc.Tbf(rate=100_000_015, limit=20_000_000, burst=20_000, overhead=24)
 
@@ -78,6 +94,141 @@ def test_units() -> None:
     assert (tbf.rate, tbf.overhead) == (100_000_000, 24)
     assert tbf.limit == 1_514_000  # 1000 full frames wait, as 1000 x 1538 bytes on the wire
     assert 1538 < tbf.burst < 1538 + 0.001 * tbf.rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "word"),
+    [
+        ("netem", ("delay", "jitter"), 0.0011, "jitter"),
+        ("netem", ("delay", "correlation"), 0.1, "correlation"),
+        ("netem", ("loss-gemodel", "p"), 0.0124, "p of the loss"),
+        ("netem", ("loss-gemodel", "r"), 0.9, "r of the loss"),
+        ("netem", ("loss-gemodel", "1-h"), 0.25, "1-h of the loss"),
+        ("netem", ("loss-gemodel", "1-k"), 0.999, "1-k of the loss"),
+        ("netem", ("loss-random",), {"loss": 0.1}, "loss"),
+        ("netem", ("corrupt", "corrupt"), 0.02, "corrupt"),
+        ("netem", ("duplicate",), {"duplicate": 0.1}, "duplicate"),
+        ("netem", ("reorder",), {"reorder": 0.1}, "reorder"),
+        ("netem", ("rate",), {"rate": tc.IN_ORDER_RATE}, "in-order"),
+        ("netem", ("seed",), 8, "seed"),
+        ("tbf", ("overhead",), 24, "overhead"),
+    ],
+)
+def test_each_impairment_that_is_otherwise_is_named(kind: str, path: tuple[str, ...], value: Any, word: str) -> None:
+    found = tc.by_interface(copy.deepcopy(RECORDED_FULL))["lo"]
+    netem, tbf = qdiscs_of("north:west", FULL, 1500, seed=7)
+    assert tc.differences(found, netem, tbf) == []  # this kernel does not show its seed
+    place = found[kind]["options"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    (said,) = tc.differences(found, netem, tbf)
+    assert said.startswith(word)
+
+
+def test_one_loss_where_another_was_asked_for_is_named(found: dict[str, dict[str, Any]]) -> None:
+    chain = qdiscs_of("north:west", Impairment(delay_s=235.123e-6, p=0.1, r=0.5), 1500)[0]
+    words = "; ".join(tc.differences(found, chain, TBF))
+    assert "loss is 0.001" in words and "p of the loss is 0" in words and "1-h of the loss is 0" in words
+
+
+def attributes_of(request: bytes) -> dict[int, bytes]:
+    """Of TCA_OPTIONS in an RTM_NEWQDISC, by a reader of its own: linux/netlink.h."""
+
+    def split(data: bytes) -> dict[int, bytes]:
+        found = {}
+        while data:
+            length, kind = struct.unpack_from("=HH", data)
+            found[kind] = data[4:length]
+            data = data[(length + 3) // 4 * 4 :]
+        return found
+
+    return split(split(request[16 + 20 :])[2][24:])
+
+
+def test_every_value_is_said_in_every_change() -> None:
+    """What a change leaves out netem keeps: a rate, flips, correlations."""
+    always = {1, 3, 4, 6, 10, 11}  # CORR, REORDER, CORRUPT, RATE, LATENCY64, JITTER64
+    for impairment in (Impairment(), FULL, Impairment(loss=0.1), Impairment(delay_s=1.0, jitter_s=0.1)):
+        assert always <= set(attributes_of(qdiscs_of("n:w", impairment, 1500)[0].request(3, fresh=False)))
+
+
+def test_a_rate_keeps_the_order_or_is_said_to_be_none() -> None:
+    kept = attributes_of(qdiscs_of("n:w", Impairment(delay_s=1e-3), 1500)[0].request(3, False))
+    assert struct.unpack("=Q", kept[8]) == (tc.IN_ORDER_RATE,)
+    broken = attributes_of(qdiscs_of("n:w", FULL, 1500)[0].request(3, False))
+    assert 8 not in broken and struct.unpack_from("=I", broken[6]) == (0,)
+
+
+def kernel_delays_ns(request: bytes) -> list[int]:
+    """What tabledist of net/sched/sch_netem.c makes of each entry, the delay not included."""
+    options = attributes_of(request)
+    (sigma,) = struct.unpack("=q", options[11])
+    assert sigma <= 2**31 - 1
+    delays = []
+    for (t,) in struct.iter_unpack("=h", options[2]):
+        x = (sigma % 8192) * t
+        x = int((x + (4096 if x >= 0 else -4096)) / 8192)
+        delays.append(x + (sigma // 8192) * t)
+    return delays
+
+
+@pytest.mark.parametrize("jitter_s", [1e-6, 35e-6, 3e-3, 1.9])
+def test_the_kernel_makes_the_distribution_of_the_table(jitter_s: float) -> None:
+    impairment = Impairment(delay_s=10.0, jitter_s=jitter_s, jitter_distribution="normal")
+    delays = kernel_delays_ns(qdiscs_of("n:w", impairment, 1500)[0].request(3, False))
+    assert len(delays) == 16384
+    assert statistics.fmean(delays) == pytest.approx(0, abs=0.001 * jitter_s * 1e9)
+    assert statistics.pstdev(delays) == pytest.approx(jitter_s * 1e9, rel=0.001)
+    assert max(delays) == pytest.approx(4 * jitter_s * 1e9, rel=0.001)
+
+
+@pytest.mark.parametrize(("share", "by_s"), [(0.05, 500e-6), (0.9, 8.0), (1 / 16384, 1e-3), (1.0, 1e-3), (0.0123, 1.0)])
+def test_the_kernel_holds_back_the_share(share: float, by_s: float) -> None:
+    impairment = Impairment(delay_s=1.0, reorder=share, reorder_by_s=by_s)
+    delays = kernel_delays_ns(qdiscs_of("n:w", impairment, 1500)[0].request(3, False))
+    held = [delay for delay in delays if delay]
+    assert len(held) / len(delays) == pytest.approx(share, rel=0.01)
+    assert held == pytest.approx([by_s * 1e9] * len(held), rel=1e-4)
+
+
+def test_both_ways_to_lose_a_packet_are_one() -> None:
+    netem, _ = qdiscs_of("n:w", Impairment(loss=0.1, corrupt=0.2), 1500)
+    assert netem.loss == pytest.approx(0.28) and netem.corrupt == 0
+    netem, _ = qdiscs_of("n:w", Impairment(p=0.1, r=0.5, h=0.5, k=0.9, corrupt=0.2), 1500)
+    assert netem.loss == 0 and netem.chain is not None
+    assert (netem.chain.h, netem.chain.k) == pytest.approx((0.4, 0.72))
+
+
+@pytest.mark.parametrize(("loss", "duplicate"), [(0.0, 0.3), (0.1, 0.2), (0.01, 0.5), (0.5, 0.01), (1.0, 0.5)])
+def test_duplicates_beside_a_loss_come_out_as_asked(loss: float, duplicate: float) -> None:
+    """netem_enqueue, played: a packet that is cloned and lost comes once; the clone passes netem once more."""
+    netem, _ = qdiscs_of("n:w", Impairment(loss=loss, duplicate=duplicate), 1500)
+    chance, count = random.Random(4), 200_000
+    times = [0, 0, 0]
+    for _ in range(count):
+        copies = 1 + (chance.random() < netem.duplicate) - (chance.random() < netem.loss)
+        times[copies if copies < 2 else 1 + (chance.random() >= netem.loss)] += 1
+    assert times[0] / count == pytest.approx(loss, abs=0.006)
+    assert times[2] / count == pytest.approx((1 - loss) * duplicate, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("name", "beyond"),
+    [
+        ("correlation", Impairment(delay_s=1e-2, jitter_s=1e-3, jitter_correlation=0.25)),
+        ("duplicate", Impairment(loss=0.1, burst=4, duplicate=0.01)),
+        ("duplicate", Impairment(loss=0.5, duplicate=0.5)),
+        ("reorder", Impairment(reorder=1e-5, reorder_by_s=1e-3)),
+        ("reorder_by", Impairment(reorder=0.1, reorder_by_s=9.0)),
+        ("jitter", Impairment(delay_s=50.0, jitter_s=3.0)),
+        ("loss", Impairment(loss=1e-10)),
+    ],
+)
+def test_what_only_the_other_emulator_has_is_refused_by_name(name: str, beyond: Impairment) -> None:
+    assert not list(beyond.findings())
+    with pytest.raises(LabError, match=rf"^n:w: {name}: the emulator netem has no .*; --emulator fiberd has it$"):
+        qdiscs_of("n:w", beyond, 1500)
 
 
 @pytest.mark.parametrize(
