@@ -96,7 +96,78 @@ def test_an_uncertified_run_is_marked_on_every_page_and_never_passes(tmp_path):
     assert 'class="banner"' in html(report)
     assert "Uncertified" in html(report)
     assert "Uncertified" in markdown(report)
+    assert "80 us too long" in html(report)
+    assert "80 us too long" in markdown(report)
+    assert to_json(report)["run"]["uncertified"] is True
+    assert answers(report)["fidelity"] == "no"
     assert "Uncertified" not in html(report_of(run_factory.make_run(tmp_path / "good")))
+
+
+def test_a_run_without_a_certificate_that_was_allowed_says_so(tmp_path):
+    """``launch`` on a lab whose certificate is gone, or never was."""
+    path = run_factory.make_run(tmp_path / "r", uncertified=True)
+    (path / "certificate.json").unlink()
+    report = report_of(path)
+    assert answers(report)["fidelity"] == "no"
+    for page in (html(report), markdown(report)):
+        assert "Uncertified" in page
+        assert "There is no certificate of the fibers" in page
+
+
+# ---- the certificate and what held under load
+
+
+def test_the_certificate_is_shown_quantity_by_quantity(run):
+    report = report_of(run)
+    for page in (html(report), markdown(report)):
+        for fact in (
+            "north, round trip",
+            "delay, median",
+            "duplication",
+            "150 µs to 250 µs",
+            "takes super-packets apart",
+        ):
+            assert fact in page
+        assert "CPU headroom: 89.0 % while it was certified" in page
+    assert "CPU headroom" in answers_text(report, "fidelity")
+
+
+def test_netem_says_what_cannot_be_measured_and_what_was_watched(tmp_path):
+    report = report_of(run_factory.make_run(tmp_path / "r", emulator="netem"))
+    assert answers(report)["fidelity"] == "not measurable"
+    said = answers_text(report, "fidelity")
+    for words in (
+        "Certified before the job",
+        "not measurable on netem",
+        "dropped none of its own",
+        "0 kB",
+        "CPU headroom",
+    ):
+        assert words in said
+    assert {each.verdict for each in report.fidelity} == {"not measurable on netem"}
+    assert report.verdict == "pass", "all that can be measured is good"
+    for page in (html(report), markdown(report)):
+        assert "not measurable on netem" in page
+    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+
+
+def test_netem_that_dropped_packets_of_its_own_did_not_hold(tmp_path):
+    run = run_factory.make_run(tmp_path / "r", emulator="netem")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    half = len(lines) // 2
+    for line in lines[half:]:
+        if line["kind"] == "fiber" and line["direction"] == "north:west":
+            line["drops"]["memory"] = 7
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = report_of(run)
+    assert (report.verdict, answers(report)["fidelity"]) == ("fail", "no")
+    assert "the emulator itself dropped 7 packets" in answers_text(report, "fidelity")
+
+
+def test_netem_outside_tolerance_is_no(tmp_path):
+    report = report_of(run_factory.make_run(tmp_path / "r", emulator="netem", uncertified=True))
+    assert answers(report)["fidelity"] == "no"
+    assert report.verdict == "fail"
 
 
 def test_a_collective_around_the_fiber_fails_the_run(run):

@@ -60,8 +60,9 @@ class Check:
     @classmethod
     def from_dict(cls, fields: Fields) -> Check:
         target, measured, low, high = (number(fields, key) for key in ("target", "measured", "low", "high"))
-        verdict, why = text(fields, "verdict", "bad"), text(fields, "why")
-        return cls(text(fields, "what"), target, measured, low, high, verdict, why)
+        verdict = text(fields, "verdict")
+        known = verdict if verdict in ("ok", "inconclusive") else "bad"
+        return cls(text(fields, "what"), target, measured, low, high, known, text(fields, "why"))
 
 
 def _checks(fields: Fields) -> tuple[Check, ...]:

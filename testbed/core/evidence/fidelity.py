@@ -24,7 +24,10 @@ _OWN_DROPS = ("receive", "memory")
 
 @dataclass(frozen=True)
 class DirectionFidelity:
-    """One direction while the job ran. Lateness in seconds; ``inf`` when it is beyond the histogram's last bound."""
+    """One direction while the job ran. Lateness in seconds; ``inf`` when it is beyond the histogram's last bound.
+
+    ``queue_bytes_most`` is the longest queue that was seen, in wire bytes: the network's doing, shown and not judged.
+    """
 
     direction: str
     packets: int
@@ -33,10 +36,11 @@ class DirectionFidelity:
     own_drops: int
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
+    queue_bytes_most: int | None = None
 
     @property
     def held(self) -> bool | None:
-        """None when no packet crossed while the job ran."""
+        """None when no packet crossed while the job ran, or the emulator times none (netem)."""
         if self.own_drops:
             return False
         if self.median_s is None or self.p99_s is None:
@@ -114,4 +118,5 @@ def _direction(name: str, track: Sequence[FiberSample]) -> DirectionFidelity:
         own_drops=own,
         bounds_s=bounds,
         counts=tuple(counts),
+        queue_bytes_most=max((each.queue_bytes for each in track if each.queue_bytes is not None), default=None),
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,7 +17,8 @@ from testbed.core.evidence.record import Event, Expectation, FiberSample, RunInf
 from testbed.core.evidence.recovery import FaultRecovery, JobEvidence, RankTime
 from testbed.core.evidence.run import RunData
 from testbed.core.evidence.timeline import fault_windows
-from testbed.core.report import words
+from testbed.core.report import promise, words
+from testbed.core.report.promise import Fidelity, Machine
 from testbed.core.topology.model import Topology
 
 __all__ = ["VERSION", "Answer", "EventLine", "Fault", "FiberSeries", "Report", "StepSeries", "build", "to_json"]
@@ -28,7 +28,8 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Answer:
-    """One question that a reader asks first. ``answer`` is yes, no or unknown; ``text`` says why, with numbers."""
+    """One question that a reader asks first. ``answer`` is yes, no, unknown, or not measurable (by this emulator, which
+    is no failure and needs no other run); ``text`` says why, with numbers."""
 
     id: str
     question: str
@@ -80,21 +81,6 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Fidelity:
-    """One direction under load; ``median_s``, ``p99_s`` are None when nothing crossed or beyond the last bound."""
-
-    direction: str
-    packets: int
-    median_s: float | None
-    p99_s: float | None
-    own_drops: int
-    held: bool | None
-    why: str
-    bounds_s: tuple[float, ...]
-    counts: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class EventLine:
     t_s: float
     event: str
@@ -118,14 +104,6 @@ class FiberSeries:
     direction: str
     t_s: tuple[float, ...]
     bps: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Medians over the job: share 0..1 of all cores that was busy, and cores that the emulator used."""
-
-    cpu_busy: float | None = None
-    emulator_cores: float | None = None
 
 
 @dataclass(frozen=True)
@@ -191,14 +169,17 @@ def build(run: RunData) -> Report:
     ended = [event.t for event in run.events if event.event == "job-ended"]
     job = recovery.evaluate(run.ranks, windows, max(ended, default=None))
     origin = _origin(run, job)
-    under_load = tuple(_fidelity(each) for each in fidelity.under_load(run.fibers, job.began_t, job.ended_t))
+    emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
+    measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
+    under_load = tuple(promise.direction(each, emulator) for each in measured)
+    host = promise.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
     crossed = wire.check(run.ranks, run.fibers, mtu)
     faults = tuple(_fault(each, origin) for each in job.faults)
     answers = (
         _trained(run.info, job),
         *([_came_through(faults)] if faults else []),
-        _held(run.info, run.certificate, under_load),
+        _held(emulator, run.info.uncertified, run.certificate, under_load, host),
         Answer("wire", "Did the bytes cross it?", _word(crossed.ok), crossed.sentence),
         *(_expected(index, each) for index, each in enumerate(run.info.expectations, 1)),
     )
@@ -225,7 +206,7 @@ def build(run: RunData) -> Report:
         ),
         fibers=_throughput(run.fibers, origin),
         ranks=job.rank_times,
-        machine=_machine(run, job),
+        machine=host,
         missing=run.missing,
         malformed=run.malformed,
     )
@@ -346,33 +327,15 @@ def _fault_sentence(fault: Fault) -> str:
     return f"{began}: {gap}; back to {recovery.BACK:g} × the median step after {words.duration(fault.back_s)}."
 
 
-def _held(info: RunInfo, certificate: Certificate | None, under_load: tuple[Fidelity, ...]) -> Answer:
-    question = "Did the fiber hold its promise?"
-    certified = None if certificate is None else certificate.certified
-    if certificate is None:
-        before = "There is no certificate of the fibers"
-    elif certified:
-        errors = [
-            abs(each.error_median_s)
-            for link in certificate.links
-            for each in link.directions
-            if each.error_median_s is not None
-        ]
-        worst = f" within {words.duration(max(errors))} at the median" if errors else ""
-        before = f"Certified before the job{worst}"
-    else:
-        before = f"Outside tolerance before the job ({'; '.join(certificate.why)})"
-    held = _all(each.held for each in under_load if each.packets)
-    bad = [f"{each.direction}: {each.why}" for each in under_load if each.held is False]
-    if held is None:
-        during = "what it did under load was not measured"
-    elif held:
-        slowest = max((each.p99_s for each in under_load if each.p99_s is not None), default=None)
-        during = f"99 % of packets at most {words.duration(slowest)} late under load"
-    else:
-        during = f"it did not hold under load ({'; '.join(bad)})"
-    told = False if info.uncertified else _all((certified, held))
-    return Answer("fidelity", question, _word(told), f"{before}; {during}.")
+def _held(
+    emulator: str, uncertified: bool, certificate: Certificate | None, loaded: tuple[Fidelity, ...], host: Machine
+) -> Answer:
+    certified, before = promise.certified(certificate, uncertified)
+    held, during = promise.under_load(loaded, emulator, host)
+    told = _word(_all((certified, held)))
+    if told == "unknown" and certified and any(promise.NOT_MEASURABLE in each.verdict for each in loaded):
+        told = promise.NOT_MEASURABLE
+    return Answer("fidelity", "Did the fiber hold its promise?", told, f"{before}; {during}.")
 
 
 def _expected(index: int, expectation: Expectation) -> Answer:
@@ -384,7 +347,7 @@ def _verdict(status: str, answers: tuple[Answer, ...]) -> str:
     told = [answer.answer for answer in answers]
     if status == "failed" or "no" in told:
         return "fail"
-    return "pass" if status == "finished" and set(told) == {"yes"} else "unknown"
+    return "pass" if status == "finished" and set(told) <= {"yes", promise.NOT_MEASURABLE} else "unknown"
 
 
 def _headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...]) -> str:
@@ -427,23 +390,6 @@ def _fault(each: FaultRecovery, origin: float) -> Fault:
     )
 
 
-def _fidelity(each: fidelity.DirectionFidelity) -> Fidelity:
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
-    return Fidelity(
-        direction=each.direction,
-        packets=each.packets,
-        median_s=finite(each.median_s),
-        p99_s=finite(each.p99_s),
-        own_drops=each.own_drops,
-        held=each.held,
-        why=each.why,
-        bounds_s=each.bounds_s,
-        counts=each.counts,
-    )
-
-
 def _throughput(fibers: Iterable[FiberSample], origin: float) -> tuple[FiberSeries, ...]:
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
@@ -459,20 +405,6 @@ def _throughput(fibers: Iterable[FiberSample], origin: float) -> tuple[FiberSeri
                 rates.append(8.0 * moved / (after.t - before.t))
         series.append(FiberSeries(direction, tuple(times), tuple(rates)))
     return tuple(series)
-
-
-def _machine(run: RunData, job: JobEvidence) -> Machine:
-    during = [
-        sample
-        for sample in run.hosts
-        if (job.began_t is None or sample.t >= job.began_t) and (job.ended_t is None or sample.t <= job.ended_t)
-    ]
-    busy = [sample.cpu_busy for sample in during if sample.cpu_busy is not None]
-    used = [(sample.t, sample.emulator_cpu_s) for sample in during if sample.emulator_cpu_s is not None]
-    cores = None
-    if len(used) > 1 and used[-1][0] > used[0][0] and used[-1][1] >= used[0][1]:
-        cores = (used[-1][1] - used[0][1]) / (used[-1][0] - used[0][0])
-    return Machine(statistics.median(busy) if busy else None, cores)
 
 
 def _event_text(event: Event) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.core.report import words
+from testbed.core.report import certified, words
 from testbed.core.report.document import Report
 from testbed.core.report.render import facts, shortcomings
 
@@ -63,39 +63,20 @@ def _links(report: Report) -> list[str]:
 
 def _fidelity(report: Report) -> list[str]:
     blocks = ["## Fidelity"]
-    if report.certificate:
-        rows = [
-            (
-                each.direction,
-                words.microseconds(each.target_s),
-                words.microseconds(each.measured.median if each.measured else None),
-                words.microseconds(each.error_min_s),
-                words.microseconds(each.error_median_s),
-                words.microseconds(each.tolerance_s),
-                words.bits_per_s(each.rate.measured_bps if each.rate else None),
-                "certified" if each.ok else "; ".join(each.why),
-            )
-            for link in report.certificate.links
-            for each in link.directions
-        ]
-        head = ("direction", "target µs", "measured µs", "error min µs", "error median µs", "tolerance µs", "rate", "")
-        blocks.append(_table(head, rows))
+    certificate = report.certificate
+    if certificate:
+        blocks.append(_table(certified.HEAD, certified.rows(certificate)))
+        said = [*certificate.why, *certified.notes(certificate), certified.segmentation(certificate)]
+        blocks += [_escape(each) for each in said if each]
+        checks = list(certified.check_rows(certificate))
+        if checks:
+            blocks.append(_table(certified.CHECKS_HEAD, checks))
     else:
         blocks.append("No certificate.")
     if report.fidelity:
-        loaded = [
-            (
-                each.direction,
-                words.count(each.packets),
-                words.microseconds(each.median_s),
-                words.microseconds(each.p99_s),
-                words.count(each.own_drops),
-                {True: "held", False: each.why, None: words.UNKNOWN}[each.held],
-            )
-            for each in report.fidelity
-        ]
-        under = ("under load", "packets", "late median µs", "late p99 µs", "dropped by the emulator", "")
-        blocks.append(_table(under, loaded))
+        blocks += ["### Under load", _table(certified.LOAD_HEAD, certified.load_rows(report.fidelity))]
+    if said_of_cpu := certified.headroom(certificate, report.machine):
+        blocks.append(said_of_cpu)
     return blocks
 
 

@@ -13,7 +13,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
-from testbed.core.report import drawing, words
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.report import certified, drawing, words
 from testbed.core.report.document import Report
 from testbed.core.report.figures import Figure, figures
 from testbed.core.report.markup import Markup, element, join
@@ -117,7 +118,7 @@ def _top(report: Report) -> Markup:
             *(
                 element(
                     "li",
-                    element("span", each.answer, class_=f"answer {each.answer}"),
+                    element("span", each.answer, class_=f"answer {each.answer.replace(' ', '-')}"),
                     element("span", each.question, class_="question"),
                     element("span", each.text, class_="text"),
                 )
@@ -182,55 +183,52 @@ def _told(ok: bool | None, yes: str, no: str) -> Markup:
     return element("strong", word, class_="unknown" if ok is None else "yes" if ok else "no")
 
 
-def _pair(first: float | None, second: float | None) -> str:
-    return f"{words.microseconds(first)} / {words.microseconds(second)}"
-
-
 def _fidelity(report: Report) -> Markup:
     certificate = report.certificate
-    loaded = {each.direction: each for each in report.fidelity}
-    parts: list[Markup | None] = [element("h2", "Fidelity")]
-    lead = "Error = measured − target − bare path, one way. Lateness = sent − due, in the emulator, while the job ran."
-    parts.append(element("p", lead, class_="lead"))
-    certified = {
-        each.direction: each for link in (certificate.links if certificate else ()) for each in link.directions
-    }
-    rows = []
-    for name in dict.fromkeys([*certified, *loaded]):
-        each = certified.get(name)
-        load = loaded.get(name)
-        rows.append(
-            (
-                name,
-                words.microseconds(each.target_s) if each else words.UNKNOWN,
-                words.microseconds(each.measured.median if each and each.measured else None),
-                _pair(each.error_min_s if each else None, each.error_median_s if each else None),
-                f"± {words.microseconds(each.tolerance_s)}" if each else words.UNKNOWN,
-                words.bits_per_s(each.rate.measured_bps if each and each.rate else None),
-                _told(each.ok, "certified", "outside tolerance") if each else words.UNKNOWN,
-                _pair(load.median_s if load else None, load.p99_s if load else None),
-                _told(load.held, "held", "did not hold") if load and load.packets else words.UNKNOWN,
-            )
-        )
-    head = (
-        "direction",
-        "target µs",
-        "measured µs",
-        "error µs, min / median",
-        "tolerance µs",
-        "rate",
-        "certificate",
-        "lateness µs, median / p99",
-        "under load",
+    lead = (
+        "Error = measured − target − bare path, which is the same path without delay. Lateness = sent − due, in the"
+        " emulator, while the job ran."
     )
-    if rows:
-        parts.append(_table(head, rows, (1, 2, 3, 4, 5, 7), "Fidelity of each direction"))
-    else:
-        parts.append(element("p", "Nothing was measured."))
+    parts: list[Markup | None] = [element("h2", "Fidelity"), element("p", lead, class_="lead")]
     if certificate:
-        around = "Nothing was found to go around the fiber." if certificate.around_ok else certificate.around_why
-        parts.append(element("p", around, class_="lead" if certificate.around_ok else "banner"))
+        parts += _certificate(certificate)
+    elif not report.fidelity:
+        parts.append(element("p", "Nothing was measured."))
+    if report.fidelity:
+        parts.append(element("h3", "Under load"))
+        rows = [(*row[:-1], _word(row[-1])) for row in certified.load_rows(report.fidelity)]
+        parts.append(_table(certified.LOAD_HEAD, rows, (1, 2, 3, 4), "Fidelity under load"))
+    if said := certified.headroom(certificate, report.machine):
+        parts.append(element("p", said, class_="lead"))
     return element("section", *parts)
+
+
+def _certificate(certificate: Certificate) -> Iterable[Markup]:
+    word = "Certified before the job" if certificate.certified else "Outside tolerance before the job"
+    yield element("h3", word)
+    rows = [(*row[:-1], _word(row[-1])) for row in certified.rows(certificate)]
+    yield _table(certified.HEAD, rows, range(1, 8), "Certificate")
+    for why in certificate.why:
+        yield element("p", why, class_="finding")
+    around = "Nothing was found to go around the fiber." if certificate.around_ok else certificate.around_why
+    said = " ".join(each for each in (around, certified.segmentation(certificate)) if each)
+    yield element("p", said, class_="lead" if certificate.around_ok else "banner")
+    if certificate.notes:
+        yield element("ul", *(element("li", note) for note in certified.notes(certificate)), class_="notes")
+    checks = [(*row[:5], _word(row[5]), row[6]) for row in certified.check_rows(certificate)]
+    if checks:
+        yield element(
+            "details",
+            element("summary", "Every quantity: what it was to be, what it was measured to be, what is accepted"),
+            _table(certified.CHECKS_HEAD, checks, (2, 3, 4), "Every quantity of the certificate"),
+        )
+
+
+def _word(text: str) -> Markup:
+    """A verdict in the colour of what it says."""
+    word = text.partition(":")[0]
+    good, bad = {"certified", "held", "ok"}, {"outside tolerance", "did not hold", "bad"}
+    return element("strong", text, class_="yes" if word in good else "no" if word in bad else "unknown")
 
 
 def _plots(plots: Sequence[Figure]) -> Markup | None:

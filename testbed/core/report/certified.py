@@ -1,0 +1,131 @@
+"""The certificate and the fidelity under load as rows of text: the same for the page and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from testbed.core.evidence.certificate import Certificate, Check, DirectionCertificate, LinkCertificate, RoundTrip
+from testbed.core.report import words
+from testbed.core.report.promise import Fidelity, Machine
+
+__all__ = [
+    "CHECKS_HEAD",
+    "HEAD",
+    "LOAD_HEAD",
+    "check_rows",
+    "headroom",
+    "load_rows",
+    "notes",
+    "rows",
+    "segmentation",
+]
+
+Row = tuple[str, ...]
+
+HEAD = ("fiber", "target µs", "median µs", "error µs, min / median", "± µs", "jitter µs", "lost", "rate", "verdict")
+CHECKS_HEAD = ("fiber", "quantity", "was to be", "measured", "accepted", "verdict", "why")
+LOAD_HEAD = ("direction", "packets", "late µs, median / p99", "longest queue", "dropped by the emulator", "verdict")
+
+
+def rows(certificate: Certificate) -> Iterator[Row]:
+    """A row per direction, and one per round trip below those of its link."""
+    for link in certificate.links:
+        for each in link.directions:
+            jitter, rate = each.check("jitter"), each.rate
+            yield (
+                each.direction,
+                *_times(each, each.tolerance_s),
+                words.microseconds(jitter.measured if jitter else None),
+                f"{words.count(each.lost)} of {words.count(each.probes)}",
+                words.bits_per_s(rate.measured_bps if rate else None),
+                "certified" if each.ok else "outside tolerance",
+            )
+        if link.rtt:
+            told = "outside tolerance" if link.rtt.why else "certified" if link.rtt.measured else words.UNKNOWN
+            yield (f"{link.name}, round trip", *_times(link.rtt, link.rtt.tolerance_s), "", "", "", told)
+
+
+def _times(each: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
+    return (
+        words.microseconds(each.target_s),
+        words.microseconds(each.measured.median if each.measured else None),
+        f"{words.microseconds(each.error_min_s)} / {words.microseconds(each.error_median_s)}",
+        words.microseconds(tolerance_s),
+    )
+
+
+def check_rows(certificate: Certificate) -> Iterator[Row]:
+    """Every quantity of every fiber, what was accepted of it, and what was said of it."""
+    for link in certificate.links:
+        for name, check in _checks(link):
+            accepted = words.UNKNOWN
+            if check.low is not None or check.high is not None:
+                low, high = _value(check, check.low), _value(check, check.high)
+                accepted = low if low == high else f"{low} to {high}"
+            target = _value(check, check.target)
+            yield name, check.what, target, _value(check, check.measured), accepted, check.verdict, check.why
+
+
+def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:
+    for each in link.directions:
+        for check in each.checks:
+            yield each.direction, check
+    for check in link.rtt.checks if link.rtt else ():
+        yield f"{link.name}, round trip", check
+
+
+def _value(check: Check, value: float | None) -> str:
+    if value is None:
+        return words.UNKNOWN
+    kind = check.what.partition(",")[0]
+    if kind in ("delay", "RTT", "jitter"):
+        return words.duration(value)
+    if kind == "rate":
+        return words.bits_per_s(value)
+    if kind == "burst":
+        return f"{value:.3g} packets"
+    return "0 %" if value == 0 else f"{value * 100:.3g} %"
+
+
+def load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
+    for each in found:
+        queue = each.queue_bytes_most
+        yield (
+            each.direction,
+            words.count(each.packets),
+            f"{words.microseconds(each.median_s)} / {words.microseconds(each.p99_s)}",
+            words.UNKNOWN if queue is None else f"{queue / 1e3:.3g} kB",
+            words.count(each.own_drops),
+            f"{each.verdict}: {each.why}" if each.why else each.verdict,
+        )
+
+
+def headroom(certificate: Certificate | None, host: Machine) -> str:
+    """What the machine had free, before and while the job ran; empty where neither is known."""
+    said = []
+    if certificate is not None and certificate.took_s is not None:
+        said.append(f"{words.share(certificate.headroom.free)} while it was certified")
+    if host.cpu_headroom is not None:
+        least = f" (5 % of the time less than {words.share(host.cpu_headroom_least)})"
+        said.append(f"{words.share(host.cpu_headroom)} at the median while the job ran{least}")
+    return f"CPU headroom: {', '.join(said)}." if said else ""
+
+
+def notes(certificate: Certificate) -> tuple[str, ...]:
+    """What could not be told, or trusted, in sentences."""
+    return tuple(f"Note: {note}." for note in certificate.notes)
+
+
+def segmentation(certificate: Certificate) -> str:
+    """Who cut super-packets into MTU-sized ones, in a sentence; empty of a certificate that does not say."""
+    by: dict[str, list[str]] = {}
+    for link in certificate.links:
+        for each in link.directions:
+            by.setdefault(each.segmentation, []).append(each.direction)
+    if set(by) == {"emulator"}:
+        return f"{certificate.emulator} takes super-packets apart by itself: chance strikes MTU-sized packets."
+    if "sender" in by:
+        return (
+            f"Segmentation offload is off at the sender of {', '.join(by['sender'])}: chance strikes MTU-sized packets."
+        )
+    return "Chance has no say over single packets, so segmentation offload stays on." if set(by) == {"none"} else ""
