@@ -82,8 +82,10 @@ class Faults:
                     self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
             record |= {"ack_t": time.monotonic(), "ended_t": None, "phase": first.name}
-            lasts = [it for it in (fault.get("for_s"), compiled.lasts_s) if it is not None]
-            ends_t = record["ack_t"] + min(lasts) if lasts else None
+            lasts_s = record["lasts_s"] = min(
+                (it for it in (fault.get("for_s"), compiled.lasts_s) if it is not None), default=None
+            )
+            ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
             self._records[record["id"]] = record
             self._standing[record["id"]] = _Standing(record, compiled, ahead, next(ahead, None), ends_t)
             self._events.add("fault-began", t=record["ack_t"], phase=first.name, **_of(record))

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.faults.brownout import FLOOR, MOST_PHASES, margin_ramp, ramp
@@ -159,6 +159,7 @@ def test_a_flap_of_one_direction_takes_its_receivers_carrier(metro: Topology) ->
     assert shapes(compile_fault(metro, "flap", "north:west", {"carrier": "silent"}).steps)["north:west"].loss == 1
 
 
+@settings(deadline=None)
 @given(down=st.integers(20, 10_000), up=st.integers(20, 10_000), times=st.integers(1, 50))
 def test_a_flap_is_dark_as_often_as_was_asked_and_ends_lit(down: int, up: int, times: int) -> None:
     metro = catalog.load_topology("metro-40km", None)
@@ -171,6 +172,7 @@ def test_a_flap_is_dark_as_often_as_was_asked_and_ends_lit(down: int, up: int, t
     assert gaps == pytest.approx(([down / 1000, up / 1000] * times)[: len(gaps)])
 
 
+@settings(deadline=None)
 @given(
     begin=st.floats(FLOOR, 0.5),
     rise=st.floats(1.001, 1e6),
@@ -193,6 +195,7 @@ def test_a_ramp_is_monotone_bounded_geometric_and_ends_where_it_must(begin: floa
         assert math.log(loss) == pytest.approx(math.log(begin) + math.log(end / begin) * t / over_s, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(begin=st.floats(FLOOR, 1e-3), margin=st.floats(-2, -0.6), over_s=st.floats(0.02, 1000))
 def test_a_ramp_by_its_margin_is_monotone_and_ends_where_it_must(begin: float, margin: float, over_s: float) -> None:
     times, losses = zip(*margin_ramp(begin, margin, over_s), strict=True)
@@ -357,3 +360,4 @@ def test_every_fault_says_what_it_is_and_what_it_takes() -> None:
         assert kind.summary
         assert kind.targets
         assert all(kind.parameters.values())
+        assert kind.ending <= kind.parameters.keys()

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.physics.margin import frame_loss, margin_db
@@ -34,12 +34,14 @@ def test_as_often_as_codewords_that_are_drawn_symbol_by_symbol(margin: float) ->
     assert frame_loss(margin) == pytest.approx(expected, rel=0.35)
 
 
+@settings(deadline=None)
 @given(st.floats(-2, 1), st.floats(-2, 1))
 def test_less_light_never_loses_less(one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert 0 <= frame_loss(high) <= frame_loss(low) <= 1
 
 
+@settings(deadline=None)
 @given(st.floats(-30, -0.01).map(lambda exponent: 10.0**exponent))
 def test_the_margin_of_a_loss_is_its_inverse(loss: float) -> None:
     assert frame_loss(margin_db(loss)) == pytest.approx(loss, rel=1e-6)

@@ -132,4 +132,5 @@ BROWN_OUT = FaultKind(
         "from": "what it begins with [one packet in a million]",
         "hold": "how long it stays at its worst; without it, until it is healed",
     },
+    frozenset({"hold"}),
 )

@@ -110,4 +110,5 @@ FLAP = FaultKind(
         "times": "how often it goes dark; without it, until it is healed",
         "carrier": _CARRIER_WORDS,
     },
+    frozenset({"times"}),
 )

@@ -81,13 +81,17 @@ Compile = Callable[[Topology, str, Mapping[str, str]], Compiled]
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One kind of fault. ``parameters`` maps each parameter's name to the words that ``--help`` shows."""
+    """One kind of fault. ``parameters`` maps each parameter's name to the words that ``--help`` shows.
+
+    ``ending`` names those that give a fault an end of its own.
+    """
 
     name: str
     summary: str
     targets: str
     compile: Compile
     parameters: Mapping[str, str] = field(default_factory=dict)
+    ending: frozenset[str] = frozenset()
 
 
 def registry() -> dict[str, FaultKind]:
