@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import tempfile
 import traceback
@@ -107,8 +108,19 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not _stands_somewhere():
+            screen.error("the folder that you are in was removed; cd to one that is there")
+            return UserError.exit_code if ours is None else ours
         _say_bug(error)
         return TestbedError.exit_code if ours is None else ours
+
+
+def _stands_somewhere() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 (the question is whether the kernel has an answer)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _say_bug(error: Exception) -> None:
@@ -127,48 +139,50 @@ def _say_bug(error: Exception) -> None:
 # ---- completion: whatever goes wrong there, the shell's line is no place to say so
 
 
-def completing(source: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
+def completing(source: Callable[[str | None], Sequence[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """What can stand where the cursor is; ``source`` is given the lab that the line names so far."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         try:
-            return [name for name in source() if name.startswith(incomplete)]
+            return [name for name in source(ctx.params.get("lab")) if name.startswith(incomplete)]
         except Exception:
             return []
 
     return complete
 
 
-def _lab_names() -> Sequence[str]:
+def _lab_names(lab: str | None) -> Sequence[str]:
     from testbed.lab import api
 
     return api.lab_names()
 
 
-def _topologies() -> Sequence[str]:
+def _topologies(lab: str | None) -> Sequence[str]:
     from testbed.host import catalog
 
     return catalog.list_topologies()
 
 
-def _runnables() -> Sequence[str]:
+def _runnables(lab: str | None) -> Sequence[str]:
     from testbed.host import catalog
 
     return [*catalog.list_topologies(), *catalog.list_experiments()]
 
 
-def _fault_kinds() -> Sequence[str]:
+def _fault_kinds(lab: str | None) -> Sequence[str]:
     from testbed.core.faults.fault import registry
 
     return list(registry())
 
 
-def _nodes() -> Sequence[str]:
-    lab = attach(None)
-    gateways = [site.gateway for site in lab.topology.sites]
-    return [*lab.topology.node_names, *gateways, "plant", "mgmt"]
+def _nodes(lab: str | None) -> Sequence[str]:
+    topology = attach(lab).topology
+    gateways = [site.gateway for site in topology.sites]
+    return [*topology.node_names, *gateways, "plant", "mgmt"]
 
 
-def _links_and_ducts() -> Sequence[str]:
-    topology = attach(None).topology
+def _links_and_ducts(lab: str | None) -> Sequence[str]:
+    topology = attach(lab).topology
     return list(dict.fromkeys([*(link.name for link in topology.links), *(duct.name for duct in topology.ducts)]))
 
 

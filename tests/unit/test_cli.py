@@ -270,6 +270,17 @@ def test_without_any_stream_nothing_we_open_becomes_one(tmp_path: Path) -> None:
     assert [it.name for it in tmp_path.iterdir()] == ["x.yaml"], "no bug was reported"
 
 
+def test_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    line = f"mkdir {gone}; cd {gone}; rmdir {gone}; exec {shlex.join(program('ls', 'runs'))}"
+    env = environment(TMPDIR=str(tmp_path))
+    env.pop("TESTBED_RUNS", None)
+    done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "testbed: the folder that you are in was removed; cd to one that is there\n"
+    assert list(tmp_path.iterdir()) == [], "no bug was reported"
+
+
 def test_an_unknown_verb_offers_the_nearest(cli: Cli) -> None:
     said = cli("stauts")
     assert said.status == 2
@@ -362,9 +373,27 @@ def test_the_lab_is_named_by_option_else_by_environment(
     assert fake_lab.asked == [("attach", None), ("attach", "from-environment"), ("attach", "from-option")]
 
 
-def test_completion_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verb.completing(lambda: ["north", "south"])("no") == ["north"]
-    assert verb.completing(lambda: [str(1 / 0)])("no") == []
+def completed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str) -> list[str]:
+    """What bash offers at the end of ``line``."""
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+    monkeypatch.setenv("_TESTBED_COMPLETE", "complete_bash")
+    with pytest.raises(SystemExit):
+        main.app(prog_name="testbed")
+    return capfd.readouterr().out.split()
+
+
+def test_completion_is_of_the_lab_that_the_line_names(
+    fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert completed(monkeypatch, capfd, "testbed cut -l other n") == ["north"]
+    assert completed(monkeypatch, capfd, "testbed exec east") == ["east-0", "east-1", "east-gw"]
+    assert fake_lab.asked == [("attach", "other"), ("attach", None)]
+
+
+def test_completion_never_raises(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(api, "attach", lambda name: 1 / 0)
+    assert completed(monkeypatch, capfd, "testbed cut n") == []
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10s", 10.0), ("500ms", 0.5), ("2 min", 120.0), ("3", 3.0)])
