@@ -255,9 +255,7 @@ def logs(
 
 @verb.verb(verb.LABS, "testbed certify", "testbed certify --thorough --json")
 def certify(
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="More packets: a minute.", show_default=False)
-    ] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More packets: a minute.", show_default=False)] = False,
     lab: LabName = None,
     as_json: AsJson = False,
 ) -> int:
@@ -299,8 +297,11 @@ def _fault_as_data(fault: Fault) -> dict[str, object]:
 def _inject(
     lab: str | None, fault: str, target: str, lasting: str | None, wait: bool, parameters: dict[str, str], as_json: bool
 ) -> None:
+    from testbed.core.faults.fault import registry
+
     for_s = verb.read_duration_s(lasting)
-    if wait and for_s is None:
+    kind = registry().get(fault)
+    if wait and for_s is None and not (kind and kind.ending & parameters.keys()):
         raise UserError("--wait waits for the fault to end: say for how long with --for, as in --for 10s --wait")
     if taken := {"for_s", "wait"} & parameters.keys():
         raise UnknownName(f"parameter of '{fault}'", min(taken))
@@ -310,19 +311,24 @@ def _inject(
         return
     _show_fault(made)
     if made.ended is None:
+        lasts_s = made.lasts_s or for_s
         screen.say(
-            f"it ends by itself after {format_duration(for_s)}" if for_s else f"to end it: testbed heal {made.id}",
+            f"it ends by itself after {format_duration(lasts_s)}" if lasts_s else f"to end it: testbed heal {made.id}",
             style="dim",
         )
 
 
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended (with --for).", show_default=False)]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended.", show_default=False)]
 
 
 @verb.verb(
     verb.FAULTS,
     "testbed inject cut north --for 10s --wait",
-    "testbed inject impair north:west delay=5ms loss=0.1%",
+    "testbed inject impair north:west delay=5ms loss=0.1% burst=8",
+    "testbed inject cut north:west carrier=silent",
+    "testbed inject flap north down=200ms up=800ms times=10 --wait",
+    "testbed inject latency-step north extra=1ms gap=50ms",
+    "testbed inject brown-out north:west loss=5% over=10s",
     "testbed ls faults                          # those there are, with their parameters",
 )
 def inject(
@@ -354,12 +360,16 @@ def inject(
     verb.FAULTS,
     "testbed cut north",
     "testbed cut north --for 10s",
+    "testbed cut north:west                      # one direction: west sees no carrier, east does",
     "testbed cut river-bridge                    # every link in the duct",
 )
 def cut(
     target: TargetArgument, for_: Lasting = None, wait: Wait = False, lab: LabName = None, as_json: AsJson = False
 ) -> None:
-    """Cut a link or a duct: both gateways see no carrier, what was in flight is lost (= inject cut)."""
+    """Cut a link or a duct: both gateways see no carrier, what was in flight is lost (= inject cut).
+
+    Of one direction only its receiver loses the carrier, and does not send any more.
+    """
     _inject(lab, "cut", target, for_, wait, {}, as_json)
 
 

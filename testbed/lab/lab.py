@@ -36,7 +36,8 @@ class Fault:
     """One fault of one lab; as a context manager it is healed on exit, always.
 
     ``began`` and ``ended`` are seconds of CLOCK_MONOTONIC; ``ended`` is None while it stands. ``phase`` is what it does
-    by now, or did last, in words: ``dark``, ``loss 1.2%``.
+    by now, or did last, in words: ``dark``, ``loss 1.2%``. ``lasts_s`` is after how many seconds it ends by itself;
+    None if only a heal ends it.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Fault:
     began_unix_s: float
     ended: float | None = None
     phase: str = ""
+    lasts_s: float | None = None
     _lab: Lab | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -60,6 +62,7 @@ class Fault:
             record["began_unix_s"],
             record["ended_t"],
             record.get("phase", ""),
+            record.get("lasts_s"),
             lab,
         )
 
@@ -128,18 +131,17 @@ class Lab:
         """
         if for_s is not None and not 0 < for_s < float("inf"):
             raise UserError(f"a fault lasts longer than 0 s, not {for_s:g} s")
-        compiled = compile_fault(self.topology, fault, target, parameters)  # the keeper does it again, and acts on it
+        compile_fault(self.topology, fault, target, parameters)  # the keeper does it again, and acts on it
         record = client.call(
             self._folder,
             "inject",
             fault={"type": fault, "target": target, "for_s": for_s, "parameters": parameters},
         )
         mine = Fault.of(record, self)
-        lasts_s = [it for it in (for_s, compiled.lasts_s) if it is not None]
-        if wait and lasts_s:
-            until = time.monotonic() + min(lasts_s) + 5.0
+        if wait and mine.lasts_s is not None:
+            until = time.monotonic() + mine.lasts_s + 5.0
             while mine.ended is None and time.monotonic() < until:
-                time.sleep(min(0.05, *lasts_s))
+                time.sleep(min(0.05, mine.lasts_s))
                 mine.refresh()
         return mine
 
