@@ -146,6 +146,7 @@ def test_a_flap_ends_when_its_time_is_over_and_can_be_healed_in_the_dark(healthy
         oracle.until(lambda: oracle.no_carrier(ns(healthy, "west-gw"), "south"), 2.0, "it is dark")
         fault.refresh()
         assert (fault.ended, fault.phase) == (None, "dark")
+        assert healthy.status().links[1].phases == (f"{fault.id} dark",)
         healthy.heal("south")
         seen.wait(True, 2.0)
     assert ping(healthy, "east-gw", "west-gw", "south")
@@ -221,6 +222,15 @@ def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
 
 
 # ---- by the command line
+
+
+def test_a_command_waits_for_a_fault_that_has_an_end_of_its_own(healthy: testbed.Lab, command: oracle.Command) -> None:
+    said = command("inject", "flap", "north", "down=50ms", "up=50ms", "times=2", "--wait", "-l", healthy.name)
+    assert said.returncode == 0, said.stderr
+    assert "lasted 0.15" in said.stdout
+    said = command("inject", "flap", "north", "down=50ms", "up=50ms", "--wait", "-l", healthy.name)
+    assert said.returncode == 2
+    assert "--for" in said.stderr
 
 
 def test_mistakes_are_refused_before_anything_is_touched(healthy: testbed.Lab, command: oracle.Command) -> None:
