@@ -95,6 +95,31 @@ def test_an_uncertified_failed_run_says_so_first(tmp_path, visit):
     assert page.said == []
 
 
+def test_the_certificate_says_every_quantity_on_demand(tmp_path, visit):
+    page = visit(make(tmp_path / "run"), width=390)
+    table = page.get_by_label("Certificate", exact=True)
+    assert table.locator("tbody tr").count() == 6, "two directions and a round trip for each of two links"
+    every = page.get_by_label("Every quantity of the certificate")
+    assert not every.is_visible()
+    page.get_by_text("Every quantity:").click()
+    assert every.is_visible()
+    for quantity in ("delay, median", "jitter", "loss", "reordering", "duplication", "rate", "RTT, median"):
+        assert every.get_by_text(quantity, exact=True).first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.said == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_netem_cannot_measure_is_an_answer_of_its_own(tmp_path, visit, width):
+    page = visit(make(tmp_path / "run", emulator="netem"), width=width)
+    answer = page.locator(".answer", has_text="not measurable")
+    assert answer.count() == 1
+    assert answer.evaluate("it => it.scrollWidth <= it.clientWidth"), "it does not run into the question beside it"
+    assert page.get_by_label("Fidelity under load").get_by_text("not measurable on netem").count() == 4
+    assert page.locator("#lateness").count() == 0, "there is no histogram to draw"
+    assert page.said == []
+
+
 def test_a_run_that_left_nothing_still_has_a_page(tmp_path, visit):
     path = tmp_path / "run"
     (path / "ranks").mkdir(parents=True)

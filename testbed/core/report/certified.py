@@ -84,7 +84,9 @@ def _value(check: Check, value: float | None) -> str:
         return words.bits_per_s(value)
     if kind == "burst":
         return f"{value:.3g} packets"
-    return "0 %" if value == 0 else f"{value * 100:.3g} %"
+    if 0 < value < 1e-4:
+        return f"{value:.3g}".replace("e-0", "e-")
+    return f"{value * 100:.3g} %"
 
 
 def load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
