@@ -28,6 +28,8 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TESTBED_STATE", str(folder / "state"))
         patch.setenv("TESTBED_RUNS", str(folder / "runs"))
         patch.delenv("TESTBED_LAB", raising=False)
+        # Else a machine with docker would make containers in every test; tests/containerlab asks for them.
+        patch.setenv("TESTBED_DRIVER", "netns")
         # Keepers and commands are processes of their own: they must find what is tested here, not what is installed.
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'agents'}")
         yield folder / "state"

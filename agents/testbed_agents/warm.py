@@ -95,8 +95,8 @@ class WarmParent:
                 raise ValueError(f"there is no command {other!r}")
 
     def _train(self, message: Mapping[str, Any]) -> None:
-        """Give the job to all its ranks, or to none: they would only wait for one that is missing."""
-        ranks, job = range(message["world_size"]), message["job"]
+        """Give the job to all its ranks that are ours, or to none: they would only wait for one that is missing."""
+        ranks, job = message.get("ranks", range(message["world_size"])), message["job"]
         missing = [rank for rank in ranks if rank not in self._agents]
         used = [rank for rank in ranks if rank not in missing and self._agents[rank].job is not None]
         if missing or used:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,15 @@ class WarmParent:
     words. Start it from a thread that lives as long as it should: the kernel ends it with the thread that began it.
     """
 
-    def __init__(self, log: Path, heard: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, log: Path, heard: Callable[[dict[str, Any]], None], argv: Sequence[str] = ()) -> None:
+        """``argv`` starts the parent somewhere else: in a container, with that one's Python."""
         self._heard = heard
         self._lock = threading.Lock()
         self.exited = threading.Event()
         self._warm = False
         with log.open("ab") as output:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", MODULE],
+                list(argv) or [sys.executable, "-m", MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

@@ -12,19 +12,18 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-import docker.errors
 
 from testbed.core.plan.clab import LABEL, READY_FILE
 from testbed.core.plan.step import Containers, Setting, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
 from testbed.host import namespace, netlink
-from testbed.host.docker_client import INSTALL, client, translated
+from testbed.host.docker_client import INSTALL, NotThere, client, translated
 from testbed.host.driver import Facts
 from testbed.host.graft import graft
 
@@ -32,6 +31,7 @@ __all__ = [
     "OLDEST",
     "ContainerPlace",
     "Containerlab",
+    "agent_user",
     "container_name",
     "missing",
     "netns_of",
@@ -41,6 +41,9 @@ __all__ = [
 
 OLDEST: Final = (0, 79, 0)
 """The version that the generated files were tried with (tools/containerlab/go.mod pins what we build)."""
+
+IMAGE_USER: Final = "1000:1000"
+"""The user ``testbed`` of agents/Dockerfile."""
 
 _DEPLOY_BASE_S, _DEPLOY_EACH_S, _DESTROY_BOUND_S, _READY_BOUND_S = 60.0, 5.0, 120.0, 30.0
 _HOSTS: Final = Path("/etc/hosts")
@@ -92,30 +95,43 @@ def refuse_taken(lab: str) -> None:
         )
 
 
+def agent_user() -> str:
+    """``uid:gid`` that ranks have in containers: whoever called sudo, else the image's own user. Never root."""
+    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    return f"{uid}:{gid}" if uid.isdecimal() and gid.isdecimal() and uid != "0" else IMAGE_USER
+
+
 @dataclass(frozen=True)
 class ContainerPlace:
     """Where a program of a container runs: ``docker exec``, as ``user`` (``uid:gid``; empty: the container's own)."""
 
     name: str
     user: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    leashed = True
+    """What runs inside ends with its stdin: docker would let it go on."""
 
-    def enter(self, argv: Sequence[str], folder: Path | None = None) -> list[str]:
+    def enter(
+        self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> list[str]:
         """The argument list that runs ``argv`` inside; it ends when its stdin does. Raises MissingTool."""
-        return [*self._exec(["--interactive"], folder), "python", "-m", "testbed_agents.leash", "--", *argv]
+        options = ["--interactive", *(f"--env={key}={value}" for key, value in (environment or {}).items())]
+        options += ["--workdir", str(folder)] if folder else []
+        return [*self._exec(options), "python", "-m", "testbed_agents.leash", "--", *argv]
 
-    def visit(self, argv: Sequence[str], *, terminal: bool) -> list[str]:
-        """As :meth:`enter` for a person: stdin is the program's own, with a terminal if there is one."""
-        return [*self._exec(["--interactive", *(["--tty"] * terminal)], None), *argv]
+    def visit(self, argv: Sequence[str]) -> list[str]:
+        """As :meth:`enter`, for a person: stdin is the program's own, with a terminal if ours is one."""
+        terminal = ["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+        return [*self._exec(["--interactive", *terminal]), *argv]
 
-    def _exec(self, options: Sequence[str], folder: Path | None) -> list[str]:
+    def speak(self, argv: Sequence[str]) -> list[str]:
+        """The argument list of a program that is spoken to over its stdin, and ends with it by itself."""
+        return [*self._exec(["--interactive"]), *argv]
+
+    def _exec(self, options: Sequence[str]) -> list[str]:
         tool = shutil.which("docker")
         if tool is None:
             raise MissingTool("docker", INSTALL)
-        words = [tool, "exec", *options, *(["--user", self.user] if self.user else [])]
-        words += [f"--env={key}={value}" for key, value in self.environment.items()]
-        words += ["--workdir", str(folder)] if folder else []
-        return [*words, self.name]
+        return [tool, "exec", *options, *(["--user", self.user] if self.user else []), self.name]
 
 
 class Containerlab:
@@ -145,6 +161,14 @@ class Containerlab:
                 raise HostError(f"the container of {node} does not run any more")
             graft(folder, pids[node])
 
+    def own(self, folder: Path) -> None:
+        """Let ranks write into a folder of ours. Raises StorageError."""
+        uid, gid = map(int, agent_user().split(":"))
+        try:
+            os.chown(folder, uid, gid)
+        except OSError as error:
+            raise StorageError(f"cannot give {folder} to the ranks: {error.strerror}") from error
+
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Containers)
         refuse_taken(self._lab)
@@ -168,7 +192,7 @@ class Containerlab:
             except HostError as error:
                 failure = error
         for container in self._ours():
-            with contextlib.suppress(docker.errors.NotFound), translated(f"remove the container {container.name}"):
+            with contextlib.suppress(NotThere), translated(f"remove the container {container.name}"):
                 container.remove(force=True, v=True)
         self._sweep(step.names if isinstance(step, Containers) else ())
         if failure is not None and self._ours():
@@ -188,7 +212,7 @@ class Containerlab:
     def _pids(self) -> dict[str, int]:
         found = {}
         for container in self._ours():
-            with contextlib.suppress(docker.errors.NotFound), translated("look at a container"):
+            with contextlib.suppress(NotThere), translated("look at a container"):
                 container.reload()
                 found[container.labels["clab-node-name"]] = int(container.attrs["State"]["Pid"])
         return found
@@ -229,11 +253,11 @@ class Containerlab:
 
     def _last_words(self, node: str) -> str:
         try:
-            words = (
-                client().containers.get(container_name(self._lab, node)).logs(tail=5).decode(errors="replace").strip()
-            )
-        except (docker.errors.DockerException, OSError):
+            with translated("read a container's log"):
+                raw = client().containers.get(container_name(self._lab, node)).logs(tail=5)
+        except HostError:
             return ""
+        words = raw.decode(errors="replace").strip()
         return f"; the last lines of {node}: {words}" if words else ""
 
     def _sweep(self, names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ the base lacks iproute2.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -18,12 +19,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import docker.errors
-
 from testbed import __version__
 from testbed.core.plan.clab import LABEL
 from testbed.errors import HostError, MissingTool, StorageError, UserError
-from testbed.host.docker_client import client, translated
+from testbed.host.docker_client import NotThere, client, translated
 
 __all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference"]
 
@@ -55,19 +54,22 @@ def missing(image: str = "") -> str:
     Raises as :func:`client` does.
     """
     name = image or reference()
-    with translated(f"look for the image {name}"):
-        try:
+    try:
+        with translated(f"look for the image {name}"):
             found = client().images.get(name)
-        except docker.errors.ImageNotFound:
+    except NotThere:
+        with translated("list images"):
             others = sorted(tag for it in client().images.list(REPOSITORY) for tag in it.tags)
-            there = f" (there is {', '.join(others)})" if others else ""
-            return f"there is no image {name}{there}; make it with: testbed image build"
+        there = f" (there is {', '.join(others)})" if others else ""
+        return f"there is no image {name}{there}; make it with: testbed image build"
     version = found.labels.get(f"{LABEL}.version", "")
     if version != __version__:
         return (
-            f"the image {name} is of testbed {version or 'of no version'}, this is {__version__};"
+            f"the image {name} is {f'of testbed {version}' if version else 'none of a testbed'}, this is {__version__};"
             " make a new one with: testbed image build"
         )
+    if found.labels.get(f"{LABEL}.agents") != _agents_digest():
+        return f"the image {name} has other agents than this testbed; make a new one with: testbed image build"
     return ""
 
 
@@ -99,7 +101,7 @@ def build(
         say(f"fetching packages for Python {python}" + (f" from {wheels}" if wheels else ""))
         _gather(context / "wheels", python, wheels, gpu, say)
         _agents_into(context)
-        _docker_build(context, name, {"BASE_IMAGE": chosen, "VERSION": __version__, "TORCH": TORCH}, say)
+        _docker_build(context, name, {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": _agents_digest()}, say)
     say("trying it")
     with translated(f"run {name}"):
         words = client().containers.run(
@@ -150,11 +152,11 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
 
 
 def _default_base() -> str:
-    with translated("look for a base image"):
-        try:
+    try:
+        with translated("look for a base image"):
             client().images.get(BASE)
-        except docker.errors.ImageNotFound:
-            return SLIM
+    except NotThere:
+        return SLIM
     return BASE
 
 
@@ -209,12 +211,24 @@ def _without_cuda(wheel: Path) -> list[str]:
     return [it for it in wanted if "extra ==" not in it and not it.startswith(("nvidia", "triton", "cuda"))]
 
 
-def _agents_into(context: Path) -> None:
-    """The agents' package and the Dockerfile, from the repository or from where they are installed."""
+def _agents_package() -> Path:
     spec = importlib.util.find_spec("testbed_agents")
     if spec is None or not spec.submodule_search_locations:
         raise HostError("the package testbed_agents is not installed beside the testbed")
-    package = Path(next(iter(spec.submodule_search_locations)))
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _agents_digest() -> str:
+    """Of the agents' sources: between two releases the version stays, and they may change."""
+    digest = hashlib.sha256()
+    for path in sorted(_agents_package().rglob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _agents_into(context: Path) -> None:
+    """The agents' package and the Dockerfile, from the repository or from where they are installed."""
+    package = _agents_package()
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(package, context / "testbed_agents", ignore=ignore)
     candidates = (package.parent / "Dockerfile", Path(__file__).resolve().parent.parent / "shipped" / "Dockerfile")

@@ -34,6 +34,11 @@ def refuse_taken(name: str) -> None:
         )
 
 
+def nowhere(node: str) -> None:
+    """No node is made by anything else."""
+    return
+
+
 class NetnsDriver:
     """Makes one lab's namespaces and all that is in them. Use it from one thread.
 
@@ -43,7 +48,7 @@ class NetnsDriver:
         elsewhere: the network namespace of a node that something else made (a container), or None: it is one of ours.
     """
 
-    def __init__(self, lab: str, handles: Path, elsewhere: Callable[[str], Path | None] = lambda node: None) -> None:
+    def __init__(self, lab: str, handles: Path, elsewhere: Callable[[str], Path | None] = nowhere) -> None:
         self._lab = lab
         self._handles = handles
         self._elsewhere = elsewhere

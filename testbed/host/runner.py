@@ -21,10 +21,16 @@ class Place:
     net: Path
     handles: Path | None = None
 
-    def enter(self, argv: Sequence[str], folder: Path | None = None) -> list[str]:
+    leashed = False
+    """Whether what runs inside ends with its stdin."""
+
+    def enter(
+        self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> list[str]:
         """The argument list that runs ``argv`` inside; it dies with the thread that started it.
 
-        Raises MissingTool if util-linux's nsenter or setpriv is not there.
+        ``environment`` is inherited, so there is nothing to be said of it. Raises MissingTool if util-linux's nsenter
+        or setpriv is not there.
         """
         nsenter, setpriv = _tool("nsenter"), _tool("setpriv")
         line = [setpriv, "--pdeathsig", "KILL", "--", nsenter, f"--net={self.net}"]
@@ -36,6 +42,10 @@ class Place:
         if folder is not None:
             line.append(f"--wd={folder}")
         return [*line, "--", *argv]
+
+    def visit(self, argv: Sequence[str]) -> list[str]:
+        """As :meth:`enter`, for a person at our terminal, in the folder where they are."""
+        return self.enter(argv, Path.cwd())
 
 
 def _tool(name: str) -> str:
@@ -51,11 +61,12 @@ def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> in
     return 128 - status if status < 0 else status
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start in a session of its own, with stdout and stderr in one pipe and no stdin."""
+def spawn(argv: Sequence[str], environment: Mapping[str, str], *, leashed: bool = False) -> subprocess.Popen[bytes]:
+    """Start in a session of its own, with stdout and stderr in one pipe and no stdin, or, ``leashed``, one that says
+    nothing and ends with us."""
     return subprocess.Popen(
         list(argv),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if leashed else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environment),

@@ -32,12 +32,12 @@ from testbed.core.evidence.judge import (
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 from testbed.core.plan import build
 from testbed.core.plan import step as steps
-from testbed.core.plan.addressing import Addressing, namespace_name
+from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import HostError
-from testbed.host import namespace, netlink, trains
+from testbed.host import netlink, trains
 from testbed.host.probing import Arrival, Echo, Probe, ProbePath, Prober, congestion_control, rounds
-from testbed.lab import client, state
+from testbed.lab import client, places, state
 from testbed.lab.state import LabFolder
 
 REFERENCE = "certification"
@@ -413,7 +413,7 @@ def _packets(lab: LabFolder) -> int:
 
 
 def _handle(lab: LabFolder, node: str) -> Path:
-    return namespace.netns_path(namespace_name(lab.name, node))
+    return places.netns(lab, node)
 
 
 def _congestion_control(lab: LabFolder, topology: Topology) -> str:

@@ -29,9 +29,16 @@ def plan_of(topology: Topology, plan: Plan, name: str, image: str = "") -> Plan:
     return (Containers(nodes, _render(topology, plan, name, image)), *clab.left_over(plan))
 
 
-def why_not(image: str = "") -> str:
-    """Why containers cannot be used here: what is missing, and the command that brings it; empty if they can."""
-    return docker_client.why_not() or containerlab.missing() or images.missing(image)
+def why_not(image: str = "") -> tuple[str, str]:
+    """Why containers cannot be used here, in few words, and in full with what mends it; both empty if they can."""
+    for short, found in (
+        ("docker does not answer", docker_client.why_not),
+        ("no containerlab", containerlab.missing),
+        ("no image of this version", lambda: images.missing(image)),
+    ):
+        if why := found():
+            return short, why
+    return "", ""
 
 
 def _render(topology: Topology, plan: Plan, name: str, image: str) -> str:

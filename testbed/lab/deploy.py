@@ -20,15 +20,16 @@ from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.words import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
-from testbed.host import fiberd, netem, runner
+from testbed.host import containerlab, fiberd, netem, runner
 from testbed.host.netns import refuse_taken
-from testbed.lab import client, recovery, state
+from testbed.lab import client, containers, recovery, state
 from testbed.lab.interruption import unhurried
 from testbed.lab.lab import Lab
 from testbed.lab.observe import LiveState
 from testbed.lab.state import LabFolder
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
 NEEDED_BYTES = 20_000_000
 LONGEST_SOCKET = 107
@@ -116,15 +117,17 @@ def up(
     progress = progress or Silent()
     lab_name = name or topology.name
     choice = choose(topology, lab_name, driver, emulator)
-    _check(lab_name, topology)
+    _check(lab_name, topology, choice.driver)
     progress.phase("plan", f"lab {lab_name}, {choice}")
-    if agents and (why := agent_host.missing()):
+    if agents and choice.driver == "netns" and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
     plan = build.build(topology, agents=agents, emulator=choice.emulator)
+    if choice.driver == "containerlab":
+        plan = containers.plan_of(topology, plan, lab_name)
     folder = _make_folder(lab_name)
     try:
-        _start_keeper(folder, agents)
+        _start_keeper(folder, agents, choice.driver)
         with client.Connection(folder, patience_s=300.0) as builder:
             try:
                 _write(folder.topology, topology_to_dict(topology))
@@ -169,24 +172,46 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
     """
     if not NAME.fullmatch(name):
         raise UserError(f"{shown(name)} cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
-    if driver not in ("auto", "netns"):
-        raise UserError(f"no driver {shown(driver)}; there is netns (and auto, which takes it)")
+    if driver not in ("auto", *DRIVERS):
+        raise UserError(
+            f"no driver {shown(driver)}; there are containerlab and netns (and auto: containerlab, else netns)"
+        )
     if emulator not in ("auto", "netem", "fiberd"):
         raise UserError(f"no emulator {shown(emulator)}; there are netem and fiberd (and auto: netem, else fiberd)")
     chosen, why = _emulator(emulator) if topology.links else ("fiberd", "there are no fibers")
-    return Choice("netns", "the only one yet" if driver == "auto" else "asked for", chosen, why)
+    return Choice(*_driver(driver), chosen, why)
 
 
-def _check(name: str, topology: Topology) -> None:
+def _check(name: str, topology: Topology, driver: str) -> None:
     """What else can be known before anything is touched."""
     if not sys.platform.startswith("linux"):
         raise NotAllowed("the testbed makes Linux namespaces: it runs on Linux only")
     if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
     if not state.folder(name).exists():  # else the lab's own folder says it better
+        if driver == "containerlab":
+            containerlab.refuse_taken(name)
+            return
         gateways = [site.gateway for site in topology.sites]
         for node in (PLANT, MANAGEMENT, *gateways, *topology.node_names):
             refuse_taken(namespace_name(name, node))
+
+
+def _driver(wanted: str) -> tuple[str, str]:
+    """(driver, why): ``auto`` is containerlab where docker, it and an image of this version are, else netns."""
+    said = "asked for"
+    if wanted == "auto" and os.environ.get("TESTBED_DRIVER", "auto") != "auto":
+        wanted, said = os.environ["TESTBED_DRIVER"], "as TESTBED_DRIVER says"
+        if wanted not in DRIVERS:
+            raise UserError(f"TESTBED_DRIVER: no driver {shown(wanted)}; there are {' and '.join(DRIVERS)}")
+    if wanted == "netns":
+        return wanted, said
+    short, lacking = containers.why_not()
+    if not lacking:
+        return "containerlab", said if wanted == "containerlab" else "docker, it and its image are there"
+    if wanted == "containerlab":
+        raise HostError(f"the driver containerlab cannot be used here: {lacking}; --driver netns does without")
+    return "netns", short
 
 
 def _emulator(wanted: str) -> tuple[str, str]:
@@ -241,8 +266,9 @@ def _state_now(folder: LabFolder) -> str:
     )
 
 
-def _start_keeper(folder: LabFolder, agents: bool) -> None:
-    arguments = [sys.executable, "-m", "testbed.lab.keeper", str(folder.path)] + (["--agents"] if agents else [])
+def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
+    arguments = [sys.executable, "-m", "testbed.lab.keeper", str(folder.path)] + ["--agents"] * agents
+    arguments += ["--containers"] * (driver == "containerlab")
     child = runner.start_resident(arguments, folder.keeper_log)
     try:
         word = runner.first_line(child, KEEPER_READY_S)
@@ -264,7 +290,7 @@ def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> 
 
     def notice(kind: str) -> None:
         nonlocal current
-        phase = "agents" if kind == "Agents" else "fibers" if kind == "Fibers" else "namespaces"
+        phase = {"Agents": "agents", "Fibers": "fibers", "Containers": "containers"}.get(kind, "namespaces")
         if phase != current:
             current = phase
             progress.phase(phase, phases[phase])
@@ -279,6 +305,7 @@ def _phases(plan: steps.Plan) -> dict[str, str]:
     directions = next((len(it.directions) for it in plan if isinstance(it, steps.Fibers)), 0)
     ranks = next((len(it.ranks) for it in plan if isinstance(it, steps.Agents)), 0)
     return {
+        "containers": f"{sum(len(it.names) for it in plan if isinstance(it, steps.Containers))} containers",
         "namespaces": f"{count(steps.Namespace)} namespaces, {count(steps.Veth)} cables, {count(steps.Route)} routes",
         "fibers": f"{directions // 2} fibers",
         "agents": f"{ranks} ranks",

@@ -36,11 +36,13 @@ from testbed.core.plan.step import Carrier, Fibers, Step, Veth
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host import process
+from testbed.host.containerlab import Containerlab
 from testbed.host.emulator import DirectionStats
-from testbed.host.netns import NetnsDriver
+from testbed.host.netns import NetnsDriver, nowhere
 from testbed.host.watch import CarrierWatch
 from testbed.lab import engine as engine_module
 from testbed.lab import hands
+from testbed.lab.crew import AgentsHand
 from testbed.lab.engine import Engine
 from testbed.lab.events import EventLog, hurry, log
 from testbed.lab.faults import Faults
@@ -61,16 +63,22 @@ T = TypeVar("T")
 class Keeper:
     """See the module. ``serve`` returns when the lab is down."""
 
-    def __init__(self, lab: LabFolder, *, agents: bool) -> None:
+    def __init__(self, lab: LabFolder, *, agents: bool, containers: bool) -> None:
         self._lab = lab
         self._lock = filelock.FileLock(lab.lock)
         self._lock.acquire(timeout=0)
         pid = os.getpid()
         self.journal = Journal.create(lab.journal, lab.name, process.boot_id(), (pid, process.started(pid)))
-        self._driver = NetnsDriver(lab.name, lab.handles)
+        self._containers = Containerlab(lab.name, lab.path) if containers else None
+        elsewhere = self._containers.path if self._containers else nowhere
+        self._driver = NetnsDriver(lab.name, lab.handles, elsewhere)
         self._emulator = hands.EmulatorHand(self._driver, lab.emulator_log, self._emulator_died)
-        self._agents = hands.AgentsHand(self._driver, lab.handles, lab.agents_log, self._agent_event)
-        self.engine = Engine(self.journal, hands.of_keeper(self._driver, self._emulator, self._agents))
+        self._agents = AgentsHand(
+            lab.name, self._driver, lab.handles, lab.agents_log, self._agent_event, self._containers
+        )
+        self.engine = Engine(
+            self.journal, hands.of_keeper(self._driver, self._emulator, self._agents, self._containers)
+        )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._events = EventLog()
         self._faults = Faults(self.engine, self._do, self._events)
@@ -202,7 +210,12 @@ class Keeper:
         self._do(lambda: self._agents.train(message))
 
     def do_stop(self, job: str) -> None:
-        self._agents.say({"do": "stop", "job": job})
+        self._agents.stop(job)
+
+    def do_show(self, folder: str) -> None:
+        """Have a folder of the host inside the nodes too, at the same path; namespaces share it anyway."""
+        if self._containers is not None and self._topology is not None:
+            self._containers.show(Path(folder), self._topology.node_names)
 
     def do_down(self) -> None:
         self._down()
@@ -307,14 +320,14 @@ def _fiber_ends(step: Step) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m testbed.lab.keeper FOLDER [--agents]``; says "ready" on stdout once it listens."""
+    """``python -m testbed.lab.keeper FOLDER [--agents] [--containers]``; says "ready" on stdout once it listens."""
     folder = LabFolder(Path(arguments[0]))
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():
         return 3  # taken down while we were starting: nothing of it may come back
     try:
-        keeper = Keeper(folder, agents="--agents" in arguments)
+        keeper = Keeper(folder, agents="--agents" in arguments, containers="--containers" in arguments)
     except filelock.Timeout:
         print(f"the lab {folder.name} has a keeper already", flush=True)
         return 3

@@ -20,7 +20,7 @@ from testbed.errors import LabError, StorageError, UnknownName, UserError
 from testbed.host import runner, store
 from testbed.host.store import RunDirectory
 from testbed.lab import certify as certification
-from testbed.lab import client, launch, record, recovery, status
+from testbed.lab import client, launch, places, record, recovery, status
 from testbed.lab.job import Job, Workload
 from testbed.lab.observe import Observer
 from testbed.lab.state import LabFolder

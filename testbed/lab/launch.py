@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from testbed.core.plan import build
-from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing, namespace_name
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
 from testbed.core.plan.step import Rank
 from testbed.core.topology.model import Topology
-from testbed.host import namespace, runner
+from testbed.host import runner
 from testbed.host.store import RunDirectory
-from testbed.lab import record
+from testbed.lab import client, record
+from testbed.lab.places import place
 from testbed.lab.state import LabFolder
 
 GRACE_S = 5.0
@@ -32,8 +33,7 @@ def environment(topology: Topology, rank: Rank, extra: Mapping[str, str]) -> dic
     ranks = build.ranks(topology)
     site_number = [site.name for site in topology.sites].index(rank.site)
     return {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(len(ranks)),
         "LOCAL_RANK": "0",
@@ -53,12 +53,6 @@ def environment(topology: Topology, rank: Rank, extra: Mapping[str, str]) -> dic
     }
 
 
-def place(lab: LabFolder, node: str, *, isolated: bool) -> runner.Place:
-    """Where programs of ``node`` (or of a gateway, the plant, the management network) run."""
-    net = namespace.netns_path(namespace_name(lab.name, node))
-    return runner.Place(net, lab.handles / node if isolated else None)
-
-
 def launch(
     lab: LabFolder,
     topology: Topology,
@@ -76,6 +70,7 @@ def launch(
     raised here. run.json tells the command, and how each rank ended (None: ended by us).
     """
     folder = Path.cwd()
+    client.call(lab, "show", folder=str(folder))
     command = shlex.join(argv)
     record.amend(run, workload={"command": command})
     broken: list[Exception] = []
@@ -92,8 +87,9 @@ def launch(
     readers: list[threading.Thread] = []
     try:
         for rank in build.ranks(topology):
-            line = place(lab, rank.node, isolated=True).enter(argv, folder)
-            child = runner.spawn(line, environment(topology, rank, extra))
+            where, variables = place(lab, rank.node, isolated=True, job=True), environment(topology, rank, extra)
+            line = where.enter(argv, folder, variables)
+            child = runner.spawn(line, {**os.environ, **variables}, leashed=where.leashed)
             children[rank.rank] = child
             reader = threading.Thread(
                 target=_copy, args=(rank.rank, child, run.ranks / f"rank-{rank.rank}.log", tell), daemon=True

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 
 from testbed.core.plan import build
-from testbed.core.plan.addressing import MANAGEMENT, namespace_name
+from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError
 from testbed.host import namespace
 from testbed.host.scrape import scrape
 from testbed.host.store import RunDirectory
-from testbed.lab import client
+from testbed.lab import client, places
 from testbed.lab.state import LabFolder
 
 INTERVAL_S = 1.0
@@ -66,7 +66,7 @@ class Observer:
 
     def _observe(self) -> None:
         try:
-            namespace.enter(namespace.netns_path(namespace_name(self._lab.name, MANAGEMENT)))
+            namespace.enter(places.netns(self._lab, MANAGEMENT))
             self._catch_up()
             psutil.cpu_percent()
             due = time.monotonic()

@@ -15,7 +15,7 @@ from testbed.core.evidence.certificate import Certificate
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.errors import LabError
 from testbed.host.store import RunDirectory
-from testbed.lab import client
+from testbed.lab import client, places
 from testbed.lab.state import LabFolder
 
 RANK_SCHEDULING = "SCHED_OTHER, one thread each, no pinning"
@@ -54,7 +54,7 @@ def begin(
             "experiment": dict(experiment or {}),
             "expectations": [],
             "workload": dict(workload or {}),
-            "driver": "netns",
+            "driver": places.driver(lab),
             "emulator": hello.get("emulator", "none"),
             "scheduling": {"emulator": hello.get("scheduling", ""), "ranks": RANK_SCHEDULING},
             "uncertified": certificate is None or not certificate.certified,

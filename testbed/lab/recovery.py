@@ -15,12 +15,14 @@ from typing import Any
 import filelock
 
 from testbed.core.plan.addressing import namespace_name
-from testbed.core.plan.step import Carrier, Fibers, Namespace
+from testbed.core.plan.step import Carrier, Containers, Fibers, Namespace, Step
 from testbed.errors import LabError, StorageError
 from testbed.host import process
+from testbed.host.containerlab import Containerlab
+from testbed.host.driver import Hand
 from testbed.host.namespace import NETNS_FOLDER
-from testbed.host.netns import NetnsDriver
-from testbed.lab import client, hands
+from testbed.host.netns import NetnsDriver, nowhere
+from testbed.lab import client, hands, places
 from testbed.lab.engine import LAB, Engine
 from testbed.lab.journal import Journal
 from testbed.lab.state import LabFolder
@@ -76,8 +78,8 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
         raise LabError(f"the keeper of lab {lab.name} is stuck; take it down with: testbed down {lab.name}") from error
     try:
         journal = Journal.read(lab.journal)
-        driver = NetnsDriver(journal.lab, lab.handles)
-        engine = Engine(journal, hands.without_keeper(driver))
+        driver, makers = _makers(lab, journal.lab)
+        engine = Engine(journal, makers)
         _darken(journal, engine)
         chosen = [
             it for it in standing_faults(journal) if what in (None, it["id"], it["target"]) or what in it["links"]
@@ -137,16 +139,25 @@ def _from_journal(lab: LabFolder) -> None:
             _by_mark(lab)
             return
         if journal.state != "down" and journal.boot == process.boot_id():
-            driver = NetnsDriver(journal.lab, lab.handles)
-            Engine(journal, hands.without_keeper(driver)).undo_all()
+            driver, makers = _makers(lab, journal.lab)
+            Engine(journal, makers).undo_all()
             driver.close()
         journal.close()
     finally:
         lock.release()
 
 
+def _makers(lab: LabFolder, name: str) -> tuple[NetnsDriver, dict[type[Step], Hand]]:
+    """The drivers of a lab without a keeper."""
+    containers = Containerlab(name, lab.path)
+    driver = NetnsDriver(name, lab.handles, containers.path if places.driver(lab) == "containerlab" else nowhere)
+    return driver, hands.without_keeper(driver, containers)
+
+
 def _by_mark(lab: LabFolder) -> None:
     """Without a journal that can be read: remove what carries the lab's mark, namespaces of its name."""
+    if places.driver(lab) == "containerlab":
+        Containerlab(lab.name, lab.path).unmake(Containers((), ""), {})
     driver = NetnsDriver(lab.name, lab.handles)
     prefix = namespace_name(lab.name, "")
     for path in sorted(NETNS_FOLDER.glob(f"{prefix}*")):

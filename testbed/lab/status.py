@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.plan.addressing import MANAGEMENT, namespace_name
+from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError
 from testbed.host import namespace, netlink, process, scrape
-from testbed.lab import client, recovery
+from testbed.lab import client, places, recovery
 from testbed.lab.journal import Journal
 from testbed.lab.state import LabFolder
 
@@ -134,7 +134,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(found.why),
         topology.name,
         max(0.0, time.time() - found.hello["since_unix_s"]) if found.hello else 0.0,
-        "netns",
+        places.driver(lab),
         found.hello.get("emulator", "none"),
         found.hello.get("scheduling", ""),
         tuple(links),
@@ -188,7 +188,7 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
     states: dict[tuple[str, str], bool] = {}
     for site in topology.sites:
         try:
-            with netlink.Namespace(namespace.netns_path(namespace_name(lab.name, site.gateway))) as space:
+            with netlink.Namespace(places.netns(lab, site.gateway)) as space:
                 states |= {(site.gateway, name): up for name, up in space.carriers().items()}
         except HostError as error:
             found.why.append(str(error))
@@ -200,7 +200,7 @@ def _rank(lab: LabFolder, it: dict[str, Any]) -> RankStatus:
         return scrape.scrape(it["metrics"][0], it["metrics"][1], timeout_s=0.5)
 
     try:
-        values = namespace.inside(namespace.netns_path(namespace_name(lab.name, MANAGEMENT)), ask) or {}
+        values = namespace.inside(places.netns(lab, MANAGEMENT), ask) or {}
     except HostError:
         values = {}
 

@@ -56,13 +56,13 @@ def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.
     lines = said.out.splitlines()
     assert len(lines) == len(api.plan(api.load("metro-40km")))
     assert any(line.startswith("namespace east-0") for line in lines)
-    assert said.err == "lab metro-40km, driver netns (the only one yet), emulator fiberd (asked for)\n"
+    assert said.err == "lab metro-40km, driver netns (as TESTBED_DRIVER says), emulator fiberd (asked for)\n"
     found = json.loads(cli("up", "metro-40km", "--dry-run", "--emulator", "fiberd", "--json").out)
     assert found.pop("steps") == lines
     assert found == {
         "lab": "metro-40km",
         "driver": "netns",
-        "driver_why": "the only one yet",
+        "driver_why": "as TESTBED_DRIVER says",
         "emulator": "fiberd",
         "emulator_why": "asked for",
     }

@@ -205,7 +205,7 @@ class Impairment:
         if self.jitter_reorders and not self.jitter_s:
             yield "jitter_reorders: there is no jitter that could reorder; give jitter too"
         if self.burst and not 0 < self.loss < 1:
-            yield f"burst: it needs a loss between 0 and 1 to be the bursts of, and loss is {self.loss:g}; give loss too"
+            yield f"burst: it needs a loss between 0 and 1 to be the bursts of, and it is {self.loss:g}; give loss too"
         elif self.burst >= 1 and self.burst < self.loss / (1 - self.loss) * (1 - 1e-9):
             yield (
                 f"burst: a loss of {self.loss:g} has runs of {self.loss / (1 - self.loss):.4g} packets at least,"
@@ -221,7 +221,7 @@ class Impairment:
         if self.corrupt_survives and not self.corrupt:
             yield "corrupt_survives: there is no corruption that could survive; give corrupt too"
         if bool(self.reorder) != bool(self.reorder_by_s):
-            yield "reorder: one half of it is missing; give both, reorder (the share of packets held back) and reorder_by (for how long)"
+            yield "reorder: one half of it is missing; give both, reorder (what share is held back) and reorder_by (how long)"
         if self.reorder and self.jitter_s and not self.jitter_reorders:
             yield "reorder: jitter cannot keep an order that is broken; give jitter_reorders=true too"
         if self.reorder and self.jitter_correlation:

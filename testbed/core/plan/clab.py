@@ -171,6 +171,10 @@ def _commands(node: str, steps: Iterable[Step]) -> list[str]:
     """What `ip` is told inside the container, in the order of the plan."""
     commands: list[str] = []
     for step in steps:
+        if isinstance(step, Namespace):
+            # docker's own file has localhost; names of the lab are added to it.
+            names = [line for line in step.hosts.splitlines() if not line.endswith(" localhost")]
+            commands += [f"echo {line} >> /etc/hosts" for line in names]
         if isinstance(step, Bridge):
             commands.append(f"ip link add {step.name} mtu {step.mtu} type bridge stp_state 0 forward_delay 0")
             for port in step.ports:

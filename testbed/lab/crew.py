@@ -1,0 +1,213 @@
+"""The hand that deploys the agents: one process per rank, forked from a warm parent that has torch imported already.
+
+Nodes that are namespaces share one parent, started ahead of time, whose ranks enter their node. A container has a
+parent of its own, inside: nothing may enter it from outside.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.core.plan.step import Agents, Rank, Setting, Step
+from testbed.errors import LabError
+from testbed.host import agents as agent_host
+from testbed.host import process
+from testbed.host.agents import WarmParent
+from testbed.host.containerlab import Containerlab, ContainerPlace, agent_user, container_name
+from testbed.host.driver import Facts
+from testbed.host.netns import NetnsDriver
+
+AGENTS_BOUND_S = 90.0
+"""How long importing torch and forking may take on a machine that does much else."""
+
+EVERYBODY = ""
+"""Key of the one parent of all ranks."""
+
+
+class AgentsHand:
+    """Deploys one agent per rank and knows what each is doing.
+
+    ``heard`` is called with every event of a parent, from a thread. ``containers`` are where the nodes are, if they are
+    containers.
+    """
+
+    def __init__(
+        self,
+        lab: str,
+        driver: NetnsDriver,
+        handles: Path,
+        log: Path,
+        heard: Callable[[dict[str, Any]], None],
+        containers: Containerlab | None = None,
+    ) -> None:
+        self._lab, self._driver, self._handles, self._log, self._tell = lab, driver, handles, log, heard
+        self._containers = containers
+        self._changed = threading.Condition()
+        self._parents: dict[str, WarmParent] = {}
+        self._abandoned = False
+        self.ranks: dict[int, Rank] = {}
+        self.states: dict[int, dict[str, Any]] = {}
+
+    def prepare(self) -> None:
+        """Start importing torch while the rest of the lab is being built; containers are not there yet."""
+        if self._containers is None:
+            self._start(EVERYBODY)
+
+    def make(self, step: Step) -> Facts:
+        assert isinstance(step, Agents)
+        self.ranks = {rank.rank: rank for rank in step.ranks}
+        for key in dict.fromkeys(self._key(rank) for rank in step.ranks):
+            self._start(key)
+        self.refresh(self.ranks)
+        return {"parents": [[parent.pid, parent.began] for parent in self._parents.values()]}
+
+    def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        if self._parents:
+            stopping = [threading.Thread(target=parent.stop) for parent in self._parents.values()]
+            for thread in stopping:
+                thread.start()
+            for thread in stopping:
+                thread.join()
+            self._parents.clear()
+            self.ranks.clear()
+        else:
+            end_parents(facts)
+
+    def assign(self, settings: Sequence[Setting]) -> None:
+        return None
+
+    def abandon(self) -> None:
+        """Whoever waits for ranks to come up waits in vain: the lab goes."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
+    def refresh(self, ranks: Mapping[int, Rank] | None = None) -> None:
+        """Have a fresh process for each of ``ranks`` (default: those that are gone or have a job behind them).
+
+        Returns when all answer /metrics; raises LabError when one does not come up in time.
+        """
+        if ranks is None:
+            ranks = {number: self.ranks[number] for number, it in self.states.items() if it["state"] != "waiting"}
+        for number, rank in ranks.items():
+            with self._changed:
+                self.states[number] = {"state": "starting", "pid": 0, "reason": "", "ended_t": None}
+            self._parent(rank).say(
+                {
+                    "do": "rank",
+                    "rank": number,
+                    "node": rank.node,
+                    "site": rank.site,
+                    "namespaces": self._namespaces(rank),
+                    "metrics": [rank.metrics, rank.port],
+                }
+            )
+        until = time.monotonic() + AGENTS_BOUND_S
+        with self._changed:
+            while late := [n for n in ranks if self.states[n]["state"] == "starting"]:
+                if self._abandoned:
+                    raise LabError("the lab is being taken down")
+                if any(self._parent(ranks[n]).exited.is_set() for n in late):
+                    raise LabError(
+                        f"the training agents ended while they were starting; their last words: {self._words()}"
+                    )
+                if not self._changed.wait(min(1.0, until - time.monotonic())) and time.monotonic() >= until:
+                    raise LabError(f"ranks {late} did not answer within {AGENTS_BOUND_S:g} s: {self._words()}")
+            failed = [n for n in ranks if self.states[n]["state"] != "waiting"]
+        if failed:
+            raise LabError(f"ranks {failed} ended while they were starting: {self._words()}")
+
+    def train(self, message: Mapping[str, Any]) -> None:
+        """Give all ranks a job. Raises LabError, StorageError."""
+        self.refresh()
+        if self._containers is not None:
+            nodes = [rank.node for rank in self.ranks.values()]
+            self._containers.own(Path(message["directory"]))
+            self._containers.show(Path(message["directory"]), nodes)
+            if message.get("data"):
+                self._containers.show(Path(message["data"]).absolute().parent, nodes)
+        with self._changed:
+            for state in self.states.values():
+                state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
+        for key, parent in self._all_parents().items():
+            ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
+            parent.say({"do": "train", "ranks": ranks, **message})
+
+    def stop(self, job: str) -> None:
+        """Have all ranks end a job after the step that they are in."""
+        for parent in self._all_parents().values():
+            parent.say({"do": "stop", "job": job})
+
+    # ---- parents
+
+    def _key(self, rank: Rank) -> str:
+        return EVERYBODY if self._containers is None else rank.node
+
+    def _start(self, key: str) -> None:
+        if key in self._parents:
+            return
+        argv: Sequence[str] = ()
+        if key != EVERYBODY:
+            place = ContainerPlace(container_name(self._lab, key), agent_user())
+            argv = place.speak(["python", "-m", agent_host.MODULE])
+        self._parents[key] = WarmParent(self._log, lambda event: self._heard(key, event), argv)
+
+    def _parent(self, rank: Rank) -> WarmParent:
+        try:
+            return self._all_parents()[self._key(rank)]
+        except KeyError:
+            raise LabError(f"there is no agent on {rank.node}") from None
+
+    def _all_parents(self) -> dict[str, WarmParent]:
+        if not self._parents:
+            raise LabError("this lab has no training agents")
+        return self._parents
+
+    def _namespaces(self, rank: Rank) -> dict[str, str]:
+        """What the process of a rank enters; nothing in a container, where it is inside already."""
+        if self._containers is not None:
+            return {}
+        handles = {kind: str(self._handles / rank.node / kind) for kind in ("mnt", "uts", "ipc")}
+        return {"net": str(self._driver.path(rank.node)), **handles}
+
+    def _words(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "none"
+        return lines[-1] if lines else "none"
+
+    def _heard(self, key: str, event: dict[str, Any]) -> None:
+        with self._changed:
+            state = self.states.get(event.get("rank", -1))
+            if event["event"] == "gone":
+                reason = f"the warm parent {event['how']}"
+                for number, it in self.states.items():
+                    if self._key(self.ranks[number]) == key:
+                        it |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
+            elif state is None:
+                pass
+            elif event["event"] == "ready":
+                state |= {"state": "waiting", "pid": event["pid"]}
+            elif event["event"] == "finished":
+                state |= {
+                    "state": "finished" if event["status"] == "ok" else event["status"],
+                    "reason": event["reason"],
+                    "ended_t": event["t"],
+                }
+            elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
+                how = process.how_ended(-event["signal"] if event.get("signal") else event.get("code", 0))
+                reason = f"the process of rank {event['rank']} {how}"
+                state |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
+            self._changed.notify_all()
+        self._tell(event)
+
+
+def end_parents(facts: Mapping[str, Any]) -> None:
+    """End the parents that ``make`` wrote down, wherever they are still there."""
+    for pid, began in facts.get("parents", ()):
+        process.end(pid, began)

@@ -1,0 +1,34 @@
+"""Where the nodes of a lab are on this host, whichever driver made them, and how a program is run in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.core.plan.addressing import namespace_name
+from testbed.host import namespace, runner
+from testbed.host.containerlab import ContainerPlace, agent_user, container_name, netns_of, topology_file
+from testbed.lab.state import LabFolder
+
+__all__ = ["driver", "netns", "place"]
+
+
+def driver(lab: LabFolder) -> str:
+    """``netns`` or ``containerlab``: what made this lab."""
+    return "containerlab" if topology_file(lab.path, lab.name).exists() else "netns"
+
+
+def netns(lab: LabFolder, node: str) -> Path:
+    """Handle of the network namespace of a node, a gateway, the plant or the management network."""
+    if driver(lab) == "containerlab" and (found := netns_of(lab.name, node)).exists():
+        return found
+    return namespace.netns_path(namespace_name(lab.name, node))
+
+
+def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> runner.Place | ContainerPlace:
+    """Where programs of ``node`` run; ``isolated``: it is a node, not a gateway, the plant or the management network.
+
+    A ``job``'s program in a container has no privileges, as ranks have none.
+    """
+    if driver(lab) == "containerlab":
+        return ContainerPlace(container_name(lab.name, node), agent_user() if job else "")
+    return runner.Place(netns(lab, node), lab.handles / node if isolated else None)
