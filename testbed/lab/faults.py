@@ -34,13 +34,17 @@ class Do(Protocol):
 
 @dataclass
 class _Standing:
-    """A fault that goes on. ``ahead`` are its phases to come, ``due`` the first of them; times are monotonic."""
+    """A fault that goes on. ``ahead`` are its phases to come, ``due`` the first of them; times are monotonic.
+
+    ``half_undone``: what it had set is forgotten, but what has the say now could not be set.
+    """
 
     record: dict[str, Any]
     compiled: Compiled
     ahead: Iterator[Phase]
     due: Phase | None
     ends_t: float | None
+    half_undone: bool = False
 
     @property
     def next_t(self) -> float | None:
@@ -134,7 +138,10 @@ class Faults:
 
     def _act(self, fault: str) -> None:
         standing = self._standing.get(fault)
-        if standing is None or self._journal.state in ("going", "down"):
+        if standing is None:
+            return
+        if self._journal.state in ("going", "down"):
+            standing.due = standing.ends_t = None
             return
         if standing.ends_t is not None and time.monotonic() >= standing.ends_t:
             try:
@@ -166,7 +173,13 @@ class Faults:
             return None
         record = standing.record
         command_t = time.monotonic()
-        self._engine.undo(fault)
+        try:
+            if standing.half_undone:
+                self._engine.reconcile()
+            self._engine.undo(fault)
+        except TestbedError:
+            standing.half_undone, standing.due = True, None
+            raise
         del self._standing[fault]
         record["ended_t"] = time.monotonic()
         times = {"command_t": command_t, "ack_t": record["ended_t"]}

@@ -46,6 +46,7 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         self.hand, self.events, self.ended = Hand(), EventLog(), threading.Event()
+        self.done = 0
         self.journal = Journal.create(path, "lab", "boot", (1, 1))
         self.engine = Engine(self.journal, {Carrier: self.hand})
         self.worker = ThreadPoolExecutor(1)
@@ -55,6 +56,7 @@ class Bench:
         threading.Thread(target=self.faults.run, args=(self.ended,), daemon=True).start()
 
     def do(self, work: Callable[[], T]) -> T:
+        self.done += 1
         return self.worker.submit(work).result()
 
     def told(self, kind: str) -> list[dict[str, Any]]:
@@ -152,13 +154,26 @@ def test_a_fault_that_cannot_begin_leaves_nothing(bench: Bench) -> None:
     assert bench.journal.owned("f1") == []
 
 
+def test_a_heal_that_failed_half_way_can_be_tried_again(bench: Bench) -> None:
+    """The kernel refuses to light the fiber: what was dark must not count as healed and stay dark."""
+    fault = bench.faults.inject(FAULT, flap(60.0, 60.0))
+    bench.hand.broken = HostError("the kernel said no")
+    with pytest.raises(HostError):
+        bench.faults.heal([fault["id"]])
+    assert not bench.over(fault)
+    bench.hand.broken = None
+    assert len(bench.faults.heal([fault["id"]])) == 1
+    assert bench.hand.said[-1][1]
+
+
 def test_nothing_is_played_while_the_lab_goes_down(bench: Bench) -> None:
     bench.faults.inject(FAULT, flap(0.05, 0.05))
     bench.do(lambda: bench.journal.set_state("going"))
     bench.do(bench.engine.undo_all)
-    said = len(bench.hand.said)
+    said, done = len(bench.hand.said), bench.done
     time.sleep(0.15)  # longer than a phase: nothing is there that could be waited for
     assert len(bench.hand.said) == said
+    assert bench.done <= done + 1, "it does not try again and again either"
     assert bench.journal.entries == {}
 
 
