@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 VENV := .venv
 
-.PHONY: help demo test test-netem check bench clean
+.PHONY: help demo test test-netem check bench fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test-netem  the tests of the netem emulator alone, on a kernel that has it: User-Mode Linux (docs/netem.md)"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
+	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets (docs/fuzzing.md)"
 	@echo "make clean   remove what make made: $(VENV), the compiled helper, caches; runs/ stays"
 
 demo:
@@ -44,6 +45,9 @@ check:
 bench:
 	@tools/setup.sh bench
 	@tools/verdict.sh bench "the results are above and in docs/performance.md" $(VENV)/bin/python -m benchmarks
+
+fuzz:
+	@tools/verdict.sh fuzz "no property was broken; what was found anew is in build/fuzz" tools/fuzz.sh $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) testbed/fiberd/fiberd testbed/fiberd/build build dist
