@@ -122,20 +122,22 @@ class Lab:
     # ---- faults
 
     def inject(
-        self, fault: str, target: str, /, *, for_s: float | None = None, wait: bool = False, **parameters: str
+        self, fault: str, target: str, /, *, for_s: float | None = None, wait: bool = False, **parameters: str | float
     ) -> Fault:
         """Apply a fault; the keeper ends it after ``for_s`` seconds even if we are gone. ``wait`` returns after that,
-        or when a fault is over that has an end of its own.
+        or when a fault is over that has an end of its own. ``parameters`` as in a command: ``down="200ms", times=5``;
+        a name that Python keeps for itself takes a line below: ``from_="1%"``.
 
         Raises UserError or UnknownName before anything is touched.
         """
         if for_s is not None and not 0 < for_s < float("inf"):
             raise UserError(f"a fault lasts longer than 0 s, not {for_s:g} s")
-        compile_fault(self.topology, fault, target, parameters)  # the keeper does it again, and acts on it
+        written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
+        compile_fault(self.topology, fault, target, written)  # the keeper does it again, and acts on it
         record = client.call(
             self._folder,
             "inject",
-            fault={"type": fault, "target": target, "for_s": for_s, "parameters": parameters},
+            fault={"type": fault, "target": target, "for_s": for_s, "parameters": written},
         )
         mine = Fault.of(record, self)
         if wait and mine.lasts_s is not None:
@@ -190,7 +192,10 @@ class Lab:
         return self.certificate
 
     def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of the logs: of the keeper, the emulator and the agents; of one rank or node those that name it."""
+        """Lines of the logs: of the keeper, the emulator and the agents; of one rank or node those that name it.
+
+        ``follow`` ends with LabError when the lab is taken down.
+        """
         places = [self._folder.keeper_log, self._folder.emulator_log, self._folder.agents_log]
         if what is not None:
             number = what.removeprefix("rank-").removeprefix("rank ")
@@ -212,6 +217,7 @@ class Lab:
                     yield from whole.decode(errors="replace").splitlines()
             if not follow:
                 return
+            self._folder.refuse_gone()
             time.sleep(0.2)
 
     # ---- working

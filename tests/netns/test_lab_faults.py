@@ -135,7 +135,7 @@ def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(hea
     before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
     with watch(healthy, "north") as seen:
         seen.wait(True, 2.0)
-        fault = healthy.inject("flap", "north", down="100ms", up="150ms", times="5", wait=True)
+        fault = healthy.inject("flap", "north", down="100ms", up="150ms", times=5, wait=True)
         lit = seen.wait(True, 2.0)
     assert {gateway: downs(healthy, gateway) - before[gateway] for gateway in GATEWAYS} == dict.fromkeys(GATEWAYS, 5)
     for gateway in GATEWAYS:
@@ -216,7 +216,7 @@ def test_the_gap_before_a_step_of_latency_is_dark_and_silent(healthy: testbed.La
 def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
     """One percent to ninety within two seconds: 400 datagrams, one every 5 ms, against the ramp's own sum."""
     far = address(healthy, "west-gw", "north")
-    fault = healthy.inject("brown-out", "north:west", loss="90%", over="2s", hold="200ms", **{"from": "1%"})
+    fault = healthy.inject("brown-out", "north:west", loss="90%", over="2s", hold="200ms", from_="1%")
     found = oracle.udp_super_packets(
         ns(healthy, "east-gw"), ns(healthy, "west-gw"), far, packets=400, segments=1, size=64, pause_s=0.005
     )
