@@ -29,6 +29,7 @@ class Connection:
         except OSError as error:
             self._socket.close()
             lab.refuse_foreign()
+            lab.refuse_gone()
             raise LabError(
                 f"the keeper of lab {lab.name} does not answer; take it down with: testbed down {lab.name}"
             ) from error
@@ -55,6 +56,7 @@ class Connection:
             while True:
                 line = self._stream.readline()
                 if not line:
+                    self._lab.refuse_gone()
                     raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{verb}'")
                 answer = json.loads(line)
                 if "notice" in answer:
@@ -65,7 +67,8 @@ class Connection:
         except TimeoutError as error:
             raise LabError(f"the keeper of lab {self._lab.name} is stuck in '{verb}'") from error
         except OSError as error:
-            raise LabError(f"the keeper of lab {self._lab.name} is gone ({error})") from error
+            self._lab.refuse_gone()
+            raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{verb}'") from error
         if "error" in answer:
             raise _as_raised(answer["kind"], answer["error"])
         return answer["ok"]

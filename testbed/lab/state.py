@@ -81,6 +81,11 @@ class LabFolder:
         """Whether it is there and we may not look inside: a lab's folder is for the user who made it, and for root."""
         return not os.access(self.path, os.R_OK | os.X_OK) and self.exists()
 
+    def refuse_gone(self) -> None:
+        """Raise LabError for a lab that was taken down since we began."""
+        if not self.exists():
+            raise LabError(f"lab {self.name} was taken down")
+
     def refuse_foreign(self) -> None:
         """Raise LabError for a lab of another user: nothing can be told of it, and nothing done with it."""
         if self.foreign:

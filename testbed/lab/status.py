@@ -108,7 +108,11 @@ def summary(lab: LabFolder) -> LabSummary:
 
 
 def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) -> LabStatus:
-    """Ask everybody, be surprised by nobody: a dead keeper or emulator is a line of ``why``."""
+    """Ask everybody, be surprised by nobody: a dead keeper or emulator is a line of ``why``.
+
+    Raises LabError when the lab was taken down meanwhile.
+    """
+    lab.refuse_gone()
     found = _ask(lab)
     carriers = _carriers(lab, topology, found)
     verdicts = {it.name: "ok" if it.ok else "bad" for it in certificate.links} if certificate else {}

@@ -11,7 +11,7 @@ import oracle
 import pytest
 
 import testbed
-from testbed.errors import StorageError, UnknownName
+from testbed.errors import LabError, StorageError, UnknownName
 from testbed.lab import client, state
 
 pytestmark = [pytest.mark.netns]
@@ -135,3 +135,16 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(lab: testbed.Lab, tmp
     for direction in ("north:west", "north:east"):
         # Whatever the algorithm: what one side has summed up must get to the other, 4 bytes a float.
         assert after[direction] - before[direction] > 4 * floats
+
+
+def test_who_follows_a_lab_ends_with_it(state_folder: Path) -> None:
+    name = oracle.unused_name()
+    lab = testbed.up("metro-40km", name=name, agents=False)
+    try:
+        lines = lab.logs(follow=True)
+        assert f"lab {name} is up" in next(line for line in lines if "is up" in line)
+    finally:
+        lab.down()
+    with pytest.raises(LabError, match=f"lab {name} was taken down"):
+        list(lines)
+    assert oracle.left_behind(name, state_folder) == []

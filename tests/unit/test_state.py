@@ -101,3 +101,14 @@ def test_one_that_will_not_go_keeps_no_other_up(labs: Path, monkeypatch: pytest.
     with pytest.raises(LabError, match="a-foreign-one"):
         api.down_all()
     assert not (labs / "mine").exists()
+
+
+def test_a_lab_that_was_taken_down_meanwhile(labs: Path) -> None:
+    folder = state.folder("mine")
+    with pytest.raises(LabError, match="does not answer"):
+        client.call(folder, "hello")
+    (labs / "mine").rmdir()
+    topology = api.load("metro-40km")
+    for ask in (lambda: client.call(folder, "hello"), lambda: status.status(folder, topology, None)):
+        with pytest.raises(LabError, match=r"^lab mine was taken down$"):
+            ask()
