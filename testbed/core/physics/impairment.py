@@ -221,7 +221,10 @@ class Impairment:
         if self.corrupt_survives and not self.corrupt:
             yield "corrupt_survives: there is no corruption that could survive; give corrupt too"
         if bool(self.reorder) != bool(self.reorder_by_s):
-            yield "reorder: one half of it is missing; give both, reorder (what share is held back) and reorder_by (how long)"
+            yield (
+                "reorder: one half of it is missing; give both, reorder (what share is held back) and reorder_by"
+                " (how long)"
+            )
         if self.reorder and self.jitter_s and not self.jitter_reorders:
             yield "reorder: jitter cannot keep an order that is broken; give jitter_reorders=true too"
         if self.reorder and self.jitter_correlation:
