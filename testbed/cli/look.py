@@ -150,20 +150,27 @@ def show(
     Delays, round trips, rates, optics, and which ways of training the fibers allow.
     """
     from testbed.core.topology.model import topology_to_dict
-    from testbed.core.topology.survey import survey
+    from testbed.core.topology.survey import survey, validity_of
     from testbed.host import catalog
 
     size_bytes, compute_s = _read_step(gradients, compute)
     found = catalog.load_topology(topology, verb.read_overrides(set_))
-    facts = survey(found, size_bytes, compute_s)
+    facts, findings = survey(found, size_bytes, compute_s), validity_of(found)
     if as_json:
-        plain = {"derived": tables.topology_facts(found), "survey": tables.plain(facts)}
+        plain = {
+            "derived": tables.topology_facts(found),
+            "survey": tables.plain(facts),
+            "validity": tables.plain(findings),
+        }
         screen.show_json({**topology_to_dict(found), **plain})
         return
     for each in (tables.origins(found), tables.physics(found), *tables.survey(facts)):
         screen.show(each)
     if facts.ways:
         screen.say("exposed: as if no exchange ran beside compute, but in Streaming DiLoCo; an estimate", style="dim")
+    if findings:
+        for each in tables.validity(findings, found.scale):
+            screen.show(each)
     if found.scale != 1:
         screen.say(f"rates and payloads are divided by {found.scale:g}, distance and latency never", style="dim")
 

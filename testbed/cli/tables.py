@@ -21,6 +21,7 @@ from testbed.core.units import (
 )
 
 if TYPE_CHECKING:
+    from testbed.core.physics.validity import Finding
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Link, Topology
     from testbed.core.topology.survey import Survey
@@ -31,9 +32,13 @@ Row = list[str | Text]
 
 GOOD, BAD, UNSURE = "green", "bold red", "yellow"
 _STYLES = {
-    **dict.fromkeys(("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished", "viable"), GOOD),
-    **dict.fromkeys(("bad", "down", "no", "fail", "missing", "degraded", "dead", "failed", "not viable"), BAD),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly"), UNSURE),
+    **dict.fromkeys(
+        ("ok", "up", "yes", "pass", "certified", "training", "waiting", "finished", "viable", "holds"), GOOD
+    ),
+    **dict.fromkeys(
+        ("bad", "down", "no", "fail", "does not hold", "missing", "degraded", "dead", "failed", "not viable"), BAD
+    ),
+    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "biased"), UNSURE),
     "another user's": UNSURE,
 }
 
@@ -151,6 +156,28 @@ def _ways(found: Survey) -> Table:
     )
     heads = ("way", "exchange every", "exposed per step", "share of step", "verdict")
     return table(heads, rows, title=title, right=("exchange every", "exposed per step", "share of step"))
+
+
+def validity(found: Sequence[Finding], scale: float) -> list[Table]:
+    """A line per quantity and verdict, of the fiber that is off by most; then why, where it is off at all."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.quantity, finding.verdict), []).append(finding)
+    rows: list[Row] = []
+    reasons: list[Row] = []
+    for (quantity, word), alike in groups.items():
+        worst = max(alike, key=lambda it: it.error)
+        biased = word != "holds" and worst.direction
+        off = format_probability(worst.error, 2) if worst.error <= 1 else f"{worst.error + 1:.3g} times"
+        size = f"{worst.direction}, {off}" if biased else "-"
+        rows.append([quantity, verdict(word), size, worst.fiber if biased else "-", str(len(alike))])
+        if biased:
+            reasons.append([quantity, worst.reason + (f". To do: {worst.change}" if worst.change else "")])
+    title = f"Validity of scale {scale:g}, for the training agents' model"
+    made = [table(("quantity", "verdict", "bias, at worst", "on", "fibers"), rows, title=title, right=("fibers",))]
+    if reasons:
+        made.append(table(("bias of", "why"), reasons))
+    return made
 
 
 def values_with_origins(topology: Topology) -> list[tuple[str, str, str]]:

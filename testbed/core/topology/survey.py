@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from testbed.core.physics import training
+from testbed.core.physics import training, validity
 from testbed.core.physics.facts import bandwidth_delay_bytes, radius_class
 from testbed.core.physics.optics import OPTICS
 from testbed.core.topology.model import Link, Topology
 
-__all__ = ["LinkFacts", "PairFacts", "Survey", "survey"]
+__all__ = ["LinkFacts", "PairFacts", "Survey", "survey", "validity_of"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,23 @@ def survey(
         compute_s=compute_s,
         ways=training.ways(rings, gradient_bytes, compute_s) if rings else (),
     )
+
+
+def validity_of(topology: Topology, workload: validity.Workload | None = None) -> tuple[validity.Finding, ...]:
+    """Where the scale model can be believed, per link and workload; by default that of the agents' model.
+
+    A link whose directions differ is judged by each of them.
+    """
+    ranks = len(topology.node_names)
+    fibers = [fiber for link in topology.links for fiber in _fibers(link)]
+    return validity.check(fibers, topology.scale, workload or validity.Workload(ranks))
+
+
+def _fibers(link: Link) -> Iterator[validity.Fiber]:
+    towards = [link.impairment(direction) for direction in link.directions]
+    alike = towards[0] == towards[1]
+    for name, it in zip(link.directions, towards[:1] if alike else towards, strict=False):
+        yield validity.Fiber(link.name if alike else name, it.delay_s, link.rtt_s, it.rate_bps, link.mtu, it.mean_loss)
 
 
 def _link(link: Link, scale: float) -> LinkFacts:
