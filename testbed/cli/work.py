@@ -89,6 +89,7 @@ def launch(
     command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="Run as it is, once per rank.")],
     lab: LabName = None,
     runs: RunsFolder = None,
+    allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Your own program, once per rank inside its node, with torchrun's environment.
 
@@ -96,6 +97,7 @@ def launch(
     prefixed by the rank and kept. The exit status is that of the worst rank; 125 is the testbed's own.
     """
     target = verb.attach(lab)
+    target.allow_uncertified = allow_uncertified
     scale = target.topology.scale
     if scale != 1:
         screen.say(

@@ -133,6 +133,7 @@ def up(
                 _write(folder.topology, topology_to_dict(topology))
                 _build(builder, plan, progress)
                 lab = Lab(folder)
+                lab.allow_uncertified = allow_uncertified
                 progress.phase("certify", f"{len(topology.links)} links, both ways")
                 certificate = lab.certify()
                 progress.certificate(certificate)

@@ -16,7 +16,7 @@ from testbed.core.faults.fault import compile_fault
 from testbed.core.plan.addressing import MANAGEMENT, PLANT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
-from testbed.errors import LabError, StorageError, UnknownName, UserError
+from testbed.errors import FidelityError, LabError, StorageError, UnknownName, UserError
 from testbed.host import runner, store
 from testbed.host.store import RunDirectory
 from testbed.lab import certify as certification
@@ -108,6 +108,8 @@ class Lab:
         self.name = folder.name
         self.topology = _read_topology(folder)
         self.certificate: Certificate | None = _read_certificate(folder)
+        self.allow_uncertified = False
+        """Whether jobs may run although fibers are outside tolerance; their reports say so on every page."""
         self.run_directory: RunDirectory | None = None
         self.observer: Observer | None = None
         self._jobs = 0
@@ -240,10 +242,12 @@ class Lab:
     ) -> int:
         """A user's program once per rank with torchrun's environment; status of the worst rank.
 
-        Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`).
+        Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`). Raises
+        FidelityError as :meth:`train` does.
         """
         if not argv:
             raise UserError("nothing to launch; write: testbed launch -- python train.py")
+        self._refuse_uncertified()
         run = self._unused_run(directory)
         how, reason = "interrupted", "interrupted by the user"
         try:
@@ -257,9 +261,13 @@ class Lab:
             run.give_to_caller()
 
     def train(self, steps: int = 500, **workload: Any) -> Job:
-        """Begin the testbed's own training job; see :class:`Workload`. Follow it by the Job that is returned."""
+        """Begin the testbed's own training job; see :class:`Workload`. Follow it by the Job that is returned.
+
+        Raises FidelityError where the lab is not certified, unless :attr:`allow_uncertified`.
+        """
         if steps < 1:
             raise UserError(f"a job has at least one step, not {steps}")
+        self._refuse_uncertified()
         if not client.call(self._folder, "ranks"):
             raise LabError("this lab has no training agents (it was brought up without, or torch is not installed)")
         run = self._unused_run()
@@ -267,6 +275,15 @@ class Lab:
         self.observer.start()
         self._jobs += 1
         return Job(self._folder, self.topology, Workload(steps, **workload), run.ranks, self._jobs)
+
+    def _refuse_uncertified(self) -> None:
+        if self.allow_uncertified or (self.certificate is not None and self.certificate.certified):
+            return
+        why = "; ".join(self.certificate.why) if self.certificate else "its fibers were not measured"
+        raise FidelityError(
+            f"lab {self.name} is not certified: {why}; heal what is wrong and run: testbed certify -l {self.name},"
+            " or go on with --allow-uncertified"
+        )
 
     def open_run(self, root: Path | None = None) -> RunDirectory:
         """A new run directory, which the next job will use."""
