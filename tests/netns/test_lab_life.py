@@ -91,7 +91,7 @@ def test_one_that_appears_while_the_lab_is_built_is_left_alone_too(lab_name: str
     [
         ({"name": "far-too-long-a-name"}, "far-too-long-a-name"),  # the kernel: 15 characters an interface
         ({"mtu": 20}, "could not"),  # the kernel: 68 bytes at least
-        ({"delay_s": 1e6}, "fiberd"),  # the emulator, when all namespaces stand
+        ({"delay_s": 1e6}, "north:west: delay"),  # the emulator, when all namespaces stand
     ],
 )
 def test_a_bring_up_that_fails_undoes_itself(
