@@ -84,7 +84,6 @@ class FakeLab:
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     child_status: int = 0
     allow_uncertified: bool = False
-    allow_uncertified: bool = False
 
     def _fault(self, kind: str, target: str, ended: float | None = None) -> api.Fault:
         return api.Fault("f1", kind, target, ("north",), 100.0, 1.7e9, ended)
