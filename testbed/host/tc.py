@@ -280,10 +280,12 @@ def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) 
         return options.get(group, {}).get(key, 0)
 
     chain = netem.chain or GilbertElliott(0.0, 0.0, h=1.0, k=1.0)
+    delayed = "delay" in options or netem.delay_ns >= 1000
     microsecond, digits, exactly = (1.01e-6, 1e-6), (1.51 * STEP, 1e-5), (0.0, 0.0)
     pairs = [
         ("delay (s)", stands("delay", "delay"), netem.delay_ns / 1e9, microsecond),
-        ("jitter's unit (s)", stands("delay", "jitter"), netem.jitter_ns / 1e9, microsecond),
+        # tc shows no times at all where there is no delay.
+        ("jitter's unit (s)", stands("delay", "jitter"), netem.jitter_ns / 1e9 if delayed else None, microsecond),
         ("correlation of jitter", stands("delay", "correlation"), 0, exactly),
         ("packet limit", options.get("limit"), netem.limit, exactly),
         ("loss", stands("loss-random", "loss"), netem.loss, digits),

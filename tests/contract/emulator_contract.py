@@ -68,13 +68,8 @@ class EmulatorContract(ImpairmentContract):
     def test_rate_bounds_tcp(self, lab: Lab, start: Start) -> None:
         rate = 100e6
         start(lab, Impairment(delay_s=1e-3, rate_bps=rate, queue_bytes=400_000), Impairment(delay_s=1e-3))
-        best = 0.0
-        for _ in range(3):  # whoever else uses the machine can only slow it down
-            # Without the first second's slow start.
-            best = max(best, lab.iperf(2, "-O", "1")["sum_received"]["bits_per_second"] / (rate * 1448 / 1538))
-            if best > 0.85:
-                break
-        assert 0.85 < best < 1.03, f"{best:.3f} of the ideal"
+        share = self._best_share(lab, rate, 0.85)
+        assert 0.85 < share < 1.03, f"{share:.3f} of the ideal"
 
     def test_queue_is_bounded_in_bytes(self, lab: Lab, start: Start) -> None:
         queued = 50
@@ -118,8 +113,8 @@ class EmulatorContract(ImpairmentContract):
         assert 5e-3 <= answered[0] < 7e-3
         emulator.set({"l0:b": healthy})
         assert len(lab.rtts_s(50)) == 50
-        goodput = lab.iperf(1)["sum_received"]["bits_per_second"]
-        assert 0.75 < goodput / (50e6 * 1448 / 1538) < 1.05
+        share = self._best_share(lab, 50e6, 0.75)
+        assert 0.75 < share < 1.05, f"{share:.3f} of the ideal"
 
     def test_a_shorter_delay_neither_reorders_nor_loses(self, lab: Lab, start: Start) -> None:
         emulator = start(lab, Impairment(delay_s=30e-3), NOTHING)
@@ -160,6 +155,18 @@ class EmulatorContract(ImpairmentContract):
         emulator.stop()
         with pytest.raises(LabError):
             emulator.stats()
+
+    @staticmethod
+    def _best_share(lab: Lab, rate_bps: float, enough: float) -> float:
+        """Goodput of TCP over what the rate allows, without the first second's slow start. The best of three, if it
+        takes so many: whoever else uses the machine can only slow it down."""
+        best = 0.0
+        for _ in range(3):
+            goodput_bps = lab.iperf(1, "-O", "1")["sum_received"]["bits_per_second"]
+            best = max(best, goodput_bps / (rate_bps * 1448 / 1538))
+            if best > enough:
+                break
+        return best
 
     @staticmethod
     def _light(lab: Lab, ends: Sequence[str], state: str) -> None:

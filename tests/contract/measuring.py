@@ -145,6 +145,19 @@ def send(
             return arrived
 
 
+def undisturbed(measured: Callable[[], None], tries: int = 3) -> None:
+    """Measure and judge times again where they were not as they should be: a machine that others use too stalls now
+    and then. An emulator that is wrong is wrong each time."""
+    for left in reversed(range(tries)):
+        try:
+            measured()
+        except AssertionError:
+            if not left:
+                raise
+        else:
+            return
+
+
 def counter(lab: Lab, namespace: str, protocol: str, name: str) -> int:
     """A counter of /proc/net/snmp of a host."""
     lines = [line.split() for line in lab.inside(namespace, "cat", "/proc/net/snmp").splitlines()]
