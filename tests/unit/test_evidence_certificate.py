@@ -280,6 +280,30 @@ def test_jitter_that_reorders_is_not_held_against_the_order():
     assert verdict(target, shuffled).ok
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_dense_probes_of_jitter_that_keeps_the_order(kept):
+    """Packets that would overtake leave with those before them, and chances may hang together: no textbook spread."""
+    target = Impairment(
+        delay_s=20e-3, rate_bps=0.8e9, jitter_s=8e-3, jitter_distribution="uniform", jitter_correlation=kept
+    )
+
+    def sample(jitter_s: float, seed: int) -> DirectionSample:
+        rng = random.Random(seed)
+        last, out, delays = rng.random(), 0.0, []
+        for number in range(400):
+            last = kept * last + (1 - kept) * rng.random()
+            out = max(out, number * 2e-3 + target.delay_s + jitter_s * (2 * last - 1))
+            delays.append(out - number * 2e-3 + rng.choice(BARE_S))
+        stream = Stream(500, range(500))
+        return DirectionSample(delays, BARE_S * 10, 400, interval_s=2e-3, stream=stream, rate_bps=0.8e9)
+
+    for seed in range(20):
+        found = verdict(target, sample(8e-3, seed))
+        assert found.ok, found.why
+        assert found.check("jitter").measured == pytest.approx(8e-3, rel=0.5)
+    assert "jitter" in bad(verdict(target, sample(2e-3, 1)))
+
+
 # ---- chance: the intervals hold, and are not much wider than they must be
 
 
