@@ -97,9 +97,14 @@ def _show_plan(topology: Topology, name: str, agents: bool, choice: Choice, as_j
 
 
 def _show_links(lab: Lab) -> None:
+    from testbed.core.physics import validity
+    from testbed.core.topology.survey import validity_of
+
     screen.show(certificate.links_measured(lab.topology, lab.certificate))
     if lab.certificate:
         _say_of(lab.certificate)
+    for line in validity.summary(validity_of(lab.topology)):
+        screen.say(line, style="dim")
 
 
 def _say_of(measured: Certificate) -> None:

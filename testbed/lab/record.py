@@ -13,6 +13,7 @@ import psutil
 from testbed import __version__
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.topology.model import Topology, topology_to_dict
+from testbed.core.topology.survey import validity_of
 from testbed.errors import LabError
 from testbed.host.store import RunDirectory
 from testbed.lab import client, places
@@ -54,6 +55,7 @@ def begin(
             "experiment": dict(experiment or {}),
             "expectations": [],
             "workload": dict(workload or {}),
+            "validity": [finding.to_dict() for finding in validity_of(topology)],
             "driver": places.driver(lab),
             "emulator": hello.get("emulator", "none"),
             "scheduling": {"emulator": hello.get("scheduling", ""), "ranks": RANK_SCHEDULING},

@@ -22,8 +22,10 @@ from typing import Any
 from testbed.core.experiment import expect, schedule
 from testbed.core.experiment.schedule import Planned
 from testbed.core.experiment.schema import Experiment
+from testbed.core.physics import validity
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology
+from testbed.core.topology.survey import validity_of
 from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UserError
 from testbed.host import agents as agent_host
 from testbed.host import catalog, store
@@ -87,6 +89,8 @@ def run(
     for fault in planned:
         if fault.inject == "cut" and fault.target == topology.links[0].name and not _has_way_around(topology):
             progress.note(f"nothing leads around {fault.target}: while it is cut the job stands still")
+    for line in validity.summary(validity_of(topology)):
+        progress.note(line)
     with interruptible():
         lab = deploy.up(
             topology,

@@ -114,6 +114,15 @@ def test_every_shipped_lab_is_judged_whole(name: str) -> None:
     assert validity.summary(found)
 
 
+def test_one_line_when_all_holds_and_one_more_for_what_does_not() -> None:
+    far = [Fiber(name, 5e-3, 10e-3, 800e6, 1500, 0.0) for name in ("n", "s")]
+    assert len(validity.summary(validity.check(far, 1000, FOUR))) == 1
+    lossy = Fiber("bad", 5e-3, 10e-3, 800e6, 1500, 1e-3)
+    first, *others = validity.summary(validity.check([*far, lossy], 1000, FOUR))
+    assert "does not hold for loss" in first
+    assert [it.split(":")[0] for it in others] == ["bad, loss"]
+
+
 def test_directions_that_differ_are_judged_each() -> None:
     topology = catalog.load_topology("metro-40km", {"links.north.toward": "{west: {loss: 1e-4}}"})
     found = [it for it in validity_of(topology) if it.quantity == "loss"]

@@ -135,14 +135,21 @@ def check(fibers: Sequence[Fiber], scale: float, workload: Workload) -> tuple[Fi
     return tuple(finding for fiber in fibers for judge in _JUDGES for finding in judge(fiber, scale, workload))
 
 
-def summary(findings: Sequence[Finding]) -> str:
-    """One line: how much of the scale model holds."""
-    fails = sorted({it.quantity for it in findings if it.verdict == FAILS})
-    biased = sorted({it.quantity for it in findings if it.verdict == BIASED} - set(fails))
-    if not fails and not biased:
-        return "the scale model holds"
+def summary(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """One line on how much of the scale model holds; then each quantity that does not, where it is worst."""
+    fails = _quantities(findings, FAILS)
+    biased = [it for it in _quantities(findings, BIASED) if it not in fails]
     parts = [f"does not hold for {', '.join(fails)}"] if fails else ["holds"]
-    return "the scale model " + "; ".join(parts + ([f"with a stated bias in {', '.join(biased)}"] if biased else []))
+    parts += [f"with a stated bias in {', '.join(biased)} (testbed show)"] if biased else []
+    worst = (
+        max((it for it in findings if (it.quantity, it.verdict) == (quantity, FAILS)), key=lambda it: it.error)
+        for quantity in fails
+    )
+    return ("the scale model " + "; ".join(parts), *map(str, worst))
+
+
+def _quantities(findings: Sequence[Finding], verdict: str) -> list[str]:
+    return list(dict.fromkeys(it.quantity for it in findings if it.verdict == verdict))
 
 
 def rounds(pipe_packets: float, packets: float) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing
 from testbed.core.plan.step import Route
@@ -24,14 +25,14 @@ DETOUR_METRIC = 5
 
 def routes(topology: Topology) -> Iterator[Route]:
     """All routes of all gateways of a healthy lab."""
-    net, healthy = Addressing(topology), _Map(topology, frozenset())
+    plan = _at_rest(topology)
     for site in topology.sites:
         for prefix in (LAB_V4, LAB_V6):
             # A cut must end at a blackhole, never fall through to some default route of the host's.
             yield Route(site.gateway, str(prefix), (), LAST_RESORT_METRIC)
         for remote in topology.sites:
             if remote.name != site.name:
-                yield from _healthy(net, site, remote, healthy)
+                yield from _healthy(plan, site, remote, topology.routing == "multipath")
 
 
 def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
@@ -42,36 +43,60 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
     """
     if not dark:
         return ()
-    net = Addressing(topology)
-    healthy, lit = _Map(topology, frozenset()), _Map(topology, dark)
-    found: list[Route] = []
+    plan, lit = _at_rest(topology), _Map(topology, dark)
+    found: list[tuple[str, float, list[Route]]] = []
     for site in topology.sites:
         for remote in topology.sites:
             if remote.name == site.name:
                 continue
-            by_itself = [it for it in healthy.ways(site.name, remote.name) if it.name not in dark]
+            ways = plan.ways[site.name, remote.name]
+            if ways and lit.still_shortest(site.name, remote.name, ways[0], dark):
+                continue
+            by_itself = [it for it in ways if it.name not in dark]
             wanted = lit.downhill(site.name, remote.name)
             if topology.routing != "multipath":
                 by_itself, wanted = by_itself[:1], wanted[:1]
             if wanted != by_itself:
-                found += _one_route(net, site, remote, wanted, DETOUR_METRIC)
-    return tuple(found)
+                distance = lit.distance(site.name, remote.name)
+                found.append((remote.name, distance, list(plan.route(site, remote, wanted, DETOUR_METRIC))))
+    # One destination after the other, and of each the nearest gateways first: then none ever leads to one that still
+    # leads back (RFC 6976's order), and a destination need not wait for all others. Undone backwards, as plans are.
+    return tuple(route for _, _, some in sorted(found, key=lambda it: it[:2]) for route in some)
 
 
-def _healthy(net: Addressing, site: Site, remote: Site, healthy: _Map) -> Iterator[Route]:
-    ways = healthy.ways(site.name, remote.name)
-    if healthy.multipath:
-        yield from _one_route(net, site, remote, ways, FIRST_METRIC)
+class _AtRest:
+    """What of a topology does not change while fibers go and come: reckoned once, for detours must be quick."""
+
+    def __init__(self, topology: Topology) -> None:
+        net, healthy = Addressing(topology), _Map(topology, frozenset())
+        names = [site.name for site in topology.sites]
+        self.ways = {(here, there): healthy.ways(here, there) for here in names for there in names if here != there}
+        self._networks = {name: tuple(str(it) for it in net.site_networks(name)) for name in names}
+        self._hops = {
+            (link.name, site): tuple((str(it), link.name) for it in net.link_end(link, _other(link, site)))
+            for link in topology.links
+            for site in link.between
+        }
+
+    def route(self, site: Site, remote: Site, ways: list[Link], metric: int) -> Iterator[Route]:
+        """The same route for IPv4 and IPv6; no ways make a blackhole."""
+        for family, network in enumerate(self._networks[remote.name]):
+            hops = tuple(self._hops[link.name, site.name][family] for link in ways)
+            yield Route(site.gateway, network, hops, metric)
+
+
+@lru_cache(maxsize=1)
+def _at_rest(topology: Topology) -> _AtRest:
+    return _AtRest(topology)
+
+
+def _healthy(plan: _AtRest, site: Site, remote: Site, multipath: bool) -> Iterator[Route]:
+    ways = plan.ways[site.name, remote.name]
+    if multipath:
+        yield from plan.route(site, remote, ways, FIRST_METRIC)
     else:
         for place, link in enumerate(ways, 1):
-            yield from _one_route(net, site, remote, [link], FIRST_METRIC * place)
-
-
-def _one_route(net: Addressing, site: Site, remote: Site, ways: list[Link], metric: int) -> Iterator[Route]:
-    """The same route for IPv4 and IPv6; no ways make a blackhole."""
-    for family, network in enumerate(net.site_networks(remote.name)):
-        hops = tuple((str(net.link_end(link, _other(link, site.name))[family]), link.name) for link in ways)
-        yield Route(site.gateway, str(network), hops, metric)
+            yield from plan.route(site, remote, [link], FIRST_METRIC * place)
 
 
 class _Map:
@@ -85,6 +110,17 @@ class _Map:
                 for site in link.between:
                     self._links[site].append(link)
         self._distance = {site: self._from(site) for site in self._links}
+
+    def distance(self, site: str, remote: str) -> float:
+        """In metres; infinite where nothing leads there."""
+        return self._distance[site].get(remote, math.inf)
+
+    def still_shortest(self, site: str, remote: str, link: Link, dark: frozenset[str]) -> bool:
+        """Whether the best link of health is the best one still; False where it takes a closer look."""
+        if self.multipath or link.name in dark:
+            return False
+        onward = self._distance[_other(link, site)].get(remote, math.inf)
+        return link.length_m + onward == self._distance[site].get(remote)
 
     def ways(self, site: str, remote: str) -> list[Link]:
         """Links of ``site`` that its gateway may use toward ``remote``, best first.
