@@ -42,6 +42,12 @@ struct watched {
     uint64_t down_at;
     bool went_down, send_failed;
     uint32_t last_number, last_segment; /* the first that may come next, if order is kept */
+
+    /* One setting, beginning with an empty fiber: what left since, in ns at the rate. */
+    bool measuring;
+    uint64_t measured_since;
+    double measured_ns;
+    uint64_t measured_packets;
 };
 
 static struct plant plant;
@@ -99,6 +105,14 @@ static void receive(unsigned direction, struct frame *frame, uint32_t mss, uint6
     if (mss > 0)
         CHECK(packets[number].segments == (packets[number].frame_bytes - TCP_HEADER_BYTES + mss - 1) / mss, "segments");
     packet_bytes += frame->length;
+    if (w->fiber->packets_under_way == 0 && w->fiber->next_free <= fuzz_now - age) {
+        w->measuring = true;
+        w->measured_since = UINT64_MAX;
+        w->measured_ns = 0;
+        w->measured_packets = 0;
+    }
+    if (fuzz_now - age < w->measured_since)
+        w->measured_since = fuzz_now - age;
     w->received += packets[number].segments;
     fuzz_arrivals[0] = (struct arrival){frame, fuzz_now - age};
     fuzz_arrival_count = 1;
@@ -120,6 +134,17 @@ static void check_time(const struct watched *w, const struct sent_in *in, uint32
     const uint64_t rounding = 1 + w->setting_count - in->setting; /* each change cuts off a fraction of a nanosecond */
     const uint64_t earliest = in->arrival + delay + (uint64_t)fastest_ns;
     CHECK(fuzz_now + rounding >= earliest, "%lu ns too early", earliest - fuzz_now);
+}
+
+/* All together have not left faster than the rate. */
+static void check_rate(struct watched *w, uint32_t wire_bytes) {
+    const struct impairment *s = &w->settings[w->setting_count - 1];
+    if (!w->measuring || s->rate_bps <= 0)
+        return;
+    w->measured_ns += wire_bytes * 8e9 / s->rate_bps;
+    w->measured_packets++;
+    const uint64_t earliest = w->measured_since + s->delay_ns + (uint64_t)w->measured_ns;
+    CHECK(fuzz_now + w->measured_packets >= earliest, "%lu ns faster than the rate", earliest - fuzz_now);
 }
 
 static bool keeps_order(const struct watched *w) {
@@ -161,6 +186,7 @@ static void on_sent(const struct port *port, const struct frame *frame) {
     }
 
     check_time(w, in, l2_bytes + segments * WIRE_OVERHEAD_BYTES);
+    check_rate(w, l2_bytes + segments * WIRE_OVERHEAD_BYTES);
     CHECK(!w->went_down || in->arrival > w->down_at, "packet %u was in flight when an end went down", number);
     if (keeps_order(w)) {
         CHECK(number > w->last_number || (number == w->last_number && (in->mss == 0 || first >= w->last_segment)),
@@ -239,6 +265,7 @@ static void op_set(struct input *input, struct watched *w) {
     if (w->setting_count == MOST_SETTINGS)
         return;
     w->settings[w->setting_count++] = s;
+    w->measuring = false;
     plant_set(&plant, w->fiber, &s);
 }
 
