@@ -235,13 +235,17 @@ def doctor(as_json: AsJson = False) -> int:
     from testbed.host import probe
 
     checks = probe.probe()
-    able = probe.can_run(checks)
+    able, trains = probe.can_run(checks), probe.can_train(checks)
     if as_json:
-        screen.show_json({"can_run": able, "checks": tables.plain(checks)})
+        screen.show_json({"can_run": able, "can_train": trains, "checks": tables.plain(checks)})
     else:
         screen.show(tables.checks(checks))
-        if able:
+        if trains:
             screen.show(Text("This host can run the testbed: testbed run metro-40km", style=tables.GOOD))
+        elif able:
+            torch = next(check for check in checks if check.name == "torch")
+            words = f"Fibers come up here (testbed up metro-40km --no-agents); training does not: {torch.fix}"
+            screen.show(Text(words, style=tables.UNSURE))
         else:
             lacking = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
             screen.show(Text(f"This host cannot run the testbed yet: {lacking}", style=tables.BAD))

@@ -330,8 +330,13 @@ def answers(report: Report) -> Table:
 
 
 def checks(found: Sequence[Check]) -> Table:
-    rows: list[Row] = [[check.name, _state(check), check.detail, check.fix] for check in found]
-    return table(("what", "state", "detail", "to get it"), rows)
+    rows: list[Row] = []
+    for check in found:
+        detail = Text(check.detail)
+        if check.fix:
+            detail.append(f"\nto mend it: {check.fix}", style=UNSURE)
+        rows.append([check.name, _state(check), detail])
+    return table(("what", "state", "detail"), rows)
 
 
 def _state(check: Check) -> Text:

@@ -12,10 +12,12 @@ import errno
 import json
 import os
 import platform
+import resource
 import select
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,7 +27,7 @@ from typing import Final, Literal
 from testbed.errors import MissingTool
 from testbed.host import fiberd, store
 
-__all__ = ["Check", "can_run", "probe"]
+__all__ = ["Check", "can_run", "can_train", "probe"]
 
 State = Literal["ok", "missing", "limited"]
 
@@ -38,6 +40,24 @@ _CAP_SYS_NICE: Final = 23
 _FREE_BYTES: Final = 500_000_000
 _MEMORY_PER_HOST_BYTES: Final = 2_000_000_000
 _TRIAL_TIMEOUT_S: Final = 20.0
+BRIDGE_PORTS: Final = 1023
+"""BR_MAX_PORTS is 1 << BR_PORT_BITS, 1024, and port 0 is not used (net/bridge/br_private.h)."""
+_FILES, _PIDS = 4096, 1024
+_SYSCTLS: Final = (
+    ("net.core.netdev_max_backlog", 1000, "larger labs than of 100 nodes want 10000, or lose ARP"),
+    ("net.core.rmem_max", 212_992, "bytes of receive buffers"),
+    ("kernel.pid_max", 32_768, "a process and its threads per rank"),
+)
+_QUICK_CLOCKS: Final = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
+_CLOCK_COST_S: Final = 500e-9
+"""A clock that is read by a system call (hpet, acpi_pm) costs a microsecond and more; by the vDSO 30 to 100 ns."""
+_CLOCK_RESOLUTION_S: Final = 1e-6
+_SLEEPS: Final = 40
+_LATE_S: Final = 300e-6
+_WATCH_S: Final = 0.1
+_IDLE_SHARE: Final = 0.25
+_STOLEN_SHARE: Final = 0.05
+NO_TRAINING: Final = "fibers come up without it, training does not"
 _AS_ROOT: Final = "run as root: sudo testbed doctor"
 
 
@@ -47,7 +67,7 @@ class Check:
 
     ``state``: ok; missing: it is not there; limited: something else does its work, or results suffer. ``detail`` says
     what was found, ``fix`` is one command (or one step) that mends it, empty when there is none. Without what is
-    ``needed``, ``testbed run`` cannot work.
+    ``needed``, no lab can come up.
     """
 
     name: str
@@ -58,8 +78,13 @@ class Check:
 
 
 def can_run(checks: Sequence[Check]) -> bool:
-    """Whether the main job, ``testbed run metro-40km``, can work here."""
+    """Whether a lab can come up here with its fibers certified: ``testbed up metro-40km``."""
     return not any(check.needed and check.state == "missing" for check in checks)
+
+
+def can_train(checks: Sequence[Check]) -> bool:
+    """Whether agents can train on it too: ``testbed run metro-40km``."""
+    return can_run(checks) and not any(check.name == "torch" and check.state == "missing" for check in checks)
 
 
 def probe() -> tuple[Check, ...]:
@@ -73,6 +98,9 @@ def probe() -> tuple[Check, ...]:
         *_tools(),
         _torch(),
         *_machine(),
+        *_clock(),
+        *_headroom(),
+        *_limits(),
         *_folders(),
         *_containers(),
     )
@@ -276,7 +304,7 @@ def _emulators(tried: dict[str, str]) -> Iterator[Check]:
 
 def _tools() -> Iterator[Check]:
     for name, programs, purpose, package, needed in (
-        ("nsenter, setpriv", ("nsenter", "setpriv"), "testbed exec and launch", "util-linux", False),
+        ("nsenter, setpriv", ("nsenter", "setpriv"), "exec and launch run programs by them", "util-linux", True),
         ("iproute2", ("ip", "tc"), "looking at a lab by hand, and the tests", "iproute2", False),
     ):
         lacking = [program for program in programs if shutil.which(program) is None]
@@ -293,11 +321,10 @@ def _torch() -> Check:
         return Check(
             "torch",
             "missing",
-            "fibers come up without it, training agents do not",
+            NO_TRAINING,
             "pip install 'scale-across-testbed[agents]'",
-            needed=True,
         )
-    return Check("torch", "ok", f"version {version} in {sys.prefix}", needed=True)
+    return Check("torch", "ok", f"version {version} in {sys.prefix}")
 
 
 def _containers() -> Iterator[Check]:
@@ -323,15 +350,110 @@ def _machine() -> Iterator[Check]:
         "ok" if enough else "limited",
         f"{memory / 1e9:.1f} GB available" + ("" if enough else "; four ranks with torch take about 1.5 GB"),
     )
-    clock = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
-    quick = clock in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "unknown")
-    yield Check(
-        "clock source",
-        "ok" if quick else "limited",
-        clock + ("" if quick else ": slow to read, delays are measured less exactly"),
-    )
     control = _read("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
     yield Check("congestion control", "ok", f"{control}: what a lab's namespaces begin with; runs record it")
+
+
+def _clock() -> Iterator[Check]:
+    """What delays are measured with: the clock, and how late a sleeping process wakes."""
+    name = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
+    others = _read("/sys/devices/system/clocksource/clocksource0/available_clocksource").split()
+    cost_s = _least(_read_cost_s, 5)
+    resolution_s = time.clock_getres(time.CLOCK_MONOTONIC)
+    good = cost_s < _CLOCK_COST_S and resolution_s <= _CLOCK_RESOLUTION_S
+    better = next((it for it in _QUICK_CLOCKS if it in others and it != name), "")
+    yield Check(
+        "clock source",
+        "ok" if good else "limited",
+        f"{name}, {resolution_s * 1e9:.0f} ns fine, {cost_s * 1e9:.0f} ns to read"
+        + ("" if good else ": delays are measured less exactly"),
+        f"echo {better} > /sys/devices/system/clocksource/clocksource0/current_clocksource"
+        if better and not good
+        else "",
+    )
+    late = sorted(_overshoot_s() for _ in range(_SLEEPS))
+    least, median = late[0], late[len(late) // 2]
+    slack_ns = _read("/proc/self/timerslack_ns")
+    prompt = median < _LATE_S
+    yield Check(
+        "timers",
+        "ok" if prompt else "limited",
+        f"a sleep of 1 ms ends {least * 1e6:.0f} us late at least, {median * 1e6:.0f} us by the median"
+        + (f"; slack {int(slack_ns) / 1e3:g} us" if slack_ns.isdigit() else ""),
+        "" if prompt else "stop what loads this machine, or give it cores of its own",
+    )
+
+
+def _read_cost_s() -> float:
+    began = time.perf_counter()
+    for _ in range(1000):
+        time.monotonic_ns()
+    return (time.perf_counter() - began) / 1000
+
+
+def _overshoot_s() -> float:
+    began = time.monotonic()
+    time.sleep(1e-3)
+    return time.monotonic() - began - 1e-3
+
+
+def _least(work: Callable[[], float], times: int) -> float:
+    return min(work() for _ in range(times))
+
+
+def _headroom() -> Iterator[Check]:
+    """CPU that others leave, over a tenth of a second, and what a hypervisor takes."""
+    before = _cpu_ticks()
+    time.sleep(_WATCH_S)
+    spent = [after - start for start, after in zip(before, _cpu_ticks(), strict=True)]
+    total = sum(spent) or 1
+    idle, stolen = (spent[3] + spent[4]) / total, spent[7] / total
+    load = os.getloadavg()[0]
+    calm = idle >= _IDLE_SHARE and stolen <= _STOLEN_SHARE
+    yield Check(
+        "CPU headroom",
+        "ok" if calm else "limited",
+        f"{100 * idle:.0f} % idle, {100 * stolen:.0f} % stolen by the hypervisor, load {load:.1f}"
+        + ("" if calm else ": fibers may be late"),
+        "" if calm else "stop what loads this machine; certify again when it is calm",
+    )
+
+
+def _cpu_ticks() -> list[int]:
+    """user, nice, system, idle, iowait, irq, softirq, steal of all cores (proc_stat(5))."""
+    return [int(word) for word in _read("/proc/stat").splitlines()[0].split()[1:9]]
+
+
+def _limits() -> Iterator[Check]:
+    yield Check("ports of a bridge", "ok", f"{BRIDGE_PORTS}: most nodes of a site, and most of a lab")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    yield _limit("open files", files, _FILES, "keeper and fiberd hold some per link", f"ulimit -Hn {_FILES}")
+    for key, least, purpose in _SYSCTLS:
+        value = _read("/proc/sys/" + key.replace(".", "/"))
+        if value.isdigit():
+            yield _limit(key.rpartition(".")[2], int(value), least, purpose, f"sysctl -w {key}={least}")
+    pids = _read("/sys/fs/cgroup/pids.max") or _read("/sys/fs/cgroup/pids/pids.max") or "max"
+    yield _limit(
+        "pids of the cgroup",
+        int(pids) if pids.isdigit() else resource.RLIM_INFINITY,
+        _PIDS,
+        "a process and its threads per rank",
+        "raise pids.max of the cgroup (docker run --pids-limit)",
+    )
+    groups = _read("/sys/fs/cgroup/cgroup.controllers")
+    version = "v2" if groups else "v1" if Path("/sys/fs/cgroup/cpu").is_dir() else ""
+    yield Check("cgroup", "ok" if version else "limited", version or "none mounted; nothing of a lab depends on it")
+
+
+def _limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
+    enough = value == resource.RLIM_INFINITY or value >= least
+    shown = "unlimited" if value == resource.RLIM_INFINITY else str(value)
+    return Check(
+        name,
+        "ok" if enough else "limited",
+        shown + (f": {purpose}" if enough else f", less than {least}: {purpose}"),
+        "" if enough else fix,
+    )
 
 
 def _available_memory_bytes() -> int:

@@ -100,10 +100,62 @@ def test_torch_is_asked_for_without_importing_it(checks: dict[str, Check], monke
         raise probe.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(probe.metadata, "version", absent)
-    told = next(check for check in probe.probe() if check.name == "torch")
+    found = [*(check for check in checks.values() if check.name != "torch"), probe._torch()]
+    told = found[-1]
     assert told.state == "missing"
-    assert told.needed
+    assert "fibers come up" in told.detail
     assert "pip install" in told.fix
+    assert can_run(found) == can_run([*checks.values()]), "fibers need no torch"
+    assert not probe.can_train(found)
+
+
+def test_without_nsenter_or_setpriv_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "setpriv" else which(name))
+    found = tuple(probe._tools())
+    told = next(check for check in found if check.name == "nsenter, setpriv")
+    assert (told.state, told.fix) == ("missing", "apt-get install util-linux")
+    assert "setpriv not found" in told.detail
+    assert not can_run(found)
+
+
+def test_limits_are_those_of_the_host(checks: dict[str, Check]) -> None:
+    """The oracles are sysctl(8) and the shell's ulimit."""
+
+    def said(*argv: str) -> str:
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    for key in ("net.core.netdev_max_backlog", "net.core.rmem_max", "kernel.pid_max"):
+        name = key.rpartition(".")[2]
+        assert checks[name].detail.startswith(Path("/proc/sys", *key.split(".")).read_text().strip())
+    assert checks["open files"].detail.startswith(said("sh", "-c", "ulimit -Hn"))
+
+
+def test_a_limit_that_is_too_low_is_said_with_its_cure() -> None:
+    low = probe._limit("open files", 100, 4096, "a reason", "ulimit -Hn 4096")
+    assert (low.state, low.fix) == ("limited", "ulimit -Hn 4096")
+    assert probe._limit("open files", 4096, 4096, "a reason", "ulimit -Hn 4096").state == "ok"
+    assert probe._limit("open files", -1, 4096, "a reason", "ulimit -Hn 4096").detail.startswith("unlimited")
+
+
+def test_the_clock_is_the_kernels(checks: dict[str, Check]) -> None:
+    source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    assert checks["clock source"].detail.startswith(source)
+    assert "late at least" in checks["timers"].detail
+
+
+def test_a_slow_clock_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_read_cost_s", lambda: 2e-6)
+    assert next(iter(probe._clock())).state == "limited"
+
+
+def test_a_machine_without_headroom_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = iter(([0] * 8, [90, 0, 0, 10, 0, 0, 0, 0], [0] * 8, [0, 0, 0, 80, 0, 0, 0, 20]))
+    monkeypatch.setattr(probe, "_cpu_ticks", lambda: next(busy))
+    (told,) = probe._headroom()
+    assert (told.state, "10 % idle" in told.detail) == ("limited", True)
+    (told,) = probe._headroom()
+    assert (told.state, "20 % stolen" in told.detail) == ("limited", True)
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="drops capabilities")
