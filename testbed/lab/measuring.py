@@ -35,6 +35,8 @@ SETTLE_S = 0.05
 TRAINS = 3
 TRAIN_S = 0.02
 """A train of this duration on the wire, as far as the queue holds it."""
+MOST_TRAIN_BYTES = 20_000_000
+"""Enough for what no computer forwards to show; the 2 GB that 20 ms of 800 Gb/s are would take a second."""
 JITTERS_OF_TRAIN = 40
 """A train lasts so many times its path's jitter, which moves its ends."""
 
@@ -230,11 +232,10 @@ class Measuring:
         seen = 1.0 - target.corrupt if target.corrupt_survives else 1.0
         slack = 4.0 * target.jitter_s / train_s
         patience_s = longest_s(target)
+        wire_bytes = min(MOST_TRAIN_BYTES, int(target.rate_bps * train_s / 8))
         measured: list[float] = []
         for _ in range(TRAINS):
-            found = trains.rate(
-                probe, link.mtu, int(target.rate_bps * train_s / 8), target.rate_bps, patience_s, target.overhead_bytes
-            )
+            found = trains.rate(probe, link.mtu, wire_bytes, target.rate_bps, patience_s, target.overhead_bytes)
             if found is None:
                 continue
             measured.append(found / seen)

@@ -16,6 +16,7 @@ import oracle
 import pytest
 
 import testbed
+from testbed.host import agents
 from testbed.lab import state
 
 pytestmark = [pytest.mark.netns]
@@ -193,3 +194,31 @@ def test_every_page_of_a_program_launched_on_an_uncertified_lab_says_so(
     assert document["certificate"]["verdict"] == "outside tolerance"
     assert "more than 5% off" in "".join(document["certificate"]["why"])
     assert document["verdict"] != "pass"
+
+
+IMPOSSIBLE = ("run", "intra-metro-5km", "--set", "scale=1", "--steps", "3")
+"""800 Gb/s, unscaled: it fails the certificate, and nothing else."""
+
+
+@pytest.mark.skipif(bool(agents.missing()), reason="a run trains, and there are no training agents here")
+def test_a_run_is_refused_unless_the_user_insists_and_then_every_page_says_so(
+    command: oracle.Command, lab_name: str, tmp_path: Path, state_folder: Path
+) -> None:
+    words = (*IMPOSSIBLE, "--name", lab_name, "--runs", str(tmp_path))
+    refused = command(*words)
+    assert refused.returncode == 1
+    assert "outside tolerance: north:" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert oracle.left_behind(lab_name, state_folder) == []
+
+    insisted = command(*words, "--allow-uncertified", timeout_s=120.0)
+    assert insisted.returncode == 1, "what ran on uncertified fibers is no pass"
+    (run,) = tmp_path.iterdir()
+    page, text = (run / "index.html").read_text(), (run / "report.md").read_text()
+    document = json.loads((run / "report.json").read_text())
+    assert "Uncertified" in page
+    assert "Uncertified" in text
+    assert document["run"]["uncertified"] is True
+    assert document["verdict"] == "fail"
+    assert {each["id"]: each["answer"] for each in document["answers"]}["fidelity"] == "no"
+    assert document["training"]["steps_committed"] == 3

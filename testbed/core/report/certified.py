@@ -108,7 +108,9 @@ def headroom(certificate: Certificate | None, host: Machine) -> str:
     if certificate is not None and certificate.took_s is not None:
         said.append(f"{words.share(certificate.headroom.free)} while it was certified")
     if host.cpu_headroom is not None:
-        least = f" (5 % of the time less than {words.share(host.cpu_headroom_least)})"
+        least = ""
+        if host.cpu_headroom_least is not None and host.cpu_headroom_least < host.cpu_headroom:
+            least = f" (5 % of the time less than {words.share(host.cpu_headroom_least)})"
         said.append(f"{words.share(host.cpu_headroom)} at the median while the job ran{least}")
     return f"CPU headroom: {', '.join(said)}." if said else ""
 
