@@ -169,3 +169,35 @@ def test_the_oracle_can_find_a_circle() -> None:
     ]
     with pytest.raises(Loop):
         list(walk(topology, table_of(wrong), frozenset(), "east", "west", 0))
+
+
+@pytest.mark.parametrize("cut", ["s01-s02", "s16-s17", "s40-s41"])
+def test_no_packet_goes_in_a_circle_from_where_a_detour_was_just_laid_or_taken_away(cut: str) -> None:
+    """One route after the other, laid in order and taken away backwards: after each, packets from there arrive."""
+    ring = catalog.load_topology("ring-64")
+    healthy: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for route in routing.routes(ring):
+        if route.hops:
+            healthy.setdefault((route.namespace, route.destination), []).append((route.metric, route.hops[0][1]))
+    homes = {str(net): site.name for site in ring.sites for net in Addressing(ring).site_networks(site.name)}
+    between = {it.name: it.between for it in ring.links}
+    detours: dict[tuple[str, str], str] = {}
+
+    def arrives(site: str, destination: str, dark: str) -> bool:
+        for _ in range(len(ring.sites)):
+            if site == homes[destination]:
+                return True
+            key = f"{site}-gw", destination
+            lit = [name for _, name in sorted(healthy[key]) if name != dark]
+            here, there = between[detours.get(key) or lit[0]]
+            site = there if site == here else here
+        return False
+
+    order = routing.detours(ring, frozenset([cut]))
+    assert order
+    for route in order:
+        detours[route.namespace, route.destination] = route.hops[0][1]
+        assert arrives(route.namespace.removesuffix("-gw"), route.destination, cut), route
+    for route in reversed(order):
+        del detours[route.namespace, route.destination]
+        assert arrives(route.namespace.removesuffix("-gw"), route.destination, ""), route
