@@ -33,7 +33,7 @@ class EmulatorHand:
         plant = self._driver.path(step.plant)
         emulator: Emulator
         if step.emulator == "netem":
-            emulator = Netem.start(plant, step.directions, self._senders(step.directions))
+            emulator = Netem.start(plant, step.directions, self._senders(step.directions), step.seed)
         else:
             emulator = Fiberd.start(plant, step.directions, step.seed, self._log)
         self.emulator = emulator
