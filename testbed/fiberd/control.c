@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 static const uint64_t MAX_DELAY_NS = 60 * NANOSECONDS;
+static const double MAX_CORRELATION = 1 - 0x1p-53;
 static const double MIN_RATE_BPS = 1000, MAX_RATE_BPS = 1e13;
 
 /* ---- answers -------------------------------------------------------------------------------------------------------- */
@@ -65,6 +66,20 @@ static bool parse_rate(const char *text, double *value) {
     return parse_number(text, 0, MAX_RATE_BPS, value) && (*value <= 0 || *value >= MIN_RATE_BPS);
 }
 
+static bool parse_flag(const char *text, bool *value) {
+    *value = text[0] == '1';
+    return (text[0] == '0' || text[0] == '1') && text[1] == '\0';
+}
+
+static bool parse_distribution(const char *text, enum distribution *value) {
+    for (unsigned i = 0; i < DISTRIBUTIONS; i++) {
+        *value = (enum distribution)i;
+        if (strcmp(text, distribution_names[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* One KEY=VALUE of `set`. False and why. */
 static bool set_key(struct impairment *impairment, char *word, char *why, size_t why_bytes) {
     char *value = strchr(word, '=');
@@ -89,8 +104,52 @@ static bool set_key(struct impairment *impairment, char *word, char *why, size_t
     } else if (strcmp(word, "memory_bytes") == 0) {
         if (!parse_integer(value, 1, UINT64_MAX, &impairment->memory_bytes))
             expected = "an integer from 1";
+    } else if (strcmp(word, "overhead_bytes") == 0) {
+        if (!parse_integer(value, 0, 256, &impairment->overhead_bytes))
+            expected = "an integer from 0 to 256";
+    } else if (strcmp(word, "jitter_ns") == 0) {
+        if (!parse_integer(value, 0, MAX_DELAY_NS, &impairment->jitter_ns))
+            expected = "an integer from 0 to 60000000000";
+    } else if (strcmp(word, "reorder_by_ns") == 0) {
+        if (!parse_integer(value, 0, MAX_DELAY_NS, &impairment->reorder_by_ns))
+            expected = "an integer from 0 to 60000000000";
+    } else if (strcmp(word, "p") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->p))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "r") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->r))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "h") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->h))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "k") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->k))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "corrupt") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->corrupt))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "duplicate") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->duplicate))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "reorder") == 0) {
+        if (!parse_number(value, 0, 1, &impairment->reorder))
+            expected = "a number from 0 to 1";
+    } else if (strcmp(word, "correlation") == 0) {
+        if (!parse_number(value, 0, MAX_CORRELATION, &impairment->correlation))
+            expected = "a number from 0 to below 1";
+    } else if (strcmp(word, "jitter_reorders") == 0) {
+        if (!parse_flag(value, &impairment->jitter_reorders))
+            expected = "0 or 1";
+    } else if (strcmp(word, "corrupt_survives") == 0) {
+        if (!parse_flag(value, &impairment->corrupt_survives))
+            expected = "0 or 1";
+    } else if (strcmp(word, "distribution") == 0) {
+        if (!parse_distribution(value, &impairment->distribution))
+            expected = "uniform, normal, pareto or paretonormal";
     } else {
-        snprintf(why, why_bytes, "%s: no such key; there is delay_ns, rate_bps, queue_bytes, loss, memory_bytes", word);
+        snprintf(why, why_bytes, "%s: no such key; there is delay_ns, rate_bps, queue_bytes, loss, memory_bytes, "
+                 "overhead_bytes, jitter_ns, distribution, correlation, jitter_reorders, p, r, h, k, corrupt, "
+                 "corrupt_survives, duplicate, reorder, reorder_by_ns", word);
         return false;
     }
     if (expected)
@@ -106,12 +165,16 @@ static void do_set(struct control *control, char **words) {
         return;
     }
     struct impairment impairment = fiber->impairment;
-    char why[256];
+    char why[512];
     for (char *word; (word = strtok_r(NULL, " ", words));) {
         if (!set_key(&impairment, word, why, sizeof why)) {
             answer(control, "error %s: %s\n", fiber->name, why);
             return;
         }
+    }
+    if (impairment.p > 0 && (impairment.r <= 0 || impairment.loss > 0)) {
+        answer(control, "error %s: p: a chain needs r above 0, and says loss by itself\n", fiber->name);
+        return;
     }
     plant_set(control->plant, fiber, &impairment);
     answer(control, "ok\n");
@@ -148,6 +211,8 @@ static void do_stats(struct control *control) {
         for (unsigned cause = 0; cause < DROP_CAUSES; cause++)
             answer(control, " drop_%s=%" PRIu64, drop_cause_names[cause],
                    cause == DROP_RECEIVE ? plant_receive_drops(fiber) : stats->drops[cause]);
+        answer(control, " corrupted=%" PRIu64 " duplicated=%" PRIu64 " held_back=%" PRIu64, stats->corrupted,
+               stats->duplicated, stats->held_back);
         answer(control, " queue_bytes=%" PRIu64 " in_flight_packets=%" PRIu64 " lateness_bounds_us=",
                fiber_backlog(fiber, now), fiber->packets_under_way);
         for (unsigned bin = 0; bin < LATENESS_BOUNDS; bin++)

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-const char *const drop_cause_names[DROP_CAUSES] = {"loss", "queue", "memory", "transmit", "receive", "down"};
+const char *const drop_cause_names[DROP_CAUSES] = {"loss", "corrupt", "queue", "memory", "transmit", "receive", "down"};
 
 const uint32_t lateness_bounds_us[LATENESS_BOUNDS] = {1,    2,    5,     10,    20,    50,    100,    200,
                                                       500,  1000, 2000,  5000,  10000, 20000, 50000,  100000};
@@ -18,37 +18,18 @@ static const double SLICE_NS = 100e3;
 
 static const uint64_t NEVER = UINT64_MAX;
 
-/* ---- chance --------------------------------------------------------------------------------------------------------- */
-
-/* SplitMix64 (Steele, Lea, Flood 2014). */
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
-/* How many segments pass before the next lost one: geometric, so that a draw is needed per loss, not per segment. */
-static void draw_until_loss(struct fiber *fiber) {
-    const double p = fiber->impairment.loss;
-    if (p <= 0) {
-        fiber->until_loss = NEVER;
-        return;
-    }
-    const double uniform = (double)(random_next(&fiber->random_state) >> 11) * 0x1p-53; /* [0, 1) */
-    const double passing = floor(log1p(-uniform) / log1p(-p));
-    fiber->until_loss = passing < 1e18 ? (uint64_t)passing : NEVER;
-}
-
-/* Every direction has a stream of its own, whatever the order in which they were added (FNV-1a of the name). */
-static uint64_t seed_of(const char *name, uint64_t seed) {
-    uint64_t hash = 0xcbf29ce484222325ull ^ seed;
-    for (; *name; name++)
-        hash = (hash ^ (uint8_t)*name) * 0x100000001b3ull;
-    return hash;
-}
-
 /* ---- set-up and change ---------------------------------------------------------------------------------------------- */
+
+static void set_chances(struct fiber *fiber) {
+    const struct impairment *it = &fiber->impairment;
+    if (it->p > 0)
+        chain_set(&fiber->loss, it->p, it->r, it->h, it->k);
+    else
+        chain_set(&fiber->loss, 0, 0, 0, 1 - it->loss);
+    chain_set(&fiber->corrupt, 0, 0, 0, 1 - it->corrupt);
+    chain_set(&fiber->duplicate, 0, 0, 0, 1 - it->duplicate);
+    chain_set(&fiber->reorder, 0, 0, 0, 1 - it->reorder);
+}
 
 void fiber_init(struct fiber *fiber, const char *name, struct port *ingress, struct port *egress, uint64_t seed) {
     memset(fiber, 0, sizeof *fiber);
@@ -56,52 +37,109 @@ void fiber_init(struct fiber *fiber, const char *name, struct port *ingress, str
     fiber->ingress = ingress;
     fiber->egress = egress;
     fiber->tail = &fiber->head;
-    fiber->random_state = seed_of(name, seed);
-    fiber->until_loss = NEVER;
+    struct chain *const chains[] = {&fiber->loss, &fiber->corrupt, &fiber->duplicate, &fiber->reorder};
+    for (unsigned kind = CHANCE_LOSS; kind <= CHANCE_REORDER; kind++)
+        chains[kind]->random = chance_seed(name, seed, kind);
+    fiber->jitter_random = chance_seed(name, seed, CHANCE_JITTER);
+    fiber->bit_random = chance_seed(name, seed, CHANCE_BIT);
+    fiber->last_uniform[0] = fiber->last_uniform[1] = 0.5;
     fiber->impairment.memory_bytes = 256ull << 20;
+    fiber->impairment.overhead_bytes = WIRE_OVERHEAD_BYTES;
+    fiber->impairment.distribution = JITTER_NORMAL;
+    fiber->impairment.k = 1;
+    set_chances(fiber);
 }
 
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* Append what enters the fiber at `depart`. */
+/* When a packet that enters at `depart` leaves. Only what is held back may be overtaken, unless jitter reorders. */
 static void schedule(struct fiber *fiber, struct frame *frame, uint64_t depart) {
+    const int64_t travel = (int64_t)fiber->impairment.delay_ns + frame->extra_ns;
     frame->depart = depart;
-    frame->due = fiber->last_due = later(depart + fiber->impairment.delay_ns, fiber->last_due);
+    frame->due = depart + (travel > 0 ? (uint64_t)travel : 0); /* never sent before it was there */
+    if (frame->held)
+        return;
+    if (!fiber->impairment.jitter_reorders)
+        frame->due = later(frame->due, fiber->last_due);
+    fiber->last_due = later(fiber->last_due, frame->due);
 }
 
 void fiber_set(struct fiber *fiber, const struct impairment *impairment, uint64_t now) {
     const struct impairment old = fiber->impairment;
     fiber->impairment = *impairment;
-    if (impairment->loss != old.loss)
-        draw_until_loss(fiber);
+    set_chances(fiber);
 
     /* What waits at the old rate waits in proportion at the new one; an unlimited rate lets it go now. */
     const double stretch = impairment->rate_bps > 0 ? old.rate_bps / impairment->rate_bps : 0;
+    struct frame **waiting = &fiber->head;
     uint64_t last_due = 0;
-    struct frame *frame = fiber->head;
-    for (; frame && frame->depart <= now; frame = frame->next)
-        last_due = frame->due;
-    if (!frame)
+    for (; *waiting && (*waiting)->depart <= now; waiting = &(*waiting)->next)
+        last_due = (*waiting)->due;
+    if (fiber->next_free <= now)
         return; /* nothing waits; last_due and next_free are in order */
+    fiber->next_free = now + (uint64_t)((double)(fiber->next_free - now) * stretch);
     fiber->last_due = last_due;
-    for (; frame; frame = frame->next)
+    const uint64_t first = *waiting ? (*waiting)->sequence : UINT64_MAX;
+    uint64_t last_stray = 0;
+    for (size_t i = 0; i < fiber->strays.count; i++) {
+        struct frame *frame = fiber->strays.frames[i];
+        if (frame->depart > now) { /* it was asked to leave its order already */
+            const int64_t travel = (int64_t)impairment->delay_ns + frame->extra_ns;
+            frame->depart = now + (uint64_t)((double)(frame->depart - now) * stretch);
+            frame->due = frame->depart + (travel > 0 ? (uint64_t)travel : 0);
+        }
+        if (!frame->held && frame->sequence < first)
+            fiber->last_due = later(fiber->last_due, frame->due);
+        if (!frame->held)
+            last_stray = later(last_stray, frame->due);
+    }
+    strays_order(&fiber->strays);
+    /* The list stays in order whatever its jitter: it was in order when it was asked for. */
+    for (struct frame *frame = *waiting; frame; frame = frame->next) {
         schedule(fiber, frame, now + (uint64_t)((double)(frame->depart - now) * stretch));
-    if (fiber->next_free > now)
-        fiber->next_free = now + (uint64_t)((double)(fiber->next_free - now) * stretch);
+        frame->due = fiber->tail_due = later(frame->due, last_due);
+        last_due = frame->due;
+    }
+    fiber->last_due = later(later(fiber->last_due, last_due), last_stray);
 }
 
 /* ---- the way in ----------------------------------------------------------------------------------------------------- */
 
-static void enqueue(struct fiber *fiber, struct frame *frame, uint32_t wire_bytes, uint64_t arrival) {
+static int64_t draw_jitter(struct fiber *fiber) {
+    const struct impairment *it = &fiber->impairment;
+    for (unsigned i = 0; i < 2; i++) /* always both: the stream does not depend on the distribution */
+        fiber->last_uniform[i] = (1 - it->correlation) * chance_uniform(&fiber->jitter_random) +
+                                 it->correlation * fiber->last_uniform[i];
+    return (int64_t)((double)it->jitter_ns *
+                     distribution_quantile(it->distribution, fiber->last_uniform[0], fiber->last_uniform[1]));
+}
+
+static uint32_t wire_bytes_of(const struct fiber *fiber, const struct packet_shape *shape, uint32_t first, uint32_t last) {
+    return packet_l2_bytes(shape, first, last) + (last - first) * (uint32_t)fiber->impairment.overhead_bytes;
+}
+
+/* There is room among the strays. */
+static void enqueue(struct fiber *fiber, struct frame *frame, uint32_t wire_bytes, uint64_t arrival, bool held) {
     uint64_t depart = arrival;
     if (fiber->impairment.rate_bps > 0) {
         depart = later(arrival, fiber->next_free) + (uint64_t)(wire_bytes * 8e9 / fiber->impairment.rate_bps);
         fiber->next_free = depart;
     }
+    frame->held = held;
+    frame->extra_ns = held ? (int64_t)fiber->impairment.reorder_by_ns : 0;
+    if (fiber->impairment.jitter_ns > 0)
+        frame->extra_ns += draw_jitter(fiber);
+    frame->sequence = fiber->sequence++;
     schedule(fiber, frame, depart);
-    frame->next = NULL;
-    *fiber->tail = frame;
-    fiber->tail = &frame->next;
+    if (held || fiber->impairment.jitter_reorders || (fiber->head && frame->due < fiber->tail_due)) {
+        strays_push(&fiber->strays, frame);
+    } else {
+        frame->next = NULL;
+        *fiber->tail = frame;
+        fiber->tail = &frame->next;
+        fiber->tail_due = frame->due;
+    }
+    fiber->stats.held_back += held ? frame->segments : 0;
     fiber->packets_under_way++;
     fiber->memory_used += frame_cost(frame);
 }
@@ -114,21 +152,29 @@ static uint32_t queue_room(const struct fiber *fiber, const struct packet_shape 
         return last - first;
     const uint64_t backlog = fiber_backlog(fiber, arrival);
     const uint64_t room = limit > backlog ? limit - backlog : 0;
-    if (packet_wire_bytes(shape, first, last) <= room)
+    if (wire_bytes_of(fiber, shape, first, last) <= room)
         return last - first;
-    return last - first == 1 ? 0 : (uint32_t)(room / packet_wire_bytes(shape, 0, 1)); /* the first is no shorter than others */
+    return last - first == 1 ? 0 : (uint32_t)(room / wire_bytes_of(fiber, shape, 0, 1)); /* the first is no shorter than others */
 }
 
-/* Segments [first, last) of `whole` have survived: queue them, in pieces if need be. True when `whole` itself was taken. */
+/* What chance has decided on the segments that are admitted; flipping is of a single one. */
+struct fate {
+    bool held, flipped, may_take;
+};
+
+/* Segments [first, last) of `whole` have survived: queue them, in pieces if need be. True when `whole` itself was taken, which only `may_take` allows.
+ * Under jitter each segment goes by itself, for each has its own; without, a piece leaves as its segments would. */
 static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_shape *shape, uint32_t first, uint32_t last,
-                  uint64_t arrival) {
+                  uint64_t arrival, struct fate fate) {
     uint32_t piece = last - first;
     const double rate = fiber->impairment.rate_bps;
     if (piece > 1 && rate > 0 && rate < SLICE_BELOW_BPS) {
-        const double segment_ns = packet_wire_bytes(shape, 0, 1) * 8e9 / rate;
+        const double segment_ns = wire_bytes_of(fiber, shape, 0, 1) * 8e9 / rate;
         const uint32_t fitting = segment_ns < SLICE_NS ? (uint32_t)(SLICE_NS / segment_ns) : 1;
         piece = piece < fitting ? piece : fitting;
     }
+    if (fiber->impairment.jitter_ns > 0)
+        piece = 1;
     while (first < last) {
         uint32_t end = last - first < piece ? last : first + piece;
         const uint32_t room = queue_room(fiber, shape, first, end, arrival);
@@ -136,22 +182,36 @@ static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_
         if (full)
             end = first + room;
         if (end > first) {
-            const bool is_whole = first == 0 && end == shape->segments;
-            const size_t length = is_whole ? whole->length : packet_slice_length(shape, first, end);
+            const bool all = first == 0 && end == shape->segments, is_whole = all && fate.may_take;
+            const size_t length = all ? whole->length : packet_slice_length(shape, first, end);
             struct frame *frame = is_whole ? whole : frame_get(length);
-            if (!frame || fiber->memory_used + frame_cost(frame) > fiber->impairment.memory_bytes) {
+            if (!frame || !strays_reserve(&fiber->strays) ||
+                fiber->memory_used + frame_cost(frame) > fiber->impairment.memory_bytes) {
                 fiber->stats.drops[DROP_MEMORY] += last - first;
                 if (frame && frame != whole)
                     frame_put(frame);
                 return false;
             }
-            if (frame != whole) {
+            if (frame != whole && all) {
+                memcpy(frame_packet(frame), frame_packet(whole), length);
+                frame->length = (uint32_t)length;
+            } else if (frame != whole) {
                 packet_slice(frame_packet(whole), shape, first, end, frame_packet(frame));
                 frame->length = (uint32_t)length;
             }
             frame->segments = end - first;
             frame->l2_bytes = packet_l2_bytes(shape, first, end);
-            enqueue(fiber, frame, packet_wire_bytes(shape, first, end), arrival);
+            if (fate.flipped) {
+                if (!packet_complete_checksum(frame_packet(frame), frame->length)) {
+                    fiber->stats.drops[DROP_CORRUPT] += end - first; /* no receiver could tell that it is wrong */
+                    if (frame != whole)
+                        frame_put(frame);
+                    return false;
+                }
+                packet_flip_bit(frame_packet(frame), frame->length, chance_next(&fiber->bit_random));
+                fiber->stats.corrupted++;
+            }
+            enqueue(fiber, frame, wire_bytes_of(fiber, shape, first, end), arrival, fate.held);
             if (is_whole)
                 return true;
         }
@@ -162,6 +222,28 @@ static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_
         }
     }
     return false;
+}
+
+/* Chance has something for segment `first`. True when the frame itself was taken. */
+static bool receive_hit(struct fiber *fiber, struct frame *frame, const struct packet_shape *shape, uint32_t first,
+                        uint64_t arrival, const bool *hit) {
+    const bool lost = hit[CHANCE_LOSS], doubled = hit[CHANCE_DUPLICATE];
+    if (lost && !doubled) {
+        fiber->stats.drops[DROP_LOSS]++;
+        return false;
+    }
+    struct fate fate = {.held = hit[CHANCE_REORDER], .may_take = !doubled || lost};
+    fate.flipped = hit[CHANCE_CORRUPT] && fiber->impairment.corrupt_survives;
+    bool taken = false;
+    if (hit[CHANCE_CORRUPT] && !fate.flipped)
+        fiber->stats.drops[DROP_CORRUPT]++;
+    else
+        taken = admit(fiber, frame, shape, first, first + 1, arrival, fate);
+    if (doubled && !lost) { /* both: one copy, as in netem_enqueue() */
+        fiber->stats.duplicated++;
+        taken = admit(fiber, frame, shape, first, first + 1, arrival, (struct fate){.may_take = true});
+    }
+    return taken;
 }
 
 void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival) {
@@ -176,21 +258,25 @@ void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival) {
         frame_put(frame);
         return;
     }
+    struct chain *const chains[] = {&fiber->loss, &fiber->corrupt, &fiber->duplicate, &fiber->reorder};
+    enum { CHAINS = sizeof chains / sizeof chains[0] };
     bool taken = false;
-    uint32_t first = 0;
-    while (first < shape.segments) {
-        const uint32_t left = shape.segments - first;
-        const uint32_t passing = fiber->until_loss < left ? (uint32_t)fiber->until_loss : left;
-        if (passing > 0)
-            taken = admit(fiber, frame, &shape, first, first + passing, arrival);
-        if (fiber->until_loss != NEVER)
-            fiber->until_loss -= passing;
-        first += passing;
-        if (first < shape.segments) {
-            fiber->stats.drops[DROP_LOSS]++;
-            first++;
-            draw_until_loss(fiber);
+    for (uint32_t first = 0; first < shape.segments;) {
+        uint32_t passing = shape.segments - first;
+        bool hit[CHAINS];
+        for (unsigned i = 0; i < CHAINS; i++) {
+            const uint64_t until = chain_passing(chains[i]);
+            hit[i] = until == 0;
+            passing = until < passing ? (uint32_t)until : passing;
         }
+        const uint32_t count = passing > 0 ? passing : 1;
+        for (unsigned i = 0; i < CHAINS; i++)
+            chain_advance(chains[i], count);
+        if (passing > 0)
+            taken = admit(fiber, frame, &shape, first, first + passing, arrival, (struct fate){.may_take = true});
+        else
+            taken = receive_hit(fiber, frame, &shape, first, arrival, hit);
+        first += count;
     }
     if (!taken)
         frame_put(frame);
@@ -199,7 +285,26 @@ void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival) {
 /* ---- the way out ---------------------------------------------------------------------------------------------------- */
 
 uint64_t fiber_next(const struct fiber *fiber) {
-    return fiber->head ? later(fiber->head->due, fiber->retry_at) : NEVER;
+    uint64_t due = fiber->head ? fiber->head->due : NEVER;
+    if (fiber->strays.count > 0 && fiber->strays.frames[0]->due < due)
+        due = fiber->strays.frames[0]->due;
+    return due == NEVER ? NEVER : later(due, fiber->retry_at);
+}
+
+void fiber_merge(struct fiber *fiber, uint64_t now) {
+    struct frame **at = &fiber->head;
+    while (fiber->strays.count > 0 && fiber->strays.frames[0]->due <= now) {
+        struct frame *frame = strays_pop(&fiber->strays);
+        while (*at && (*at)->due <= frame->due) /* strays come in order: never from the beginning again */
+            at = &(*at)->next;
+        frame->next = *at;
+        *at = frame;
+        at = &frame->next;
+        if (!frame->next) {
+            fiber->tail = &frame->next;
+            fiber->tail_due = frame->due;
+        }
+    }
 }
 
 static struct frame *take_head(struct fiber *fiber) {
@@ -236,6 +341,7 @@ void fiber_drop_head(struct fiber *fiber, enum drop_cause cause) {
 }
 
 void fiber_down(struct fiber *fiber, uint64_t now) {
+    fiber_merge(fiber, NEVER);
     while (fiber->head)
         fiber_drop_head(fiber, DROP_DOWN);
     fiber->next_free = 0;

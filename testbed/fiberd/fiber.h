@@ -1,17 +1,19 @@
-/* One direction of a fiber: loss, rate, queue, delay. A direction never reorders and never merges packets.
+/* One direction of a fiber. It never merges packets, and keeps their order unless it is asked to reorder.
  *
- * The path of a packet:  arrival -> loss (per MTU segment) -> queue (tail drop) -> serialisation at the rate (depart)
- *                        -> delay (due) -> sent. */
+ * The path of a packet:  arrival -> chance (per MTU segment) -> queue (tail drop) -> serialisation at the rate (depart)
+ *                        -> delay and jitter (due) -> sent. */
 #ifndef FIBERD_FIBER_H
 #define FIBERD_FIBER_H
 
+#include "chance.h"
 #include "frame.h"
+#include "strays.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum drop_cause { DROP_LOSS, DROP_QUEUE, DROP_MEMORY, DROP_TRANSMIT, DROP_RECEIVE, DROP_DOWN, DROP_CAUSES };
+enum drop_cause { DROP_LOSS, DROP_CORRUPT, DROP_QUEUE, DROP_MEMORY, DROP_TRANSMIT, DROP_RECEIVE, DROP_DOWN, DROP_CAUSES };
 extern const char *const drop_cause_names[DROP_CAUSES];
 
 enum { LATENESS_BOUNDS = 16 };
@@ -21,13 +23,24 @@ struct impairment {
     uint64_t delay_ns;
     double rate_bps;       /* bits per second on the wire; 0: unlimited */
     uint64_t queue_bytes;  /* limit of the waiting wire bytes; 0: none */
-    double loss;           /* probability per MTU segment */
+    double loss;           /* probability per MTU segment; 0 where there is a chain */
     uint64_t memory_bytes; /* hard limit of what all packets under way may occupy */
+    uint64_t overhead_bytes; /* of a segment on the wire beyond its frame */
+    uint64_t jitter_ns;
+    enum distribution distribution;
+    double correlation; /* of the jitter, in the uniform domain */
+    bool jitter_reorders;
+    double p, r, h, k; /* of the chain; p = 0: there is none */
+    double corrupt;
+    bool corrupt_survives;
+    double duplicate, reorder;
+    uint64_t reorder_by_ns;
 };
 
 struct fiber_stats {
     uint64_t packets, segments, bytes; /* delivered; bytes are L2 */
     uint64_t drops[DROP_CAUSES];       /* MTU segments */
+    uint64_t corrupted, duplicated, held_back; /* MTU segments */
     uint64_t lateness[LATENESS_BOUNDS + 1];
 };
 
@@ -39,13 +52,17 @@ struct fiber {
     struct fiber_stats stats;
 
     struct frame *head, **tail; /* under way, in order of due */
+    uint64_t tail_due;          /* of the last one in that list */
+    struct strays strays;       /* under way out of order */
+    uint64_t sequence;
     uint64_t packets_under_way;
     uint64_t memory_used;
     uint64_t next_free;      /* when the transmitter has sent all that waits */
     uint64_t last_due;       /* of the packet that came last: no later one may be due before it */
     uint64_t down_at;        /* what arrived until then was in flight when an end went down */
-    uint64_t random_state;
-    uint64_t until_loss;     /* segments that pass before the next one is lost */
+    struct chain loss, corrupt, duplicate, reorder;
+    uint64_t jitter_random, bit_random;
+    double last_uniform[2];  /* what correlated jitter remembers; the second is paretonormal's normal part */
     uint64_t retry_at;       /* egress was full: not before then */
     unsigned retries;
 };
@@ -61,6 +78,9 @@ void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival);
 
 /* When the first packet is to be sent; UINT64_MAX when there is none. */
 uint64_t fiber_next(const struct fiber *fiber);
+
+/* Put what is due at `now` of the packets out of order where it belongs in the list `head`, which is then all that is due. */
+void fiber_merge(struct fiber *fiber, uint64_t now);
 
 /* The first `count` frames were handed to the egress at `now`; take them off. */
 void fiber_sent(struct fiber *fiber, size_t count, uint64_t now);

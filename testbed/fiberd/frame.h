@@ -2,6 +2,7 @@
 #ifndef FIBERD_FRAME_H
 #define FIBERD_FRAME_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,6 +15,9 @@ struct frame {
     struct frame *next;
     uint64_t depart;    /* when its last bit has left the queue and enters the fiber */
     uint64_t due;       /* when it is to leave the fiber */
+    uint64_t sequence;  /* in which it came, within its direction */
+    int64_t extra_ns;   /* jitter and holding back: due is so much after depart + delay */
+    bool held;          /* held back by `reorder` */
     uint32_t length;    /* of the packet, virtio header included */
     uint32_t segments;  /* MTU segments that it stands for */
     uint32_t l2_bytes;  /* packet_l2_bytes() of it */

@@ -205,3 +205,34 @@ uint8_t *packet_restore_vlan(uint8_t *packet, size_t length, uint16_t tpid, uint
     memcpy(tagged, &vnet, sizeof vnet);
     return tagged;
 }
+
+bool packet_complete_checksum(uint8_t *packet, size_t length) {
+    struct virtio_net_hdr vnet;
+    if (length < VNET_HEADER_BYTES + ETHERNET_BYTES)
+        return false;
+    memcpy(&vnet, packet, sizeof vnet);
+    if (vnet.gso_type != VIRTIO_NET_HDR_GSO_NONE)
+        return false;
+    if (vnet.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM) {
+        uint8_t *frame = packet + VNET_HEADER_BYTES;
+        const size_t bytes = length - VNET_HEADER_BYTES;
+        const size_t at = (size_t)vnet.csum_start + vnet.csum_offset;
+        if (at + 2 > bytes)
+            return false;
+        uint64_t sum = 0; /* the field holds the pseudo header's, of whichever IP version */
+        for (size_t i = vnet.csum_start; i < bytes; i += 2)
+            sum += i + 1 < bytes ? get16(frame + i) : (uint16_t)(frame[i] << 8);
+        while (sum >> 16)
+            sum = (sum & 0xffff) + (sum >> 16);
+        const uint16_t checksum = (uint16_t)~sum;
+        /* In UDP 0 means that there is none (RFC 768); for the others the two are the same number. */
+        put16(frame + at, checksum == 0 && vnet.csum_offset == UDP_CHECKSUM_AT ? 0xffff : checksum);
+    }
+    memset(packet, 0, VNET_HEADER_BYTES); /* no flag that says "verified" stays either */
+    return true;
+}
+
+void packet_flip_bit(uint8_t *packet, size_t length, uint64_t random) {
+    const uint64_t bit = random % ((length - VNET_HEADER_BYTES) * 8);
+    packet[VNET_HEADER_BYTES + bit / 8] ^= (uint8_t)(1u << bit % 8);
+}

@@ -49,4 +49,11 @@ void packet_slice(const uint8_t *packet, const struct packet_shape *shape, uint3
  * afterwards. Returns the new beginning; the length grows by VLAN_TAG_BYTES. `length` must reach past both addresses. */
 uint8_t *packet_restore_vlan(uint8_t *packet, size_t length, uint16_t tpid, uint16_t tci);
 
+/* Complete the checksum that the sender left to its interface, and let the receiver verify it: afterwards the packet is
+ * what a real wire would carry. False, and nothing is changed, for a super-packet or where the fields make no sense. */
+bool packet_complete_checksum(uint8_t *packet, size_t length);
+
+/* Flip one bit of the Ethernet frame: `random` modulo their number. `length` reaches past the virtio header. */
+void packet_flip_bit(uint8_t *packet, size_t length, uint64_t random);
+
 #endif

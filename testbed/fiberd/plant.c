@@ -83,7 +83,9 @@ void plant_set(struct plant *plant, struct fiber *fiber, const struct impairment
     refresh_next(plant, fiber);
     plant->shortest_delay_ns = UINT64_MAX;
     for (size_t i = 0; i < plant->fiber_count; i++) {
-        const uint64_t delay = plant->fibers[i]->impairment.delay_ns;
+        const struct impairment *each = &plant->fibers[i]->impairment;
+        /* Jitter may make any packet as fast as light: then nothing is known to be far off. */
+        const uint64_t delay = each->jitter_ns > 0 ? 0 : each->delay_ns;
         plant->shortest_delay_ns = delay < plant->shortest_delay_ns ? delay : plant->shortest_delay_ns;
     }
 }
@@ -124,6 +126,7 @@ int plant_receive(struct plant *plant, size_t index) {
 static void send_due(struct fiber *fiber) {
     uint64_t now = now_ns();
     while (fiber_next(fiber) <= now) {
+        fiber_merge(fiber, now);
         size_t count = 0, bytes = 0;
         for (const struct frame *f = fiber->head; f && f->due <= now && count < PORT_BATCH; f = f->next) {
             if (count > 0 && bytes + f->length > SEND_BATCH_BYTES)

@@ -219,10 +219,28 @@ class Fiberd:
 
 
 def _set_line(name: str, impairment: Impairment) -> str:
-    return (
-        f"set {name} delay_ns={round(impairment.delay_s * 1e9)} rate_bps={impairment.rate_bps!r}"
-        f" queue_bytes={impairment.queue_bytes} loss={impairment.loss!r}"
-    )
+    chain = impairment.chain
+    values: dict[str, object] = {
+        "delay_ns": round(impairment.delay_s * 1e9),
+        "rate_bps": float(impairment.rate_bps),
+        "queue_bytes": impairment.queue_bytes,
+        "overhead_bytes": impairment.overhead_bytes,
+        "loss": 0.0 if chain else float(impairment.loss),
+        "p": float(chain.p) if chain else 0.0,
+        "r": float(chain.r) if chain else 0.0,
+        "h": float(chain.h) if chain else 0.0,
+        "k": float(chain.k) if chain else 1.0,
+        "jitter_ns": round(impairment.jitter_s * 1e9),
+        "distribution": impairment.jitter_distribution,
+        "correlation": float(impairment.jitter_correlation),
+        "jitter_reorders": int(impairment.jitter_reorders),
+        "corrupt": float(impairment.corrupt),
+        "corrupt_survives": int(impairment.corrupt_survives),
+        "duplicate": float(impairment.duplicate),
+        "reorder": float(impairment.reorder),
+        "reorder_by_ns": round(impairment.reorder_by_s * 1e9),
+    }
+    return f"set {name} " + " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def _scheduling(answer: Mapping[str, str]) -> str:
@@ -241,6 +259,9 @@ def _parse_stats(line: str) -> DirectionStats:
         bytes=int(values["bytes"]),
         drops={cause: int(values.get(f"drop_{cause}", 0)) for cause in DROP_CAUSES},
         queue_bytes=int(values["queue_bytes"]),
+        corrupted=int(values["corrupted"]),
+        duplicated=int(values["duplicated"]),
+        held_back=int(values["held_back"]),
         in_flight_packets=int(values["in_flight_packets"]),
         lateness_bounds_s=tuple(int(bound) / 1e6 for bound in values["lateness_bounds_us"].split(",")),
         lateness_counts=tuple(int(count) for count in values["lateness_counts"].split(",")),

@@ -138,7 +138,7 @@ def line(sanitized: Path) -> Iterator[Callable[[bytes], list[str]]]:
         (f"add {'x' * 64} a b", "error a name is too long"),
         ("set", "error set: no such direction"),
         ("set x loss=0", "error x: no such direction"),
-        ("x" * 2000, "error a line is too long"),
+        ("x" * 3000, "error a line is too long"),
     ],
 )
 def test_commands(line: Callable[[bytes], list[str]], command: str, answer: str) -> None:
