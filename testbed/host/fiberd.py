@@ -74,6 +74,8 @@ class Fiberd:
         Raises:
             MissingTool: it was not compiled. LabError: it would not start, with its words.
         """
+        # Before it starts: one that ends takes the ends down.
+        refuse_impossible({direction.name: direction.impairment for direction in directions})
         binary = find_binary()
         namespace = str(netns) if "/" in str(netns) else f"/run/netns/{netns}"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
