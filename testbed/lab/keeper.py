@@ -251,6 +251,7 @@ class Keeper:
         places = {gateway: self._driver.path(gateway) for gateway in watched}
         self._watch = CarrierWatch(places, watched, self._carrier_changed)
         self._watch.start()
+        routing.prepare(self._topology)
 
     def _carrier_changed(self, t: float, gateway: str, link: str, up: bool) -> None:
         self._events.add("carrier", t=t, link=link, site=gateway.removesuffix("-gw"), up=up)

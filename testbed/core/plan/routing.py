@@ -85,6 +85,11 @@ class _AtRest:
             yield Route(site.gateway, network, hops, metric)
 
 
+def prepare(topology: Topology) -> None:
+    """Reckon ahead of time what :func:`detours` needs of a healthy lab: 35 ms with 64 sites, which a cut cannot spare."""
+    _at_rest(topology)
+
+
 @lru_cache(maxsize=1)
 def _at_rest(topology: Topology) -> _AtRest:
     return _AtRest(topology)
