@@ -86,7 +86,7 @@ class _AtRest:
 
 
 def prepare(topology: Topology) -> None:
-    """Reckon ahead of time what :func:`detours` needs of a healthy lab: 35 ms with 64 sites, which a cut cannot spare."""
+    """Reckon ahead of time what :func:`detours` needs of a healthy lab: 35 ms with 64 sites, too long at a cut."""
     _at_rest(topology)
 
 
