@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
 
-from testbed.errors import MissingTool
-from testbed.host import fiberd, store
+from testbed.errors import MissingTool, TestbedError
+from testbed.host import containerlab, docker_client, fiberd, images, store
 
 __all__ = ["Check", "can_run", "can_train", "probe"]
 
@@ -328,9 +328,36 @@ def _torch() -> Check:
 
 
 def _containers() -> Iterator[Check]:
-    for name in ("docker", "containerlab"):
-        path = shutil.which(name)
-        yield Check(name, "ok" if path else "missing", path or "not needed: this version makes labs of namespaces")
+    """What the driver containerlab needs, each with the command that brings it; labs of namespaces do without."""
+    install, make_image = "sudo tools/install-containerlab.sh", "sudo testbed image build"
+    without = "labs are made of namespaces instead"
+    if docker_lacks := docker_client.why_not():
+        permitted = "no permission" not in docker_lacks
+        fix = install if permitted else _AS_ROOT
+        yield Check("docker", "limited", f"{_short(docker_lacks)}; {without}", fix)
+    else:
+        yield Check("docker", "ok", f"version {docker_client.client().version()['Version']} answers")
+    if containerlab_lacks := containerlab.missing():
+        yield Check("containerlab", "limited", f"{_short(containerlab_lacks)}; {without}", install)
+    else:
+        yield Check("containerlab", "ok", "new enough: it deploys what testbed render prints")
+    if docker_lacks:
+        return
+    try:
+        image_lacks = images.missing()
+    except TestbedError as error:
+        image_lacks = str(error)
+    if image_lacks:
+        yield Check("container image", "limited", f"{_short(image_lacks)}; {without}", make_image)
+    else:
+        yield Check("container image", "ok", f"{images.reference()}: --driver containerlab can be used, auto takes it")
+
+
+def _short(why: str) -> str:
+    """The first sentence, without the name that the table says anyway."""
+    return (
+        why.partition("; ")[0].removeprefix("docker is missing: ").replace("containerlab is missing", "not installed")
+    )
 
 
 # ---- the machine
