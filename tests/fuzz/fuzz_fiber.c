@@ -41,7 +41,7 @@ struct watched {
     uint64_t received, delivered, delivered_packets, delivered_bytes; /* received and delivered: segments */
     uint64_t down_at;
     bool went_down, send_failed;
-    uint32_t last_number, last_segment; /* the first that may come next, if order is kept */
+    uint32_t last_number, last_first, last_segment; /* what left last: packet, first segment, and the one after its last */
 
     /* One setting, beginning with an empty fiber: what left since, in ns at the rate. */
     bool measuring;
@@ -121,35 +121,104 @@ static void receive(unsigned direction, struct frame *frame, uint32_t mss, uint6
 
 /* ---- what leaves ---------------------------------------------------------------------------------------------------- */
 
-/* No setting since the packet came would have let these wire bytes pass any earlier. */
-static void check_time(const struct watched *w, const struct sent_in *in, uint32_t wire_bytes) {
-    uint64_t delay = UINT64_MAX;
+/* How far jitter reaches below the mean, said in core/physics/impairment.py; rounded up. */
+static uint64_t reach_ns(const struct impairment *s) {
+    static const double reach[DISTRIBUTIONS] = {1, 4, 0.57735026919, 1.43301270190};
+    return s->jitter_ns > 0 ? 1 + (uint64_t)(reach[s->distribution] * (double)s->jitter_ns) : 0;
+}
+
+static uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
+static double at_rate_ns(const struct impairment *s, uint32_t l2_bytes, uint32_t segments) {
+    return s->rate_bps > 0 ? (double)(l2_bytes + segments * s->overhead_bytes) * 8e9 / s->rate_bps : 0;
+}
+
+/* No setting since the packet came would have let it pass any earlier. Jitter is drawn once: a packet that waits takes it
+ * along to a new delay. */
+static void check_time(const struct watched *w, const struct sent_in *in, uint32_t l2_bytes, uint32_t segments) {
+    uint64_t delay = UINT64_MAX, jitter = 0;
     double fastest_ns = INFINITY;
     for (size_t i = in->setting; i < w->setting_count; i++) {
         const struct impairment *s = &w->settings[i];
-        const double ns = s->rate_bps > 0 ? wire_bytes * 8e9 / s->rate_bps : 0;
+        const double ns = at_rate_ns(s, l2_bytes, segments);
         delay = s->delay_ns < delay ? s->delay_ns : delay;
+        jitter = reach_ns(s) > jitter ? reach_ns(s) : jitter;
         fastest_ns = ns < fastest_ns ? ns : fastest_ns;
     }
     const uint64_t rounding = 1 + w->setting_count - in->setting; /* each change cuts off a fraction of a nanosecond */
-    const uint64_t earliest = in->arrival + delay + (uint64_t)fastest_ns;
+    const uint64_t earliest = in->arrival + minus(delay, jitter) + (uint64_t)fastest_ns;
     CHECK(fuzz_now + rounding >= earliest, "%lu ns too early", earliest - fuzz_now);
 }
 
 /* All together have not left faster than the rate. */
-static void check_rate(struct watched *w, uint32_t wire_bytes) {
+static void check_rate(struct watched *w, uint32_t l2_bytes, uint32_t segments) {
     const struct impairment *s = &w->settings[w->setting_count - 1];
     if (!w->measuring || s->rate_bps <= 0)
         return;
-    w->measured_ns += wire_bytes * 8e9 / s->rate_bps;
+    w->measured_ns += at_rate_ns(s, l2_bytes, segments);
     w->measured_packets++;
-    const uint64_t earliest = w->measured_since + s->delay_ns + (uint64_t)w->measured_ns;
+    const uint64_t earliest = w->measured_since + minus(s->delay_ns, reach_ns(s)) + (uint64_t)w->measured_ns;
     CHECK(fuzz_now + w->measured_packets >= earliest, "%lu ns faster than the rate", earliest - fuzz_now);
 }
 
-static bool keeps_order(const struct watched *w) {
-    (void)w;
-    return true;
+static bool ever(const struct watched *w, bool (*is)(const struct impairment *)) {
+    for (size_t i = 0; i < w->setting_count; i++) {
+        if (is(&w->settings[i]))
+            return true;
+    }
+    return false;
+}
+
+static bool loses(const struct impairment *s) { return s->loss > 0 || s->p > 0; }
+static bool corrupts(const struct impairment *s) { return s->corrupt > 0; }
+static bool flips(const struct impairment *s) { return s->corrupt > 0 && s->corrupt_survives; }
+static bool duplicates(const struct impairment *s) { return s->duplicate > 0; }
+static bool holds_back(const struct impairment *s) { return s->reorder > 0; }
+static bool reorders(const struct impairment *s) { return s->reorder > 0 || s->jitter_reorders; }
+static bool queues(const struct impairment *s) { return s->queue_bytes > 0; }
+static bool caps(const struct impairment *s) { return s->memory_bytes < 2 * MOST_BYTES; }
+
+static void check_order(struct watched *w, uint32_t number, uint32_t first, uint32_t segments, bool splits) {
+    if (ever(w, reorders))
+        return;
+    const bool again = ever(w, duplicates) && first >= w->last_first;
+    CHECK(number > w->last_number || (number == w->last_number && (!splits || first >= w->last_segment || again)),
+          "packet %u, segment %u after %u, %u", number, first, w->last_number, w->last_segment);
+    w->last_number = number;
+    w->last_first = first;
+    w->last_segment = first + segments;
+}
+
+enum { NOTHING_LIKE_IT = 1000 };
+
+/* Wrong bits in the payload of what left, if it is of packet `number` from `offset` on; 0 for one that is not compared. */
+static unsigned wrong_bits(unsigned direction, const struct frame *frame, uint32_t number, uint32_t offset) {
+    if (number >= packet_count || packets[number].direction != direction)
+        return NOTHING_LIKE_IT;
+    const struct sent_in *in = &packets[number];
+    if (in->mss == 0)
+        return 0;
+    if (offset % in->mss != 0 || offset / in->mss >= in->segments || frame->length < VNET_HEADER_BYTES + TCP_HEADER_BYTES)
+        return NOTHING_LIKE_IT;
+    const uint8_t *payload = frame->data + frame->start + VNET_HEADER_BYTES + TCP_HEADER_BYTES;
+    unsigned bits = 0;
+    for (uint32_t i = 0; i < frame->length - VNET_HEADER_BYTES - TCP_HEADER_BYTES; i++)
+        bits += (unsigned)__builtin_popcount(payload[i] ^ pattern(number, offset + i));
+    return bits;
+}
+
+/* What left is something that came in, but for one bit: of its payload, its sequence number, or its number. */
+static void check_flipped(unsigned direction, const struct frame *frame) {
+    const uint8_t *packet = frame->data + frame->start;
+    uint32_t number;
+    memcpy(&number, packet + NUMBER_AT, sizeof number);
+    const size_t sequence_at = VNET_HEADER_BYTES + ETHERNET_BYTES + 20 + 4;
+    const uint32_t offset = frame->length >= sequence_at + 4 ? big32(packet + sequence_at) : 0;
+    bool found = wrong_bits(direction, frame, number, offset) <= 1;
+    for (unsigned bit = 0; bit < 32 && !found; bit++)
+        found = wrong_bits(direction, frame, number ^ 1u << bit, offset) == 0 ||
+                wrong_bits(direction, frame, number, offset ^ 1u << bit) == 0;
+    CHECK(found, "%u bytes, packet %u from %u on, are nothing that came in", frame->length, number, offset);
 }
 
 static void on_sent(const struct port *port, const struct frame *frame) {
@@ -159,6 +228,13 @@ static void on_sent(const struct port *port, const struct frame *frame) {
     CHECK(frame->length >= VNET_HEADER_BYTES + ETHERNET_BYTES, "%u bytes", frame->length);
     uint32_t number;
     memcpy(&number, packet + NUMBER_AT, sizeof number);
+    if (ever(w, flips)) {
+        check_flipped(direction, frame);
+        w->delivered += frame->segments;
+        w->delivered_packets++;
+        w->delivered_bytes += frame->l2_bytes;
+        return;
+    }
     CHECK(number < packet_count && packets[number].direction == direction, "packet %u never came in here", number);
     const struct sent_in *in = &packets[number];
     const uint32_t frame_bytes = frame->length - VNET_HEADER_BYTES;
@@ -185,15 +261,10 @@ static void on_sent(const struct port *port, const struct frame *frame) {
                   "a whole packet leaves unchanged");
     }
 
-    check_time(w, in, l2_bytes + segments * WIRE_OVERHEAD_BYTES);
-    check_rate(w, l2_bytes + segments * WIRE_OVERHEAD_BYTES);
+    check_time(w, in, l2_bytes, segments);
+    check_rate(w, l2_bytes, segments);
     CHECK(!w->went_down || in->arrival > w->down_at, "packet %u was in flight when an end went down", number);
-    if (keeps_order(w)) {
-        CHECK(number > w->last_number || (number == w->last_number && (in->mss == 0 || first >= w->last_segment)),
-              "packet %u, segment %u after %u, %u", number, first, w->last_number, w->last_segment);
-        w->last_number = number;
-        w->last_segment = first + segments;
-    }
+    check_order(w, number, first, segments, in->mss > 0);
     w->delivered += segments;
     w->delivered_packets++;
     w->delivered_bytes += l2_bytes;
@@ -201,27 +272,21 @@ static void on_sent(const struct port *port, const struct frame *frame) {
 
 /* ---- what adds up --------------------------------------------------------------------------------------------------- */
 
-static bool ever(const struct watched *w, bool (*is)(const struct impairment *)) {
-    for (size_t i = 0; i < w->setting_count; i++) {
-        if (is(&w->settings[i]))
-            return true;
-    }
-    return false;
-}
-
-static bool loses(const struct impairment *s) { return s->loss > 0; }
-static bool queues(const struct impairment *s) { return s->queue_bytes > 0; }
-static bool caps(const struct impairment *s) { return s->memory_bytes < 2 * MOST_BYTES; }
-
 static void check_counters(const struct watched *w) {
     const struct fiber *fiber = w->fiber;
     const struct fiber_stats *stats = &fiber->stats;
     uint64_t under_way = 0, under_way_packets = 0, memory = 0;
     for (const struct frame *frame = fiber->head; frame; frame = frame->next) {
-        CHECK(!keeps_order(w) || !frame->next || frame->due <= frame->next->due, "order of due");
+        CHECK(!frame->next || frame->due <= frame->next->due, "order of due");
         under_way += frame->segments;
         under_way_packets++;
         memory += frame_cost(frame);
+    }
+    for (size_t i = 0; i < fiber->strays.count; i++) {
+        CHECK(ever(w, reorders), "nothing may overtake");
+        under_way += fiber->strays.frames[i]->segments;
+        under_way_packets++;
+        memory += frame_cost(fiber->strays.frames[i]);
     }
     CHECK(under_way_packets == fiber->packets_under_way, "%lu packets are under way", under_way_packets);
     CHECK(memory == fiber->memory_used, "%lu bytes are in use, not %lu", memory, fiber->memory_used);
@@ -231,14 +296,19 @@ static void check_counters(const struct watched *w) {
         drops += stats->drops[cause];
     for (unsigned bin = 0; bin <= LATENESS_BOUNDS; bin++)
         lateness += stats->lateness[bin];
-    CHECK(w->received == w->delivered + drops + under_way, "%lu came: %lu left, %lu lost, %lu under way", w->received,
-          w->delivered, drops, under_way);
+    CHECK(w->received + stats->duplicated == w->delivered + drops + under_way,
+          "%lu came, %lu were doubled: %lu left, %lu lost, %lu under way", w->received, stats->duplicated, w->delivered,
+          drops, under_way);
     CHECK(stats->segments == w->delivered && stats->packets == w->delivered_packets &&
               stats->bytes == w->delivered_bytes && lateness == w->delivered_packets,
           "delivered");
 
-    /* No drop without its cause. */
+    /* Nothing without its cause. */
     CHECK(stats->drops[DROP_LOSS] == 0 || ever(w, loses), "loss");
+    CHECK(stats->drops[DROP_CORRUPT] == 0 || ever(w, corrupts), "corrupt");
+    CHECK(stats->corrupted == 0 || ever(w, corrupts), "corrupted");
+    CHECK(stats->duplicated == 0 || ever(w, duplicates), "duplicated");
+    CHECK(stats->held_back == 0 || ever(w, holds_back), "held back");
     CHECK(stats->drops[DROP_QUEUE] == 0 || ever(w, queues), "queue");
     CHECK(stats->drops[DROP_MEMORY] == 0 || ever(w, caps) || allocation_failed, "memory");
     CHECK(stats->drops[DROP_TRANSMIT] == 0 || w->send_failed, "transmit");
@@ -251,7 +321,7 @@ static void op_set(struct input *input, struct watched *w) {
     static const double rates[] = {0, 1e3, 1e6, 1e8, 1e9, 2.4e9, 1e11, 1e13};
     static const uint64_t delays[] = {0, 1, 60000, 5000000, LONGEST_NS};
     struct impairment s = w->fiber->impairment;
-    const uint32_t which = take(input, 1), choice = take(input, 1);
+    const uint32_t which = take(input, 2), choice = take(input, 1);
     if (which & 1)
         s.delay_ns = choice & 1 ? delays[choice / 2 % 5] : take(input, 4);
     if (which & 2)
@@ -262,6 +332,30 @@ static void op_set(struct input *input, struct watched *w) {
         s.loss = take(input, 1) / 255.0;
     if (which & 16)
         s.memory_bytes = choice & 8 ? 1 + take(input, 3) : 256 << 20;
+    if (which & 32)
+        s.overhead_bytes = take(input, 1);
+    if (which & 64) {
+        s.distribution = choice % DISTRIBUTIONS;
+        s.jitter_ns = choice & 16 ? take(input, 1) * 100 : take(input, 4);
+        s.jitter_reorders = choice & 32;
+        s.correlation = choice & 64 ? take(input, 1) / 256.0 : 0;
+    }
+    if (which & 128) {
+        double *const chain[] = {&s.p, &s.r, &s.h, &s.k};
+        for (size_t i = 0; i < 4; i++)
+            *chain[i] = take(input, 1) / 255.0;
+        s.loss = s.p > 0 ? 0 : s.loss;
+    }
+    if (which & 256) {
+        s.corrupt = take(input, 1) / 255.0;
+        s.corrupt_survives = choice & 128;
+    }
+    if (which & 512)
+        s.duplicate = take(input, 1) / 255.0;
+    if (which & 1024) {
+        s.reorder = take(input, 1) / 255.0;
+        s.reorder_by_ns = (uint64_t)take(input, 2) << choice % 16;
+    }
     if (w->setting_count == MOST_SETTINGS)
         return;
     w->settings[w->setting_count++] = s;
@@ -307,7 +401,8 @@ static void op_receive(struct input *input, unsigned direction, bool raw) {
 static void send_due(void) {
     const uint64_t next = plant_send_due(&plant);
     CHECK(next > fuzz_now, "what is due was not sent");
-    CHECK((next == UINT64_MAX) == (!plant.fibers[0]->head && !plant.fibers[1]->head), "something is under way");
+    const uint64_t under_way = plant.fibers[0]->packets_under_way + plant.fibers[1]->packets_under_way;
+    CHECK((next == UINT64_MAX) == (under_way == 0), "%lu packets are under way", under_way);
 }
 
 static void op_advance(uint64_t ns) {
@@ -322,7 +417,7 @@ static void op_down(unsigned direction) {
     for (unsigned i = 0; i < DIRECTIONS; i++) {
         watched[i].went_down = true;
         watched[i].down_at = fuzz_now;
-        CHECK(watched[i].fiber->packets_under_way == 0 && !watched[i].fiber->head, "in flight in a dark fiber");
+        CHECK(watched[i].fiber->packets_under_way == 0, "in flight in a dark fiber");
     }
 }
 
@@ -409,6 +504,7 @@ static void end(void) {
     for (uint32_t i = 0; i < packet_count; i++)
         free(packets[i].copy);
     for (unsigned i = 0; i < DIRECTIONS; i++) {
+        free(plant.fibers[i]->strays.frames);
         free(plant.fibers[i]);
         free(plant.ports[i]);
     }

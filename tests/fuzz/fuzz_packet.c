@@ -191,6 +191,53 @@ static void check_vlan(struct bytes whole, uint16_t tci) {
     free(room.data);
 }
 
+/* The Internet checksum's sum of [from, end), as a residue; an odd last byte counts as a word's first (RFC 1071). */
+static uint32_t residue_to_end(struct bytes packet, size_t from) {
+    uint64_t sum = 0;
+    for (size_t i = from; i < packet.length; i++)
+        sum += (i - from) % 2 ? packet.data[i] : (uint32_t)packet.data[i] << 8;
+    return (uint32_t)(sum % 0xffff);
+}
+
+static struct bytes copy_of(struct bytes packet) {
+    struct bytes copy = exactly(packet.length);
+    memcpy(copy.data, packet.data, packet.length);
+    return copy;
+}
+
+static void check_completion(struct bytes whole) {
+    struct bytes done = copy_of(whole);
+    const bool completed = packet_complete_checksum(done.data, done.length);
+    if (!completed) {
+        CHECK(memcmp(done.data, whole.data, whole.length) == 0, "not completed, and changed");
+    } else {
+        const struct virtio_net_hdr old = vnet_of(whole.data);
+        const size_t start = VNET_HEADER_BYTES + (size_t)old.csum_start, field = start + old.csum_offset;
+        CHECK(old.gso_type == VIRTIO_NET_HDR_GSO_NONE, "a super-packet has a checksum for each segment");
+        for (size_t i = 0; i < VNET_HEADER_BYTES; i++)
+            CHECK(done.data[i] == 0, "byte %zu of the virtio header: as from a wire", i);
+        if (old.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM) {
+            /* With the pseudo header, which the field held, everything sums up to zero; where words overlap it is moot. */
+            if (old.csum_offset % 2 == 0)
+                CHECK((residue_to_end(done, start) + big16(whole.data + field)) % 0xffff == 0, "checksum");
+            memcpy(done.data + field, whole.data + field, 2);
+        }
+        CHECK(memcmp(done.data + VNET_HEADER_BYTES, whole.data + VNET_HEADER_BYTES, whole.length - VNET_HEADER_BYTES) == 0,
+              "bytes besides the checksum");
+    }
+    free(done.data);
+}
+
+static void check_flip(struct bytes whole, uint32_t random) {
+    struct bytes flipped = copy_of(whole);
+    packet_flip_bit(flipped.data, flipped.length, (uint64_t)random << 32 | random);
+    unsigned bits = 0;
+    for (size_t i = 0; i < whole.length; i++)
+        bits += (unsigned)__builtin_popcount(whole.data[i] ^ flipped.data[i]);
+    CHECK(bits == 1 && memcmp(whole.data, flipped.data, VNET_HEADER_BYTES) == 0, "%u bits", bits);
+    free(flipped.data);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct input input = {data, data + size};
     const uint32_t stretch = take(&input, 2);
@@ -212,6 +259,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check_shape(&shape, whole.length);
         if (shape.segments > 1)
             check_slices(whole, &shape, cuts);
+        check_completion(whole);
+        check_flip(whole, cuts);
     }
     check_vlan(whole, tci);
     free(whole.data);
