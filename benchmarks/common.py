@@ -1,12 +1,16 @@
-"""What the benchmarks share: shapes, the machine's name, how busy it was."""
+"""What the benchmarks share: shapes, the machine's name, how busy it was, percentiles, one command line for all."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import testbed
 from testbed.core.topology.model import Topology
@@ -18,18 +22,35 @@ MININET_PYTHON = "/usr/bin/python3"
 SHAPES = ((2, 2), (8, 4), (64, 2))
 """(sites, nodes a site)."""
 
+CHORDS = (1, 5, 13, 21)
+"""From each site of a mesh a fiber leads to the sites so many further on: 4 fibers a site, 8 ends."""
 
-def shape(sites: int, nodes: int) -> Topology:
-    """``sites`` in a ring of 40 km fibers, two of them joined by two fibers; ``nodes`` in each."""
-    names = [f"s{number}" for number in range(1, sites + 1)]
-    pairs = [(names[0], names[1])] * 2 if sites == 2 else list(zip(names, names[1:] + names[:1], strict=True))
-    lines = ["scale: 1000", "sites:"]
-    lines += [f"  {name}: {{nodes: {nodes}}}" for name in names]
-    lines.append("links:")
-    lines += [f"  fib{i}: {{between: [{a}, {b}], km: 40, optics: 800ZR}}" for i, (a, b) in enumerate(pairs)]
+DELAYS_S = (50e-6, 200e-6, 600e-6, 5e-3, 50e-3)
+
+
+def ring(sites: int) -> list[tuple[int, int]]:
+    """Pairs of neighbours; two sites are joined by two fibers."""
+    return [(0, 1)] * 2 if sites == 2 else [(site, (site + 1) % sites) for site in range(sites)]
+
+
+def mesh(sites: int) -> list[tuple[int, int]]:
+    """A ring with chords: 4 links a site, 64 sites have 256."""
+    return [(site, (site + step) % sites) for step in CHORDS for site in range(sites)]
+
+
+def topology_text(sites: int, nodes: int, pairs: Sequence[tuple[int, int]]) -> str:
+    """A topology file: fibers of 40 km between the sites of each pair, ``nodes`` in each site."""
+    lines = ["scale: 1000", "sites:", *(f"  s{site + 1}: {{nodes: {nodes}}}" for site in range(sites)), "links:"]
+    for number, (a, b) in enumerate(pairs):
+        lines.append(f"  fib{number}: {{between: [s{a + 1}, s{b + 1}], km: 40, optics: 800ZR}}")
+    return "\n".join(lines) + "\n"
+
+
+def shape(sites: int, nodes: int, pairs: Sequence[tuple[int, int]] | None = None) -> Topology:
+    """The topology of :func:`topology_text`, resolved; a ring by default."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, f"ring-{sites}x{nodes}.yaml")
-        file.write_text("\n".join(lines) + "\n")
+        file = Path(folder, f"shape-{sites}x{nodes}.yaml")
+        file.write_text(topology_text(sites, nodes, ring(sites) if pairs is None else pairs))
         return testbed.load(str(file))
 
 
@@ -44,11 +65,47 @@ def load() -> str:
     return " / ".join(f"{value:.2f}" for value in os.getloadavg())
 
 
-def median(samples: list[float]) -> float:
+def cpu_s(pid: int) -> float:
+    """Seconds on a CPU since the process began, to the nanosecond (proc(5), schedstat); of its first thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) * 1024
+
+
+def median(samples: Sequence[float]) -> float:
     return statistics.median(samples)
 
 
-def spread(samples: list[float], unit: str = "", digits: int = 2) -> str:
+def percentile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def spread(samples: Sequence[float], unit: str = "", digits: int = 2) -> str:
     """Median (least - most) of ``samples``."""
     low, high = min(samples), max(samples)
     return f"{statistics.median(samples):.{digits}f}{unit} ({low:.{digits}f} – {high:.{digits}f})"
+
+
+def delay(seconds: float) -> str:
+    return f"{seconds * 1e3:g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:g} us"
+
+
+def command(
+    doc: str | None, measure: Callable[[bool], dict[str, Any]], table: Callable[[dict[str, Any]], str]
+) -> int:
+    """The command line of each benchmark: measure, print the table, keep every sample with ``--json``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repeats: does it work, not how well")
+    parser.add_argument("--json", type=Path, help="write every sample to this file, too")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("makes network namespaces: needs root")
+    before = load()
+    result = {"machine": machine(), "load": before, "quick": arguments.quick, **measure(arguments.quick)}
+    print(table(result))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0

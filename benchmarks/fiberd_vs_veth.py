@@ -1,196 +1,192 @@
-"""fiberd against a bare veth pair, in one interleaved run.
+"""fiberd against bare veth pairs, in one interleaved run: accuracy of the delay, idle and loaded, bulk TCP, packet rate.
 
-Needs root, ping and iperf3. On a machine that does other things, too, only the ratios mean something: every repeat
-measures both paths one after the other, and the medians over the repeats are printed. Takes under two minutes.
+On a machine that does other things, too, only differences and ratios mean something: every repeat measures all paths,
+and medians over the repeats are given. Paths between the same two hosts:
+
+- *cable*: one veth pair.
+- *reference*: two with the plant between them, as a fiber has, and the kernel's redirect without delay. The error of a
+  fiber is its round trip less the target less the reference's median: the cost of the emulator alone.
+- fibers of five delays.
+
+Loaded: iperf3 sends full UDP packets at 80 % of the fiber's rate in the direction that probes go, too. Packets then
+queue, which is the network and no error of the emulator. So the same load on a fiber of that rate *without* delay is
+what is subtracted; the kernel's shaper (tbf, two packets of burst) at that rate stands beside it; and fiberd's own
+histogram of lateness (sent - due) says what was the emulator's.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "netns")]
+from benchmarks.bed import Bed, bed
+from benchmarks.common import DELAYS_S, command, cpu_s, delay, median, percentile, spread
+from testbed.core.physics.impairment import Impairment
+from testbed.host.fiberd import Fiberd
 
-from fiberd_lab import Lab, run  # noqa: E402
+CABLE, REFERENCE, SHAPER, UNDELAYED = 0, 1, 2, 3
+FIRST = 4
+"""Path of the first of :data:`DELAYS_S`."""
+FIBERS = {FIRST + number: seconds for number, seconds in enumerate(DELAYS_S)}
+BULK = next(path for path, seconds in FIBERS.items() if seconds == 200e-6)
 
-from testbed.core.physics.impairment import Direction, Impairment  # noqa: E402
-from testbed.host.fiberd import Fiberd  # noqa: E402
-
-DELAY_S = 200e-6
+RATE_BPS, SHARE = 400e6, 0.8
+QUEUE_BYTES = 1_000_000
 FLOOD_PAYLOAD_BYTES = 22  # a frame of 64 B with its headers
 PACED_PPS = 50_000
-BARE, FIBER = "10.76.0.2", "10.77.0.2"
 
 
-def add_bare_pair(lab: Lab) -> None:
-    """A veth pair that joins the two hosts directly, beside the fiber."""
-    run("ip", "link", "add", "bare0", "netns", lab.a, "type", "veth",
-        "peer", "name", "bare0", "netns", lab.b, "index", "900")  # fmt: skip
-    for side, namespace in enumerate((lab.a, lab.b), 1):
-        run("ip", "-n", namespace, "addr", "add", f"10.76.0.{side}/24", "dev", "bare0")
-        run("ip", "-n", namespace, "link", "set", "bare0", "up")
+def plain() -> dict[int, Impairment]:
+    return {UNDELAYED: Impairment(), **{path: Impairment(seconds) for path, seconds in FIBERS.items()}}
 
 
-def start(lab: Lab, log: Path) -> Fiberd:
-    directions = []
-    for link in range(lab.links):
-        near, far = lab.ends(link)
-        directions += [
-            Direction(f"l{link}:b", near, far, Impairment(DELAY_S)),
-            Direction(f"l{link}:a", far, near, Impairment(DELAY_S)),
-        ]
-    return Fiberd.start(lab.plant, directions, 0, log)
+def loaded() -> dict[int, Impairment]:
+    return {path: Impairment(it.delay_s, RATE_BPS, QUEUE_BYTES) for path, it in plain().items()}
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def errors_s(ordered: list[float], base: float) -> dict[str, float]:
+    """Minimum, median, p99 of round trips over ``base``, and how many there were."""
+    shares = (("min", 0.0), ("median", 0.5), ("p99", 0.99))
+    return {name: percentile(ordered, share) - base for name, share in shares} | {"probes": len(ordered)}
 
 
-def percentile(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def idle(it: Bed, count: int) -> dict[str, Any]:
+    """One repeat: round trips of all paths, one probe every 4 ms over all of them."""
+    found = it.round_trips([CABLE, REFERENCE, *FIBERS], count, 0.004)
+    base = median(found[REFERENCE])
+    rows = {"cable": errors_s(found[CABLE], 0.0), "reference": errors_s(found[REFERENCE], 0.0)}
+    return rows | {delay(seconds): errors_s(found[path], 2 * seconds + base) for path, seconds in FIBERS.items()}
 
 
-def measure(lab: Lab, emulator: Fiberd, samples: dict[str, list[float]]) -> None:
-    """One repeat: each quantity on the bare pair, then on the fiber."""
-
-    def note(name: str, value: float) -> None:
-        samples.setdefault(name, []).append(value)
-
-    for name, target in (("bare", BARE), ("fiberd", FIBER)):
-        rtts = lab.rtts_s(300, 0.003, target)
-        note(f"rtt_median_us {name}", statistics.median(rtts) * 1e6)
-        note(f"rtt_p99_us {name}", percentile(rtts, 0.99) * 1e6)
-
-    for flows in (1, 4):
-        for name, target in (("bare", BARE), ("fiberd", FIBER)):
-            before_s = cpu_s(emulator.pid)
-            end = lab.iperf(2, "-P", str(flows), target=target)
-            gbit = end["sum_received"]["bytes"] * 8e-9
-            note(f"tcp{flows}_gbps {name}", end["sum_received"]["bits_per_second"] / 1e9)
-            if name == "fiberd":
-                note(f"tcp{flows}_cpu_s_per_gbit", (cpu_s(emulator.pid) - before_s) / gbit)
-
-    for name, target, device in (("bare", BARE, "bare0"), ("fiberd", FIBER, "fib0")):
-        for pace, bits in (("paced", PACED_PPS * FLOOD_PAYLOAD_BYTES * 8), ("flood", 0)):
-            before = emulator.stats()[0].drops
-            sent, got = link_packets(lab, device)
-            end = lab.iperf(1, "-u", "-b", str(bits), "-l", str(FLOOD_PAYLOAD_BYTES), target=target)["sum"]
-            sent, got = (now - then for now, then in zip(link_packets(lab, device), (sent, got), strict=True))
-            note(f"{pace}_kpps {name}", end["packets"] / end["seconds"] / 1e3)
-            note(f"{pace}_lost_between_hosts {name}", sent - got)
-            note(f"{pace}_lost_in_socket_percent {name}", end["lost_percent"])
-            if name == "fiberd":
-                note(f"{pace}_dropped_by_fiberd", sum(emulator.stats()[0].drops.values()) - sum(before.values()))
+def under_load(it: Bed, emulator: Fiberd, count: int) -> dict[str, Any]:
+    """One repeat: each path in turn carries the load and the probes; the fibers have a rate meanwhile."""
+    emulator.set({one.name: one.impairment for one in it.directions(loaded())})
+    found: dict[int, list[float]] = {}
+    late: dict[int, list[int]] = {}
+    for path in (SHAPER, UNDELAYED, *FIBERS):
+        before = counts(emulator, path)
+        with it.load(path, RATE_BPS, SHARE, 1.5 + count * 0.005):
+            found[path] = it.round_trips([path], count, 0.005)[path]
+        late[path] = [now - then for now, then in zip(counts(emulator, path), before, strict=True)]
+    emulator.set({one.name: one.impairment for one in it.directions(plain())})
+    base = median(found[UNDELAYED])
+    rows: dict[str, Any] = {"shaper": errors_s(found[SHAPER], 0.0), "undelayed": errors_s(found[UNDELAYED], 0.0)}
+    for path, seconds in FIBERS.items():
+        rows[delay(seconds)] = errors_s(found[path], 2 * seconds + base) | {"late": late[path]}
+    return rows
 
 
-def link_packets(lab: Lab, device: str) -> tuple[int, int]:
-    """Packets that host a has sent and that have reached host b."""
-    sent = lab.links_of(lab.a)[device]["stats64"]["tx"]["packets"]
-    got = lab.links_of(lab.b)[device]["stats64"]["rx"]["packets"]
-    return sent, got
+def counts(emulator: Fiberd, path: int) -> tuple[int, ...]:
+    """fiberd's histogram of lateness toward b; nothing for a path that is not its."""
+    return next((it.lateness_counts for it in emulator.stats() if it.direction == f"p{path}:b"), ())
 
 
-def many_links(log: Path) -> tuple[float, int]:
-    """Resident memory (MB) and CPU ticks in a second of fiberd with 32 idle links."""
-    lab = Lab(f"fbm{os.getpid()}", links=32)
-    try:
-        lab.build()
-        emulator = start(lab, log)
+def bulk(it: Bed, emulator: Fiberd, flows: int, seconds: float) -> dict[str, float]:
+    found = {}
+    for name, path in (("cable", CABLE), ("fiberd", BULK)):
+        before_s = cpu_s(emulator.pid)
+        end = it.iperf(path, seconds, "-P", str(flows))["sum_received"]
+        found[name] = end["bits_per_second"] / 1e9
+        if path == BULK:
+            found["cpu_s_per_gbit"] = (cpu_s(emulator.pid) - before_s) / (end["bytes"] * 8e-9)
+    return found
+
+
+def packet_rate(it: Bed, emulator: Fiberd, bits_per_second: float, seconds: float) -> dict[str, float]:
+    """64 B frames, as fast as iperf3 can where ``bits_per_second`` is 0."""
+    found: dict[str, float] = {}
+    for name, path in (("cable", CABLE), ("fiberd", BULK)):
+        dropped = sum(sum(one.drops.values()) for one in emulator.stats())
+        before = it.packets(path)
+        end = it.iperf(path, seconds, "-u", "-b", f"{bits_per_second:.0f}", "-l", str(FLOOD_PAYLOAD_BYTES))["sum"]
+        time.sleep(0.1)  # what is still under way
+        sent, got = (now - then for now, then in zip(it.packets(path), before, strict=True))
+        found[f"{name}_kpps"] = end["packets"] / end["seconds"] / 1e3
+        found[f"{name}_lost"] = sent - got
+        found[f"{name}_lost_in_all"] = end["lost_percent"] / 100
+        if path == BULK:
+            found["dropped_by_fiberd"] = sum(sum(one.drops.values()) for one in emulator.stats()) - dropped
+    return found
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    repeats, count, seconds = (1, 60, 1.0) if quick else (5, 300, 2.0)
+    samples: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as folder, bed() as it:
+        it.cable(CABLE)
+        it.fibers(REFERENCE, SHAPER, UNDELAYED, *FIBERS)
+        it.redirect(REFERENCE)
+        it.redirect(SHAPER, RATE_BPS)
+        it.serve()
+        emulator = Fiberd.start(it.plant, it.directions(plain()), 0, Path(folder, "log"))
         try:
-            lab.rtts_s(2, 0.01, "10.77.31.2")
-            status = Path(f"/proc/{emulator.pid}/status").read_text()
-            resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-            before_s = cpu_s(emulator.pid)
-            emulator.wait(1.0)
-            return resident / 1000, round((cpu_s(emulator.pid) - before_s) * os.sysconf("SC_CLK_TCK"))
+            bounds = emulator.stats()[0].lateness_bounds_s
+            for _ in range(repeats):
+                samples.setdefault("idle", []).append(idle(it, count))
+                samples.setdefault("loaded", []).append(under_load(it, emulator, count))
+                for flows in (1, 4):
+                    samples.setdefault(f"tcp{flows}", []).append(bulk(it, emulator, flows, seconds))
+                for pace, pps in (("paced", PACED_PPS), ("flood", 0)):
+                    bits = pps * FLOOD_PAYLOAD_BYTES * 8
+                    samples.setdefault(pace, []).append(packet_rate(it, emulator, bits, seconds))
+            scheduling = emulator.info.scheduling
         finally:
             emulator.stop()
-    finally:
-        lab.destroy()
+    return {"scheduling": scheduling, "repeats": repeats, "lateness_bounds_s": bounds, "samples": samples}
 
 
-def table(m: Callable[[str], float], resident_mb: float, idle_ticks: int, scheduling: str) -> str:
-    target_us = 2 * DELAY_S * 1e6
-    error_us = m("rtt_median_us fiberd") - m("rtt_median_us bare") - target_us
-    rows: list[tuple[str, float, float, str]] = [
-        ("RTT median, us", m("rtt_median_us bare"), m("rtt_median_us fiberd"), f"error {error_us:+.0f} (reach for 10)"),
-        ("RTT p99, us", m("rtt_p99_us bare"), m("rtt_p99_us fiberd"), f"target {target_us:.0f} + bare"),
+def us(rows: list[dict[str, Any]], row: str, key: str) -> str:
+    return spread([it[row][key] * 1e6 for it in rows], digits=0)
+
+
+def late_share(rows: list[dict[str, Any]], row: str, bounds: list[float], beyond_s: float) -> float:
+    """Share of all packets that left later than the first bound from ``beyond_s`` on."""
+    counted = [sum(column) for column in zip(*(it[row]["late"] for it in rows), strict=True)]
+    first = next(number for number, bound in enumerate(bounds) if bound >= beyond_s)
+    return sum(counted[first + 1 :]) / max(1, sum(counted))
+
+
+def table(result: dict[str, Any]) -> str:
+    samples, bounds = result["samples"], result["lateness_bounds_s"]
+    quiet, busy = samples["idle"], samples["loaded"]
+    lines = [
+        "| RTT, us | minimum | median | p99 |",
+        "|---|---|---|---|",
+        *(
+            f"| {title}, idle | {us(quiet, row, 'min')} | {us(quiet, row, 'median')} | {us(quiet, row, 'p99')} |"
+            for row, title in (("cable", "one cable"), ("reference", "reference (redirect)"))
+        ),
+        *(
+            f"| {title}, {SHARE:.0%} load | {us(busy, row, 'min')} | {us(busy, row, 'median')} | {us(busy, row, 'p99')} |"
+            for row, title in (("shaper", "kernel's shaper"), ("undelayed", "fiberd, no delay"))
+        ),
+        "",
+        "| error of the RTT, us | idle: median | idle: p99 | loaded: median | loaded: p99 | left > 100 us late, loaded |",
+        "|---|---|---|---|---|---|",
     ]
+    for seconds in DELAYS_S:
+        row = delay(seconds)
+        cells = [us(rows, row, key) for rows in (quiet, busy) for key in ("median", "p99")]
+        lines.append(f"| {row} one way | {' | '.join(cells)} | {late_share(busy, row, bounds, 100e-6):.2%} |")
+    lines += ["", "| | bare cable | fiberd, 200 us | |", "|---|---|---|---|"]
     for flows in (1, 4):
-        bare, fiber = m(f"tcp{flows}_gbps bare"), m(f"tcp{flows}_gbps fiberd")
-        note = f"ratio {fiber / bare:.2f} (reach for 0.6); {m(f'tcp{flows}_cpu_s_per_gbit') * 1e3:.1f} ms CPU per Gbit"
-        rows.append((f"TCP, {flows} flow{'s' * (flows > 1)}, Gb/s", bare, fiber, note))
+        rows = samples[f"tcp{flows}"]
+        ratio = spread([it["fiberd"] / it["cable"] for it in rows])
+        note = f"ratio {ratio}; {median([it['cpu_s_per_gbit'] for it in rows]) * 1e3:.1f} ms CPU per Gbit"
+        cells = [spread([it[name] for it in rows], digits=1) for name in ("cable", "fiberd")]
+        lines.append(f"| TCP, {flows} flow{'s' * (flows > 1)}, Gb/s | {cells[0]} | {cells[1]} | {note} |")
     for pace, words in (("paced", f"64 B at {PACED_PPS / 1000:.0f} kpps"), ("flood", "64 B flood")):
-        dropped = f"dropped by fiberd: {m(f'{pace}_dropped_by_fiberd'):.0f} (reach for 0)"
-        for quantity, title, note in (
-            ("kpps", "sent, kpps", ""),
-            ("lost_between_hosts", "lost between the hosts", dropped),
-            ("lost_in_socket_percent", "lost in all, %", "the rest found the receiver's socket full"),
-        ):
-            values = m(f"{pace}_{quantity} bare"), m(f"{pace}_{quantity} fiberd")
-            rows.append((f"{words}: {title}", *values, note))
-    lines = ["| | bare veth | fiberd, 200 us | |", "|---|---|---|---|"]
-    lines += [f"| {name} | {bare:.4g} | {fiber:.4g} | {note} |" for name, bare, fiber, note in rows]
-    lines.append(f"| 32 links: resident, MB | | {resident_mb:.1f} | {idle_ticks} CPU ticks in an idle second |")
-    return "\n".join([*lines, "", f"fiberd: {scheduling}; {machine()}"])
-
-
-def machine() -> str:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = models[0].partition(": ")[2] if models else platform.machine()
-    return f"{os.cpu_count()} x {model}, Linux {platform.release()}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write every sample to this file, too")
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        parser.error("makes network namespaces: needs root")
-
-    samples: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "fiberd.log"
-        lab = Lab(f"fb{os.getpid()}")
-        try:
-            lab.build()
-            add_bare_pair(lab)
-            emulator = start(lab, log)
-            try:
-                scheduling = emulator.info.scheduling
-                for _ in range(arguments.repeats):
-                    measure(lab, emulator, samples)
-            finally:
-                emulator.stop()
-        finally:
-            lab.destroy()
-        resident_mb, idle_ticks = many_links(log)
-
-    medians = {name: statistics.median(values) for name, values in samples.items()}
-    print(table(medians.__getitem__, resident_mb, idle_ticks, scheduling))
-    result = {
-        "machine": machine(),
-        "scheduling": scheduling,
-        "medians": medians,
-        "samples": samples,
-        "links32": {"resident_mb": resident_mb, "idle_cpu_ticks": idle_ticks},
-    }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    else:
-        print(json.dumps({**medians, "links32": result["links32"]}))
-    return 0
+        rows = samples[pace]
+        cells = [spread([it[f"{name}_kpps"] for it in rows], digits=1) for name in ("cable", "fiberd")]
+        lost = [f"{max(it[f'{name}_lost'] for it in rows):.0f}" for name in ("cable", "fiberd")]
+        dropped = f"at most {max(it['dropped_by_fiberd'] for it in rows):.0f} dropped by fiberd"
+        lines.append(f"| {words}: sent, kpps | {cells[0]} | {cells[1]} | {dropped} |")
+        lines.append(f"| {words}: lost between the hosts, at most | {lost[0]} | {lost[1]} | |")
+    return "\n".join([*lines, "", f"fiberd: {result['scheduling']}; {result['repeats']} repeats; rate {RATE_BPS / 1e6:.0f} Mb/s when loaded."])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, measure, table))

@@ -15,7 +15,6 @@ namespace and a shell. Mininet's switches take no part (see ``mininet_lab.py``).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -25,9 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common import MININET_PYTHON, ROOT, SHAPES, load, machine, median, shape, spread
+from benchmarks.common import MININET_PYTHON, ROOT, SHAPES, command, ring, shape, spread, topology_text
 from testbed.core.plan import build
 from testbed.core.plan.step import to_dict
 from testbed.core.topology.model import Topology
@@ -41,16 +38,16 @@ WAYS = ("testbed", "mininet-whole", "mininet-bare", "up")
 BOUND_S = 240.0
 
 
-def by_engine(topology: Topology) -> dict[str, float]:
+def by_engine(topology: Topology, emulator_name: str = "fiberd") -> dict[str, float]:
     """Seconds of apply and undo, as the keeper does them, without agents."""
-    plan = build.build(topology, agents=False)
+    plan = build.build(topology, agents=False, emulator=emulator_name)
     with tempfile.TemporaryDirectory() as name:
         folder, lab, pid = Path(name), f"bench{os.getpid()}", os.getpid()
         journal = Journal.create(folder / "journal", lab, process.boot_id(), (pid, process.started(pid)))
         driver = NetnsDriver(lab, folder / "handles")
         emulator = hands.EmulatorHand(driver, folder / "emulator.log", lambda status: None)
         agents = hands.AgentsHand(driver, folder / "handles", folder / "agents.log", lambda event: None)
-        worker = engine.Engine(journal, hands.of_keeper(driver, emulator, agents))
+        worker = engine.Engine(journal, hands.of_keeper(driver, emulator, agents, None))
         began = time.perf_counter()
         try:
             worker.apply(engine.LAB, plan)
@@ -79,7 +76,9 @@ def by_up(topology_file: str, options: tuple[str, ...] = ("--no-agents",)) -> di
 
         def call(*words: str) -> float:
             began = time.perf_counter()
-            subprocess.run([*TESTBED, *words], env=environment, check=True, capture_output=True, timeout=BOUND_S)
+            done = subprocess.run([*TESTBED, *words], env=environment, capture_output=True, text=True, timeout=BOUND_S)
+            if done.returncode:
+                raise SystemExit(f"testbed {words[0]}: {done.stderr.strip()[-600:]}")
             return time.perf_counter() - began
 
         try:
@@ -90,25 +89,17 @@ def by_up(topology_file: str, options: tuple[str, ...] = ("--no-agents",)) -> di
         return {"build_s": up_s, "remove_s": down_s}
 
 
-def measure(way: str, topology: Topology) -> dict[str, float]:
+def built(way: str, topology: Topology) -> dict[str, float]:
     if way == "testbed":
         return by_engine(topology)
     if way == "up":
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, f"{topology.name}.yaml")
-            file.write_text(as_file(topology))
+            pairs = ring(len(topology.sites))
+            file.write_text(topology_text(len(topology.sites), topology.sites[0].nodes, pairs))
             return by_up(str(file))
     plan = json.dumps([to_dict(step) for step in build.build(topology, agents=False)])
     return by_mininet(plan, *(["--whole"] if way == "mininet-whole" else []))
-
-
-def as_file(topology: Topology) -> str:
-    sites = "".join(f"  {site.name}: {{nodes: {site.nodes}}}\n" for site in topology.sites)
-    links = "".join(
-        f"  {it.name}: {{between: [{it.between[0]}, {it.between[1]}], km: 40, optics: 800ZR}}\n"
-        for it in topology.links
-    )
-    return f"scale: 1000\nsites:\n{sites}links:\n{links}"
 
 
 def table(result: dict[str, Any]) -> str:
@@ -129,34 +120,17 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="of the small shapes; the large ones get fewer")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        parser.error("makes network namespaces: needs root")
-    before = load()
+def measure(quick: bool) -> dict[str, Any]:
+    repeats = 1 if quick else 5
     shapes: dict[str, dict[str, list[dict[str, float]]]] = {}
-    for sites, nodes in SHAPES:
+    for sites, nodes in SHAPES[:2] if quick else SHAPES:
         topology = shape(sites, nodes)
         ways = shapes.setdefault(f"{sites} × {nodes}", {way: [] for way in WAYS})
-        for _ in range(arguments.repeats if sites < 64 else max(1, arguments.repeats // 2)):
+        for _ in range(repeats if sites < 64 else max(1, repeats // 2)):
             for way in WAYS:
-                ways[way].append(measure(way, topology))
-    metro = [by_up("metro-40km", ()) for _ in range(arguments.repeats)]
-    result = {"machine": machine(), "load": before, "shapes": shapes, "metro_up": metro}
-    print(table(result))
-    ratios = {
-        name: median([it["build_s"] for it in ways["testbed"]])
-        / median([it["build_s"] for it in ways["mininet-whole"]])
-        for name, ways in shapes.items()
-    }
-    print("built in this share of Mininet's time:", {name: round(ratio, 2) for name, ratio in ratios.items()})
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+                ways[way].append(built(way, topology))
+    return {"shapes": shapes, "metro_up": [by_up("metro-40km", ()) for _ in range(repeats)]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, measure, table))

@@ -6,6 +6,7 @@ rtnetlink(7), linux/rtnetlink.h, linux/if_addr.h. All numbers are in host order,
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -22,6 +23,10 @@ RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_MULTIPATH = 1, 4, 
 RTAX_CC_ALGO = 16
 RT_TABLE_MAIN, RTPROT_STATIC, RTN_UNICAST, RTN_BLACKHOLE = 254, 4, 1, 6
 SIOCGIFINDEX = 0x8933
+SO_RCVBUFFORCE = 33  # asm-generic/socket.h
+ANSWER_BUFFER = 16 << 20
+"""Bytes that acknowledgements may take: all of one datagram's wait there, and the kernel counts some 768 for each, so
+that the default of 208 KiB overflows (ENOBUFS) at a few hundred: the 512 ends of a lab of 256 links."""
 PATIENCE_S = 5.0
 
 
@@ -29,6 +34,8 @@ def connect() -> socket.socket:
     """A socket into the network namespace that the calling thread is in now; it stays there."""
     raw = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     raw.settimeout(PATIENCE_S)
+    with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN there is nothing to request either
+        raw.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, ANSWER_BUFFER)
     raw.bind((0, 0))
     return raw
 

@@ -1,0 +1,206 @@
+"""The test bed of the emulator benchmarks: two hosts, paths of several kinds between them, and what is measured on one.
+
+Made with `ip` and `tc` alone: nothing of the testbed takes part but the emulator that is measured. Path k is device
+``via<k>`` on both hosts, addresses 10.76.k.1 and .2. A *cable* is one veth pair; a *fiber* is two with the plant between
+them, where an emulator joins ``p<k>-a`` and ``p<k>-b``, or, for reference, the kernel redirects without delay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import numbered
+from testbed.core.physics.impairment import Direction, Impairment
+
+HERE = Path(__file__).resolve().parent
+PORT = 7600
+IPERF_PORT = 5201
+PAYLOAD_BYTES, WIRE_BYTES = 1472, 1538
+"""Of a full UDP packet at MTU 1500: what it carries, and what it takes on the wire with preamble, FCS and gap."""
+
+
+def run(*argv: str, text: str = "", timeout_s: float = 120) -> str:
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def address(path: int, side: int = 2) -> str:
+    return f"10.76.{path}.{side}"
+
+
+@dataclass
+class Bed:
+    """Namespaces ``<prefix>a``, ``<prefix>b`` (the hosts) and ``<prefix>p`` (the plant)."""
+
+    prefix: str
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def a(self) -> str:
+        return f"{self.prefix}a"
+
+    @property
+    def b(self) -> str:
+        return f"{self.prefix}b"
+
+    @property
+    def plant(self) -> str:
+        return f"{self.prefix}p"
+
+    def make(self, hosts: tuple[int, int] | None = None) -> None:
+        """``hosts``: the pids of processes whose network namespaces are the hosts; None makes new ones."""
+        for position, name in enumerate((self.a, self.b, self.plant)):
+            if hosts and position < 2:
+                run("ip", "netns", "attach", name, str(hosts[position]))
+            else:
+                run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            # IPv6 says things of its own accord, which benchmarks that count packets do not want.
+            run("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
+
+    def remove(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+        for name in (self.a, self.b, self.plant):
+            with contextlib.suppress(RuntimeError):
+                run("ip", "netns", "del", name)
+
+    def cable(self, path: int) -> None:
+        end = f"name via{path} netns {self.b} index {9000 + path}"  # equal numbers on both ends delay carrier events
+        run("ip", "-batch", "-", text=f"link add via{path} netns {self.a} type veth peer {end}\n")
+        self._address([path])
+
+    def fibers(self, *paths: int) -> None:
+        lines = []
+        for path in paths:
+            for side, host, end in ((0, self.a, f"p{path}-a"), (1, self.b, f"p{path}-b")):
+                peer = f"name {end} netns {self.plant} index {1000 + 2 * path + side}"
+                lines.append(f"link add via{path} netns {host} type veth peer {peer}")
+        run("ip", "-batch", "-", text="\n".join(lines) + "\n")
+        ends = [f"link set p{path}-{side} arp off up" for path in paths for side in "ab"]
+        run("ip", "-n", self.plant, "-batch", "-", text="\n".join(ends) + "\n")
+        self._address(paths)
+
+    def _address(self, paths: Iterator[int] | tuple[int, ...] | list[int]) -> None:
+        wanted = list(paths)
+        for side, host in enumerate((self.a, self.b), 1):
+            lines = [f"addr add {address(path, side)}/24 dev via{path}\nlink set via{path} up" for path in wanted]
+            run("ip", "-n", host, "-batch", "-", text="\n".join(lines) + "\n")
+
+    def directions(self, impairments: dict[int, Impairment]) -> list[Direction]:
+        """Both directions of each fiber, toward b first."""
+        found = []
+        for path, it in impairments.items():
+            ends = (f"p{path}-a", f"p{path}-b")
+            found += [Direction(f"p{path}:b", *ends, it), Direction(f"p{path}:a", *ends[::-1], it)]
+        return found
+
+    def redirect(self, path: int, rate_bps: float = 0.0) -> None:
+        """Let the kernel join the ends of a fiber: no delay, and toward b the kernel's own shaper where there is a rate."""
+        ends = (f"p{path}-a", f"p{path}-b")
+        for end, other in (ends, ends[::-1]):
+            run("tc", "-n", self.plant, "qdisc", "add", "dev", end, "clsact")
+            match = ("protocol", "all", "u32", "match", "u32", "0", "0")
+            act = ("action", "mirred", "egress", "redirect", "dev", other)
+            run("tc", "-n", self.plant, "filter", "add", "dev", end, "ingress", *match, *act)
+        if rate_bps:
+            shape = ("rate", f"{rate_bps:.0f}bit", "burst", "3200", "limit", "1000000", "overhead", "24")
+            run("tc", "-n", self.plant, "qdisc", "add", "dev", ends[1], "root", "tbf", *shape)
+
+    # -- measuring
+
+    def round_trips(self, paths: list[int], count: int, gap_s: float) -> dict[int, list[float]]:
+        """Sorted round trips from a, in seconds, all paths interleaved; the first of each (ARP) is left out."""
+        targets = [address(path) for path in paths]
+        run("ip", "netns", "exec", self.a, sys.executable, str(HERE / "probe.py"), "1", "0.001", *targets)
+        words = (str(count), str(gap_s), *targets)
+        said = json.loads(run("ip", "netns", "exec", self.a, sys.executable, str(HERE / "probe.py"), *words))
+        return {path: sorted(said[address(path)]) for path in paths}
+
+    def losses(self, path: int, count: int, pps: float, loss: float, burst: float = 0.0) -> dict[str, Any]:
+        """Numbered packets from a to b, judged."""
+        program = (sys.executable, str(HERE / "numbered.py"))
+        receiver = self.background(self.b, *program, "receive", str(PORT))
+        assert receiver.stdout and receiver.stdout.readline() == "ready\n"
+        where = (address(path), str(PORT))
+        bound_s = 60 + 3 * count / pps
+        run("ip", "netns", "exec", self.a, *program, "send", *where, str(count), str(pps), timeout_s=bound_s)
+        said, _ = receiver.communicate(timeout=30)
+        self.started.remove(receiver)
+        return numbered.judged(json.loads(said), loss, burst)
+
+    def background(self, namespace: str, *argv: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.started.append(process)
+        return process
+
+    def serve(self) -> None:
+        """iperf3's server on b, for all that follow."""
+        server = ["ip", "netns", "exec", self.b, "iperf3", "-s", "-p", str(IPERF_PORT)]
+        self.started.append(subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True))
+        until = time.monotonic() + 10
+        while "LISTEN" not in run("ip", "netns", "exec", self.b, "ss", "-Hltn", f"sport = :{IPERF_PORT}"):
+            if time.monotonic() > until:
+                raise RuntimeError("iperf3 does not listen")
+            time.sleep(0.02)
+
+    def iperf(self, path: int, seconds: float, *options: str) -> dict[str, Any]:
+        """What iperf3 says at the end of a run from a to b."""
+        said = run("ip", "netns", "exec", self.a, *self._client(path, seconds), *options)
+        end: dict[str, Any] = json.loads(said)["end"]
+        return end
+
+    @contextmanager
+    def load(self, path: int, rate_bps: float, share: float, seconds: float) -> Iterator[None]:
+        """While inside, full UDP packets from a to b that take ``share`` of ``rate_bps`` on the wire."""
+        payload_bps = rate_bps * share * PAYLOAD_BYTES / WIRE_BYTES
+        words = ("-u", "-b", f"{payload_bps:.0f}", "-l", str(PAYLOAD_BYTES), "--pacing-timer", "100")
+        sender = self.background(self.a, *self._client(path, seconds), *words)
+        try:
+            time.sleep(0.5)  # its connection; the probes come while it sends
+            yield
+        finally:
+            said, complaint = sender.communicate(timeout=seconds + 20)
+            self.started.remove(sender)
+        if sender.returncode:
+            raise RuntimeError(f"iperf3: {(complaint or said).strip()[-300:]}")
+        sent = json.loads(said)["end"]["sum"]["bits_per_second"]
+        if sent < 0.9 * payload_bps:
+            raise RuntimeError(f"the load came to {sent / payload_bps:.0%} of what was asked: a busy machine")
+
+    def _client(self, path: int, seconds: float) -> tuple[str, ...]:
+        return ("iperf3", "-J", "-c", address(path), "-p", str(IPERF_PORT), "-t", str(math.ceil(seconds)))
+
+    def packets(self, path: int) -> tuple[int, int]:
+        """Packets that a has sent on this path and that have reached b."""
+        counted = []
+        for host, way in ((self.a, "tx"), (self.b, "rx")):
+            [link] = json.loads(run("ip", "-n", host, "-j", "-s", "link", "show", f"via{path}"))
+            counted.append(link["stats64"][way]["packets"])
+        return counted[0], counted[1]
+
+
+@contextmanager
+def bed(hosts: tuple[int, int] | None = None) -> Iterator[Bed]:
+    made = Bed(f"bn{os.getpid()}")
+    try:
+        made.make(hosts)
+        yield made
+    finally:
+        made.remove()

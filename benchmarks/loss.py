@@ -1,0 +1,70 @@
+"""fiberd's loss against what was asked: at random and in bursts, counted by numbered packets, not by fiberd.
+
+Every point sends enough packets for about a hundred losses or more, of 114 B at 50,000 a second, over a fiber of 200 us. The
+interval is that of the *count* of lost packets at the loss that was asked (see ``numbered.judged``): 99 %, and whether
+it holds at one in a million, which is what a table of many points may be held to.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bed import bed
+from benchmarks.common import command
+from testbed.core.physics.impairment import Impairment
+from testbed.host.fiberd import Fiberd
+
+PPS = 50_000
+BURST = 5.0
+POINTS = ((1e-4, 1_000_000), (1e-3, 500_000), (1e-2, 250_000))
+"""(loss, packets)."""
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, bed() as it:
+        it.fibers(0)
+        clear = Impairment(200e-6)
+        emulator = Fiberd.start(it.plant, it.directions({0: clear}), 20261121, Path(folder, "log"))
+        try:
+            it.round_trips([0], 3, 0.01)  # addresses known
+            for loss, packets in POINTS:
+                for burst in (0.0, BURST):
+                    lossy = Impairment(200e-6, loss=loss, burst=burst)
+                    emulator.set({"p0:b": lossy})
+                    before = dict(emulator.stats()[0].drops)
+                    found = it.losses(0, packets // 10 if quick else packets, PPS, loss, burst)
+                    after = emulator.stats()[0].drops
+                    other = {cause: after[cause] - before[cause] for cause in after if cause != "loss"}
+                    counted = after["loss"] - before["loss"]
+                    rows.append(found | {"counted_by_fiberd": counted, "other_drops": sum(other.values())})
+        finally:
+            emulator.stop()
+    return {"points": rows}
+
+
+def table(result: dict[str, Any]) -> str:
+    return "\n".join(
+        [
+            "| asked | packets | lost | 99 % of all counts | inside | at 1e-6 | mean run |",
+            "|---|---|---|---|---|---|---|",
+            *(row(it) for it in result["points"]),
+        ]
+    )
+
+
+def row(it: dict[str, Any]) -> str:
+    """One point; what else went wrong is said beside it."""
+    asked = f"{it['loss']:g}, " + (f"bursts of {it['burst']:g}" if it["burst"] else "random")
+    low, high = it["interval"]
+    wrong = it["overrun"] + it.get("other_drops", 0)
+    lost = f"{it['lost']}" + (f" ({wrong} otherwise)" if wrong else "")
+    verdicts = " | ".join("yes" if it[key] else "**no**" for key in ("inside", "inside_1e6"))
+    return f"| {asked} | {it['sent']} | {lost} | {low:.0f} – {high:.0f} | {verdicts} | {it['mean_run']:.2f} |"
+
+
+if __name__ == "__main__":
+    sys.exit(command(__doc__, measure, table))
