@@ -250,6 +250,8 @@ class Lab:
         self._refuse_uncertified()
         run = self._unused_run(directory)
         how, reason = "interrupted", "interrupted by the user"
+        observer = Observer(self._folder, self.topology, run)
+        observer.start()
         try:
             status = launch.launch(
                 self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None)
@@ -257,6 +259,7 @@ class Lab:
             how, reason = ("finished", "") if status == 0 else ("failed", f"the worst rank ended with status {status}")
             return status
         finally:
+            observer.stop()
             record.end(run, how, reason)
             run.give_to_caller()
 

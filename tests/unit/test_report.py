@@ -324,3 +324,24 @@ def test_any_value_anywhere_breaks_nothing(tmp_path_factory, odd, seed):
     jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
     assert html(report)
     assert markdown(report)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ran", "verdict", "headline"),
+    [
+        ([0, 0, 0, 0], "yes", "pass", "The program ran across the fiber."),
+        ([0, 0, 137, None], "no", "fail", "The program did not end well."),
+        ([0, 0, 0, None], "unknown", "unknown", "Too little was measured for a verdict."),
+        ([], "unknown", "unknown", "Too little was measured for a verdict."),
+    ],
+)
+def test_a_launched_program_is_judged_by_how_its_ranks_ended(run, statuses, ran, verdict, headline):
+    for records in (run / "ranks").glob("*.jsonl"):
+        records.unlink()
+    change(run, "run.json", workload={"command": "python x.py", "statuses": statuses}, expectations=[])
+    report = report_of(run)
+    assert answers(report)["ran"] == ran
+    assert not {"trained", "wire", "recovered"} & set(answers(report))
+    assert (report.verdict, report.headline) == (verdict, headline)
+    jsonschema.validate(to_json(report), SCHEMA)
+    assert "python x.py" in html(report) and "python x.py" in markdown(report)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from testbed.core.evidence import fidelity, recovery, wire
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.evidence.record import Event, Expectation, FiberSample, RunInfo, text
+from testbed.core.evidence.record import Event, Expectation, FiberSample, RunInfo, sequence, text
 from testbed.core.evidence.recovery import FaultRecovery, JobEvidence, RankTime
 from testbed.core.evidence.run import RunData
 from testbed.core.evidence.timeline import fault_windows
@@ -176,11 +176,13 @@ def build(run: RunData) -> Report:
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
     crossed = wire.check(run.ranks, run.fibers, mtu)
     faults = tuple(_fault(each, origin) for each in job.faults)
+    launched = text(run.info.workload, "command")
     answers = (
-        _trained(run.info, job),
-        *([_came_through(faults)] if faults else []),
+        _ran(run.info, launched) if launched else _trained(run.info, job),
+        *([_came_through(faults)] if faults and not launched else []),
         _held(emulator, run.info.uncertified, run.certificate, under_load, host),
-        Answer("wire", "Did the bytes cross it?", _word(crossed.ok), crossed.sentence),
+        # What somebody else's program must move is not known to us.
+        *([] if launched else [Answer("wire", "Did the bytes cross it?", _word(crossed.ok), crossed.sentence)]),
         *(_expected(index, each) for index, each in enumerate(run.info.expectations, 1)),
     )
     verdict = _verdict(run.info.status, answers)
@@ -301,6 +303,20 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
     return Answer("trained", question, _word(last < first), f"{went}.")
 
 
+def _ran(info: RunInfo, command: str) -> Answer:
+    """Of a program that was launched: how its ranks ended is all that we know of it."""
+    statuses = [it if isinstance(it, int) else None for it in sequence(info.workload, "statuses")]
+    bad = [f"rank {rank} with {status}" for rank, status in enumerate(statuses) if status]
+    ended = [f"rank {rank}" for rank, status in enumerate(statuses) if status is None]
+    said = f"{command} ran on {words.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
+    if bad:
+        return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.")
+    if not statuses or ended:
+        how = f"; ended by us: {', '.join(ended)}" if ended else ""
+        return Answer("ran", "Did it run?", "unknown", f"{said}{how}.")
+    return Answer("ran", "Did it run?", "yes", f"{said}; each ended with status 0.")
+
+
 def _came_through(faults: tuple[Fault, ...]) -> Answer:
     return Answer(
         "recovered",
@@ -352,6 +368,8 @@ def _verdict(status: str, answers: tuple[Answer, ...]) -> str:
 
 def _headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...]) -> str:
     if verdict == "pass":
+        if answers[0].id == "ran":
+            return "The program ran across the fiber."
         if not faults:
             return "It trained across the fiber."
         first, more = f"the {faults[0].type} of {faults[0].target}", len(faults) - 1
@@ -365,6 +383,7 @@ def _headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: 
         return f"The run failed: {info.reason.rstrip('.')}."
     if verdict == "fail":
         return {
+            "ran": "The program did not end well.",
             "trained": "It did not train as planned.",
             "recovered": "It did not come through the fault.",
             "fidelity": "It ran, but the fiber did not hold its promise.",
