@@ -32,7 +32,7 @@ for target; do
     found=$build/found-$target corpus=tests/fuzz/corpus/$target seeds=$build/seeds/$target
     mkdir -p "$found" "$corpus" "$seeds"
     echo "fuzz: $target for $seconds s" >&2
-    nice -n 19 "$build/fuzz-$target" -max_total_time="$seconds" -max_len="$(most_bytes "$target")" -timeout=10 \
+    nice -n 19 "$build/fuzz-$target" -max_total_time="$seconds" -max_len="$(most_bytes "$target")" -timeout=60 \
         -dict="tests/fuzz/$target.dict" -artifact_prefix="$build/crash-$target-" -print_final_stats=1 -verbosity=0 \
         "$found" "$corpus" "$seeds"
     if [ -n "${FUZZ_KEEP:-}" ]; then

@@ -81,7 +81,14 @@ static void check_impairments(void) {
         const struct impairment *s = &plant.fibers[i]->impairment;
         CHECK(s->delay_ns <= 60000000000, "%lu ns", s->delay_ns);
         CHECK(s->rate_bps == 0 || (s->rate_bps >= 1e3 && s->rate_bps <= 1e13), "%g b/s", s->rate_bps);
-        CHECK(s->loss >= 0 && s->loss <= 1, "%g", s->loss);
+        const double probabilities[] = {s->loss, s->p, s->r, s->h, s->k, s->corrupt, s->duplicate, s->reorder};
+        for (size_t j = 0; j < sizeof probabilities / sizeof probabilities[0]; j++)
+            CHECK(probabilities[j] >= 0 && probabilities[j] <= 1, "probability %zu: %g", j, probabilities[j]);
+        CHECK(s->correlation >= 0 && s->correlation < 1, "%g", s->correlation);
+        CHECK(!(s->p > 0) || (s->r > 0 && s->loss <= 0), "a chain without a way back, or with loss besides");
+        CHECK(s->jitter_ns <= 60000000000 && s->reorder_by_ns <= 60000000000, "%lu ns", s->jitter_ns);
+        CHECK(s->overhead_bytes <= 256, "%lu bytes", s->overhead_bytes);
+        CHECK((unsigned)s->distribution < DISTRIBUTIONS, "distribution %d", (int)s->distribution);
         CHECK(s->memory_bytes >= 1, "no memory");
     }
 }

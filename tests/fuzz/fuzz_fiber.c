@@ -15,15 +15,16 @@
 
 enum {
     DIRECTIONS = 2,
-    MOST_PACKETS = 512,
+    MOST_PACKETS = 256,
     MOST_SETTINGS = 256,
-    MOST_BYTES = 4 << 20, /* of all packets: keeps an input quick */
+    MOST_BYTES = 1 << 20, /* of all packets: keeps an input quick */
     ETHERNET_BYTES = 14,
     NUMBER_AT = VNET_HEADER_BYTES + 6,
     TCP_HEADER_BYTES = ETHERNET_BYTES + 20 + 20,
 };
 static const uint64_t BEGIN_NS = 1000000000000;
 static const uint64_t LONGEST_NS = 60000000000;
+static const uint64_t NO_CAP = UINT64_MAX;
 
 struct sent_in {
     unsigned direction;
@@ -176,7 +177,7 @@ static bool duplicates(const struct impairment *s) { return s->duplicate > 0; }
 static bool holds_back(const struct impairment *s) { return s->reorder > 0; }
 static bool reorders(const struct impairment *s) { return s->reorder > 0 || s->jitter_reorders; }
 static bool queues(const struct impairment *s) { return s->queue_bytes > 0; }
-static bool caps(const struct impairment *s) { return s->memory_bytes < 2 * MOST_BYTES; }
+static bool caps(const struct impairment *s) { return s->memory_bytes < NO_CAP; }
 
 static void check_order(struct watched *w, uint32_t number, uint32_t first, uint32_t segments, bool splits) {
     if (ever(w, reorders))
@@ -331,7 +332,7 @@ static void op_set(struct input *input, struct watched *w) {
     if (which & 8)
         s.loss = take(input, 1) / 255.0;
     if (which & 16)
-        s.memory_bytes = choice & 8 ? 1 + take(input, 3) : 256 << 20;
+        s.memory_bytes = choice & 8 ? 1 + take(input, 3) : NO_CAP;
     if (which & 32)
         s.overhead_bytes = take(input, 1);
     if (which & 64) {
@@ -486,7 +487,10 @@ static void begin(uint32_t seed) {
     for (unsigned i = 0; i < DIRECTIONS; i++) {
         CHECK(plant_add(&plant, ends[1 - i], ends[i], ends[1 - i], why, sizeof why), "%s", why);
         watched[i].fiber = plant.fibers[i];
-        watched[i].settings[0] = plant.fibers[i]->impairment;
+        struct impairment *first = &watched[i].settings[0];
+        *first = plant.fibers[i]->impairment;
+        first->memory_bytes = NO_CAP;
+        plant_set(&plant, plant.fibers[i], first);
         watched[i].setting_count = 1;
     }
 }

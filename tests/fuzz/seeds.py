@@ -39,6 +39,12 @@ def packet(frame: Packet, *, mss: int = 0, kind: int = GSO_NONE) -> bytes:
     return struct.pack("=BBHHHH", NEEDS_CSUM, kind, start + header, mss, start, offset) + data
 
 
+def partial(frame: Packet, beyond: int) -> bytes:
+    """A checksum to be completed in a field that begins ``beyond`` bytes after the end of the frame."""
+    data = bytes(frame)
+    return struct.pack("=BBHHHH", NEEDS_CSUM, GSO_NONE, 0, 0, len(data) + beyond - 6, 6) + data
+
+
 def packets() -> list[bytes]:
     ether = Ether(dst="02:00:00:00:00:02", src="02:00:00:00:00:01")
     v4, v6 = IP(src="10.0.0.1", dst="10.0.0.2", id=65530), IPv6(src="fd00::1", dst="fd00::2")
@@ -59,6 +65,7 @@ def packets() -> list[bytes]:
         packet(ether / IPv6(src="fd00::1", dst="fd00::2") / IPv6ExtHdrFragment(m=1) / udp / body),
         packet(ether / ARP()),
         packet(Ether(type=0x88B5) / Raw(b"x" * 50)),
+        *(partial(ether / v4 / udp / body, beyond) for beyond in (-2, -1, 0, 1)),
         bytes(10) + b"runt",
     ]
 
