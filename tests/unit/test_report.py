@@ -345,3 +345,15 @@ def test_a_launched_program_is_judged_by_how_its_ranks_ended(run, statuses, ran,
     assert (report.verdict, report.headline) == (verdict, headline)
     jsonschema.validate(to_json(report), SCHEMA)
     assert "python x.py" in html(report) and "python x.py" in markdown(report)
+
+
+def test_what_the_scale_model_does_not_hold_is_said(run):
+    finding = {"fiber": "north", "quantity": "packet time", "verdict": "biased",
+               "lab": 1.5e-5, "real": 1.5e-8, "unit": "s", "error": 0.08, "direction": "too harsh", "reason": "one packet takes long", "change": ""}  # fmt: skip
+    change(run, "run.json", validity=[finding, {**finding, "verdict": "holds", "reason": "as it is"}, "damaged"])
+    report = report_of(run)
+    for text in (html(report), markdown(report)):
+        assert "1 of 2 quantities hold" in text
+        assert "biased too harsh" in text and "one packet takes long" in text
+        assert "as it is</td>" not in text
+    jsonschema.validate(to_json(report), SCHEMA)

@@ -123,6 +123,8 @@ class RunInfo:
     emulator: str = ""
     scheduling: Fields = field(default_factory=dict)
     uncertified: bool = False
+    validity: tuple[Fields, ...] = ()
+    """What of the scale model holds on which fiber: findings of core/physics/validity.py."""
     host: Fields = field(default_factory=dict)
 
     @classmethod
@@ -151,6 +153,7 @@ class RunInfo:
             emulator=text(fields, "emulator"),
             scheduling=mapping(fields, "scheduling"),
             uncertified=fields.get("uncertified") is True,
+            validity=tuple(each for each in sequence(fields, "validity") if isinstance(each, Mapping)),
             host=mapping(fields, "host"),
         )
 

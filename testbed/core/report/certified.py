@@ -1,10 +1,11 @@
-"""The certificate and the fidelity under load as rows of text: the same for the page and for Markdown."""
+"""Certificate, fidelity under load and scale model as rows of text: the same for the page and for Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from testbed.core.evidence.certificate import Certificate, Check, DirectionCertificate, LinkCertificate, RoundTrip
+from testbed.core.evidence.record import RunInfo, number, text
 from testbed.core.report import words
 from testbed.core.report.promise import Fidelity, Machine
 
@@ -12,18 +13,22 @@ __all__ = [
     "CHECKS_HEAD",
     "HEAD",
     "LOAD_HEAD",
+    "VALIDITY_HEAD",
     "check_rows",
     "headroom",
     "load_rows",
     "notes",
     "rows",
     "segmentation",
+    "validity_lead",
+    "validity_rows",
 ]
 
 Row = tuple[str, ...]
 
 HEAD = ("fiber", "target µs", "median µs", "error µs, min / median", "± µs", "jitter µs", "lost", "rate", "verdict")
 CHECKS_HEAD = ("fiber", "quantity", "was to be", "measured", "accepted", "verdict", "why")
+VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
 LOAD_HEAD = ("direction", "packets", "late µs, median / p99", "longest queue", "dropped by the emulator", "verdict")
 
 
@@ -100,6 +105,33 @@ def load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
             words.count(each.own_drops),
             f"{each.verdict}: {each.why}" if each.why else each.verdict,
         )
+
+
+def validity_rows(run: RunInfo) -> Iterator[Row]:
+    """What of the scale model does not hold as it is, a row each; nothing where nothing is scaled."""
+    for each in run.validity:
+        if text(each, "verdict") != "holds":
+            why = "; ".join(it for it in (text(each, "reason"), text(each, "change")) if it)
+            bias = " ".join(it for it in (text(each, "verdict"), text(each, "direction")) if it)
+            amounts = (_amount(number(each, key), text(each, "unit")) for key in ("lab", "real"))
+            yield (text(each, "fiber"), text(each, "quantity"), *amounts, bias, why)
+
+
+def validity_lead(run: RunInfo) -> str:
+    """In a sentence, how much of the scale model holds; empty where it was not checked."""
+    if not run.validity:
+        return ""
+    holding = sum(1 for each in run.validity if text(each, "verdict") == "holds")
+    return (
+        f"Rates and payloads are divided by the scale, latency is not: {holding} of {len(run.validity)} quantities hold"
+        " as they are."
+    )
+
+
+def _amount(value: float | None, unit: str) -> str:
+    if value is None:
+        return words.UNKNOWN
+    return words.duration(value) if unit == "s" else f"{value:.3g} {unit}"
 
 
 def headroom(certificate: Certificate | None, host: Machine) -> str:

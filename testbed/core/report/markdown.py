@@ -77,6 +77,9 @@ def _fidelity(report: Report) -> list[str]:
         blocks += ["### Under load", _table(certified.LOAD_HEAD, certified.load_rows(report.fidelity))]
     if said_of_cpu := certified.headroom(certificate, report.machine):
         blocks.append(said_of_cpu)
+    if lead := certified.validity_lead(report.run):
+        rows = list(certified.validity_rows(report.run))
+        blocks += ["## Scale model", lead, *([_table(certified.VALIDITY_HEAD, rows)] if rows else [])]
     return blocks
 
 

@@ -45,6 +45,7 @@ def html(report: Report) -> str:
             "main",
             _topology(report),
             _fidelity(report),
+            _scale_model(report),
             _plots(plots),
             _faults(report),
             _events(report),
@@ -201,6 +202,14 @@ def _fidelity(report: Report) -> Markup:
     if said := certified.headroom(certificate, report.machine):
         parts.append(element("p", said, class_="lead"))
     return element("section", *parts)
+
+
+def _scale_model(report: Report) -> Markup | None:
+    lead, rows = certified.validity_lead(report.run), list(certified.validity_rows(report.run))
+    if not lead:
+        return None
+    table = _table(certified.VALIDITY_HEAD, rows, (2, 3), "Scale model") if rows else None
+    return element("section", element("h2", "Scale model"), element("p", lead, class_="lead"), table)
 
 
 def _certificate(certificate: Certificate) -> Iterable[Markup]:
