@@ -245,7 +245,12 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Lay a value over the topology: links.north.km=80. May be repeated."
     ),
 ]
-Driver = Annotated[str, typer.Option(metavar="NAME", help="What makes the nodes: auto, netns.")]
+Driver = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="What makes the nodes: auto (containerlab if it, docker and the image are there), netns."
+    ),
+]
 Emulator = Annotated[
     str, typer.Option(metavar="NAME", help="What makes the fibers: auto (netem if the kernel has it), netem, fiberd.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -131,6 +132,7 @@ def up(
         with client.Connection(folder, patience_s=300.0) as builder:
             try:
                 _write(folder.topology, topology_to_dict(topology))
+                _write(folder.about, dataclasses.asdict(choice))
                 _build(builder, plan, progress)
                 lab = Lab(folder)
                 lab.allow_uncertified = allow_uncertified

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import platform
 import time
 from collections.abc import Mapping
@@ -36,6 +38,9 @@ def begin(
         hello = client.call(lab, "hello")
     except LabError:
         hello = {}
+    chosen: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        chosen = json.loads(lab.about.read_text())
     host = dict(certificate.host) if certificate else {}
     run.write_json("topology.json", topology_to_dict(topology))
     if certificate is not None:
@@ -57,7 +62,9 @@ def begin(
             "workload": dict(workload or {}),
             "validity": [finding.to_dict() for finding in validity_of(topology)],
             "driver": places.driver(lab),
+            "driver_why": chosen.get("driver_why", ""),
             "emulator": hello.get("emulator", "none"),
+            "emulator_why": chosen.get("emulator_why", ""),
             "scheduling": {"emulator": hello.get("scheduling", ""), "ranks": RANK_SCHEDULING},
             "uncertified": certificate is None or not certificate.certified,
             "host": {

@@ -61,7 +61,7 @@ class LabFolder:
 
     @property
     def about(self) -> Path:
-        """How the lab was brought up: driver, emulator, why, whether uncertified."""
+        """Why it is this driver and this emulator: the :class:`~testbed.lab.deploy.Choice` as JSON."""
         return self.path / "about.json"
 
     @property
