@@ -1,0 +1,102 @@
+"""What is said where docker or containerlab cannot be used: which of them, and what mends it.."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import docker.errors
+import pytest
+import requests
+
+from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
+from testbed.host import containerlab, docker_client
+from testbed.host.containerlab import ContainerPlace
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH that holds only what a test puts there."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def program(folder: Path, name: str, says: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\nprintf '%s\\n' '{says}'\n")
+    path.chmod(0o755)
+
+
+def test_no_containerlab(tools: Path) -> None:
+    assert "containerlab is missing" in containerlab.missing()
+    assert "tools/install-containerlab.sh" in containerlab.missing()
+
+
+@pytest.mark.parametrize(
+    ("says", "wrong"),
+    [
+        ("0.79.0", ""), ("0.80.1", ""), ("1.0.0", ""),
+        ("0.78.0", "containerlab is 0.78.0, needed is 0.79.0"), ("0.9.99", "containerlab is 0.9.99"),
+        ("no version at all", "does not say its version"),
+    ],
+)  # fmt: skip
+def test_versions_of_containerlab(tools: Path, says: str, wrong: str) -> None:
+    program(tools, "containerlab", says)
+    said = containerlab.missing()
+    assert said == "" if not wrong else wrong in said
+
+
+@pytest.mark.parametrize(
+    ("foreign", "ours", "words"),
+    [
+        (docker.errors.DockerException("PermissionError(13, 'Permission denied')"), NotAllowed, "use sudo, or join"),
+        (docker.errors.DockerException("FileNotFoundError(2, 'No such file')"), HostError, "docker does not run"),
+        (requests.exceptions.ConnectionError("Connection refused"), HostError, "docker does not run"),
+        (docker.errors.APIError("x", explanation="no space left on device"), HostError, "no space left on device"),
+        (docker.errors.ImageNotFound("x", explanation="no such image"), docker_client.NotThere, "docker has none"),
+        (requests.exceptions.ReadTimeout("read timed out"), HostError, "read timed out"),
+    ],
+)
+def test_dockers_exceptions_become_ours(foreign: Exception, ours: type[TestbedError], words: str) -> None:
+    with pytest.raises(ours, match=words) as caught, docker_client.translated("do it"):
+        raise foreign
+    assert str(caught.value).startswith("could not do it")
+    assert caught.value.__cause__ is foreign
+
+
+def test_what_is_not_dockers_passes_through() -> None:
+    with pytest.raises(KeyError), docker_client.translated("do it"):
+        raise KeyError("mine")
+
+
+def test_without_a_socket_nothing_is_imported_or_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_client, "_SOCKET", tmp_path / "none.sock")
+    docker_client.client.cache_clear()
+    try:
+        with pytest.raises(MissingTool, match=r"tools/install-containerlab.sh"):
+            docker_client.client()
+    finally:
+        docker_client.client.cache_clear()
+
+
+def test_a_program_of_a_job_is_on_a_leash_and_has_only_the_environment_that_it_is_given(tools: Path) -> None:
+    program(tools, "docker", "")
+    line = ContainerPlace("clab-x-east-0", "1000:1000").enter(["python", "a b.py"], Path("/work"), {"RANK": "0"})
+    assert line[0] == str(tools / "docker")
+    assert line[1:] == [
+        "exec", "--interactive", "--env=RANK=0", "--workdir", "/work", "--user", "1000:1000", "clab-x-east-0",
+        "python", "-m", "testbed_agents.leash", "--", "python", "a b.py",
+    ]  # fmt: skip
+    with pytest.raises(MissingTool, match="docker"):
+        (tools / "docker").unlink()
+        ContainerPlace("x").visit(["true"])
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "user"),
+    [("1001", "1002", "1001:1002"), ("0", "0", "1000:1000"), ("", "", "1000:1000"), ("x", "1", "1000:1000")],
+)
+def test_ranks_are_never_root(monkeypatch: pytest.MonkeyPatch, uid: str, gid: str, user: str) -> None:
+    monkeypatch.setenv("SUDO_UID", uid)
+    monkeypatch.setenv("SUDO_GID", gid)
+    assert containerlab.agent_user() == user
