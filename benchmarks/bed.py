@@ -1,8 +1,8 @@
 """The test bed of the emulator benchmarks: two hosts, paths of several kinds between them, and what is measured on one.
 
 Made with `ip` and `tc` alone: nothing of the testbed takes part but the emulator that is measured. Path k is device
-``via<k>`` on both hosts, addresses 10.76.k.1 and .2. A *cable* is one veth pair; a *fiber* is two with the plant between
-them, where an emulator joins ``p<k>-a`` and ``p<k>-b``, or, for reference, the kernel redirects without delay.
+``via<k>`` on both hosts, addresses 10.76.k.1 and .2. A *cable* is one veth pair; a *fiber* is two with the plant
+between them, where an emulator joins ``p<k>-a`` and ``p<k>-b``, or, for reference, the kernel redirects without delay.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Bed:
         return found
 
     def redirect(self, path: int, rate_bps: float = 0.0) -> None:
-        """Let the kernel join the ends of a fiber: no delay, and toward b the kernel's own shaper where there is a rate."""
+        """Let the kernel join the ends of a fiber without delay; toward b through its shaper where there is a rate."""
         ends = (f"p{path}-a", f"p{path}-b")
         for end, other in (ends, ends[::-1]):
             run("tc", "-n", self.plant, "qdisc", "add", "dev", end, "clsact")

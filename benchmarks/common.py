@@ -93,9 +93,7 @@ def delay(seconds: float) -> str:
     return f"{seconds * 1e3:g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:g} us"
 
 
-def command(
-    doc: str | None, measure: Callable[[bool], dict[str, Any]], table: Callable[[dict[str, Any]], str]
-) -> int:
+def command(doc: str | None, measure: Callable[[bool], dict[str, Any]], table: Callable[[dict[str, Any]], str]) -> int:
     """The command line of each benchmark: measure, print the table, keep every sample with ``--json``."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few repeats: does it work, not how well")

@@ -26,9 +26,10 @@ from typing import Any
 
 from benchmarks.common import MININET_PYTHON, ROOT, SHAPES, command, ring, shape, spread, topology_text
 from testbed.core.plan import build
-from testbed.core.plan.step import to_dict
+from testbed.core.plan.step import Fibers, Shape, Step, to_dict
 from testbed.core.topology.model import Topology
 from testbed.host import process
+from testbed.host.driver import Hand
 from testbed.host.netns import NetnsDriver
 from testbed.lab import engine, hands
 from testbed.lab.journal import Journal
@@ -46,8 +47,8 @@ def by_engine(topology: Topology, emulator_name: str = "fiberd") -> dict[str, fl
         journal = Journal.create(folder / "journal", lab, process.boot_id(), (pid, process.started(pid)))
         driver = NetnsDriver(lab, folder / "handles")
         emulator = hands.EmulatorHand(driver, folder / "emulator.log", lambda status: None)
-        agents = hands.AgentsHand(driver, folder / "handles", folder / "agents.log", lambda event: None)
-        worker = engine.Engine(journal, hands.of_keeper(driver, emulator, agents, None))
+        made: dict[type[Step], Hand] = {**dict.fromkeys(driver.kinds, driver), Fibers: emulator, Shape: emulator}
+        worker = engine.Engine(journal, made)
         began = time.perf_counter()
         try:
             worker.apply(engine.LAB, plan)

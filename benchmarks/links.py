@@ -1,8 +1,8 @@
 """What a link costs: 1, 8, 32 and 256 of them under one fiberd, and the whole `up` of 64 sites with 256 links.
 
 Every link has its own two cables to the plant. Seconds are those that fiberd takes to begin with ends that are there;
-memory is its resident set; CPU is measured by the scheduler's nanoseconds while nothing is sent. The lab has two nodes in each site and
-no agents; `up` is the whole command, from a cold Python to a certified lab.
+memory is its resident set; CPU is measured by the scheduler's nanoseconds while nothing is sent. The lab has two nodes
+in each site and no agents; `up` is the whole command, from a cold Python to a certified lab.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def table(result: dict[str, Any]) -> str:
         cells += [f"{median([it['idle_cpu'] for it in rows]):.4%}", spread([it["rtt_us"] for it in rows], digits=0)]
         lines.append(f"| {count} | {' | '.join(cells)} |")
     up, down = (spread([it[key] for it in result["lab"]], digits=1) for key in ("build_s", "remove_s"))
-    lines += ["", f"`up` of {SITES} sites with {NODES} nodes each and 256 links: {up} s (reach for 20); `down`: {down} s."]
+    lines += [
+        "",
+        f"`up` of {SITES} sites with {NODES} nodes each and 256 links: {up} s (reach for 20); `down`: {down} s.",
+    ]
     return "\n".join(lines)
 
 

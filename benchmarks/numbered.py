@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 NUMBER = struct.Struct("!II")  # number, how many there are
@@ -43,7 +44,7 @@ def receive(port: int) -> dict[str, int]:
                 arrived[number] = 1
         except TimeoutError:
             pass
-        with open("/proc/self/net/udp") as table:
+        with Path("/proc/self/net/udp").open() as table:
             overrun = sum(int(line.split()[-1]) for line in table if f":{port:04X} 00000000:0000" in line)
     came = bytes(arrived[:-1])
     runs = (b"\x01" + came).count(b"\x01\x00")

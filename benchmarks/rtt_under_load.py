@@ -7,24 +7,19 @@ ping(8) between the two gateways. Needs root and torch.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "agents")]
-
-import testbed  # noqa: E402
-from benchmarks.common import load, machine, median, spread  # noqa: E402
-from testbed.core.plan.addressing import Addressing, namespace_name  # noqa: E402
-from testbed.lab.job import Job  # noqa: E402
-from testbed.lab.lab import Lab  # noqa: E402
+import testbed
+from benchmarks.common import command, median, spread
+from testbed.core.plan.addressing import Addressing, namespace_name
+from testbed.lab.job import Job
+from testbed.lab.lab import Lab
 
 LINK = "south"
 PROBES, INTERVAL_S = 1000, 0.004
@@ -83,14 +78,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        parser.error("makes network namespaces: needs root")
-    before = load()
+def measured(quick: bool) -> dict[str, Any]:
+    repeats = 1 if quick else 5
     samples: dict[str, list[dict[str, float]]] = {"idle": [], "training": []}
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"TESTBED_STATE": f"{folder}/state", "TESTBED_RUNS": f"{folder}/runs"}
@@ -99,23 +88,17 @@ def main() -> int:
             each = next(link for link in lab.certificate.links if link.name == LINK).directions
             errors = [it.measured.median - it.target_s - it.bare.median for it in each if it.measured and it.bare]
             scheduling = str(lab.certificate.host["scheduling"])
-            for _ in range(arguments.repeats):
+            for _ in range(repeats):
                 measure(lab, samples)
             target_us = 2e6 * lab.topology.link(LINK).delay_s
-    result = {
-        "machine": machine(),
-        "load": before,
-        "repeats": arguments.repeats,
+    return {
+        "repeats": repeats,
         "target_us": target_us,
         "error_us": median(errors) * 1e6,
         "scheduling": scheduling,
         "samples": samples,
     }
-    print(table(result))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, measured, table))
