@@ -144,7 +144,7 @@ def us(rows: list[dict[str, Any]], row: str, key: str) -> str:
 
 def late_share(rows: list[dict[str, Any]], row: str, bounds: list[float], beyond_s: float) -> float:
     """Share of all packets that left later than the first bound from ``beyond_s`` on."""
-    counted = [sum(column) for column in zip(*(it[row]["late"] for it in rows), strict=True)]
+    counted: list[int] = [sum(column) for column in zip(*(it[row]["late"] for it in rows), strict=True)]
     first = next(number for number, bound in enumerate(bounds) if bound >= beyond_s)
     return sum(counted[first + 1 :]) / max(1, sum(counted))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from testbed.errors import HostError
+from testbed.host import namespace, rtnetlink
 from testbed.host.netlink import Namespace
 
 pytestmark = [
@@ -119,3 +121,15 @@ def test_what_the_kernel_refuses_is_said_in_words(space: Namespace) -> None:
         space.up("nowhere")
     with pytest.raises(HostError, match=r"could not add the route to 10.7.0.0/16"):
         space.add_route("10.7.0.0/16", (("192.0.2.1", "k0"),), 0)
+
+
+def test_all_answers_to_one_datagram_find_room(name: str, space: Namespace) -> None:
+    # The ends of 500 links; the kernel's default receive buffer overflows at a few hundred answers (ENOBUFS).
+    def ask() -> None:
+        with contextlib.closing(rtnetlink.connect()) as raw:
+            link = rtnetlink.index(raw, "k0")
+            rtnetlink.exchange(raw, [rtnetlink.link_state(link, up) for up in (False, True) * 500])
+
+    namespace.inside(Path("/run/netns", name), ask)
+    (link,) = ip(name, "link", "show", "dev", "k0")
+    assert "UP" in link["flags"]
