@@ -232,10 +232,10 @@ def _findings(name: str) -> list[Finding]:
 @verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")
 def doctor(as_json: AsJson = False) -> int:
     """What this host can do, and for what it cannot: why, and the command that mends it. Exit status 3: no run here."""
-    from testbed.host import probe
+    from testbed.host import doctor as host
 
-    checks = probe.probe()
-    able, trains = probe.can_run(checks), probe.can_train(checks)
+    checks = host.examine()
+    able, trains = host.can_run(checks), host.can_train(checks)
     if as_json:
         screen.show_json({"can_run": able, "can_train": trains, "checks": tables.plain(checks)})
     else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Link, Topology
     from testbed.core.topology.survey import Survey
-    from testbed.host.probe import Check
+    from testbed.host.doctor import Check
     from testbed.lab.api import LabStatus, LabSummary, RunSummary
 
 Row = list[str | Text]

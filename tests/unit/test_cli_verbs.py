@@ -349,14 +349,14 @@ def test_shipped_files_have_no_mistakes(cli: Cli) -> None:
 
 
 def test_doctor_exit_status(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from testbed.host import probe
+    from testbed.host import doctor
 
-    lacking = probe.Check("fiberd", "missing", "not compiled", "apt-get install gcc", needed=True)
-    monkeypatch.setattr(probe, "probe", lambda: (lacking,))
+    lacking = doctor.Check("fiberd", "missing", "not compiled", "apt-get install gcc", needed=True)
+    monkeypatch.setattr(doctor, "examine", lambda: (lacking,))
     said = cli("doctor")
     assert said.status == 3
     assert "apt-get install gcc" in said.out
     assert "cannot run the testbed yet: fiberd" in said.out
     assert json.loads(cli("doctor", "--json").out)["can_run"] is False
-    monkeypatch.setattr(probe, "probe", lambda: (probe.Check("fiberd", "ok", "/somewhere", needed=True),))
+    monkeypatch.setattr(doctor, "examine", lambda: (doctor.Check("fiberd", "ok", "/somewhere", needed=True),))
     assert cli("doctor").status == 0

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import MissingTool
-from testbed.host import fiberd, probe
-from testbed.host.probe import Check, can_run
+from testbed.host import doctor, fiberd
+from testbed.host.doctor import Check, can_run, limits, machine, programs, trial
 
 IS_ROOT = os.geteuid() == 0
 
 
 @pytest.fixture(scope="module")
 def checks() -> dict[str, Check]:
-    found = probe.probe()
+    found = doctor.examine()
     assert len({check.name for check in found}) == len(found), "each name is told once"
     return {check.name: check for check in found}
 
@@ -62,7 +62,7 @@ def test_nothing_is_left_behind() -> None:
 
     before = seen()
     home = Path("/proc/self/ns/net").readlink()
-    probe.probe()
+    doctor.examine()
     assert seen() == before
     assert Path("/proc/self/ns/net").readlink() == home
 
@@ -70,7 +70,7 @@ def test_nothing_is_left_behind() -> None:
 def test_folders_are_looked_at_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "a" / "b"))
     monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "c"))
-    found = {check.name: check for check in probe.probe()}
+    found = {check.name: check for check in doctor.examine()}
     assert str(tmp_path / "a" / "b") in found["state folder"].detail
     assert found["runs folder"].state in ("ok", "limited")
     assert list(tmp_path.iterdir()) == []
@@ -79,7 +79,7 @@ def test_folders_are_looked_at_and_not_made(tmp_path: Path, monkeypatch: pytest.
 def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))  # type: ignore[attr-defined]
-    folder = next(check for check in probe.probe() if check.name == "state folder")
+    folder = next(check for check in doctor.examine() if check.name == "state folder")
     assert folder.state == "missing"
     assert "TESTBED_STATE" in folder.fix
 
@@ -89,7 +89,7 @@ def test_without_fiberd_there_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None
         raise MissingTool("fiberd", "apt-get install gcc libc6-dev && make demo")
 
     monkeypatch.setattr(fiberd, "find_binary", lacking)
-    found = probe.probe()
+    found = doctor.examine()
     told = next(check for check in found if check.name == "fiberd")
     assert (told.state, told.fix) == ("missing", "apt-get install gcc libc6-dev && make demo")
     assert not can_run(found)
@@ -97,22 +97,22 @@ def test_without_fiberd_there_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_torch_is_asked_for_without_importing_it(checks: dict[str, Check], monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
-        raise probe.metadata.PackageNotFoundError(name)
+        raise programs.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(probe.metadata, "version", absent)
-    found = [*(check for check in checks.values() if check.name != "torch"), probe._torch()]
+    monkeypatch.setattr(programs.metadata, "version", absent)
+    found = [*(check for check in checks.values() if check.name != "torch"), programs.torch()]
     told = found[-1]
     assert told.state == "missing"
     assert "fibers come up" in told.detail
     assert "pip install" in told.fix
     assert can_run(found) == can_run([*checks.values()]), "fibers need no torch"
-    assert not probe.can_train(found)
+    assert not doctor.can_train(found)
 
 
 def test_without_nsenter_or_setpriv_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "setpriv" else which(name))
-    found = tuple(probe._tools())
+    found = tuple(programs.tools())
     told = next(check for check in found if check.name == "nsenter, setpriv")
     assert (told.state, told.fix) == ("missing", "apt-get install util-linux")
     assert "setpriv not found" in told.detail
@@ -132,10 +132,10 @@ def test_limits_are_those_of_the_host(checks: dict[str, Check]) -> None:
 
 
 def test_a_limit_that_is_too_low_is_said_with_its_cure() -> None:
-    low = probe._limit("open files", 100, 4096, "a reason", "ulimit -Hn 4096")
+    low = limits._limit("open files", 100, 4096, "a reason", "ulimit -Hn 4096")
     assert (low.state, low.fix) == ("limited", "ulimit -Hn 4096")
-    assert probe._limit("open files", 4096, 4096, "a reason", "ulimit -Hn 4096").state == "ok"
-    assert probe._limit("open files", -1, 4096, "a reason", "ulimit -Hn 4096").detail.startswith("unlimited")
+    assert limits._limit("open files", 4096, 4096, "a reason", "ulimit -Hn 4096").state == "ok"
+    assert limits._limit("open files", -1, 4096, "a reason", "ulimit -Hn 4096").detail.startswith("unlimited")
 
 
 def test_the_clock_is_the_kernels(checks: dict[str, Check]) -> None:
@@ -145,25 +145,23 @@ def test_the_clock_is_the_kernels(checks: dict[str, Check]) -> None:
 
 
 def test_a_slow_clock_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_read_cost_s", lambda: 2e-6)
-    assert next(iter(probe._clock())).state == "limited"
+    monkeypatch.setattr(machine, "_read_cost_s", lambda: 2e-6)
+    assert next(iter(machine.clock())).state == "limited"
 
 
 def test_a_machine_without_headroom_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = iter(([0] * 8, [90, 0, 0, 10, 0, 0, 0, 0], [0] * 8, [0, 0, 0, 80, 0, 0, 0, 20]))
-    monkeypatch.setattr(probe, "_cpu_ticks", lambda: next(busy))
-    (told,) = probe._headroom()
+    monkeypatch.setattr(machine, "_cpu_ticks", lambda: next(busy))
+    (told,) = machine.headroom()
     assert (told.state, "10 % idle" in told.detail) == ("limited", True)
-    (told,) = probe._headroom()
+    (told,) = machine.headroom()
     assert (told.state, "20 % stolen" in told.detail) == ("limited", True)
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="drops capabilities")
 def test_without_capabilities_what_is_lacking_is_named() -> None:
     """In a process that is root without capabilities, by util-linux's setpriv."""
-    code = (
-        "from testbed.host import probe; print(*(c.name for c in probe.probe() if c.needed and c.state == 'missing'))"
-    )
+    code = "from testbed.host import doctor; print(*(c.name for c in doctor.examine() if c.needed and c.state == 'missing'))"
     argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
@@ -181,14 +179,14 @@ def test_without_capabilities_what_is_lacking_is_named() -> None:
 
 def test_a_child_that_hangs_is_given_up() -> None:
     began = time.monotonic()
-    assert probe._in_child(lambda: time.sleep(60) or "", timeout_s=0.2) is None  # type: ignore[func-returns-value]
+    assert trial.in_child(lambda: time.sleep(60) or "", timeout_s=0.2) is None  # type: ignore[func-returns-value]
     assert time.monotonic() - began < 10
 
 
 def test_a_child_that_dies_says_nothing() -> None:
-    assert probe._in_child(lambda: os._exit(9), timeout_s=5.0) is None
-    assert probe._in_child(lambda: "said", timeout_s=5.0) == "said"
-    assert probe._in_child(lambda: "", timeout_s=5.0) == ""
+    assert trial.in_child(lambda: os._exit(9), timeout_s=5.0) is None
+    assert trial.in_child(lambda: "said", timeout_s=5.0) == "said"
+    assert trial.in_child(lambda: "", timeout_s=5.0) == ""
 
 
 def test_only_what_is_needed_decides() -> None:

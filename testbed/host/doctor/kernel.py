@@ -1,0 +1,124 @@
+"""The kernel: which of its parts labs are made of are there, what we may do with them, and what emulates fibers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from testbed.errors import MissingTool
+from testbed.host import fiberd
+from testbed.host.doctor.check import AS_ROOT, Check
+from testbed.host.doctor.trial import in_child
+
+__all__ = ["capabilities", "emulators", "parts", "version"]
+
+_CAPABILITIES: Final = {
+    "CAP_NET_ADMIN": (12, "makes interfaces, routes and queueing disciplines"),
+    "CAP_SYS_ADMIN": (21, "makes and enters namespaces"),
+    "CAP_NET_RAW": (13, "fiberd's packet sockets"),
+}
+_CAP_SYS_NICE: Final = 23
+
+
+def version() -> Check:
+    python = platform.python_version()
+    return Check("Linux and Python", "ok", f"kernel {platform.release()}, Python {python}, {platform.machine()}")
+
+
+def _effective_capabilities() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def capabilities() -> Iterator[Check]:
+    effective = _effective_capabilities()
+    for name, (number, purpose) in _CAPABILITIES.items():
+        held = bool(effective >> number & 1)
+        yield Check(name, "ok" if held else "missing", purpose, "" if held else AS_ROOT, needed=True)
+    fifo = _fifo_problem()
+    if not fifo:
+        yield Check("SCHED_FIFO", "ok", "fiberd runs ahead of the ranks: fibers hold while they load the machine")
+    else:
+        held = bool(effective >> _CAP_SYS_NICE & 1)
+        yield Check(
+            "SCHED_FIFO",
+            "limited",
+            f"{fifo}; fiberd runs as an ordinary process, and fidelity suffers under load",
+            "" if held else "give CAP_SYS_NICE, or run as root",
+        )
+
+
+def _fifo_problem() -> str:
+    """Why a process of ours may not have SCHED_FIFO; empty when it may. Tried in a child."""
+    problem = in_child(_take_fifo, timeout_s=5.0)
+    return "the trial did not end" if problem is None else problem
+
+
+def _take_fifo() -> str:
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError as error:
+        return f"not allowed ({(error.strerror or 'refused').lower()})"
+    return ""
+
+
+_PARTS: Final = {
+    "veth": ("veth", "wires between namespaces", "modprobe veth"),
+    "bridge": ("bridge", "fabrics and the management network", "modprobe bridge"),
+    "clsact, u32, mirred": (
+        "redirect",
+        "the zero-delay path that certificates compare with",
+        "modprobe -a act_mirred cls_u32",
+    ),
+}
+_UNTRIED: Final = "cannot be told without a namespace to try it in"
+
+
+def parts(tried: Mapping[str, str]) -> Iterator[Check]:
+    problem, purpose = tried["unshare"], "nodes, gateways and the plant are made of them"
+    if problem:
+        yield Check("network namespaces", "missing", f"{purpose}: {problem}", AS_ROOT, needed=True)
+    else:
+        yield Check("network namespaces", "ok", purpose, needed=True)
+    for name, (trial, purpose, fix) in _PARTS.items():
+        if trial not in tried:
+            yield Check(name, "limited", f"{purpose}: {_UNTRIED}", needed=True)
+        elif tried[trial]:
+            yield Check(name, "missing", f"{purpose}: {tried[trial]}", fix, needed=True)
+        else:
+            yield Check(name, "ok", purpose, needed=True)
+    problem = tried.get("matchall", _UNTRIED)
+    yield Check(
+        "cls_matchall", "limited" if problem else "ok", f"{problem}; u32 does its work" if problem else "redirects"
+    )
+
+
+def emulators(tried: Mapping[str, str]) -> Iterator[Check]:
+    problem = tried.get("netem", _UNTRIED)
+    yield Check(
+        "sch_netem",
+        "limited" if problem else "ok",
+        f"{problem}; fiberd emulates the fibers instead"
+        if problem
+        else "the kernel's own emulator: what --emulator auto takes",
+    )
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "")
+    try:
+        binary = fiberd.find_binary()
+    except MissingTool as error:
+        why = "not compiled" + ("" if compiler else ", and there is no C compiler")
+        yield Check("fiberd", "missing", why, error.install, needed=True)
+    else:
+        yield Check("fiberd", "ok", str(binary), needed=True)
+    yield Check(
+        "C compiler",
+        "ok" if compiler else "limited",
+        compiler or "none: fiberd cannot be built here",
+        "" if compiler else "apt-get install gcc libc6-dev",
+    )

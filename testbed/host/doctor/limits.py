@@ -1,0 +1,79 @@
+"""Limits of the host that labs and runs may meet, and whether there is room where they are kept."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from testbed.host import store
+from testbed.host.doctor.check import Check, read
+
+__all__ = ["folders", "limits"]
+
+_FREE_BYTES: Final = 500_000_000
+_BRIDGE_PORTS: Final = 1023
+"""BR_MAX_PORTS is 1 << BR_PORT_BITS, 1024, and port 0 is not used (net/bridge/br_private.h)."""
+_FILES, _PIDS = 4096, 1024
+_SYSCTLS: Final = (
+    ("net.core.netdev_max_backlog", 1000, "larger labs than of 100 nodes want 10000, or lose ARP"),
+    ("net.core.rmem_max", 212_992, "bytes of receive buffers"),
+    ("kernel.pid_max", 32_768, "a process and its threads per rank"),
+)
+
+
+def limits() -> Iterator[Check]:
+    yield Check("ports of a bridge", "ok", f"{_BRIDGE_PORTS}: most nodes of a site, and most of a lab")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    yield _limit("open files", files, _FILES, "keeper and fiberd hold some per link", f"ulimit -Hn {_FILES}")
+    for key, least, purpose in _SYSCTLS:
+        value = read("/proc/sys/" + key.replace(".", "/"))
+        if value.isdigit():
+            yield _limit(key.rpartition(".")[2], int(value), least, purpose, f"sysctl -w {key}={least}")
+    pids = read("/sys/fs/cgroup/pids.max") or read("/sys/fs/cgroup/pids/pids.max") or "max"
+    yield _limit(
+        "pids of the cgroup",
+        int(pids) if pids.isdigit() else resource.RLIM_INFINITY,
+        _PIDS,
+        "a process and its threads per rank",
+        "raise pids.max of the cgroup (docker run --pids-limit)",
+    )
+    groups = read("/sys/fs/cgroup/cgroup.controllers")
+    version = "v2" if groups else "v1" if Path("/sys/fs/cgroup/cpu").is_dir() else ""
+    yield Check("cgroup", "ok" if version else "limited", version or "none mounted; nothing of a lab depends on it")
+
+
+def _limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
+    enough = value == resource.RLIM_INFINITY or value >= least
+    shown = "unlimited" if value == resource.RLIM_INFINITY else str(value)
+    return Check(
+        name,
+        "ok" if enough else "limited",
+        shown + (f": {purpose}" if enough else f", less than {least}: {purpose}"),
+        "" if enough else fix,
+    )
+
+
+def folders() -> Iterator[Check]:
+    state = Path(os.environ.get("TESTBED_STATE") or "/var/lib/testbed")
+    runs = Path(os.environ.get("TESTBED_RUNS") or "runs").absolute()
+    yield _folder("state folder", state, "TESTBED_STATE")
+    yield _folder("runs folder", runs, "TESTBED_RUNS")
+
+
+def _folder(name: str, folder: Path, variable: str) -> Check:
+    """Whether ``folder``, or where it will be made, can be written and has room. Nothing is made."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    fix = f"export {variable}=/another/folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Check(name, "missing", f"{folder}: {existing} may not be written", fix, needed=True)
+    free = shutil.disk_usage(existing).free
+    if free < store.NEEDED_BYTES:
+        return Check(name, "missing", f"{folder}: {free / 1e6:.0f} MB free", fix, needed=True)
+    roomy = free >= _FREE_BYTES
+    return Check(
+        name, "ok" if roomy else "limited", f"{folder}: {free / 1e9:.1f} GB free", "" if roomy else fix, needed=True
+    )

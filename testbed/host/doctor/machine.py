@@ -1,0 +1,118 @@
+"""The machine: its cores and memory, its clock and timers, and what others leave of it while we look."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from testbed.host.doctor.check import Check, read
+
+__all__ = ["clock", "headroom", "resources"]
+
+_MEMORY_PER_HOST_BYTES: Final = 2_000_000_000
+_QUICK_CLOCKS: Final = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
+_CLOCK_COST_S: Final = 500e-9
+"""A clock that is read by a system call (hpet, acpi_pm) costs a microsecond and more; by the vDSO 30 to 100 ns."""
+_CLOCK_RESOLUTION_S: Final = 1e-6
+_SLEEPS: Final = 40
+_LATE_S: Final = 300e-6
+_WATCH_S: Final = 0.1
+_IDLE_SHARE: Final = 0.25
+_STOLEN_SHARE: Final = 0.05
+
+
+def resources() -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0))
+    yield Check(
+        "cores",
+        "ok" if cores >= 2 else "limited",
+        f"{cores} usable of {os.cpu_count()}" + ("" if cores >= 2 else ": ranks and fibers share it, fidelity suffers"),
+    )
+    memory = _available_memory_bytes()
+    enough = memory >= _MEMORY_PER_HOST_BYTES
+    yield Check(
+        "memory",
+        "ok" if enough else "limited",
+        f"{memory / 1e9:.1f} GB available" + ("" if enough else "; four ranks with torch take about 1.5 GB"),
+    )
+    control = read("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
+    yield Check("congestion control", "ok", f"{control}: what a lab's namespaces begin with; runs record it")
+
+
+def clock() -> Iterator[Check]:
+    """What delays are measured with: the clock, and how late a sleeping process wakes."""
+    name = read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
+    others = read("/sys/devices/system/clocksource/clocksource0/available_clocksource").split()
+    cost_s = _least(_read_cost_s, 5)
+    resolution_s = time.clock_getres(time.CLOCK_MONOTONIC)
+    good = cost_s < _CLOCK_COST_S and resolution_s <= _CLOCK_RESOLUTION_S
+    better = next((it for it in _QUICK_CLOCKS if it in others and it != name), "")
+    yield Check(
+        "clock source",
+        "ok" if good else "limited",
+        f"{name}, {resolution_s * 1e9:.0f} ns fine, {cost_s * 1e9:.0f} ns to read"
+        + ("" if good else ": delays are measured less exactly"),
+        f"echo {better} > /sys/devices/system/clocksource/clocksource0/current_clocksource"
+        if better and not good
+        else "",
+    )
+    late = sorted(_overshoot_s() for _ in range(_SLEEPS))
+    least, median = late[0], late[len(late) // 2]
+    slack_ns = read("/proc/self/timerslack_ns")
+    prompt = median < _LATE_S
+    yield Check(
+        "timers",
+        "ok" if prompt else "limited",
+        f"a sleep of 1 ms ends {least * 1e6:.0f} us late at least, {median * 1e6:.0f} us by the median"
+        + (f"; slack {int(slack_ns) / 1e3:g} us" if slack_ns.isdigit() else ""),
+        "" if prompt else "stop what loads this machine, or give it cores of its own",
+    )
+
+
+def _read_cost_s() -> float:
+    began = time.perf_counter()
+    for _ in range(1000):
+        time.monotonic_ns()
+    return (time.perf_counter() - began) / 1000
+
+
+def _overshoot_s() -> float:
+    began = time.monotonic()
+    time.sleep(1e-3)
+    return time.monotonic() - began - 1e-3
+
+
+def _least(work: Callable[[], float], times: int) -> float:
+    return min(work() for _ in range(times))
+
+
+def headroom() -> Iterator[Check]:
+    """CPU that others leave, over a tenth of a second, and what a hypervisor takes."""
+    before = _cpu_ticks()
+    time.sleep(_WATCH_S)
+    spent = [after - start for start, after in zip(before, _cpu_ticks(), strict=True)]
+    total = sum(spent) or 1
+    idle, stolen = (spent[3] + spent[4]) / total, spent[7] / total
+    load = os.getloadavg()[0]
+    calm = idle >= _IDLE_SHARE and stolen <= _STOLEN_SHARE
+    yield Check(
+        "CPU headroom",
+        "ok" if calm else "limited",
+        f"{100 * idle:.0f} % idle, {100 * stolen:.0f} % stolen by the hypervisor, load {load:.1f}"
+        + ("" if calm else ": fibers may be late"),
+        "" if calm else "stop what loads this machine; certify again when it is calm",
+    )
+
+
+def _cpu_ticks() -> list[int]:
+    """user, nice, system, idle, iowait, irq, softirq, steal of all cores (proc_stat(5))."""
+    return [int(word) for word in read("/proc/stat").splitlines()[0].split()[1:9]]
+
+
+def _available_memory_bytes() -> int:
+    for line in read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,75 @@
+"""Programs and packages: what commands run by, what trains, and what labs of containers need."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Final
+
+from testbed.errors import TestbedError
+from testbed.host import containerlab, docker_client, images
+from testbed.host.doctor.check import AS_ROOT, Check, State
+
+__all__ = ["containers", "tools", "torch"]
+
+_NO_TRAINING: Final = "fibers come up without it, training does not"
+
+
+def tools() -> Iterator[Check]:
+    for name, programs, purpose, package, needed in (
+        ("nsenter, setpriv", ("nsenter", "setpriv"), "exec and launch run programs by them", "util-linux", True),
+        ("iproute2", ("ip", "tc"), "looking at a lab by hand, and the tests", "iproute2", False),
+    ):
+        lacking = [program for program in programs if shutil.which(program) is None]
+        state: State = "ok" if not lacking else "missing"
+        detail = f"{purpose}: {', '.join(lacking)} not found" if lacking else purpose
+        yield Check(name, state, detail, f"apt-get install {package}" if lacking else "", needed)
+
+
+def torch() -> Check:
+    # The version is asked of the package's metadata: importing it takes two seconds and 220 MB.
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return Check(
+            "torch",
+            "missing",
+            _NO_TRAINING,
+            "pip install 'scale-across-testbed[agents]'",
+        )
+    return Check("torch", "ok", f"version {version} in {sys.prefix}")
+
+
+def containers() -> Iterator[Check]:
+    """What the driver containerlab needs, each with the command that brings it; labs of namespaces do without."""
+    install, make_image = "sudo tools/install-containerlab.sh", "sudo testbed image build"
+    without = "labs are made of namespaces instead"
+    if docker_lacks := docker_client.why_not():
+        permitted = "no permission" not in docker_lacks
+        fix = install if permitted else AS_ROOT
+        yield Check("docker", "limited", f"{_short(docker_lacks)}; {without}", fix)
+    else:
+        yield Check("docker", "ok", f"version {docker_client.client().version()['Version']} answers")
+    if containerlab_lacks := containerlab.missing():
+        yield Check("containerlab", "limited", f"{_short(containerlab_lacks)}; {without}", install)
+    else:
+        yield Check("containerlab", "ok", "new enough: it deploys what testbed render prints")
+    if docker_lacks:
+        return
+    try:
+        image_lacks = images.missing()
+    except TestbedError as error:
+        image_lacks = str(error)
+    if image_lacks:
+        yield Check("container image", "limited", f"{_short(image_lacks)}; {without}", make_image)
+    else:
+        yield Check("container image", "ok", f"{images.reference()}: --driver containerlab can be used, auto takes it")
+
+
+def _short(why: str) -> str:
+    """The first sentence, without the name that the table says anyway."""
+    return (
+        why.partition("; ")[0].removeprefix("docker is missing: ").replace("containerlab is missing", "not installed")
+    )
