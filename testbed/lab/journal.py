@@ -166,7 +166,9 @@ class Journal:
         self.notes.append(record)
 
     def owned(self, owner: str) -> list[Entry]:
-        return [it for it in self.entries.values() if it.owner == owner]
+        """What stands of ``owner``. Any thread may ask, while the engine's goes on writing."""
+        # A copy, made in one piece: looking through the entries themselves fails when one comes or goes meanwhile.
+        return [it for it in list(self.entries.values()) if it.owner == owner]
 
     def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append all of ``records`` or none: half a line would make what follows it unreadable."""

@@ -153,7 +153,7 @@ class Keeper:
 
     def do_open(self, state: str = "up") -> None:
         """The lab is whole (or ``kept``, broken, on the user's wish)."""
-        self.journal.set_state(state)
+        self._do(lambda: self.journal.set_state(state))
         log(f"lab {self._lab.name} is {state}")
         self._do(hurry)  # from now on this thread has no children to pass its priority on to
 

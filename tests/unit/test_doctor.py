@@ -161,7 +161,8 @@ def test_a_machine_without_headroom_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(not IS_ROOT, reason="drops capabilities")
 def test_without_capabilities_what_is_lacking_is_named() -> None:
     """In a process that is root without capabilities, by util-linux's setpriv."""
-    code = "from testbed.host import doctor; print(*(c.name for c in doctor.examine() if c.needed and c.state == 'missing'))"
+    lacking = "(check.name for check in doctor.examine() if check.needed and check.state == 'missing')"
+    code = f"from testbed.host import doctor; print(*{lacking})"
     argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import random
+import re
 
 import pytest
 
@@ -155,6 +156,14 @@ def test_each_wrong_thing_fails_by_its_name_and_nothing_else_does(asked, does, n
     assert len(found.why) == len(bad(found))
 
 
+def test_jitter_says_which_limit_it_has_passed():
+    asked = doing(delay_s=5e-3, jitter_s=1e-3)
+    (less,) = verdict(asked, measured(doing(delay_s=5e-3))).why
+    assert re.fullmatch(r"its jitter is 0 us, where 1000 us are to be \(at least [3-9]\d\d us\)", less)
+    (more,) = verdict(doing(), measured(doing(jitter_s=150e-6, jitter_distribution="uniform"))).why[-1:]
+    assert more.endswith("where 0 us are to be (at most 50 us)")
+
+
 def test_swapped_directions_of_an_asymmetric_link():
     there, back = doing(delay_s=200e-6), doing(delay_s=400e-6)
     assert verdict(there, measured(there)).ok
@@ -173,6 +182,13 @@ def test_a_round_trip_is_judged_by_itself():
     late = dataclasses.replace(good, times_s=[it + 110e-6 for it in good.times_s])
     assert judge_round_trip(there, back, late).why[0] == "its minimum RTT is 110 us too long (tolerance 100 us)"
     assert judge_round_trip(there, back, RoundTripSample((), BARE_S, 100)).why == ("no echo came back",)
+    few = judge_round_trip(there, back, RoundTripSample((), BARE_S, 30))
+    assert few.why == ("no echo came back",), "of a fiber that loses nothing, as many as a large lab sends are enough"
+    lossy = doing(loss=0.9)
+    assert judge_round_trip(lossy, lossy, RoundTripSample((), BARE_S, 30)).why == (), "0.99 ** 30 is likely"
+    assert judge_round_trip(there, back, RoundTripSample()).why == (), "none was sent"
+    unlike = judge_round_trip(lossy, lossy, dataclasses.replace(good, bare_s=()))
+    assert unlike.why == ("the bare path answered no echo",)
     untold = judge_round_trip(there, back, RoundTripSample(why="RTT: no raw sockets"))
     assert untold.why == ()
     assert untold.inconclusive == ("RTT: no raw sockets",)

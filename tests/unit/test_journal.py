@@ -41,6 +41,22 @@ def content(journal: Journal) -> dict[str, Any]:
     }
 
 
+def test_whoever_asks_for_what_stands_may_do_so_while_it_changes(journal: Journal) -> None:
+    """Connections ask while the engine's thread writes: here each comparison finds one more entry there."""
+
+    class Owner(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            journal.intend("f1", [DARK])
+            return str.__eq__(self, other)
+
+    (entry, _) = journal.intend("lab", PLAN)
+    entry.owner = Owner("lab")
+    assert [it.step for it in journal.owned("lab")] == list(PLAN)
+
+
 def test_what_is_read_back_is_what_stood_in_memory(journal: Journal, path: Path) -> None:
     first, second = journal.intend("lab", PLAN)
     first.facts = {"inode": 4026532000}

@@ -165,14 +165,21 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
     limit = tolerance_s(there.delay_s) + tolerance_s(back.delay_s)
     measured, bare = Spread.of(sample.times_s), Spread.of(sample.bare_s)
     if measured is None or bare is None:
-        arrives = (1.0 - there.mean_loss) * (1.0 - back.mean_loss)
-        verdict = "bad" if not sample.why and sample.probes * arrives > 50 else "inconclusive"
+        silent = measured is not None or _none_came(there, back, sample.probes) < chance.MISS
+        verdict = "bad" if silent and not sample.why else "inconclusive"
         why = sample.why or ("no echo came back" if measured is None else "the bare path answered no echo")
         checks: tuple[Check, ...] = (Check("RTT, median", target, None, verdict=verdict, why=why),)
     else:
         like = expected((there, back), sample.interval_s, len(sample.times_s))
         checks = tuple(_delay(target, limit, measured, bare, like, "RTT"))
     return RoundTrip(target, measured, bare, limit, sample.probes, max(0, sample.probes - len(sample.times_s)), checks)
+
+
+def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
+    """Chance (0..1) that not one of so many echoes comes back; of losses in bursts, that not one run of them passes."""
+    together = max(it.chain.mean_burst if it.chain else 1.0 for it in (there, back))
+    arrives = (1.0 - there.mean_loss) * (1.0 - back.mean_loss)
+    return float((1.0 - arrives) ** (probes / together)) if probes else 1.0
 
 
 def judge_link(
@@ -225,7 +232,8 @@ def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], 
             return Check("jitter", target.jitter_s, measured, low, high, "inconclusive", why)
         return Check("jitter", target.jitter_s, measured, low, high, "ok")
     why = f"its jitter is {measured * 1e6:.0f} us, where {target.jitter_s * 1e6:.0f} us are to be"
-    return Check("jitter", target.jitter_s, measured, low, high, "bad", f"{why} (at most {high * 1e6:.0f} us)")
+    limit = f"at most {high * 1e6:.0f} us" if measured > high else f"at least {low * 1e6:.0f} us"
+    return Check("jitter", target.jitter_s, measured, low, high, "bad", f"{why} ({limit})")
 
 
 def _packets(target: Impairment, sent: int, lost: int, stream: Stream | None, own_drops: int) -> Iterator[Check]:
