@@ -137,6 +137,21 @@ def test_a_dark_fiber_is_not_measured_over_another_one(healthy: testbed.Lab, com
     assert directions(found)["south:west"]["verdict"] == "ok"
 
 
+def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: testbed.Lab, command: oracle.Command) -> None:
+    """Fibers are measured between gateways: that nothing goes around them can be told only of packets that arrive."""
+    node = oracle.netns(lab.name, "west-0")
+    oracle.run("ip", "-n", node, "link", "set", "fabric0", "down")
+    try:
+        status, found = certify(command, lab)
+    finally:
+        oracle.run("ip", "-n", node, "link", "set", "fabric0", "up")
+    assert status == 1
+    assert [why for why in found["why"] if "west-0" in why] == [
+        "no packet of east-0 reaches west-0: what goes around cannot be told"
+    ]
+    assert found["around"]["ok"] is False
+
+
 def test_the_table_fits_and_says_what_is_judged(lab: testbed.Lab, command: oracle.Command) -> None:
     said = command("certify", "-l", lab.name)
     assert "north → west" in said.stdout

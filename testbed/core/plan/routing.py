@@ -64,6 +64,20 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
     return tuple(route for _, _, some in sorted(found, key=lambda it: it[:2]) for route in some)
 
 
+def fewest_links(topology: Topology, origin: str) -> dict[str, int]:
+    """How many links a packet of the site ``origin`` crosses at least, by site that it can reach; none to itself."""
+    found, edge = {origin: 0}, [origin]
+    while edge:
+        beyond = []
+        for link in topology.links:
+            for here, there in (link.between, link.between[::-1]):
+                if here in edge and there not in found:
+                    found[there] = found[here] + 1
+                    beyond.append(there)
+        edge = beyond
+    return found
+
+
 class _AtRest:
     """What of a topology does not change while fibers go and come: reckoned once, for detours must be quick."""
 
