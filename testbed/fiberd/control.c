@@ -37,8 +37,16 @@ __attribute__((format(printf, 2, 3))) static void answer(struct control *control
     va_start(arguments, format);
     const int written = vsnprintf(control->out + control->out_used, CONTROL_LINE_BYTES, format, arguments);
     va_end(arguments);
-    if (written > 0)
-        control->out_used += (size_t)written < CONTROL_LINE_BYTES ? (size_t)written : CONTROL_LINE_BYTES - 1;
+    if (written <= 0)
+        return;
+    if ((size_t)written < CONTROL_LINE_BYTES) {
+        control->out_used += (size_t)written;
+        return;
+    }
+    /* Cut: the line must end all the same, or whoever asked waits for the rest for ever. */
+    control->out_used += CONTROL_LINE_BYTES - 1;
+    if (format[strlen(format) - 1] == '\n')
+        control->out[control->out_used - 1] = '\n';
 }
 
 /* ---- commands ------------------------------------------------------------------------------------------------------- */
@@ -47,7 +55,8 @@ static bool parse_integer(const char *text, uint64_t low, uint64_t high, uint64_
     char *end;
     errno = 0;
     const unsigned long long parsed = strtoull(text, &end, 10);
-    if (errno || end == text || *end || *text == '-' || parsed < low || parsed > high)
+    /* Digits only: strtoull takes a sign, after spaces too, and wraps what is negative round. */
+    if (errno || end == text || *end || strspn(text, "0123456789") != strlen(text) || parsed < low || parsed > high)
         return false;
     *value = parsed;
     return true;
