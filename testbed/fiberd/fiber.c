@@ -227,19 +227,16 @@ static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_
 /* Chance has something for segment `first`. True when the frame itself was taken. */
 static bool receive_hit(struct fiber *fiber, struct frame *frame, const struct packet_shape *shape, uint32_t first,
                         uint64_t arrival, const bool *hit) {
-    const bool lost = hit[CHANCE_LOSS], doubled = hit[CHANCE_DUPLICATE];
-    if (lost && !doubled) {
-        fiber->stats.drops[DROP_LOSS]++;
+    const bool doubled = hit[CHANCE_DUPLICATE];
+    const bool flipped = hit[CHANCE_CORRUPT] && fiber->impairment.corrupt_survives;
+    /* What is lost is not doubled: `loss` of the segments never come, and `duplicate` of the others come twice. */
+    if (hit[CHANCE_LOSS] || (hit[CHANCE_CORRUPT] && !flipped)) {
+        fiber->stats.drops[hit[CHANCE_LOSS] ? DROP_LOSS : DROP_CORRUPT]++;
         return false;
     }
-    struct fate fate = {.held = hit[CHANCE_REORDER], .may_take = !doubled || lost};
-    fate.flipped = hit[CHANCE_CORRUPT] && fiber->impairment.corrupt_survives;
-    bool taken = false;
-    if (hit[CHANCE_CORRUPT] && !fate.flipped)
-        fiber->stats.drops[DROP_CORRUPT]++;
-    else
-        taken = admit(fiber, frame, shape, first, first + 1, arrival, fate);
-    if (doubled && !lost) { /* both: one copy, as in netem_enqueue() */
+    const struct fate fate = {.held = hit[CHANCE_REORDER], .flipped = flipped, .may_take = !doubled};
+    bool taken = admit(fiber, frame, shape, first, first + 1, arrival, fate);
+    if (doubled) {
         fiber->stats.duplicated++;
         taken = admit(fiber, frame, shape, first, first + 1, arrival, (struct fate){.may_take = true});
     }

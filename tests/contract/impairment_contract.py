@@ -359,9 +359,11 @@ class ImpairmentContract:
         if before is not None:
             assert (emulator.stats()[0].duplicated or 0) - before == pytest.approx(times.count(2), abs=4)
 
-    def test_loss_and_duplication_go_together(self, lab: Lab, start: Start) -> None:
-        count, loss, share = 5000, 0.1, 0.2
-        begin(lab, start, Impairment(loss=loss, duplicate=share))
+    @pytest.mark.parametrize("lost_by", ["loss", "corrupt"])
+    def test_what_is_lost_is_not_doubled(self, lab: Lab, start: Start, lost_by: str) -> None:
+        """Were it, a loss of 30 % would be one of 27 %: 7 standard deviations of so many packets."""
+        count, loss, share = 12000, 0.3, 0.1
+        begin(lab, start, Impairment(**{lost_by: loss}, duplicate=share))  # type: ignore[arg-type]
         times = self._times(probe(lab, count, at_once=10, pause_s=1e-3), count)
         assert set(times) == {0, 1, 2}
         assert within_chance(times.count(0), count, loss), f"{times.count(0)} lost"

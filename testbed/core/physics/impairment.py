@@ -114,7 +114,7 @@ class Impairment:
         corrupt: probability that bits of a packet are flipped. Ethernet's check catches them: the frame is lost.
         corrupt_survives: the flipped bit gets past the check: the packet is delivered with one bit wrong, its checksums
             completed before, so that TCP and UDP see it.
-        duplicate: probability that a packet is delivered twice.
+        duplicate: probability that a packet that is not lost is delivered twice.
         reorder: probability that a packet is held back by ``reorder_by_s``, so that later ones overtake it. Nothing is
             ever sent early: no fiber is faster than light.
         reorder_by_s: seconds beyond the delay.
