@@ -8,9 +8,9 @@ and medians over the repeats are given. Paths between the same two hosts:
   fiber is its round trip less the target less the reference's median: the cost of the emulator alone.
 - fibers of five delays.
 
-Loaded: iperf3 sends full UDP packets at 80 % of the fiber's rate in the direction that probes go, too. Packets then
-queue, which is the network and no error of the emulator. So the same load on a fiber of that rate *without* delay is
-what is subtracted; the kernel's shaper (tbf, two packets of burst) at that rate stands beside it; and fiberd's own
+Loaded: another flow sends full UDP packets at 80 % of the fiber's rate in the direction that probes go, too. Packets
+then queue, which is the network and no error of the emulator. So the same load on a fiber of that rate *without* delay
+is what is subtracted; the kernel's shaper (tbf, two packets of burst) at that rate stands beside it; and fiberd's own
 histogram of lateness (sent - due) says what was the emulator's.
 """
 
@@ -33,7 +33,7 @@ FIRST = 4
 FIBERS = {FIRST + number: seconds for number, seconds in enumerate(DELAYS_S)}
 BULK = next(path for path, seconds in FIBERS.items() if seconds == 200e-6)
 
-RATE_BPS, SHARE = 400e6, 0.8
+RATE_BPS, SHARE = 200e6, 0.8
 QUEUE_BYTES = 1_000_000
 FLOOD_PAYLOAD_BYTES = 22  # a frame of 64 B with its headers
 PACED_PPS = 50_000
@@ -66,16 +66,18 @@ def under_load(it: Bed, emulator: Fiberd, count: int) -> dict[str, Any]:
     emulator.set({one.name: one.impairment for one in it.directions(loaded())})
     found: dict[int, list[float]] = {}
     late: dict[int, list[int]] = {}
+    shares: dict[int, float] = {}
     for path in (SHAPER, UNDELAYED, *FIBERS):
         before = counts(emulator, path)
-        with it.load(path, RATE_BPS, SHARE, 1.5 + count * 0.005):
+        with it.load(path, RATE_BPS, SHARE, 1.5 + count * 0.005) as load:
             found[path] = it.round_trips([path], count, 0.005)[path]
+        shares[path] = load["share"]
         late[path] = [now - then for now, then in zip(counts(emulator, path), before, strict=True)]
     emulator.set({one.name: one.impairment for one in it.directions(plain())})
     base = median(found[UNDELAYED])
     rows: dict[str, Any] = {"shaper": errors_s(found[SHAPER], 0.0), "undelayed": errors_s(found[UNDELAYED], 0.0)}
     for path, seconds in FIBERS.items():
-        rows[delay(seconds)] = errors_s(found[path], 2 * seconds + base) | {"late": late[path]}
+        rows[delay(seconds)] = errors_s(found[path], 2 * seconds + base) | {"late": late[path], "share": shares[path]}
     return rows
 
 

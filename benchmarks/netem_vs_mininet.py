@@ -93,9 +93,9 @@ def loaded(it: Bed, count: int) -> dict[str, Any]:
     """One repeat: the fibers with a rate, at 80 % of it; what queues there is in the figure, on both alike."""
     rows: dict[str, Any] = {}
     for way, first in WAYS:
-        with it.load(first + RATED, RATE_BPS, fiberd_vs_veth.SHARE, 1.5 + count * 0.006):
+        with it.load(first + RATED, RATE_BPS, fiberd_vs_veth.SHARE, 1.5 + count * 0.006) as load:
             ordered = it.round_trips([first + RATED], count, 0.006)[first + RATED]
-        rows[way] = fiberd_vs_veth.errors_s(ordered, 2 * LOSS_DELAY_S)
+        rows[way] = fiberd_vs_veth.errors_s(ordered, 2 * LOSS_DELAY_S) | load
     return rows
 
 
@@ -182,7 +182,9 @@ def table(result: dict[str, Any]) -> str:
         cells = [fiberd_vs_veth.us(rows, row, key) for row in each for key in ("median", "p99")]
         lines.append(f"| {delay(seconds)} one way | {' | '.join(cells)} |")
     busy = [fiberd_vs_veth.us(samples["loaded"], way, key) for way, _ in WAYS for key in ("median", "p99")]
-    lines.append(f"| 200 us, 100 Mb/s, 80 % load: RTT above 400 us | {' | '.join(busy)} |")
+    shares = [median([it[way]["share"] for it in samples["loaded"]]) for way, _ in WAYS]
+    title = f"200 us, 100 Mb/s, {shares[0]:.0%} and {shares[1]:.0%} load: RTT above 400 us"
+    lines.append(f"| {title} | {' | '.join(busy)} |")
     lines += ["", f"Without delay: one cable {base[0]} us, reference {base[1]} us.", ""]
     lines += ["| TCP, Gb/s | bare cable | netem, 200 us | TCLink, 200 us | netem, 100 Mb/s | TCLink, 100 Mb/s |"]
     lines += ["|---|---|---|---|---|---|"]

@@ -1,5 +1,8 @@
 """Numbered packets, and which of them arrived: `python numbered.py receive PORT` and `send ADDRESS PORT COUNT PPS`.
 
+Also a load that is even: `sink PORT` and `load ADDRESS PORT PPS SECONDS BYTES`, which prints packets a second as they
+came to. What it misses it does not catch up with: iperf3 does, in a flood that fills every queue.
+
 The receiver counts what is missing and in how many runs; it shares nothing with an emulator's own counters. Standard
 library only: it runs in any namespace. The receiver prints ``ready``, then ``{"received", "lost", "runs", "overrun"}``;
 ``overrun`` are packets that found its socket full, which must be 0 for the rest to mean anything.
@@ -7,8 +10,10 @@ library only: it runs in any namespace. The receiver prints ``ready``, then ``{"
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import signal
 import socket
 import struct
 import sys
@@ -22,6 +27,7 @@ SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 BATCH = 25
 FAREWELLS = 40
 SILENCE_S = 5.0
+PR_SET_TIMERSLACK = 29  # linux/prctl.h
 
 
 def receive(port: int) -> dict[str, int]:
@@ -66,6 +72,22 @@ def send(address: str, port: int, count: int, pps: float) -> None:
             outlet.sendto(NUMBER.pack(count, count) + PADDING, (address, port))
 
 
+def load(address: str, port: int, pps: float, seconds: float, payload: int) -> float:
+    """Packets of ``payload`` bytes, each when due, at most four late ones at once; packets a second as it came to."""
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else each sleep lasts 50 us longer
+    content, sent = bytes(payload), 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outlet:
+        due = began = time.monotonic()
+        while due < began + seconds:
+            now = time.monotonic()
+            if due > now:
+                time.sleep(due - now)
+            outlet.sendto(content, (address, port))
+            sent += 1
+            due = max(due + 1 / pps, now - 4 / pps)
+    return sent / (time.monotonic() - began)
+
+
 def judged(found: dict[str, int], loss: float, burst: float = 0.0) -> dict[str, Any]:
     """What arrived, against what was promised: ``loss``, in runs of ``burst`` packets on average (0: one by one).
 
@@ -93,7 +115,13 @@ def judged(found: dict[str, int], loss: float, burst: float = 0.0) -> dict[str, 
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "receive":
+    if sys.argv[1] == "load":
+        print(load(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5]), int(sys.argv[6])))
+    elif sys.argv[1] == "sink":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unread:
+            unread.bind(("", int(sys.argv[2])))
+            signal.pause()
+    elif sys.argv[1] == "receive":
         print(json.dumps(receive(int(sys.argv[2]))))
     else:
         send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

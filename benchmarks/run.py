@@ -52,7 +52,7 @@ def measure(name: str, quick: bool) -> dict[str, Any] | None:
     """Run one benchmark in a process of its own; its result, with the load around it. None: it failed, and said why."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
-        before = load()
+        before, began = load(), time.monotonic()
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}"}
         argv = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(file), *(["--quick"] if quick else [])]
         try:
@@ -63,7 +63,8 @@ def measure(name: str, quick: bool) -> dict[str, Any] | None:
         if status:
             return None
         result: dict[str, Any] = json.loads(file.read_text())
-    return {**result, "load_before": before, "load_after": load(), "taken": time.strftime("%Y-%m-%d")}
+    around = {"load_before": before, "load_after": load(), "taken": time.strftime("%Y-%m-%d")}
+    return {**result, **around, "took_s": round(time.monotonic() - began)}
 
 
 def write_tables(results: dict[str, Any]) -> None:
