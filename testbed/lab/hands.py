@@ -41,17 +41,17 @@ class EmulatorHand:
         return {} if emulator.pid is None else {"pid": emulator.pid, "began": process.started(emulator.pid)}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        if self.emulator is not None:
-            self._stopping = True
-            self.emulator.stop()
+        self._stopping = True  # before we look: what ends from here on has not died
+        if (emulator := self.emulator) is not None:
+            emulator.stop()
             self.emulator = None
         elif facts:
             process.end(facts["pid"], facts["began"], grace_s=1.0)
 
     def assign(self, settings: Sequence[Setting]) -> None:
-        if self.emulator is None:
+        if (emulator := self.emulator) is None:
             return  # it died: there is no light to shape, and the ends are down
-        self.emulator.set({it.direction: it.impairment for it in settings if isinstance(it, Shape)})
+        emulator.set({it.direction: it.impairment for it in settings if isinstance(it, Shape)})
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
         """For each end in the plant the gateway's end of the same cable, which is called as the link is."""

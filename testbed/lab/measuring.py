@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from testbed.core.evidence.certificate import RATE_TOLERANCE, LinkCertificate
+from testbed.core.evidence.fidelity import OWN_DROPS
 from testbed.core.evidence.judge import DirectionSample, RoundTripSample, Stream, judge_direction, judge_round_trip
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 from testbed.core.plan.addressing import Addressing
@@ -42,9 +43,6 @@ JITTERS_OF_TRAIN = 40
 
 EVENTS = 30
 """Lost (or doubled, …) packets to be expected of a stream: then their share can be told from none and from twice."""
-
-OWN_DROPS = ("receive", "memory", "transmit")
-"""Drops that are the emulator's failure, not the fiber's doing."""
 
 Tell = Callable[[str], None]
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from testbed.errors import TestbedError
 from testbed.lab.events import log
 
 __all__ = ["Call", "Notice", "Service"]
+
+BUSY_S = 0.05
+"""Pause before the next try where a connection could not be taken."""
 
 Notice = Callable[[str], None]
 """Something to be shown while an answer takes its time."""
@@ -41,7 +45,10 @@ class Service:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(BUSY_S)  # out of file descriptors, for now: whoever asks waits in the backlog
+                continue
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
@@ -61,8 +68,9 @@ class Service:
             self._closed(connection)
 
     def _answer(self, request: dict[str, Any], connection: socket.socket, notice: Notice) -> dict[str, Any]:
-        verb = request.pop("call", "")
+        verb = ""
         try:
+            verb = request.pop("call", "")
             return {"ok": self._call(verb, request, connection, notice)}
         except TestbedError as error:
             return {"error": str(error), "kind": type(error).__name__}

@@ -13,13 +13,14 @@ from itertools import pairwise
 
 from testbed.core.evidence.record import FiberSample
 
-__all__ = ["MEDIAN_LIMIT_S", "P99_LIMIT_S", "DirectionFidelity", "quantile", "under_load"]
+__all__ = ["MEDIAN_LIMIT_S", "OWN_DROPS", "P99_LIMIT_S", "DirectionFidelity", "quantile", "under_load"]
 
 MEDIAN_LIMIT_S = 50e-6
 P99_LIMIT_S = 1e-3
 
-_OWN_DROPS = ("receive", "memory")
-"""Drops that are the emulator's failure, not the fiber's doing: it did not read in time, or had no room."""
+OWN_DROPS = ("receive", "memory", "transmit")
+"""Drops that are the emulator's failure, not the fiber's doing: it did not read in time, had no room, or could not hand
+a packet over."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _direction(name: str, track: Sequence[FiberSample]) -> DirectionFidelity:
     for before, after in pairwise(track):
         restarted = after.packets < before.packets or sum(after.lateness_counts) < sum(before.lateness_counts)
         packets += after.packets - (0 if restarted else before.packets)
-        for cause in _OWN_DROPS:
+        for cause in OWN_DROPS:
             own += max(0, after.drops.get(cause, 0) - (0 if restarted else before.drops.get(cause, 0)))
         if after.lateness_bounds_s != bounds:
             continue
