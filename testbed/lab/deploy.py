@@ -226,7 +226,7 @@ def _emulator(wanted: str) -> tuple[str, str]:
             return "netem", why if wanted == "netem" else "this kernel has it"
         if wanted == "netem":
             raise HostError(f"the emulator netem cannot be used here: {why_not}; --emulator fiberd does without")
-        why = f"not netem: {why_not}"
+        why = f"not netem: {why_not.partition(' (')[0]}"
     fiberd.find_binary()
     return "fiberd", why
 
