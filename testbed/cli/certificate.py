@@ -45,7 +45,7 @@ def _line_by_line(found: LinkCertificate) -> Iterator[Row]:
             _error(each),
             _jitter(each.check("jitter")),
             _lost(each),
-            _rate(each.check("rate")),
+            _rate([each]),
             verdict("ok" if each.ok else "bad"),
         ]
     if found.rtt is not None:
@@ -58,14 +58,13 @@ def _in_one_line(link: Link, found: LinkCertificate) -> Row:
     ways = found.directions
     lost, sent = sum(each.lost for each in ways), sum(each.probes for each in ways)
     jitter = max((it for each in ways if (it := each.check("jitter"))), key=lambda it: it.measured or 0.0, default=None)
-    rates = [it for each in ways if (it := each.check("rate")) and it.measured is not None]
     return [
         link.name,
         format_delay(link.delay_s, 4),
         max((_error(each) for each in ways), key=lambda it: abs(float(it.split()[0])) if it != "-" else -1.0),
         _jitter(jitter),
         f"{lost} of {sent}",
-        _rate(min(rates, key=lambda it: it.measured or 0.0, default=None)),
+        _rate(ways),
         verdict("ok" if found.ok else "bad"),
     ]
 
@@ -89,10 +88,13 @@ def _lost(way: DirectionCertificate) -> str:
     return f"{share} of {format_probability(check.target, 3)}"
 
 
-def _rate(check: Check | None) -> str:
-    if check is None:
-        return "unlimited"
-    return "-" if check.measured is None else format_rate(check.measured, 4)
+def _rate(ways: Sequence[DirectionCertificate]) -> str:
+    """The lowest; without a check of it there is no limit, unless nothing at all was seen of the direction."""
+    checks = [check for each in ways if (check := each.check("rate"))]
+    if not checks:
+        return "unlimited" if any(each.measured for each in ways) else "-"
+    measured = [check.measured for check in checks if check.measured is not None]
+    return format_rate(min(measured), 4) if measured else "-"
 
 
 def footnote(certificate: Certificate) -> str:
