@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -327,7 +328,9 @@ class Lab:
     def _latest_run(self) -> RunDirectory | None:
         if self.run_directory is not None:
             return self.run_directory
-        mine = [run for run in store.list_runs(runs_root()) if run.name.startswith(self.name)]
+        # As open_run and RunDirectory.create name it: that of a lab called metro-40km is none of one called metro.
+        name = re.compile(re.escape(self.name) + r"-\d{8}-\d{6}(-\d+)?")
+        mine = [run for run in store.list_runs(runs_root()) if name.fullmatch(run.name)]
         return mine[0] if mine else None
 
 
