@@ -21,12 +21,17 @@ die() {
     exit 1
 }
 have() { command -v "$1" >/dev/null 2>&1; }
+apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2 "$@" >/dev/null; }
+apt_updated=no
+apt_update() {
+    [ "$apt_updated" = no ] || return 0
+    apt_get update || die "apt-get update failed; its words are above"
+    apt_updated=yes
+}
 apt_install() {
     say "installing Debian packages: $*"
-    local -a apt=(apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
-    { DEBIAN_FRONTEND=noninteractive "${apt[@]}" update &&
-        DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "$@"; } >/dev/null ||
-        die "apt-get could not install: $*"
+    apt_update
+    apt_get install -y --no-install-recommends "$@" || die "apt-get could not install: $*"
 }
 
 docker_answers() { docker version >/dev/null 2>&1; }
@@ -62,25 +67,64 @@ new_enough() { [ -n "$1" ] && [ "$(printf '%s\n%s\n' "$pinned" "$1" | sort -V | 
 # Go 1.21 and newer fetch the toolchain that a module asks for by themselves; Debian 12's own 1.19 does not.
 go_fits() { have go && [ "$(printf '1.21\n%s\n' "$(go env GOVERSION | sed 's/^go//')" | sort -V | head -n 1)" = 1.21 ]; }
 
+# A Go that builds containerlab: the one that is there, the distribution's newest, or the toolchain that go.mod asks for,
+# fetched by an older Go as the module that it is (checked against Go's checksum database like any other).
 install_go() {
     ! go_fits || return 0
+    have go || PATH=$PATH:/usr/local/go/bin # where Go's own archive is unpacked; sudo does not look there
+    ! go_fits || return 0
     local newest
-    newest=$(apt-cache pkgnames golang-1. | sed -n 's/^golang-1\.\([0-9]*\)-go$/\1/p' | sort -n | tail -n 1)
-    if [ -n "$newest" ] && [ "$newest" -ge 21 ]; then
+    newest=$(newest_packaged_go)
+    if [ -z "$newest" ] && ! have go; then
+        apt_update # there may be no lists yet
+        newest=$(newest_packaged_go)
+    fi
+    if [ -n "$newest" ]; then
         apt_install "golang-1.$newest-go"
         PATH=/usr/lib/go-1.$newest/bin:$PATH
+    else
+        have go || apt_install golang-go
+        fetch_toolchain
     fi
-    go_fits || die "building containerlab needs Go 1.21 or newer, and this distribution has none: enable its backports," \
-        "or add containerlab's own package repository to apt, and run this again"
+    go_fits || die "building containerlab needs Go 1.21 or newer, and none was to be had: enable the distribution's" \
+        "backports, or add containerlab's own package repository to apt, and run this again"
+}
+
+newest_packaged_go() {
+    apt-cache pkgnames golang-1. | sed -n 's/^golang-1\.\([0-9]*\)-go$/\1/p' | sort -n | awk '$1 >= 21' | tail -n 1
+}
+
+fetch_toolchain() {
+    local wanted folder
+    leave_no_caches
+    wanted=$(sed -n 's/^go //p' go.mod)
+    say "fetching Go $wanted: $(go env GOVERSION) is too old"
+    # In a folder without a go.mod, which an older Go could not read.
+    folder=$(cd "$work" && go mod download -json \
+        "golang.org/toolchain@v0.0.1-go$wanted.$(go env GOOS)-$(go env GOARCH)" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    [ -n "$folder" ] || die "Go $wanted could not be fetched"
+    # A module's files are read-only and never executable.
+    cp -r "$folder" "$work/go"
+    chmod -R u+w "$work/go"
+    chmod -R +x "$work/go/bin" "$work/go/pkg/tool"
+    export GOTOOLCHAIN=local # it is what go.mod asks for: nothing else need be fetched
+    PATH=$work/go/bin:$PATH
+}
+
+# Go's caches stay where this machine has some already; else a gigabyte would be left behind for one build.
+leave_no_caches() {
+    [ -d "$(go env GOMODCACHE 2>/dev/null)" ] || export GOPATH=$work/gopath GOCACHE=$work/cache
 }
 
 build_containerlab() {
-    install_go
-    have git || apt_install git
-    say "building containerlab $pinned from its Go module (a minute or two)"
-    local ldflags
     work=$(mktemp -d) # not local: it is removed when the script ends
     trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+    have git || apt_install git
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || apt_install ca-certificates # Go trusts nobody without
+    install_go
+    leave_no_caches
+    say "building containerlab $pinned from its Go module (a minute or two)"
+    local ldflags
     cp go.mod "$work/"
     cd "$work"
     export GOFLAGS=-mod=mod CGO_ENABLED=0

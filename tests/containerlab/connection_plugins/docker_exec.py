@@ -1,4 +1,4 @@
-"""Ansible connection to a container by `docker exec`, for tests: ansible_host is its name; DOCKER_HOST names the daemon.
+"""Ansible connection by `docker exec`, for tests: ansible_host is the container, DOCKER_HOST names the daemon.
 
 The collection that has such a connection is no part of ansible-core.
 """

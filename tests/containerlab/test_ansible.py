@@ -1,0 +1,173 @@
+"""ansible/: its role on a container as the host, twice, and a lab that its playbook runs there.
+
+Where that container lacks something (modules, sysctls, an init for docker) the role says so, which is tested too; those
+tasks themselves are seen by no test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testbed.host import docker_client, images
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSIBLE = ROOT / "ansible"
+BOUND_S = 900
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        pytest.skip(f"{name} is not installed; install it with: pip install -e '.[ansible]'")
+    return found
+
+
+def environment(folder: Path) -> dict[str, str]:
+    # Ansible refuses a locale that is not UTF-8, and looks for its own tools on PATH.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    plugins = str(Path(__file__).parent / "connection_plugins")
+    return {
+        **os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(folder),
+        "ANSIBLE_CONNECTION_PLUGINS": plugins, "ANSIBLE_DEPRECATION_WARNINGS": "0",
+    }  # fmt: skip
+
+
+def test_lint(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [tool("ansible-lint"), "--offline", "--nocolor", "--profile", "production"],
+        cwd=ANSIBLE, env=environment(tmp_path), capture_output=True, text=True, timeout=BOUND_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_set_is_documented() -> None:
+    role = ANSIBLE / "roles" / "testbed_host"
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
+    documented = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
+    guide = (ROOT / "docs/ansible.md").read_text()
+    assert defaults.keys() == documented.keys()
+    assert [name for name in defaults if f"`{name}`" not in guide] == []
+
+
+@dataclass(frozen=True)
+class Host:
+    """A bare Debian, in a container; ``play`` is what an operator types."""
+
+    name: str
+    inventory: Path
+
+    def play(self, *words: str) -> tuple[int, str, dict[str, int]]:
+        """Exit status, everything that was said, and the numbers of the recap."""
+        done = subprocess.run(
+            [tool("ansible-playbook"), "--inventory", str(self.inventory), *words],
+            cwd=ANSIBLE, env=environment(self.inventory.parent), capture_output=True, text=True, timeout=BOUND_S,
+        )  # fmt: skip
+        said = done.stdout + done.stderr
+        recap = re.search(rf"^{self.name} +: (.*)$", said, re.MULTILINE)
+        assert recap is not None, said
+        return done.returncode, said, {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", recap[1])}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["docker", "exec", self.name, *words], capture_output=True, text=True, timeout=BOUND_S)
+
+
+@pytest.fixture(scope="module")
+def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """In the network of this machine, so that apt and pip reach what they reach here."""
+    tool("ansible-playbook")
+    if not any(images.BASE in it.tags for it in docker_client.client().images.list()):
+        pytest.skip("no base image to make a host of; make it with: testbed image base")
+    name = f"ansible-host-{os.getpid()}"
+    words = ["--detach", "--name", name, "--network", "host", "--cap-add", "NET_ADMIN", "--cap-add", "SYS_ADMIN"]
+    words += ["--security-opt", "seccomp=unconfined"]
+    if CERTIFICATES.exists():
+        words += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    folder = tmp_path_factory.mktemp("ansible")
+    subprocess.run(["docker", "run", *words, images.BASE, "sleep", "infinity"], check=True, capture_output=True)
+    try:
+        made = Host(name, folder / "inventory.yml")
+        # As prepare.yml does it; a mirror out of reach is no mistake of the role.
+        lists = made.run("apt-get", "-q", "-o", "APT::Update::Error-Mode=any", "update")
+        if lists.returncode != 0:
+            pytest.skip("apt reaches no mirror from a container: " + lists.stderr.strip())
+        settings: dict[str, object] = {
+            "ansible_connection": "docker_exec",
+            "ansible_become": False,
+            "testbed_host_environment": {
+                key: value for key, value in os.environ.items() if key in ("PIP_CERT", "PIP_INDEX_URL", "https_proxy")
+            },
+            "testbed_host_containerlab_binary": shutil.which("containerlab"),
+        }
+        if wheels := _wheels():
+            settings["testbed_host_wheels"] = str(wheels)
+        made.inventory.write_text(yaml.safe_dump({"all": {"children": {"testbed_hosts": {"hosts": {name: settings}}}}}))
+        yield made
+    finally:
+        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=True)
+
+
+def _wheels() -> Path | None:
+    for folder in (os.environ.get("TESTBED_WHEELS"), ROOT.parent / "shared" / "wheels"):
+        if folder and any(Path(folder).glob("torch-*.whl")):
+            return Path(folder)
+    return None
+
+
+@pytest.mark.e2e
+@pytest.mark.netns
+def test_check_mode_changes_nothing(host: Host) -> None:
+    status, said, recap = host.play("prepare.yml", "--check")
+    assert status == 0, said
+    assert recap["changed"] > 0
+    for path in ("/opt/testbed", "/usr/local/bin/containerlab", "/etc/sysctl.d/90-scale-across-testbed.conf"):
+        assert host.run("test", "-e", path).returncode == 1, path
+
+
+@pytest.mark.e2e
+@pytest.mark.netns
+def test_a_bare_host_is_prepared_and_a_lab_run_on_it(host: Host, tmp_path: Path) -> None:
+    status, said, recap = host.play("prepare.yml")
+    assert status == 0, said
+    assert recap["changed"] > 0
+    for why in ("kernel modules: this host is a container", "docker is not started: this host is a container"):
+        assert why in " ".join(said.split()), said
+    for tool_name in ("dockerd", "containerlab", "/opt/testbed/venv/bin/testbed"):
+        assert host.run("sh", "-c", f"command -v {tool_name}").returncode == 0, tool_name
+
+    status, said, recap = host.play("prepare.yml")
+    assert status == 0, said
+    assert recap["changed"] == 0, said
+
+    # An install that broke off leaves no note, and is done again.
+    host.run("rm", "/opt/testbed/venv/.installed-from")
+    status, said, recap = host.play("prepare.yml", "--tags", "testbed")
+    assert (status, recap["changed"] > 0) == (0, True), said
+
+    words = ["--driver", "netns", "--steps", "20", "--allow-uncertified", "--name", f"ans{os.getpid()}"]
+    settings = {"testbed_results": str(tmp_path), "testbed_run_arguments": words}
+    status, said, _ = host.play("run.yml", "--extra-vars", json.dumps({**settings, "testbed_topology": "metro-40km"}))
+    reports = list((tmp_path / host.name).glob("*/report.json"))
+    assert len(reports) == 1, said
+    assert json.loads(reports[0].read_text())
+    assert host.run("sh", "-c", "ls -d /tmp/testbed-run-*").stdout == ""
+    assert not (tmp_path / host.name / "runs.tar.gz").exists()
+
+    # A file of the controller's goes along; what is wrong in it is said, and fails the play.
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("name: 3\n")
+    status, said, recap = host.play("run.yml", "--extra-vars", json.dumps({**settings, "testbed_topology": str(wrong)}))
+    assert (status, recap["failed"]) == (2, 1), said
+    assert "wrong.yaml:1" in said
+    assert host.run("sh", "-c", "ls -d /tmp/testbed-run-*").stdout == ""
