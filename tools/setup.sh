@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # setup.sh demo|test|check|bench: everything that this target of the Makefile needs, in .venv; nothing when it is there.
 #
-# Outside of this folder only Debian packages for tests (as root, where apt-get is) and pip's cache are written.
+# Outside of this folder only Debian packages and containerlab for tests (as root, where apt-get is) and pip's cache
+# are written.
 # What the machine lacks gets one line that names it and the command that installs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -69,6 +70,9 @@ install_test_tools() {
     have iperf3 || missing+=(iperf3)
     have ping || missing+=(iputils-ping)
     have chromium || have google-chrome || missing+=(chromium)
+    have dockerd || missing+=(docker.io)
+    have iptables || missing+=(iptables)
+    have debootstrap || missing+=(debootstrap)
     [ "${#missing[@]}" -gt 0 ] || return 0
     if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
         warn "tests that need ${missing[*]} are skipped; install with: sudo apt-get install ${missing[*]}"
@@ -81,6 +85,21 @@ install_test_tools() {
         >"$log.apt" 2>&1 </dev/null; then
         tail -n 3 "$log.apt" >&2
         warn "apt-get failed (its words: $log.apt): tests that need ${missing[*]} are skipped"
+    fi
+}
+
+# Labs of containers are made by a docker daemon of the tests' own; the machine's need not run.
+install_containerlab() {
+    local answer
+    if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
+        have containerlab ||
+            warn "tests of labs of containers are skipped: no containerlab; install it with: sudo tools/install-containerlab.sh"
+        return 0
+    fi
+    have containerlab || say "installing containerlab (minutes, once)"
+    if ! START_DOCKER=no tools/install-containerlab.sh >"$log.containerlab" 2>&1 </dev/null; then
+        answer=$(grep FAILED "$log.containerlab" | tail -n 1) || answer="its words: $log.containerlab"
+        warn "tests of labs of containers are skipped: $answer"
     fi
 }
 
@@ -184,11 +203,11 @@ give_back() {
 main() {
     check_machine
     local extras=agents installed=''
-    [ "$target" = demo ] || extras=agents,test
+    [ "$target" = demo ] || extras=agents,test,ansible
     if [ -f "$stamp" ]; then
         [ "$(sed -n 1p "$stamp")" != "$(fingerprint)" ] || installed=$(sed -n 2p "$stamp")
         # What was set up for tests stays so when the sources change and a demo is next.
-        [ "$(sed -n 2p "$stamp")" != agents,test ] || extras=agents,test
+        [ "$(sed -n 2p "$stamp")" != agents,test,ansible ] || extras=agents,test,ansible
     fi
     if [ "$installed" = "$extras" ] && venv_fits && { [ -x testbed/fiberd/fiberd ] || ! have_compiler; }; then
         say "$venv is ready"
@@ -196,7 +215,10 @@ main() {
         install_project "$extras"
         give_back
     fi
-    [ "$target" != test ] || install_test_tools
+    if [ "$target" = test ]; then
+        install_test_tools
+        install_containerlab
+    fi
 }
 
 main
