@@ -47,6 +47,7 @@ def exchange(raw: socket.socket, requests: Sequence[bytes]) -> None:
     """
     if not requests:
         return
+    _forget_answers(raw)
     raw.send(b"".join(requests))
     answers = failed = 0
     while answers < len(requests):
@@ -59,6 +60,21 @@ def exchange(raw: socket.socket, requests: Sequence[bytes]) -> None:
             data = data[(length + 3) & ~3 :]
     if failed:
         raise OSError(failed, os.strerror(failed))
+
+
+def _forget_answers(raw: socket.socket) -> None:
+    """Of an exchange or a dump that was given up half way (ENOBUFS): they would be taken for those of the next one."""
+    raw.settimeout(0.0)
+    try:
+        while True:
+            try:
+                raw.recv(65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue  # ENOBUFS is said once, and answers stand behind it
+    finally:
+        raw.settimeout(PATIENCE_S)
 
 
 def index(raw: socket.socket, name: str) -> int:
