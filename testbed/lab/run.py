@@ -175,7 +175,7 @@ def _follow(
 ) -> None:
     """Inject what is due and show what happens, until the job has ended. Raises JobFailed or LabError."""
     due = list(planned)
-    longest = max((it.for_s or 0.0 for it in planned), default=0.0)
+    longest = max((it.lasts_s or 0.0 for it in planned), default=0.0)
     began: float | None = None
     moved, seen = time.monotonic(), 0
     ticked = checked = 0.0

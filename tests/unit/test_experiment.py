@@ -29,7 +29,7 @@ def test_first_cut_as_shipped() -> None:
     experiment = load_text((ROOT / "experiments" / "first-cut.yaml").read_bytes(), "first-cut.yaml")
     assert (experiment.name, experiment.steps) == ("first-cut", 500)
     assert experiment.teaches
-    assert schedule.plan(experiment, METRO) == (Planned("cut", "north", 8.0, after_step=200),)
+    assert schedule.plan(experiment, METRO) == (Planned("cut", "north", 8.0, after_step=200, lasts_s=8.0),)
     assert [one.metric for one in experiment.expectations] == ["goodput", "recovery", "train_loss_drop"]
 
 
@@ -43,10 +43,17 @@ def test_triggers_targets_and_shares() -> None:
         "x.yaml",
     )
     assert schedule.plan(experiment, METRO, steps=200) == (
-        Planned("cut", "south", 10.0, after_step=120),
+        Planned("cut", "south", 10.0, after_step=120, lasts_s=10.0),
         Planned("cut", "north:west", None, at_s=20.0),
-        Planned("cut", "bridge", 60.0, after_step=25),
-        Planned("flap", "north", None, 199, parameters={"down": "100ms", "times": "5", "carrier": "silent"}),
+        Planned("cut", "bridge", 60.0, after_step=25, lasts_s=60.0),
+        Planned(
+            "flap",
+            "north",
+            None,
+            199,
+            parameters={"down": "100ms", "times": "5", "carrier": "silent"},
+            lasts_s=pytest.approx(4 * (0.1 + 0.8) + 0.1),
+        ),
     )
 
 

@@ -24,7 +24,8 @@ class Planned:
     """A fault that is due when ``after_step`` steps are committed, or ``at_s`` seconds after the first step began.
 
     ``target`` is a link, a direction ``link:site``, a duct or a site; ``parameters`` are as they are written.
-    ``for_s`` None: until the end of the run, or of the fault, where it has one.
+    ``for_s`` None: until the end of the run, or of the fault, where it has one. ``lasts_s`` is after how many seconds
+    it is over, by one or the other; None: at the end of the run.
     """
 
     inject: str
@@ -33,6 +34,7 @@ class Planned:
     after_step: int | None = None
     at_s: float | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    lasts_s: float | None = None
 
 
 def plan(experiment: Experiment, topology: Topology, steps: int | None = None) -> tuple[Planned, ...]:
@@ -56,12 +58,14 @@ def plan(experiment: Experiment, topology: Topology, steps: int | None = None) -
         except Unreadable as error:
             findings.append(Finding(fault.file, fault.line, error.message, error.fix))
             continue
+        ends_s: float | None = None
         try:
-            compile_fault(topology, fault.inject, target, fault.parameters)
+            ends_s = compile_fault(topology, fault.inject, target, fault.parameters).lasts_s
         except UserError as error:
             message, _, fix = str(error).partition("; ")
             findings.append(Finding(fault.file, fault.line, f"{fault.inject} {target}: {message}", fix))
-        planned.append(Planned(fault.inject, target, fault.for_s, after, fault.trigger.at_s, fault.parameters))
+        lasts_s = min((it for it in (fault.for_s, ends_s) if it is not None), default=None)
+        planned.append(Planned(fault.inject, target, fault.for_s, after, fault.trigger.at_s, fault.parameters, lasts_s))
     if findings:
         raise FileMistakes(findings)
     return tuple(planned)
