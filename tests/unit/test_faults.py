@@ -230,6 +230,22 @@ def test_a_brown_out_keeps_all_else(metro: Topology) -> None:
     assert shapes(held.steps)["north:east"].loss == 0.01
 
 
+def test_a_brown_out_never_makes_a_link_better_than_it_is() -> None:
+    text = b"""sites: {a: {}, b: {}}
+links: {ab: {between: [a, b], km: 40, loss: 1%, toward: {b: {p: 1%, r: 9%}}}}
+"""
+    topology = load_text(text, "x.yaml")
+    compiled = compile_fault(topology, "brown-out", "ab", {"loss": "50%", "over": "1s"})
+    first, last = shapes(compiled.steps), shapes(compiled.phases[-1].steps)
+    assert first["ab:a"].mean_loss == pytest.approx(0.01)
+    assert first["ab:b"].mean_loss == pytest.approx(0.1)
+    assert (last["ab:a"].loss, last["ab:b"].loss, compiled.phases[0].name) == (0.5, 0.5, "loss 10%")
+    for written in ({"loss": "5%"}, {"margin": "-0.7dB"}):
+        with pytest.raises(UserError, match="10%"):
+            compile_fault(topology, "brown-out", "ab", {**written, "over": "1s"})
+    compile_fault(topology, "brown-out", "ab", {"loss": "5%", "from": "0.1%", "over": "1s"})
+
+
 def test_a_brown_out_of_a_link_with_bursts_leaves_them_where_they_can_be() -> None:
     text = b"sites: {a: , b: }\nlinks: {ab: {between: [a, b], km: 9, loss: 0.1%, impair: {burst: 2}}}"
     topology = load_text(text, "lab.yaml")

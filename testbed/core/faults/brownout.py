@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target_directions, target_links
+from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.margin import LEAST_MARGIN_DB, frame_loss, margin_db
 from testbed.core.physics.parameters import judge, lay
 from testbed.core.plan.step import Shape
@@ -71,20 +72,25 @@ def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) ->
     reader = Reader(parameters)
     end = reader.read("loss", parse_probability, 1.0)
     margin = reader.read("margin", _margin, None)
-    begin = max(reader.read("from", parse_probability, 0.0), FLOOR)
+    written = reader.read("from", parse_probability, None)
     over_s = reader.read("over", _time, 1.0)
     hold_s = reader.read("hold", _hold, None)
     reader.finish()
-    if margin is None and begin >= end:
-        reader.note("loss", f"it rises from {format_probability(begin)}; write more than that")
-    if margin is not None and frame_loss(margin) <= begin:
-        fix = f"{format_probability(begin)} are lost at {margin_db(begin):.2f} dB already; write less than that"
-        reader.note("margin", fix)
+    ramps = []
+    for link, direction in directions:
+        # A direction that loses more by itself begins there: light that fades heals nothing on its way.
+        begin = max(_lost(link.impairment(direction)) if written is None else written, FLOOR)
+        if margin is None and begin >= end:
+            reader.note("loss", f"it rises from {format_probability(begin)}; write more than that")
+        if margin is not None and frame_loss(margin) <= begin:
+            fix = f"{format_probability(begin)} are lost at {margin_db(begin):.2f} dB already; write less than that"
+            reader.note("margin", fix)
+        ramps.append(ramp(begin, end, over_s) if margin is None else margin_ramp(begin, margin, over_s))
     reader.finish()
     phases = []
-    for at_s, loss in ramp(begin, end, over_s) if margin is None else margin_ramp(begin, margin, over_s):
+    for moment in zip(*ramps, strict=True):
         steps = []
-        for link, direction in directions:
+        for (link, direction), (_, loss) in zip(directions, moment, strict=True):
             own = link.impairment(direction)
             impairment = lay({"loss": loss}, own)
             if judge(impairment):  # bursts of the link's own that so much loss cannot have
@@ -92,10 +98,15 @@ def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) ->
             steps.append(Shape(direction, impairment))
             for it in judge(impairment):
                 reader.note("loss", f"{it.key}: {it.why}")
-        phases.append(Phase(at_s, f"loss {format_probability(loss, 3)}", tuple(steps)))
+        at_s, worst = moment[0][0], max(loss for _, loss in moment)
+        phases.append(Phase(at_s, f"loss {format_probability(worst, 3)}", tuple(steps)))
     reader.finish()
     links = target_links(topology, target)[0]
     return Compiled(tuple(phases), links, lasts_s=None if hold_s is None else over_s + hold_s)
+
+
+def _lost(own: Impairment) -> float:
+    return own.chain.mean_loss if own.chain else own.loss
 
 
 def _time(value: object) -> float:
@@ -129,7 +140,7 @@ BROWN_OUT = FaultKind(
         "loss": "what it ends at (5%); or",
         "margin": "the optical margin that it ends at (-0.7dB, which loses 1.7%)",
         "over": "how long it grows (10s), by the same factor each second, or as the margin falls evenly",
-        "from": "what it begins with [one packet in a million]",
+        "from": "what it begins with [the direction's own loss, one packet in a million at least]",
         "hold": "how long it stays at its worst; without it, until it is healed",
     },
     frozenset({"hold"}),
