@@ -91,7 +91,8 @@ def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pytest.skip("no base image to make a host of; make it with: testbed image base")
     name = f"ansible-host-{os.getpid()}"
     words = ["--detach", "--name", name, "--network", "host", "--cap-add", "NET_ADMIN", "--cap-add", "SYS_ADMIN"]
-    words += ["--security-opt", "seccomp=unconfined"]
+    # A lab sets sysctls of its own namespaces: /proc/sys must not be read-only.
+    words += ["--security-opt", "seccomp=unconfined", "--security-opt", "systempaths=unconfined"]
     if CERTIFICATES.exists():
         words += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
     folder = tmp_path_factory.mktemp("ansible")
@@ -102,7 +103,11 @@ def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         lists = made.run("apt-get", "-q", "-o", "APT::Update::Error-Mode=any", "update")
         if lists.returncode != 0:
             pytest.skip("apt reaches no mirror from a container: " + lists.stderr.strip())
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        if commit.returncode != 0:
+            pytest.skip("no git checkout to install from: " + commit.stderr.strip())
         settings: dict[str, object] = {
+            "testbed_host_commit": commit.stdout.strip(),  # whoever commits meanwhile would make the second run change
             "ansible_connection": "docker_exec",
             "ansible_become": False,
             "testbed_host_environment": {
