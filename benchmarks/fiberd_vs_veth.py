@@ -191,7 +191,8 @@ def table(result: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            f"fiberd: {result['scheduling']}; {result['repeats']} repeats; rate {RATE_BPS / 1e6:.0f} Mb/s when loaded.",
+            f"fiberd: {result['scheduling']}; {result['repeats']} repeats; loaded: {RATE_BPS / 1e6:.0f} Mb/s, "
+            f"of which the load came to {spread([it[delay(one)]['share'] for it in busy for one in DELAYS_S])}.",
         ]
     )
 

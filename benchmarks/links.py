@@ -20,7 +20,8 @@ from testbed.core.physics.impairment import Impairment
 from testbed.host.fiberd import Fiberd
 
 COUNTS = (1, 8, 32, 256)
-IDLE_S = 3.0
+SETTLE_S, IDLE_S = 7.0, 3.0
+"""After traffic neighbours are probed again within 5 s (arp(7)), and fiberd gives memory back once, after a second."""
 SITES, NODES = 64, 2
 
 
@@ -35,7 +36,7 @@ def under_fiberd(count: int) -> dict[str, float]:
         try:
             started = time.perf_counter()
             last = it.round_trips([count - 1], 20, 0.002)[count - 1]
-            time.sleep(0.5)  # neighbours' probes of ARP are over
+            time.sleep(SETTLE_S)
             busy_s = cpu_s(emulator.pid)
             time.sleep(IDLE_S)
             busy_s = cpu_s(emulator.pid) - busy_s

@@ -30,7 +30,7 @@ from benchmarks.lab_vs_mininet import by_engine
 from testbed.core.physics.impairment import Impairment
 from testbed.host.netem import Netem
 
-BOUND_S = 420.0
+BOUND_S = 600.0
 CABLE, REFERENCE = 0, 1
 OURS, THEIRS = 10, 40
 """First path of each: the delays, then the losses, then the rate."""

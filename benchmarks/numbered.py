@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import signal
 import socket
 import struct
@@ -73,8 +74,9 @@ def send(address: str, port: int, count: int, pps: float) -> None:
 
 
 def load(address: str, port: int, pps: float, seconds: float, payload: int) -> float:
-    """Packets of ``payload`` bytes, each when due, at most four late ones at once; packets a second as it came to."""
+    """Packets of ``payload`` bytes, each when due, at most 16 late ones at once; packets a second as it came to."""
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else each sleep lasts 50 us longer
+    os.nice(-10)  # what is measured is a loaded fiber, not how busy the machine is otherwise
     content, sent = bytes(payload), 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outlet:
         due = began = time.monotonic()
@@ -84,7 +86,7 @@ def load(address: str, port: int, pps: float, seconds: float, payload: int) -> f
                 time.sleep(due - now)
             outlet.sendto(content, (address, port))
             sent += 1
-            due = max(due + 1 / pps, now - 4 / pps)
+            due = max(due + 1 / pps, now - 16 / pps)
     return sent / (time.monotonic() - began)
 
 

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `make bench`. Some fifteen minutes; needs root. `NAME…` runs those alone,
+"""All benchmarks, one after the other: `make bench`. Some twenty minutes; needs root. `NAME…` runs those alone,
 `--quick` with few repeats (some five minutes, keeps nothing).
 
 Samples go into benchmarks/results.json, and from it alone the tables of docs/performance.md are written, between its
@@ -28,7 +28,7 @@ BOUND_S = {
     "fiberd_vs_veth": 480,
     "loss": 240,
     "links": 360,
-    "netem_vs_mininet": 540,
+    "netem_vs_mininet": 660,
     "rtt_under_load": 240,
     "lab_vs_mininet": 480,
 }
