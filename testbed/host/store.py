@@ -36,6 +36,7 @@ __all__ = [
     "read_summary",
     "save_report",
     "write_report",
+    "write_whole",
 ]
 
 NEEDED_BYTES = 50_000_000
@@ -75,7 +76,7 @@ def _make_folder(path: Path) -> None:
         _give(level)
 
 
-def _write_whole(path: Path, content: str) -> None:
+def write_whole(path: Path, content: str) -> None:
     """Replace ``path`` at once and for good: after a power failure it is the old file or the new one, never a part."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     beside = Path(name)
@@ -175,7 +176,7 @@ class RunDirectory:
 
     def write_text(self, name: str, content: str) -> None:
         with _translated(self.path / name):
-            _write_whole(self.path / name, content)
+            write_whole(self.path / name, content)
 
     def append(self, name: str, value: object) -> None:
         """Add ``value`` as one JSON line to ``name``; several processes may append to one file.
@@ -331,11 +332,11 @@ def save_report(report: Report, folder: Path) -> None:
     """Write report.json, index.html and report.md into ``folder``, which is made if it is not there."""
     with _translated(folder):
         _make_folder(folder)
-        _write_whole(
+        write_whole(
             folder / "report.json", json.dumps(to_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         )
-        _write_whole(folder / "report.md", markdown(report))
-        _write_whole(folder / "index.html", html(report))
+        write_whole(folder / "report.md", markdown(report))
+        write_whole(folder / "index.html", html(report))
 
 
 def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:

@@ -189,7 +189,7 @@ class Lab:
         """
         self.certificate = certification.certify(self._folder, self.topology, thorough=thorough, tell=tell)
         try:
-            self._folder.certificate.write_text(json.dumps(self.certificate.to_dict(), indent=1))
+            store.write_whole(self._folder.certificate, json.dumps(self.certificate.to_dict(), indent=1))
         except OSError as error:
             raise StorageError(f"cannot write {self._folder.certificate}: {error.strerror}") from error
         return self.certificate
