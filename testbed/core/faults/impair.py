@@ -22,7 +22,7 @@ def impair(topology: Topology, target: str, parameters: Mapping[str, str]) -> Co
     reader = Reader(parameters)
     steps: list[Shape] = []
     for link, direction in directions:
-        impairment, misread = read(parameters, link.impairment(direction))
+        impairment, misread = read(parameters, link.impairment(direction), link.mtu)
         steps.append(Shape(direction, impairment))
         for it in misread:
             reader.note(it.key, it.why)  # directions that differ may have mistakes of their own

@@ -14,6 +14,7 @@ from typing import Final
 
 __all__ = [
     "DISTRIBUTIONS",
+    "FRAME_HEADER_BYTES",
     "MOST_DELAY_S",
     "MOST_RATE_BPS",
     "WIRE_OVERHEAD_BYTES",
@@ -25,6 +26,9 @@ __all__ = [
 WIRE_OVERHEAD_BYTES: Final = 24
 """Preamble and start of frame (8), frame check sequence (4) and gap (12) of Ethernet (IEEE 802.3): what a frame costs
 on the wire beyond itself."""
+
+FRAME_HEADER_BYTES: Final = 14
+"""Addresses and type of an Ethernet frame: what it has beyond the packet of at most an MTU."""
 
 MOST_DELAY_S: Final = 60.0
 LEAST_RATE_BPS: Final = 1e3
@@ -153,6 +157,11 @@ class Impairment:
         chain = self.chain
         passing = 1.0 - (chain.mean_loss if chain else self.loss)
         return 1.0 - passing * (1.0 if self.corrupt_survives else 1.0 - self.corrupt)
+
+    def least_queue_bytes(self, mtu: int) -> int:
+        """What a queue must hold at least: one full packet of ``mtu`` bytes with its overhead. None of that size would
+        ever pass a smaller one, however idle the line is, on fiberd as in the kernel's tbf."""
+        return mtu + FRAME_HEADER_BYTES + self.overhead_bytes
 
     @property
     def touches_packets(self) -> bool:

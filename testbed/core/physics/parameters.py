@@ -64,7 +64,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "overhead": Parameter(
         "overhead_bytes", units.parse_size_bytes, "what a packet costs at the rate beyond its frame (24 B)"
     ),
-    "queue": Parameter("queue_bytes", units.parse_size_bytes, "bytes that may wait (64 KiB)"),
+    "queue": Parameter("queue_bytes", units.parse_size_bytes, "bytes that may wait (64 KiB); 0: no limit"),
     "loss": Parameter("loss", units.parse_probability, "mean probability per MTU segment (0.1%, 1e-9)"),
     "burst": Parameter("burst", _packets, "lose in runs of so many packets on average (8)"),
     "p": Parameter("p", units.parse_probability, "burst loss by its chain: from good to bad (0.1%)"),
@@ -127,19 +127,27 @@ def lay(values: Mapping[str, Any], base: Impairment) -> Impairment:
     return dataclasses.replace(base, **changes)
 
 
-def judge(impairment: Impairment) -> tuple[Misread, ...]:
-    """What does not fit together in ``impairment``, by the key that users write."""
-    return tuple(Misread(key, why) for key, _, why in (it.partition(": ") for it in impairment.findings()))
+def judge(impairment: Impairment, mtu: int = 0) -> tuple[Misread, ...]:
+    """What does not fit together in ``impairment``, by the key that users write.
+
+    With the ``mtu`` of its link, in bytes, also a queue that would let no full packet pass.
+    """
+    found = [Misread(key, why) for key, _, why in (it.partition(": ") for it in impairment.findings())]
+    least = impairment.least_queue_bytes(mtu)
+    if mtu and 0 < impairment.queue_bytes < least and impairment.rate_bps:
+        why = f"{impairment.queue_bytes} B hold no full packet, so that none would ever pass; give {least} B or more"
+        found.append(Misread("queue", why))
+    return tuple(found)
 
 
-def read(written: Mapping[str, object], base: Impairment) -> tuple[Impairment, tuple[Misread, ...]]:
-    """``base`` with what is written in place of its own, and everything that is wrong with it.
+def read(written: Mapping[str, object], base: Impairment, mtu: int = 0) -> tuple[Impairment, tuple[Misread, ...]]:
+    """``base`` with what is written in place of its own, and everything that is wrong with it, as :func:`judge` does.
 
     A value that cannot be read leaves that of ``base``, so that the others are judged all the same.
     """
     values, misread = parse(written)
     result = lay(values, base)
-    return result, misread or judge(result)
+    return result, misread or judge(result, mtu)
 
 
 def text(key: str, value: Any) -> str:

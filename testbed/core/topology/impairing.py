@@ -32,12 +32,13 @@ Layer = tuple[Path, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Own:
-    """What a link is without ``impair``: one-way delay in s, rate in bit/s after scale, loss, what may wait."""
+    """What a link is without ``impair``: one-way delay in s, rate in bit/s after scale, loss, what may wait, MTU."""
 
     delay_s: float
     rate_bps: float
     loss: float
     buffer: Buffer
+    mtu: int
 
 
 def layers(
@@ -69,14 +70,15 @@ def _written(name: str, link: LinkText, default: LinkDefaults, toward: str | Non
 
 
 def resolved(own: Own, over: Sequence[Layer]) -> Impairment:
-    """The whole of one direction. The queue is rate x delay + buffer of that direction, unless it is written."""
+    """The whole of one direction. The queue is rate x delay + buffer of that direction, unless it is written, and one
+    full packet at least: 0 would be no limit, and through less nothing would pass."""
     result = Impairment(own.delay_s, own.rate_bps, loss=own.loss)
     for _, values in over:
         result = lay(values, result)
     if any("queue" in values for _, values in over):
         return result
     queue_bytes = round(result.rate_bps * result.delay_s / 8) + own.buffer.bytes_at(result.rate_bps)
-    return dataclasses.replace(result, queue_bytes=queue_bytes)
+    return dataclasses.replace(result, queue_bytes=max(queue_bytes, result.least_queue_bytes(own.mtu)))
 
 
 def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: Own | None, mistakes: Mistakes) -> None:
@@ -91,7 +93,7 @@ def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: O
     wrong: dict[tuple[Path, str, str], list[str]] = {}
     for site in between:
         over = layers(name, link, default, scale, site)
-        for it in _judge(resolved(own, over), over, scale):
+        for it in _judge(resolved(own, over), over, scale, own.mtu):
             places = [(*path, it.key) for path, values in over if it.key in values]
             # A value that is missing has no line: that of what should have had it.
             path = places[-1] if places else over[-1][0] if over else ("links", name)
@@ -102,12 +104,12 @@ def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: O
         mistakes.note(path, f"link {shown(name)}{toward}: {key}: {message}", fix or f"choose another {key}")
 
 
-def _judge(impairment: Impairment, over: Sequence[Layer], scale: float) -> Iterator[Misread]:
+def _judge(impairment: Impairment, over: Sequence[Layer], scale: float, mtu: int) -> Iterator[Misread]:
     rates = [values["rate"] for _, values in over if "rate" in values]
     if rates and rates[-1] < LEAST_RATE_BPS:
         fix = f"a link keeps at least {format_rate(LEAST_RATE_BPS)}"
         yield Misread("rate", f"it is {rates[-1]:.3g} b/s after scale {scale:g}; {fix}")
-    yield from (it for it in judge(impairment) if it.key != "rate" or not rates or rates[-1] >= LEAST_RATE_BPS)
+    yield from (it for it in judge(impairment, mtu) if it.key != "rate" or not rates or rates[-1] >= LEAST_RATE_BPS)
 
 
 def check_default(default: LinkDefaults, sites: Mapping[str, object], mistakes: Mistakes) -> None:

@@ -280,6 +280,7 @@ def _own(link: LinkText, content: TopologyText, length_m: float) -> impairing.Ow
         rate_bps=_rate_bps(link, content),
         loss=link.loss if link.loss is not None else default.loss or 0.0,
         buffer=link.buffer or default.buffer or DEFAULT_BUFFER,
+        mtu=link.mtu or default.mtu or DEFAULT_MTU,
     )
 
 
