@@ -172,7 +172,7 @@ class Fiberd:
         errors: list[str] = []
         with self._talking:
             if self._out_of_step:
-                raise LabError("fiberd did not answer in time before; its answers cannot be told apart any more")
+                raise LabError(f"fiberd (pid {self.pid}) was killed: it had not answered within {ANSWER_TIMEOUT_S:g} s")
             try:
                 self._send("".join(f"{line}\n" for line in lines).encode(), deadline)
                 ended = 0
@@ -189,8 +189,13 @@ class Fiberd:
                     else:
                         answers.append(line)
             except TimeoutError as error:
+                # It has one thread: while it is silent no packet moves either, and what it answers later cannot be told
+                # apart. Killed it is a cut, which everybody sees, and no black hole behind ports that are up.
                 self._out_of_step = True
-                raise LabError(f"fiberd (pid {self.pid}) did not answer within {ANSWER_TIMEOUT_S:g} s") from error
+                self._process.kill()
+                raise LabError(
+                    f"fiberd (pid {self.pid}) did not answer within {ANSWER_TIMEOUT_S:g} s, and was killed"
+                ) from error
             except OSError as error:
                 raise LabError(self._obituary()) from error
         if errors:

@@ -53,6 +53,28 @@ def test_one_that_never_answers(helper: Callable[[str], None], tmp_path: Path, m
     assert time.monotonic() - began < 3  # it was told to end, and did
 
 
+def test_one_that_falls_silent_later_is_killed(
+    helper: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its end then takes the fibers down: it would be a black hole behind ports that are up."""
+    helper(
+        """
+for line in link:
+    if line == "stats\\n":
+        link.read()
+    link.write("ok scheduling=SCHED_OTHER priority=0 spin_us=0\\n" if line == "go\\n" else "ok\\n")
+"""
+    )
+    emulator = Fiberd.start("x", [NORTH], 0, tmp_path / "log")
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.2)
+    with pytest.raises(LabError, match=r"did not answer within 0\.2 s, and was killed"):
+        emulator.stats()
+    assert emulator.wait(5) == -9
+    with pytest.raises(LabError, match="was killed"):
+        emulator.set({"north:west": Impairment()})
+    emulator.stop()
+
+
 def test_one_that_dies_is_quoted(helper: Callable[[str], None], tmp_path: Path) -> None:
     helper("print('no such device', file=sys.stderr); sys.exit(4)")
     with pytest.raises(LabError, match="ended with status 4: no such device"):
