@@ -31,11 +31,14 @@ __all__ = ["FAST", "SETTLE_S", "THOROUGH", "Effort", "Load", "Measuring", "Tell"
 
 INTERVAL_S = 0.004
 """Between two small packets of a direction, or more where many links share the sender."""
-SLOT_S = 0.0003
+SLOT_S = 0.0002
+"""Between two packets of the one sender; sending one takes about 50 us here."""
 SETTLE_S = 0.05
 TRAINS = 3
-TRAIN_S = 0.02
-"""A train of this duration on the wire, as far as the queue holds it."""
+TRAIN_S, TRAINS_S = 0.02, 2.5
+"""A train of this duration on the wire, as far as the queue holds it; shorter in labs of many links, so that all
+directions one after the other take little longer than the second."""
+LEAST_TRAIN_S = 0.008
 MOST_TRAIN_BYTES = 20_000_000
 """Enough for what no computer forwards to show; the 2 GB that 20 ms of 800 Gb/s are would take a second."""
 JITTERS_OF_TRAIN = 40
@@ -103,6 +106,7 @@ class Measuring:
         self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
         self._count = effort.probes_of(topology)
         self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 3))
+        self._train_s = TRAIN_S
 
     def measure(self, bare: Sequence[ProbePath]) -> tuple[tuple[LinkCertificate, ...], Load]:
         """All links, judged, and what the machine did while delays were measured. ``bare`` are the paths to compare
@@ -202,7 +206,8 @@ class Measuring:
     def _rates(self, probes: Mapping[str, Probe], times: Mapping[str, Sequence[Arrival]]) -> dict[str, dict[str, Any]]:
         """For each direction the fields of a DirectionSample that are about its rate."""
         limited = sum(bool(it.rate_bps) for it in self._impairments.values())
-        self._say(f"the rate of {limited} directions, one after the other", limited * (TRAIN_S + 0.005))
+        self._train_s = max(LEAST_TRAIN_S, min(TRAIN_S, TRAINS_S / max(1, limited)))
+        self._say(f"the rate of {limited} directions, one after the other", limited * (self._train_s + 0.005))
         found: dict[str, dict[str, Any]] = {}
         for link in self._topology.links:
             for name in link.directions:
@@ -216,7 +221,7 @@ class Measuring:
         return found
 
     def _rate(self, probe: Probe, link: Link, target: Impairment) -> dict[str, Any]:
-        wanted_s = max(TRAIN_S, JITTERS_OF_TRAIN * target.jitter_s)
+        wanted_s = max(self._train_s, JITTERS_OF_TRAIN * target.jitter_s)
         frame_bits = 8 * (link.mtu + 14 + target.overhead_bytes)
         shortest_s = trains.SHORTEST * frame_bits / target.rate_bps
         if shortest_s > self._effort.train_s:

@@ -20,6 +20,7 @@ _BRIDGE_PORTS: Final = 1023
 _FILES, _PIDS = 4096, 1024
 _SYSCTLS: Final = (
     ("net.core.netdev_max_backlog", 1000, "larger labs than of 100 nodes want 10000, or lose ARP"),
+    ("net.ipv4.neigh.default.gc_thresh3", 1024, "larger labs than of 200 links want 8192, or forget neighbours"),
     ("net.core.rmem_max", 212_992, "bytes of receive buffers"),
     ("kernel.pid_max", 32_768, "a process and its threads per rank"),
 )
