@@ -51,8 +51,9 @@ def _short(value: object) -> object:
 
 
 def log(text: str) -> None:
-    """One line of keeper.log (our stderr)."""
-    print(f"{time.strftime('%H:%M:%S')} keeper: {text}", file=sys.stderr, flush=True)
+    """One line of keeper.log (our stderr); on a full disk it is left out: what it tells of has happened."""
+    with contextlib.suppress(OSError):  # or the thread that leads the faults ends with its first word
+        print(f"{time.strftime('%H:%M:%S')} keeper: {text}", file=sys.stderr, flush=True)
 
 
 def hurry() -> None:
