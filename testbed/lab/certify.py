@@ -26,7 +26,7 @@ from testbed.core.topology.model import Topology
 from testbed.host import netlink
 from testbed.host.probing import Probe, ProbePath, congestion_control, rounds
 from testbed.lab import client, places, state
-from testbed.lab.measuring import FAST, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
+from testbed.lab.measuring import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
 from testbed.lab.state import LabFolder
 
 REFERENCE = "certification"
@@ -116,9 +116,11 @@ def _around(lab: LabFolder, topology: Topology) -> tuple[bool, str]:
     with _opened([path(there, fabric) for there in remotes]) as probes:
         before, through = _packets(lab), dict.fromkeys(remotes, 0)
         patience = SETTLE_S + sum(longest_s(link.impairment(it)) for link in topology.links for it in link.directions)
-        for _ in range(_attempts(topology)):
-            if not (silent := [probe for probe in probes if not through[probe.path.name]]):
+        attempts, until = _attempts(topology), time.monotonic() + RESOLVING_S
+        while silent := [probe for probe in probes if not through[probe.path.name]]:
+            if attempts <= 0 and time.monotonic() > until:
                 break
+            attempts -= 1
             for there, arrived in rounds(silent, AT_ONCE, 0.005, patience).items():
                 through[there] += len({it.number for it in arrived})  # doubles may be made behind a fiber's counter
         crossed = _packets(lab) - before

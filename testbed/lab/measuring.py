@@ -8,6 +8,7 @@ the machine; then trains, one direction at a time. How, is ``testbed.host``'s; w
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -27,13 +28,17 @@ from testbed.host.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
 from testbed.lab import client, places
 from testbed.lab.state import LabFolder
 
-__all__ = ["FAST", "SETTLE_S", "THOROUGH", "Effort", "Load", "Measuring", "Tell", "longest_s"]
+__all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Load", "Measuring", "Tell", "longest_s"]
 
 INTERVAL_S = 0.004
 """Between two small packets of a direction, or more where many links share the sender."""
 SLOT_S = 0.0002
 """Between two packets of the one sender; sending one takes about 50 us here."""
 SETTLE_S = 0.05
+RESOLVING_S = 2.5
+"""What a silent path gets before it is measured: in large labs the question for a neighbour is lost now and then, and
+the kernel asks again after a second (two, if that is lost as well); what waited for it would be measured otherwise."""
+
 TRAINS = 3
 TRAIN_S, TRAINS_S = 0.02, 2.5
 """A train of this duration on the wire, as far as the queue holds it; shorter in labs of many links, so that all
@@ -167,7 +172,10 @@ class Measuring:
 
     def _times(self, probers: list[Prober]) -> dict[str, list[Arrival]]:
         # The first packets of a path resolve neighbours and warm caches: they are sent, and not counted.
-        rounds(probers, 5, self._interval_s, self._patience_s)
+        came = rounds(probers, 5, self._interval_s, self._patience_s)
+        until = time.monotonic() + RESOLVING_S
+        while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
+            came |= rounds(silent, 5, max(INTERVAL_S, SLOT_S * len(silent)), self._patience_s)
         self._say(f"{self._count} small packets and echoes each", self._count * self._interval_s)
         return rounds(probers, self._count, self._interval_s, self._patience_s)
 
