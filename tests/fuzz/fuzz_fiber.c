@@ -135,13 +135,18 @@ static double at_rate_ns(const struct impairment *s, uint32_t l2_bytes, uint32_t
 }
 
 /* No setting since the packet came would have let it pass any earlier. Jitter is drawn once: a packet that waits takes it
- * along to a new delay. */
+ * along to a new delay, and the overhead that was counted when it came to a new rate. */
 static void check_time(const struct watched *w, const struct sent_in *in, uint32_t l2_bytes, uint32_t segments) {
     uint64_t delay = UINT64_MAX, jitter = 0;
     double fastest_ns = INFINITY;
+    uint64_t overhead = UINT64_MAX;
+    for (size_t i = in->setting; i < w->setting_count; i++)
+        overhead = w->settings[i].overhead_bytes < overhead ? w->settings[i].overhead_bytes : overhead;
     for (size_t i = in->setting; i < w->setting_count; i++) {
         const struct impairment *s = &w->settings[i];
-        const double ns = at_rate_ns(s, l2_bytes, segments);
+        struct impairment least = *s;
+        least.overhead_bytes = overhead;
+        const double ns = at_rate_ns(&least, l2_bytes, segments);
         delay = s->delay_ns < delay ? s->delay_ns : delay;
         jitter = reach_ns(s) > jitter ? reach_ns(s) : jitter;
         fastest_ns = ns < fastest_ns ? ns : fastest_ns;
