@@ -292,7 +292,7 @@ void fiber_merge(struct fiber *fiber, uint64_t now) {
     struct frame **at = &fiber->head;
     while (fiber->strays.count > 0 && fiber->strays.frames[0]->due <= now) {
         struct frame *frame = strays_pop(&fiber->strays);
-        while (*at && (*at)->due <= frame->due) /* strays come in order: never from the beginning again */
+        while (*at && strays_before(*at, frame)) /* strays come in order: never from the beginning again */
             at = &(*at)->next;
         frame->next = *at;
         *at = frame;

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-static bool before(const struct frame *a, const struct frame *b) {
+bool strays_before(const struct frame *a, const struct frame *b) {
     return a->due != b->due ? a->due < b->due : a->sequence < b->sequence;
 }
 
@@ -20,7 +20,7 @@ bool strays_reserve(struct strays *strays) {
 
 void strays_push(struct strays *strays, struct frame *frame) {
     size_t at = strays->count++;
-    for (; at > 0 && before(frame, strays->frames[(at - 1) / 2]); at = (at - 1) / 2)
+    for (; at > 0 && strays_before(frame, strays->frames[(at - 1) / 2]); at = (at - 1) / 2)
         strays->frames[at] = strays->frames[(at - 1) / 2];
     strays->frames[at] = frame;
 }
@@ -28,9 +28,9 @@ void strays_push(struct strays *strays, struct frame *frame) {
 static void sift_down(struct strays *strays, size_t at) {
     struct frame *frame = strays->frames[at];
     for (size_t child; (child = 2 * at + 1) < strays->count; at = child) {
-        if (child + 1 < strays->count && before(strays->frames[child + 1], strays->frames[child]))
+        if (child + 1 < strays->count && strays_before(strays->frames[child + 1], strays->frames[child]))
             child++;
-        if (!before(strays->frames[child], frame))
+        if (!strays_before(strays->frames[child], frame))
             break;
         strays->frames[at] = strays->frames[child];
     }

@@ -11,6 +11,9 @@ struct strays {
     size_t count, room;
 };
 
+/* Whether `a` leaves before `b`: it is due earlier, or came earlier. */
+bool strays_before(const struct frame *a, const struct frame *b);
+
 /* Make room for one more; false when the machine has no memory. */
 bool strays_reserve(struct strays *strays);
 void strays_push(struct strays *strays, struct frame *frame); /* after strays_reserve() */

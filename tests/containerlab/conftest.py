@@ -38,7 +38,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options = [f"--host={address}", f"--data-root={CACHE}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     options += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
     with (folder / "log").open("wb") as log:
-        child = subprocess.Popen([tool, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        # It serves all modules: it must not look like something that one of them started and left behind.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
+        child = subprocess.Popen([tool, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
     try:
         until = time.monotonic() + START_BOUND_S
         while subprocess.run(["docker", "--host", address, "version"], capture_output=True).returncode != 0:
@@ -53,6 +55,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         child.terminate()
         child.wait(60)
+        # It leaves the handle of its own network namespace mounted.
+        subprocess.run(["umount", f"{folder}/exec/netns/default"], capture_output=True)
 
 
 @pytest.fixture(scope="session")
