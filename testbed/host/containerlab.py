@@ -210,12 +210,7 @@ class Containerlab:
             return list(client().containers.list(all=True, filters=marks, ignore_removed=True))
 
     def _pids(self) -> dict[str, int]:
-        found = {}
-        for container in self._ours():
-            with contextlib.suppress(NotThere), translated("look at a container"):
-                container.reload()
-                found[container.labels["clab-node-name"]] = int(container.attrs["State"]["Pid"])
-        return found
+        return {it.labels["clab-node-name"]: int(it.attrs["State"]["Pid"]) for it in self._ours()}
 
     def _containerlab(self, words: Sequence[str], bound_s: float) -> None:
         tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from pathlib import Path
 from typing import Final
 
 from testbed.errors import HostError
+from testbed.host import namespace
 
 __all__ = ["graft"]
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (Documentation/process/adding-syscalls.rst)
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH = 1, os.O_CLOEXEC, 4
-_AT_FDCWD, _CLONE_FS, _CLONE_NEWNS = -100, 0x200, 0x20000
+_AT_FDCWD = -100
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -32,34 +32,28 @@ def graft(folder: Path, pid: int) -> None:
     """
     here = _call("clone the mount of", folder, "syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder),
                  _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC)  # fmt: skip
-    trouble: list[BaseException] = []
 
     def attach() -> None:
+        there = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            there = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                mine = folder.stat()
-                # A thread's own view of the file system, which ends with it: the others stay where they are.
-                _call("leave for", folder, "unshare", _CLONE_FS)
-                _call("enter the container for", folder, "setns", there, _CLONE_NEWNS)
-            finally:
-                os.close(there)
-            folder.mkdir(parents=True, exist_ok=True)
-            seen = folder.stat()
-            if (seen.st_dev, seen.st_ino) != (mine.st_dev, mine.st_ino):
-                _call("attach", folder, "syscall", _MOVE_MOUNT, here, b"", _AT_FDCWD, os.fsencode(folder),
-                      _MOVE_MOUNT_F_EMPTY_PATH)  # fmt: skip
-        except OSError as error:
-            trouble.append(HostError(f"could not show {folder} inside a container: {error.strerror}"))
-        except HostError as error:
-            trouble.append(error)
+            mine = folder.stat()
+            # A thread's own view of the file system, which ends with it: the others stay where they are.
+            _call("leave for", folder, "unshare", namespace.CLONE_FS)
+            _call("enter the container for", folder, "setns", there, namespace.CLONE_NEWNS)
+        finally:
+            os.close(there)
+        folder.mkdir(parents=True, exist_ok=True)
+        seen = folder.stat()
+        if (seen.st_dev, seen.st_ino) != (mine.st_dev, mine.st_ino):
+            _call("attach", folder, "syscall", _MOVE_MOUNT, here, b"", _AT_FDCWD, os.fsencode(folder),
+                  _MOVE_MOUNT_F_EMPTY_PATH)  # fmt: skip
 
-    thread = threading.Thread(target=attach, name="graft")
-    thread.start()
-    thread.join()
-    os.close(here)
-    if trouble:
-        raise trouble[0]
+    try:
+        namespace.in_a_thread(attach)
+    except OSError as error:
+        raise HostError(f"could not show {folder} inside a container: {error.strerror}") from error
+    finally:
+        os.close(here)
 
 
 def _call(doing: str, folder: Path, name: str, *arguments: object) -> int:

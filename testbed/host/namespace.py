@@ -100,7 +100,7 @@ def inside(path: str | Path, work: Callable[[], T]) -> T:
         enter(path)
         return work()
 
-    return _in_a_thread(entered_first)
+    return in_a_thread(entered_first)
 
 
 def in_a_fresh_one(work: Callable[[], T]) -> T:
@@ -110,10 +110,10 @@ def in_a_fresh_one(work: Callable[[], T]) -> T:
         _call("unshare", CLONE_NEWNET)
         return work()
 
-    return _in_a_thread(unshared_first)
+    return in_a_thread(unshared_first)
 
 
-def _in_a_thread(work: Callable[[], T]) -> T:
+def in_a_thread(work: Callable[[], T]) -> T:
     """Do ``work`` in a thread of its own, which takes the namespaces that it entered or unshared with it."""
     outcome: list[T] = []
     trouble: list[BaseException] = []
@@ -144,7 +144,7 @@ class CleanMounts:
     """
 
     def __init__(self) -> None:
-        self.handle = _in_a_thread(self._make)
+        self.handle = in_a_thread(self._make)
 
     @staticmethod
     def _make() -> int:
@@ -177,7 +177,7 @@ def create(
     _prepare_folder(NETNS_FOLDER)
     try:
         # Unsharing the mount namespace cannot be taken back: the thread ends with it.
-        _in_a_thread(lambda: _create(name, handles, hostname, hosts, mounts))
+        in_a_thread(lambda: _create(name, handles, hostname, hosts, mounts))
     except NameTaken:
         raise  # somebody else's, made since anybody looked: not ours to remove
     except BaseException:

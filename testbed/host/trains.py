@@ -18,14 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from testbed.core.physics.impairment import WIRE_OVERHEAD_BYTES
 from testbed.host.probing import Probe, received
 
-__all__ = ["HEADERS", "WIRE_OVERHEAD", "Result", "Want", "rate", "stream"]
+__all__ = ["HEADERS", "Result", "Want", "rate", "stream"]
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 SO_NO_CHECK, SO_RXQ_OVFL = 11, 40
-WIRE_OVERHEAD: Final = 24
-"""Preamble, frame check sequence and inter-frame gap of Ethernet, in bytes (IEEE 802.3)."""
 HEADERS: Final = 14 + 20 + 8
 
 CAPACITY_BPS: Final = 2e9
@@ -59,7 +58,7 @@ class Want:
 
     @property
     def frame_bits(self) -> int:
-        return 8 * (self.payload + HEADERS + WIRE_OVERHEAD)
+        return 8 * (self.payload + HEADERS + WIRE_OVERHEAD_BYTES)
 
     @property
     def frame_s(self) -> float:
@@ -199,7 +198,7 @@ def _take(want: Want, result: Result, body: bytes) -> None:
 
 
 def rate(
-    probe: Probe, mtu: int, wire_bytes: int, rate_bps: float, delay_s: float, overhead_bytes: int = WIRE_OVERHEAD
+    probe: Probe, mtu: int, wire_bytes: int, rate_bps: float, delay_s: float, overhead_bytes: int = WIRE_OVERHEAD_BYTES
 ) -> float | None:
     """Rate of a train of full frames as it leaves the path, in bit/s on the wire; None if too little arrived.
 

@@ -8,7 +8,8 @@ keeper: :func:`left_over`. Source of the format: containerlab's topology schema,
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ruamel.yaml import YAML
@@ -58,7 +59,6 @@ def render(
     image: str,
     version: str,
     absent_sysctls: frozenset[str] = frozenset(),
-    labels: Mapping[str, str] | None = None,
 ) -> str:
     """Text of the ``*.clab.yml`` of a lab.
 
@@ -68,20 +68,20 @@ def render(
         image: reference of the agents' image, for all containers.
         version: of the testbed, for the header and a label.
         absent_sysctls: keys (``net/ipv4/…``) that the kernel does not have: docker would refuse the container.
-        labels: more labels for every container.
     """
     document = CommentedMap()
     document["name"] = name
     document["mgmt"] = CommentedMap({"network": f"{LABEL}-unused", "skip-when-unused": True})
     document["topology"] = CommentedMap()
-    document["topology"]["defaults"] = _defaults(name, image, version, labels or {})
+    document["topology"]["defaults"] = _defaults(name, image, version)
     document["topology"]["nodes"] = nodes = CommentedMap()
+    steps = _by_node(plan)
     for site in topology.sites:
         for node in (site.gateway, *site.node_names):
-            nodes[node] = _node(topology, site, node, plan, absent_sysctls)
+            nodes[node] = _node(topology, site, node, steps[node], absent_sysctls)
         nodes.yaml_set_comment_before_after_key(site.gateway, before=f"site {site.name}", indent=4)
     for node in (PLANT, MANAGEMENT):
-        nodes[node] = _node(topology, None, node, plan, absent_sysctls)
+        nodes[node] = _node(topology, None, node, steps[node], absent_sysctls)
     nodes.yaml_set_comment_before_after_key(PLANT, before="between the sites", indent=4)
     document["topology"]["links"] = _links(plan)
     document.yaml_set_start_comment(_header(topology, name, version))
@@ -111,7 +111,7 @@ def _header(topology: Topology, name: str, version: str) -> str:
     )
 
 
-def _defaults(name: str, image: str, version: str, labels: Mapping[str, str]) -> CommentedMap:
+def _defaults(name: str, image: str, version: str) -> CommentedMap:
     return CommentedMap(
         {
             "kind": "linux",
@@ -122,13 +122,23 @@ def _defaults(name: str, image: str, version: str, labels: Mapping[str, str]) ->
             "privileged": False,
             "cap-add": _flow(["NET_ADMIN"]),
             "cmd": "sleep infinity",
-            "labels": CommentedMap({f"{LABEL}.lab": name, f"{LABEL}.version": version, **labels}),
+            "labels": CommentedMap({f"{LABEL}.lab": name, f"{LABEL}.version": version}),
         }
     )
 
 
-def _node(topology: Topology, site: Site | None, name: str, plan: Plan, absent: frozenset[str]) -> CommentedMap:
-    steps = [step for step in plan if name in step.within or (isinstance(step, Namespace) and step.name == name)]
+def _by_node(plan: Plan) -> dict[str, list[Step]]:
+    """The Steps that make a node or are inside it, in the order of the plan."""
+    found: dict[str, list[Step]] = defaultdict(list)
+    for step in plan:
+        for node in dict.fromkeys((*step.holds, *step.within)):
+            found[node].append(step)
+    return found
+
+
+def _node(
+    topology: Topology, site: Site | None, name: str, steps: Sequence[Step], absent: frozenset[str]
+) -> CommentedMap:
     role = {PLANT: "plant", MANAGEMENT: "management"}.get(name, "gateway" if site and name == site.gateway else "node")
     node = CommentedMap()
     if site is not None:
