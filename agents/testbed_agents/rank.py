@@ -58,6 +58,7 @@ class Rank:
         self._records: Records | None = None
         self._trainer: threading.Thread | None = None
         self._stop = threading.Event()
+        self._slower_by = 0.0
         self._over = threading.Lock()
         """Taken by who reports the end of the job, and never given back: there is one end."""
 
@@ -66,6 +67,8 @@ class Rank:
             self._job = str(message["job"])
             self._trainer = threading.Thread(target=self._train, args=(message,), name="trainer", daemon=True)
             self._trainer.start()
+        elif message["do"] == "slow":
+            self._slower_by = float(message["by"])
         elif message["do"] == "stop" and self._trainer is not None and message["job"] == self._job:
             self._stop.set()
             self._trainer.join(STOP_GRACE_S)
@@ -82,7 +85,9 @@ class Rank:
             self._records = Records(job.directory / f"rank-{self._seat.rank}.jsonl")
             _print_to(job.directory / f"rank-{self._seat.rank}.log")
             self._metrics.job_state(self._job, "training")
-            outcome = train(job, self._seat, self._records, self._metrics, self._stop, self._began)
+            outcome = train(
+                job, self._seat, self._records, self._metrics, self._stop, self._began, lambda: self._slower_by
+            )
             self._finish(outcome.status, "" if outcome.status == "ok" else "asked to stop", outcome=outcome)
         except TrainingFailed as error:
             # After a stop, a collective fails because a peer has hung up: that is how a stuck job ends.

@@ -126,10 +126,12 @@ def train(
     metrics: RankMetrics,
     stop: threading.Event,
     began: Callable[[], None] = lambda: None,
+    slower_by: Callable[[], float] = lambda: 0.0,
 ) -> Outcome:
     """Train to the last step, or to the end of the step in which any rank's ``stop`` is set.
 
-    Calls ``began`` once all ranks have met. Raises TrainingFailed, CorpusError or RecordsError.
+    Calls ``began`` once all ranks have met. A step's compute takes longer by the share ``slower_by`` (0: not at all)
+    of what it took in the step before. Raises TrainingFailed, CorpusError or RecordsError.
     """
     torch.set_num_threads(1)
     corpus = data.load(job.data)
@@ -139,7 +141,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     tokens = job.batch * job.shape.context
 
-    step, talk_t = 0, 0.0
+    step, talk_t, own_compute_s = 0, 0.0, 0.0
     try:
         sync = TimedAllReduce(seat.rank, job.world_size, _meet(job, seat.rank), metrics.collective_done)
         ddp = DistributedDataParallel(model)  # there are no buffers that it would broadcast
@@ -168,8 +170,8 @@ def train(
             inputs, targets = windows.draw()
             optimizer.zero_grad()
             train_loss = cross_entropy(ddp(inputs), targets)
-            if extra := job.extra_compute_s.get(seat.rank):
-                time.sleep(extra)
+            if extra_s := job.extra_compute_s.get(seat.rank, 0.0) + slower_by() * own_compute_s:
+                time.sleep(extra_s)
             sync.begin(train_loss.item(), stop.is_set())
             train_loss.backward()  # type: ignore[no-untyped-call]
             t_sync = time.monotonic()
@@ -180,6 +182,7 @@ def train(
             t_end = time.monotonic()
 
             compute_s, exposed_s = (told.ready_t - t_begin) + (t_end - t_sync), t_sync - told.ready_t
+            own_compute_s = compute_s - extra_s
             peer_wait_s = min(told.lag_s, exposed_s)
             traffic = interface_bytes()[job.interface]
             records.write(

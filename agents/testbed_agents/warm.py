@@ -87,6 +87,13 @@ class WarmParent:
                 self._fork(message)
             case "train":
                 self._train(message)
+            case "signal":
+                if agent := self._agents.get(message["rank"]):
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(agent.pidfd, signal.Signals[message["signal"]])
+            case "slow":
+                if agent := self._agents.get(message["rank"]):
+                    self._pass_on(agent, message)
             case "stop":
                 for agent in self._agents.values():
                     if agent.job == message["job"]:

@@ -50,6 +50,16 @@ def inside(inodes: Collection[int]) -> list[int]:
     return found
 
 
+def is_first(pid: int) -> bool:
+    """Whether ``pid`` is the first process of a pid namespace below ours, as a container's: with it all others end."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] == "1"
+
+
 def end(pid: int, began: int = 0, *, grace_s: float = 0.0, bound_s: float = 5.0) -> bool:
     """End one process: SIGTERM and ``grace_s`` of time if given, then SIGKILL; True once it is gone.
 

@@ -6,8 +6,10 @@ parent of its own, inside: nothing may enter it from outside.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from testbed.host.netns import NetnsDriver
 
 AGENTS_BOUND_S = 90.0
 """How long importing torch and forking may take on a machine that does much else."""
+
+KILL_BOUND_S = 5.0
 
 EVERYBODY = ""
 """Key of the one parent of all ranks."""
@@ -49,6 +53,10 @@ class AgentsHand:
         self._changed = threading.Condition()
         self._parents: dict[str, WarmParent] = {}
         self._abandoned = False
+        self._held: Counter[int] = Counter()
+        """Ranks that no process may be deployed for, and how many faults say so."""
+        self._paused: set[int] = set()
+        self._slowed: dict[int, float] = {}
         self.ranks: dict[int, Rank] = {}
         self.states: dict[int, dict[str, Any]] = {}
 
@@ -80,6 +88,46 @@ class AgentsHand:
     def assign(self, settings: Sequence[Setting]) -> None:
         return None
 
+    # ---- what happens to ranks (lab/casualties.py)
+
+    def hold(self, ranks: Sequence[int]) -> None:
+        """End the processes of these ranks, and deploy none for them until :meth:`release`. Raises LabError."""
+        self._held.update(ranks)
+        for rank in ranks:
+            self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGKILL"})
+        until = time.monotonic() + KILL_BOUND_S
+        with self._changed:
+            while alive := [n for n in ranks if n in self.states and self.states[n]["state"] != "gone"]:
+                if not self._changed.wait(until - time.monotonic()):
+                    raise LabError(f"ranks {alive} do not end")
+
+    def release(self, ranks: Sequence[int]) -> None:
+        """Agents may come back. In an idle lab they begin to, else with the next job: until then all see who died."""
+        self._held.subtract(ranks)
+        free = [it for it in ranks if not self._held[it] and it in self.ranks and not self._abandoned]
+        for key in {self._key(self.ranks[it]) for it in free}:
+            if (parent := self._parents.get(key)) is None or parent.exited.is_set():
+                self._parents.pop(key, None)
+                self._start(key)
+        if all(it["state"] in ("waiting", "starting", "gone") for it in self.states.values()):
+            for rank in free:
+                self._deploy(rank)
+
+    def pause(self, rank: int, paused: bool) -> None:
+        (self._paused.add if paused else self._paused.discard)(rank)
+        self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGSTOP" if paused else "SIGCONT"})
+
+    def slow(self, rank: int, by: float) -> None:
+        """``by`` 0.5: half as long more."""
+        self._slowed[rank] = by
+        self._speak_of(rank, {"do": "slow", "rank": rank, "by": by})
+
+    def _speak_of(self, rank: int, message: Mapping[str, Any]) -> None:
+        """To the parent of a rank; nobody hears it where there is none, and then nothing is there to be changed."""
+        if rank in self.ranks and self._parents:
+            with contextlib.suppress(LabError):
+                self._parent(self.ranks[rank]).say(message)
+
     def abandon(self) -> None:
         """Whoever waits for ranks to come up waits in vain: the lab goes."""
         with self._changed:
@@ -93,19 +141,10 @@ class AgentsHand:
         """
         if ranks is None:
             ranks = {number: self.ranks[number] for number, it in self.states.items() if it["state"] != "waiting"}
-        for number, rank in ranks.items():
-            with self._changed:
-                self.states[number] = {"state": "starting", "pid": 0, "reason": "", "ended_t": None}
-            self._parent(rank).say(
-                {
-                    "do": "rank",
-                    "rank": number,
-                    "node": rank.node,
-                    "site": rank.site,
-                    "namespaces": self._namespaces(rank),
-                    "metrics": [rank.metrics, rank.port],
-                }
-            )
+        if held := [number for number in ranks if self._held[number] or number in self._paused]:
+            raise LabError(f"ranks {held} are down, or paused, by a fault: heal it first")
+        for number in ranks:
+            self._deploy(number)
         until = time.monotonic() + AGENTS_BOUND_S
         with self._changed:
             while late := [n for n in ranks if self.states[n]["state"] == "starting"]:
@@ -120,6 +159,27 @@ class AgentsHand:
             failed = [n for n in ranks if self.states[n]["state"] != "waiting"]
         if failed:
             raise LabError(f"ranks {failed} ended while they were starting: {self._words()}")
+
+    def _deploy(self, number: int) -> None:
+        """Ask for a fresh process; :meth:`refresh` waits for it."""
+        rank = self.ranks[number]
+        with self._changed:
+            self.states[number] = {"state": "starting", "pid": 0, "reason": "", "ended_t": None}
+        self._parent(rank).say(
+            {
+                "do": "rank",
+                "rank": number,
+                "node": rank.node,
+                "site": rank.site,
+                "namespaces": self._namespaces(rank),
+                "metrics": [rank.metrics, rank.port],
+            }
+        )
+        # A fault of the rank's is not over because its process is another one now.
+        if self._slowed.get(number):
+            self.slow(number, self._slowed[number])
+        if number in self._paused:
+            self.pause(number, True)
 
     def train(self, message: Mapping[str, Any]) -> None:
         """Give all ranks a job. Raises LabError, StorageError."""

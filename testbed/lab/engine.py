@@ -102,7 +102,7 @@ class Engine:
 
     def _assign(self, entries: Sequence[Entry], also: Sequence[Entry] = ()) -> None:
         """Set what has the say over the keys of ``entries``, and of ``also``, which stand no more."""
-        winners = self._winners(entry.step.key for entry in (*entries, *also) if isinstance(entry.step, Setting))
+        winners = self._winners(entry.step for entry in (*entries, *also) if isinstance(entry.step, Setting))
         for hand, settings in self._by_hand(winners).items():
             hand.assign(settings)
         for entry in entries:
@@ -112,14 +112,14 @@ class Engine:
         going = {name for it in entries for name in it.step.holds}
         failures: list[TestbedError] = []
         gone: list[Entry] = []
-        touched: list[tuple[str, ...]] = []
+        touched: list[Setting] = []
         for entry in reversed(entries):
             step = entry.step
             if going.intersection(step.within):
                 gone.append(entry)
             elif isinstance(step, Setting):
                 gone.append(entry)
-                touched.append(step.key)
+                touched.append(step)
             else:
                 try:
                     self._hands[type(step)].unmake(step, entry.facts)
@@ -136,8 +136,9 @@ class Engine:
         if failures:
             raise HostError("undo failed: " + "; ".join(str(error) for error in failures)) from failures[0]
 
-    def _winners(self, keys: Iterable[tuple[str, ...]]) -> list[Setting]:
-        wanted = dict.fromkeys(keys)
+    def _winners(self, settings: Iterable[Setting]) -> list[Setting]:
+        """What is to be set for the keys of ``settings``: of what stands the latest, else what is so at rest."""
+        wanted = {it.key: it for it in settings}
         if not wanted:
             return []
         winners: dict[tuple[str, ...], tuple[tuple[int, int], Setting]] = {}
@@ -145,7 +146,8 @@ class Engine:
             if isinstance(entry.step, Setting) and entry.step.key in wanted:
                 mine = (self.journal.precedence(entry), entry.step)
                 winners[entry.step.key] = max(winners.get(entry.step.key, mine), mine, key=itemgetter(0))
-        return [winners[key][1] for key in wanted if key in winners]
+        found = (winners[key][1] if key in winners else it.rest for key, it in wanted.items())
+        return [it for it in found if it is not None]
 
     def _by_hand(self, settings: Iterable[Setting]) -> dict[Hand, list[Setting]]:
         groups: dict[Hand, list[Setting]] = {}

@@ -17,6 +17,8 @@ from testbed.host.emulator import Emulator
 from testbed.host.fiberd import Fiberd
 from testbed.host.netem import Netem
 from testbed.host.netns import NetnsDriver
+from testbed.lab import casualties
+from testbed.lab.casualties import CasualtiesHand
 from testbed.lab.crew import AgentsHand, end_parents
 
 
@@ -87,7 +89,8 @@ def of_keeper(
     makers: dict[type[Step], Hand] = dict.fromkeys(driver.kinds, driver)
     if containers is not None:
         makers |= dict.fromkeys(containers.kinds, containers)
-    return {**makers, Fibers: emulator, Shape: emulator, Agents: agents}
+    struck = CasualtiesHand(agents, driver.path)
+    return {**makers, **dict.fromkeys(casualties.KINDS, struck), Fibers: emulator, Shape: emulator, Agents: agents}
 
 
 def without_keeper(driver: NetnsDriver, containers: Containerlab) -> dict[type[Step], Hand]:
@@ -96,5 +99,5 @@ def without_keeper(driver: NetnsDriver, containers: Containerlab) -> dict[type[S
     return {
         **dict.fromkeys(driver.kinds, driver),
         **dict.fromkeys(containers.kinds, containers),
-        **dict.fromkeys((Fibers, Shape, Agents), residue),
+        **dict.fromkeys((Fibers, Shape, Agents, *casualties.KINDS), residue),
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from testbed.core.plan.step import Setting
+from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UnknownName, UserError
 
@@ -36,7 +36,7 @@ class Phase:
 
     at_s: float
     name: str
-    steps: tuple[Setting, ...]
+    steps: Plan
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,22 @@ class Compiled:
         links: names of the links that it touches.
         period_s: with a period the phases begin again every so many seconds; 0: once through.
         lasts_s: the fault is over by itself after so many seconds; None: it stands until it is undone.
+        nodes: names of the nodes that it touches by itself, not by way of a link.
     """
 
     phases: tuple[Phase, ...]
     links: tuple[str, ...]
     period_s: float = 0.0
     lasts_s: float | None = None
+    nodes: tuple[str, ...] = ()
 
     @classmethod
-    def at_once(cls, name: str, steps: tuple[Setting, ...], links: tuple[str, ...]) -> Compiled:
+    def at_once(cls, name: str, steps: Plan, links: tuple[str, ...]) -> Compiled:
         """A fault that is what it is from its beginning to its end."""
         return cls((Phase(0.0, name, steps),), links)
 
     @property
-    def steps(self) -> tuple[Setting, ...]:
+    def steps(self) -> Plan:
         """What stands from the beginning."""
         return self.phases[0].steps
 
@@ -96,9 +98,13 @@ class FaultKind:
 
 def registry() -> dict[str, FaultKind]:
     """All faults there are, by name."""
-    from testbed.core.faults import brownout, carrier, impair, latency
+    from testbed.core.faults import brownout, carrier, impair, latency, power, process
 
-    kinds = (carrier.CUT, carrier.FLAP, impair.IMPAIR, latency.LATENCY_STEP, brownout.BROWN_OUT)
+    kinds = (
+        *(carrier.CUT, carrier.FLAP, impair.IMPAIR, latency.LATENCY_STEP, brownout.BROWN_OUT),
+        *(process.RANK_KILL, process.RANK_PAUSE, process.STRAGGLER),
+        *(power.NODE_KILL, power.GATEWAY_DOWN, power.POWER_LOSS, power.EVACUATION, power.MANAGEMENT_PARTITION),
+    )
     return {kind.name: kind for kind in kinds}
 
 

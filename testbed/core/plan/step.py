@@ -45,6 +45,11 @@ class Setting(Step):
     def key(self) -> tuple[str, ...]:
         raise NotImplementedError
 
+    @property
+    def rest(self) -> Setting | None:
+        """What stands where nobody says anything of ``key`` any more; None: nothing needs to be set then."""
+        return None
+
 
 @dataclass(frozen=True)
 class Namespace(Step):
@@ -244,6 +249,12 @@ class Carrier(Setting):
         return ("carrier", self.namespace, self.interface)
 
     @property
+    def rest(self) -> Carrier:
+        # A fiber's ends have a Carrier of the lab's own below every fault; the ports of fabrics and of the management
+        # network are up from their making on.
+        return Carrier(self.namespace, self.interface, True)
+
+    @property
     def within(self) -> tuple[str, ...]:
         return (self.namespace,)
 
@@ -270,6 +281,69 @@ class Shape(Setting):
         )
 
 
+@dataclass(frozen=True)
+class Paused(Setting):
+    """The process of a rank stopped where it is (SIGSTOP), or let go on: its sockets stay open, its peers wait."""
+
+    rank: int
+    paused: bool
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("paused", str(self.rank))
+
+    @property
+    def rest(self) -> Paused:
+        return Paused(self.rank, False)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {'paused' if self.paused else 'runs'}"
+
+
+@dataclass(frozen=True)
+class Slowed(Setting):
+    """A rank's compute takes ``1 + by`` times as long: it waits so much longer, and the machine's CPU is not used."""
+
+    rank: int
+    by: float
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("slowed", str(self.rank))
+
+    @property
+    def rest(self) -> Slowed:
+        return Slowed(self.rank, 0.0)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} computes {self.by:.4g} times as long more"
+
+
+@dataclass(frozen=True)
+class Killed(Step):
+    """The process of a rank ended by SIGKILL, and no new one while this stands; its inverse deploys a fresh agent."""
+
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} killed"
+
+
+@dataclass(frozen=True)
+class Unpowered(Step):
+    """Everything that runs on a node ended by SIGKILL, and no agent on it while this stands.
+
+    The node's cables are a matter of :class:`Carrier`. Its inverse deploys fresh agents; programs of others
+    do not come back.
+    """
+
+    node: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"node {self.node} without power"
+
+
 Plan = tuple[Step, ...]
 
 _KINDS: dict[str, type[Step]] = {
@@ -287,6 +361,10 @@ _KINDS: dict[str, type[Step]] = {
         Agents,
         Carrier,
         Shape,
+        Paused,
+        Slowed,
+        Killed,
+        Unpowered,
     )
 }
 
@@ -310,7 +388,7 @@ class _Build:
         if name == "directions":
             return tuple(Direction(**{**it, "impairment": Impairment(**it["impairment"])}) for it in value)
         if name == "ranks":
-            return tuple(Rank(**it) for it in value)
+            return tuple(Rank(**it) if isinstance(it, Mapping) else it for it in value)
         if isinstance(value, list):
             return tuple(tuple(it) if isinstance(it, list) else it for it in value)
         return value

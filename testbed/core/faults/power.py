@@ -1,0 +1,139 @@
+"""Faults of places: a node, a gateway, everything on one feed, a site that is given up, a network that nobody manages.
+
+What has no power sends no light: the ports of its peers lose the carrier at that moment, and what ran is gone. A node's
+cables lead to the fabric and to the management network; a gateway's to the fibers. The fabric's switch is a part of
+the gateway here, as a bridge; it goes on while the gateway is down, as a switch of its own would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader
+from testbed.core.plan.addressing import MANAGEMENT, PLANT
+from testbed.core.plan.step import Carrier, Step, Unpowered
+from testbed.core.topology.model import Site, Topology
+from testbed.core.units import parse_duration_s
+from testbed.errors import UnknownName
+
+__all__ = [
+    "EVACUATION",
+    "GATEWAY_DOWN",
+    "MANAGEMENT_PARTITION",
+    "NODE_KILL",
+    "POWER_LOSS",
+    "WARNED",
+    "evacuation",
+    "gateway_down",
+    "management_partition",
+    "node_kill",
+    "power_loss",
+]
+
+WARNED: Final = "warned"
+"""Name of the phase in which a site knows that it will lose its power: time to save what can be saved."""
+
+
+def node_kill(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+    """A node loses its power: its cables are dark, what ran on it is gone. Raises UserError."""
+    Reader(parameters).finish()
+    if target not in topology.node_names:
+        raise UnknownName("node", target, topology.node_names)
+    return Compiled((Phase(0.0, "no power", _nodes_off(topology, (target,))),), (), nodes=(target,))
+
+
+def gateway_down(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+    """All fibers of a site are dark at both ends: its gateway sends no light, and sees none. Raises UserError."""
+    Reader(parameters).finish()
+    site = _site(topology, target.removesuffix("-gw"), target)
+    dark, links = _gateways_off(topology, (site,))
+    return Compiled.at_once("no power", dark, links)
+
+
+def power_loss(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+    """Every node and gateway of a power domain, or of one site, loses its power in one moment. Raises UserError."""
+    Reader(parameters).finish()
+    return _power_loss(topology, target, ())
+
+
+def evacuation(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+    """A site is told that it will lose its power, and loses it after ``warning``. Raises UserError."""
+    reader = Reader(parameters)
+    warning_s = reader.read("warning", parse_duration_s, 30.0)
+    reader.finish()
+    return _power_loss(topology, target, (Phase(0.0, WARNED, ()),), warning_s)
+
+
+def management_partition(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+    """Nobody reaches a site's nodes and gateway over the management network; the job goes on. Raises UserError."""
+    Reader(parameters).finish()
+    site = _site(topology, target, target)
+    dark = tuple(Carrier(MANAGEMENT, name, False) for name in (*site.node_names, site.gateway))
+    return Compiled((Phase(0.0, "unreachable", dark),), (), nodes=site.node_names)
+
+
+def _power_loss(topology: Topology, target: str, before: tuple[Phase, ...], at_s: float = 0.0) -> Compiled:
+    sites = tuple(site for site in topology.sites if target in (site.power, site.name))
+    if not sites:
+        domains = dict.fromkeys(site.power for site in topology.sites)
+        raise UnknownName(
+            "power domain or site", target, dict.fromkeys([*domains, *(it.name for it in topology.sites)])
+        )
+    nodes = tuple(node for site in sites for node in site.node_names)
+    dark, links = _gateways_off(topology, sites)
+    management = tuple(Carrier(MANAGEMENT, site.gateway, False) for site in sites)
+    # The light goes first, in one send: that is the moment of the power event. Ending what ran takes milliseconds more.
+    off = Phase(at_s, "no power", (*dark, *management, *_nodes_off(topology, nodes)))
+    return Compiled((*before, off), links, nodes=nodes)
+
+
+def _gateways_off(topology: Topology, sites: Iterable[Site]) -> tuple[tuple[Carrier, ...], tuple[str, ...]]:
+    names = {site.name for site in sites}
+    links = tuple(link for link in topology.links if names & {*link.between})
+    return tuple(Carrier(PLANT, end, False) for link in links for end in link.ends), tuple(it.name for it in links)
+
+
+def _nodes_off(topology: Topology, nodes: Iterable[str]) -> tuple[Step, ...]:
+    nodes = tuple(nodes)
+    cables = [Carrier(place, node, False) for node in nodes for place in (topology.site_of(node).gateway, MANAGEMENT)]
+    ranks = {node: number for number, node in enumerate(topology.node_names)}
+    return (*cables, *(Unpowered(node, (ranks[node],)) for node in nodes))
+
+
+def _site(topology: Topology, name: str, written: str) -> Site:
+    for site in topology.sites:
+        if site.name == name:
+            return site
+    raise UnknownName("site", written, [site.name for site in topology.sites])
+
+
+NODE_KILL = FaultKind(
+    "node-kill", "a node loses its power: its cables are dark, what ran on it is gone", "a node", node_kill
+)
+
+GATEWAY_DOWN = FaultKind(
+    "gateway-down", "a site's gateway loses its power: all fibers that end there are dark", "a site", gateway_down
+)
+
+POWER_LOSS = FaultKind(
+    "power-loss",
+    "every node and gateway on one feed loses its power in one moment",
+    "a power domain, or a site",
+    power_loss,
+)
+
+EVACUATION = FaultKind(
+    "evacuation",
+    "a site is warned, and loses its power after a while: time to save what can be saved",
+    "a site, or a power domain",
+    evacuation,
+    {"warning": "how long before (30s)"},
+)
+
+MANAGEMENT_PARTITION = FaultKind(
+    "management-partition",
+    "nobody reaches a site over the management network; the fibers, and the job, go on",
+    "a site",
+    management_partition,
+)
