@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +36,12 @@ NETNS_FOLDER = Path("/run/netns")
 NO_NAME_SERVER = "# names are in /etc/hosts\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n"
 """resolv.conf of a node. It reaches no name server: with the host's file each reverse lookup (torch's store does
 one per rank) would wait ten seconds for one; loopback refuses at once."""
+
+_NS_GET_MNTNS_ID = 0x8008B705
+"""ioctl(2) of a mount namespace's handle: its number, 64 bits (include/uapi/linux/nsfs.h; Linux 6.11)."""
+
+_NUMBERS_OF_A_CPU, _TIMES_NUMBERED = 4096, 4
+"""Since Linux 6.18 each CPU numbers new namespaces of all kinds from a stock of its own (include/linux/cookie.h)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
@@ -67,15 +76,12 @@ def unmount(target: Path) -> None:
 @contextlib.contextmanager
 def entered(path: str | Path) -> Iterator[None]:
     """Run the body with the calling thread inside the network namespace at ``path``; always comes back."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _handle("net") as home:
         enter(path)
         try:
             yield
         finally:
             _call("setns", home, CLONE_NEWNET)
-    finally:
-        os.close(home)
 
 
 def enter(path: str | Path) -> None:
@@ -149,6 +155,7 @@ class CleanMounts:
     @staticmethod
     def _make() -> int:
         _call("unshare", CLONE_NEWNS)
+        _refuse_chroot()
         mount("none", "/", None, MS_REC | MS_PRIVATE)
         unmount(NETNS_FOLDER)
         for place, kind in list(_mounts()):
@@ -158,6 +165,16 @@ class CleanMounts:
 
     def close(self) -> None:
         os.close(self.handle)
+
+
+def _refuse_chroot() -> None:
+    """Raise HostError if the calling thread's root is not that of its mount namespace, to which setns(2) returns."""
+    before = Path("/").stat()
+    with _handle("mnt") as own:
+        _call("setns", own, CLONE_NEWNS)
+    after = Path("/").stat()
+    if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+        raise HostError("no lab can be made inside a chroot: who enters a namespace leaves it; use a container instead")
 
 
 def create(
@@ -208,10 +225,8 @@ def _mounts() -> Iterator[tuple[Path, str]]:
 
 
 def _create(name: str, handles: Path | None, hostname: str, hosts: str, mounts: CleanMounts | None) -> None:
-    home_mounts = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        flags = CLONE_NEWNET | ((CLONE_NEWUTS | CLONE_NEWIPC | CLONE_FS) if handles else 0)
-        _call("unshare", flags)
+    with _handle("mnt") as home_mounts:
+        _call("unshare", CLONE_NEWNET | ((CLONE_NEWUTS | CLONE_NEWIPC | CLONE_FS) if handles else 0))
         _hold("net", NETNS_FOLDER / name)
         if handles is None or mounts is None:
             return
@@ -223,20 +238,58 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str, mounts: 
         _hold("uts", handles / "uts")
         _hold("ipc", handles / "ipc")
         _call("setns", mounts.handle, CLONE_NEWNS)
-        _call("unshare", CLONE_NEWNS)
+        _unshare_mounts_younger_than(home_mounts)
         mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
         for file in files:
             if Path("/etc", file).exists():
                 mount(str(handles / file), f"/etc/{file}", None, MS_BIND)
-        inner = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        _call("setns", home_mounts, CLONE_NEWNS)
-        target = handles / "mnt"
-        target.touch()
-        mount(f"/proc/thread-self/fd/{inner}", str(target), None, MS_BIND)
-        os.close(inner)
+        with _handle("mnt") as inner:
+            _call("setns", home_mounts, CLONE_NEWNS)
+            target = handles / "mnt"
+            target.touch()
+            mount(f"/proc/thread-self/fd/{inner}", str(target), None, MS_BIND)
+
+
+def _unshare_mounts_younger_than(home: int) -> None:
+    """Give the calling thread a mount namespace that can be held in the mount namespace ``home`` (a file descriptor).
+
+    Lest two hold each other, mount(2) binds only handles of mount namespaces with a higher number than its own, and
+    says EINVAL for others (fs/namespace.c, mnt_ns_loop). Since Linux 6.18 numbers do not follow age: each CPU has a
+    stock of them. In a container, whose mount namespace is young, half of the nodes fail on two CPUs. A CPU that has
+    used its stock up takes the next one, which is above all that were taken before. UTS namespaces use it up, as the
+    cheapest: 10 ms, once a CPU. The calling thread loses its own, and stays on one CPU.
+    """
+    floor = _number_of_mounts(home)
+    for _ in range(_TIMES_NUMBERED):
+        _call("unshare", CLONE_NEWNS)
+        with _handle("mnt") as own:
+            if not floor or _number_of_mounts(own) > floor:
+                return
+        os.sched_setaffinity(0, {_libc.sched_getcpu()})
+        for _ in range(_NUMBERS_OF_A_CPU):
+            _call("unshare", CLONE_NEWUTS)
+    raise HostError("this kernel gives new mount namespaces no higher number than older ones: none can be held")
+
+
+def _number_of_mounts(handle: int) -> int:
+    """Number of the mount namespace behind a descriptor; 0 where the kernel does not tell: there it follows age."""
+    try:
+        return int(struct.unpack("Q", fcntl.ioctl(handle, _NS_GET_MNTNS_ID, bytes(8)))[0])
+    except OSError as error:
+        if error.errno != errno.ENOTTY:
+            raise HostError(f"cannot ask for the number of a mount namespace: {error.strerror}") from error
+        return 0
+
+
+@contextlib.contextmanager
+def _handle(kind: str) -> Iterator[int]:
+    """File descriptor of the calling thread's own namespace of ``kind``."""
+    descriptor = os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
     finally:
-        os.close(home_mounts)
+        os.close(descriptor)
 
 
 def _hold(kind: str, target: Path) -> None:
