@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `make bench`. Some twenty minutes; needs root. `NAME…` runs those alone,
+"""All benchmarks, one after the other: `make bench`. Some half an hour; needs root. `NAME…` runs those alone,
 `--quick` with few repeats (some five minutes, keeps nothing).
 
 Samples go into benchmarks/results.json, and from it alone the tables of docs/performance.md are written, between its
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import MININET_PYTHON, ROOT, load, machine
+from testbed.lab import containers
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "performance.md"
@@ -31,6 +32,7 @@ BOUND_S = {
     "netem_vs_mininet": 660,
     "rtt_under_load": 240,
     "lab_vs_mininet": 480,
+    "containers": 900,
 }
 """Each benchmark, with the seconds after which it is ended: about twice what it takes (docs/performance.md)."""
 
@@ -41,9 +43,11 @@ def lacking(name: str) -> str:
         probe = subprocess.run([MININET_PYTHON, "-c", "import mininet"], capture_output=True, check=False)
         if probe.returncode:
             return "Mininet is missing; install it with: apt-get install mininet"
+    if name == "containers" and (why := containers.why_not()[1]):
+        return why
     if name in ("fiberd_vs_veth", "netem_vs_mininet") and shutil.which("iperf3") is None:
         return "iperf3 is missing; install it with: apt-get install iperf3"
-    if name == "rtt_under_load" and importlib.util.find_spec("torch") is None:
+    if name in ("rtt_under_load", "containers") and importlib.util.find_spec("torch") is None:
         return "torch is missing; install it with: pip install 'scale-across-testbed[agents]'"
     return ""
 

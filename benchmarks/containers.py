@@ -1,0 +1,216 @@
+"""What the driver containerlab costs: `up` and `down` against plain containerlab and against namespaces; CPU at rest.
+
+Interleaved: each repeat makes and removes every topology three ways, one after the other, without agents:
+
+- ``netns``: `testbed up --driver netns`, and `down`.
+- ``containerlab``: `testbed up --driver containerlab`, and `down`.
+- ``plain``: `containerlab deploy` and `destroy --cleanup` of the very file that the way before deploys, as
+  `testbed render` prints it. It makes the containers, addresses and routes; fibers stay dark and unmeasured.
+
+All are whole commands, from exec to exit, so `up` has in it what plain containerlab lacks: a keeper, a journal,
+the emulator, the certificate. Its phases are told apart by when their lines arrive on stderr.
+
+At rest: seconds of CPU of the keeper (all its threads) and of the emulator in 30 s of a lab whose agents have no job;
+then again with the observer of a run, which scrapes every rank each second, in this process. Needs root, docker,
+containerlab, the image, and torch for agents in namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import testbed
+from benchmarks.common import ROOT, command, median, spread
+from benchmarks.lab_vs_mininet import BOUND_S, TESTBED
+from testbed.core.topology.model import topology_to_dict
+from testbed.host.store import RunDirectory
+from testbed.lab import client, state
+from testbed.lab.observe import Observer
+
+TOPOLOGIES = {"metro-40km": ("metro-40km", 7), "8 × 4": (str(ROOT / "benchmarks" / "ring-8x4.yaml"), 3)}
+"""Name in the table: (topology, repeats)."""
+
+WAYS = ("netns", "containerlab", "plain")
+DRIVERS = ("netns", "containerlab")
+PHASES = ("begin", "keeper", "nodes", "fibers", "certify", "end")
+"""Until the plan is known · until the keeper has it · until namespaces or containers are there · until the fibers are
+lit · until certified · until the prompt."""
+
+REST_S = 30.0
+SETTLE_S = 3.0
+"""After `up` returns: agents' last imports, the emulator's memory given back after a second."""
+
+_BEGINS = {
+    "plan": "keeper",
+    "namespaces": "nodes",
+    "containers": "nodes",
+    "fibers": "fibers",
+    "certify": "certify",
+    "certified": "end",
+    "outside": "end",
+}
+"""First word of a line of progress: the phase that begins with it."""
+
+
+def run(argv: Sequence[str], environment: dict[str, str]) -> list[tuple[float, str]]:
+    """Lines of a command's stderr, each with the seconds since exec when it came; the last one, empty, is its end."""
+    began = time.perf_counter()
+    with subprocess.Popen(
+        argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    ) as child:
+        assert child.stderr is not None
+        lines = [(time.perf_counter() - began, line) for line in child.stderr]
+        status = child.wait(BOUND_S)
+    lines.append((time.perf_counter() - began, ""))
+    if status:
+        raise SystemExit(f"{' '.join(argv)}: {''.join(line for _, line in lines)[-600:]}")
+    return lines
+
+
+def phases(lines: list[tuple[float, str]]) -> dict[str, float]:
+    """Seconds of each of :data:`PHASES`, from the lines of `up`."""
+    found = dict.fromkeys(PHASES, 0.0)
+    phase, since = PHASES[0], 0.0
+    for t, line in lines:
+        word = re.match(r"\[ *[\d.]+ s\] (\w+)", line)
+        following = _BEGINS.get(word[1]) if word else None
+        if following or not line:
+            found[phase] += t - since
+            phase, since = following or phase, t
+    return found
+
+
+def by_testbed(driver: str, topology: str, lab: str, environment: dict[str, str]) -> dict[str, Any]:
+    words = ["--driver", driver, "--no-agents", "--allow-uncertified"]
+    try:
+        lines = run([*TESTBED, "up", topology, "--name", lab, *words], environment)
+    finally:
+        removed = run([*TESTBED, "down", lab], environment)
+    return {"up_s": lines[-1][0], "down_s": removed[-1][0], "phases": phases(lines)}
+
+
+def by_containerlab(topology: str, lab: str, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+    file = folder / f"{lab}.clab.yml"
+    run([*TESTBED, "render", topology, "--name", lab, "--output", str(file)], environment)
+    # Else each deployment asks for the newest version, and waits 3 s where there is no internet.
+    environment = {**environment, "CLAB_VERSION_CHECK": "disable"}
+    try:
+        up_s = run(["containerlab", "deploy", "--topo", str(file)], environment)[-1][0]
+    finally:
+        down_s = run(["containerlab", "destroy", "--topo", str(file), "--cleanup"], environment)[-1][0]
+    return {"up_s": up_s, "down_s": down_s}
+
+
+def made(way: str, topology: str) -> dict[str, Any]:
+    lab = f"bench{os.getpid()}"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}", "TESTBED_STATE": str(folder / "state")}
+        if way == "plain":
+            return by_containerlab(topology, lab, folder, environment)
+        return by_testbed(way, topology, lab, environment)
+
+
+def cpu_s(pid: int | None) -> float:
+    """Seconds on a CPU of all threads of a process that are alive; proc(5), schedstat."""
+    tasks = Path(f"/proc/{pid}/task").iterdir() if pid else ()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def at_rest(driver: str) -> dict[str, float]:
+    """Share of one core, of keeper and emulator, idle and observed, and of the observer."""
+    with tempfile.TemporaryDirectory() as name:
+        os.environ |= {"TESTBED_STATE": f"{name}/state", "TESTBED_RUNS": f"{name}/runs"}
+        with testbed.up("metro-40km", name=f"bench{os.getpid()}", driver=driver, allow_uncertified=True) as lab:
+            folder = state.folder(lab.name)
+            hello = client.call(folder, "hello")
+            run_directory = RunDirectory.create(Path(name, "runs"), lab.name)
+            run_directory.write_json("topology.json", topology_to_dict(lab.topology))
+            found: dict[str, float] = {}
+            for suffix, observer in (("", None), (" observed", Observer(folder, lab.topology, run_directory))):
+                if observer is not None:
+                    observer.start()
+                time.sleep(SETTLE_S)
+                before, mine = [cpu_s(hello[pid]) for pid in ("pid", "emulator_pid")], time.process_time()
+                time.sleep(REST_S)
+                keeper, emulator = (
+                    cpu_s(hello[pid]) - was for pid, was in zip(("pid", "emulator_pid"), before, strict=True)
+                )
+                found |= {f"keeper{suffix}": keeper / REST_S, f"emulator{suffix}": emulator / REST_S}
+                if observer is not None:
+                    found["observer"] = (time.process_time() - mine) / REST_S
+                    observer.stop()
+                    if observer.trouble:
+                        raise SystemExit(observer.trouble)
+            return found
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name, (topology, repeats) in TOPOLOGIES.items():
+        ways = found.setdefault(name, {way: [] for way in WAYS})
+        for _ in range(1 if quick else repeats):
+            for way in WAYS:
+                ways[way].append(made(way, topology))
+    return {"topologies": found, "rest": {driver: at_rest(driver) for driver in DRIVERS}}
+
+
+def ratios(ways: dict[str, list[dict[str, Any]]]) -> dict[str, list[float]]:
+    """Ours / plain, of each repeat: `up`, `up` without the certificate, making the containers alone, `down`."""
+    pairs = list(zip(ways["containerlab"], ways["plain"], strict=True))
+    return {
+        "up": [ours["up_s"] / plain["up_s"] for ours, plain in pairs],
+        "uncertified": [(ours["up_s"] - ours["phases"]["certify"]) / plain["up_s"] for ours, plain in pairs],
+        "nodes": [ours["phases"]["nodes"] / plain["up_s"] for ours, plain in pairs],
+        "down": [ours["down_s"] / plain["down_s"] for ours, plain in pairs],
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "| | namespaces | containerlab driver | plain containerlab | driver / plain |",
+        "|---|---|---|---|---|",
+    ]
+    for name, ways in result["topologies"].items():
+        ratio = ratios(ways)
+        for key, word in (("up_s", "up"), ("down_s", "down")):
+            cells = [spread([it[key] for it in ways[way]]) for way in WAYS]
+            lines.append(f"| {name}: `{word}`, s | {' | '.join(cells)} | {spread(ratio[word])} |")
+        both = [spread([it["up_s"] - it["phases"]["certify"] for it in ways[way]]) for way in DRIVERS]
+        lines.append(
+            f"| {name}: `up` without its certificate, s | {' | '.join(both)} | | {spread(ratio['uncertified'])} |"
+        )
+        both = [spread([it["phases"]["nodes"] for it in ways[way]]) for way in DRIVERS]
+        lines.append(f"| {name}: nodes alone, s | {' | '.join(both)} | | {spread(ratio['nodes'])} |")
+    lines += [
+        "",
+        f"| phases of `up`, s (medians) | {' | '.join(PHASES)} |",
+        f"|---|{'---|' * len(PHASES)}",
+    ]
+    for name, ways in result["topologies"].items():
+        for way in DRIVERS:
+            cells = [f"{median([it['phases'][phase] for it in ways[way]]):.2f}" for phase in PHASES]
+            lines.append(f"| {name}, {way} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| at rest, of one core | keeper | emulator | keeper, observed | emulator, observed | observer |",
+        "|---|---|---|---|---|---|",
+    ]
+    for driver, found in result["rest"].items():
+        cells = [
+            f"{found[key]:.2%}" for key in ("keeper", "emulator", "keeper observed", "emulator observed", "observer")
+        ]
+        lines.append(f"| {driver} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(command(__doc__, measure, table))
