@@ -91,6 +91,7 @@ class WarmParent:
                 if agent := self._agents.get(message["rank"]):
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(agent.pidfd, signal.Signals[message["signal"]])
+                self.say("signalled", rank=message["rank"], signal=message["signal"])
             case "slow":
                 if agent := self._agents.get(message["rank"]):
                     self._pass_on(agent, message)

@@ -57,6 +57,8 @@ class AgentsHand:
         """Ranks that no process may be deployed for, and how many faults say so."""
         self._paused: set[int] = set()
         self._slowed: dict[int, float] = {}
+        self._signalled: Counter[int] = Counter()
+        """How many signals each rank's parent has said to have sent."""
         self.ranks: dict[int, Rank] = {}
         self.states: dict[int, dict[str, Any]] = {}
 
@@ -102,31 +104,37 @@ class AgentsHand:
                     raise LabError(f"ranks {alive} do not end")
 
     def release(self, ranks: Sequence[int]) -> None:
-        """Agents may come back. In an idle lab they begin to, else with the next job: until then all see who died."""
+        """Agents may come back: now, or with the next job where one is going on. Until then all see who died."""
         self._held.subtract(ranks)
         free = [it for it in ranks if not self._held[it] and it in self.ranks and not self._abandoned]
         for key in {self._key(self.ranks[it]) for it in free}:
             if (parent := self._parents.get(key)) is None or parent.exited.is_set():
                 self._parents.pop(key, None)
                 self._start(key)
-        if all(it["state"] in ("waiting", "starting", "gone") for it in self.states.values()):
+        if not any(it["state"] == "training" for it in self.states.values()):
             for rank in free:
                 self._deploy(rank)
 
     def pause(self, rank: int, paused: bool) -> None:
         (self._paused.add if paused else self._paused.discard)(rank)
-        self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGSTOP" if paused else "SIGCONT"})
+        before = self._signalled[rank]
+        if self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGSTOP" if paused else "SIGCONT"}):
+            with self._changed:  # a fault has begun when it has happened, not when it was asked for
+                if not self._changed.wait_for(lambda: self._signalled[rank] > before, KILL_BOUND_S):
+                    raise LabError(f"rank {rank} could not be {'paused' if paused else 'let go on'}")
 
     def slow(self, rank: int, by: float) -> None:
         """``by`` 0.5: half as long more."""
         self._slowed[rank] = by
         self._speak_of(rank, {"do": "slow", "rank": rank, "by": by})
 
-    def _speak_of(self, rank: int, message: Mapping[str, Any]) -> None:
-        """To the parent of a rank; nobody hears it where there is none, and then nothing is there to be changed."""
+    def _speak_of(self, rank: int, message: Mapping[str, Any]) -> bool:
+        """To the parent of a rank; False where there is none: then nothing is there that could be changed."""
         if rank in self.ranks and self._parents:
             with contextlib.suppress(LabError):
                 self._parent(self.ranks[rank]).say(message)
+                return True
+        return False
 
     def abandon(self) -> None:
         """Whoever waits for ranks to come up waits in vain: the lab goes."""
@@ -249,6 +257,9 @@ class AgentsHand:
                 for number, it in self.states.items():
                     if self._key(self.ranks[number]) == key:
                         it |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
+                self._signalled.update(number for number in self.states if self._key(self.ranks[number]) == key)
+            elif event["event"] == "signalled":
+                self._signalled[event["rank"]] += 1
             elif state is None:
                 pass
             elif event["event"] == "ready":
