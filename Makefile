@@ -7,13 +7,14 @@
 SHELL := /bin/bash
 VENV := .venv
 
-.PHONY: help demo test test-netem check bench fuzz clean
+.PHONY: help demo test test-netem test-ansible check bench fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min)"
 	@echo "make test    set up, then run all tests (those that make namespaces need root)"
 	@echo "make test-netem  the tests of the netem emulator alone, on a kernel that has it: User-Mode Linux (docs/netem.md)"
+	@echo "make test-ansible  Ansible prepares a bare host (a container) twice and runs a lab on it (root, ~4 min; docs/ansible.md)"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets (docs/fuzzing.md)"
@@ -33,6 +34,11 @@ test-netem:
 	@tools/setup.sh test
 	@tools/verdict.sh test-netem "the tests of netem passed, or say why they could not run" \
 	    $(VENV)/bin/python -m pytest tests/netem_vm $(PYTEST_FLAGS)
+
+test-ansible:
+	@tools/setup.sh test
+	@tools/verdict.sh test-ansible "Ansible's tests passed, or say why they could not run" \
+	    env TESTBED_ANSIBLE=1 $(VENV)/bin/python -m pytest tests/containerlab/test_ansible.py -rs $(PYTEST_FLAGS)
 
 check:
 	@tools/setup.sh check

@@ -127,7 +127,7 @@ def test_check_mode_changes_nothing(host: Host) -> None:
 @pytest.mark.netns
 @pytest.mark.skipif(
     not os.environ.get("TESTBED_ANSIBLE"),
-    reason="takes minutes, needs apt and pip inside a container, passed one of two times; TESTBED_ANSIBLE=1 runs it",
+    reason="takes three minutes, and apt and pip inside a container; make test-ansible runs it",
 )
 def test_a_bare_host_is_prepared_and_a_lab_run_on_it(host: Host, tmp_path: Path) -> None:
     status, said, recap = host.play("prepare.yml")
