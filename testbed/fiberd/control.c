@@ -122,6 +122,9 @@ static bool set_key(struct impairment *impairment, char *word, char *why, size_t
     } else if (strcmp(word, "reorder_by_ns") == 0) {
         if (!parse_integer(value, 0, MAX_DELAY_NS, &impairment->reorder_by_ns))
             expected = "an integer from 0 to 60000000000";
+    } else if (strcmp(word, "largest_bytes") == 0) {
+        if (!parse_integer(value, 0, UINT16_MAX, &impairment->largest_bytes))
+            expected = "an integer from 0 to 65535";
     } else if (strcmp(word, "p") == 0) {
         if (!parse_number(value, 0, 1, &impairment->p))
             expected = "a number from 0 to 1";
@@ -158,7 +161,7 @@ static bool set_key(struct impairment *impairment, char *word, char *why, size_t
     } else {
         snprintf(why, why_bytes, "%s: no such key; there is delay_ns, rate_bps, queue_bytes, loss, memory_bytes, "
                  "overhead_bytes, jitter_ns, distribution, correlation, jitter_reorders, p, r, h, k, corrupt, "
-                 "corrupt_survives, duplicate, reorder, reorder_by_ns", word);
+                 "corrupt_survives, duplicate, reorder, reorder_by_ns, largest_bytes", word);
         return false;
     }
     if (expected)

@@ -3,7 +3,7 @@
  *   add NAME INGRESS EGRESS    a direction; only before `go`
  *   set NAME KEY=VALUE...      delay_ns, rate_bps (0: unlimited), queue_bytes (0: unlimited), loss (0..1), memory_bytes,
  *                              overhead_bytes, jitter_ns, distribution, correlation, jitter_reorders (0, 1), p, r, h, k,
- *                              corrupt, corrupt_survives (0, 1), duplicate, reorder, reorder_by_ns;
+ *                              corrupt, corrupt_survives (0, 1), duplicate, reorder, reorder_by_ns, largest_bytes (0: all);
  *                              all of the line or, after an error, nothing of it; keys not named stay as they are
  *   go                         begin to forward; answers "ok scheduling=... priority=... spin_us=..."
  *   stats                      one line "direction NAME KEY=VALUE..." per direction, then "ok"

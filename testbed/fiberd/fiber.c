@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-const char *const drop_cause_names[DROP_CAUSES] = {"loss", "corrupt", "queue", "memory", "transmit", "receive", "down"};
+const char *const drop_cause_names[DROP_CAUSES] = {"loss", "corrupt", "size", "queue", "memory", "transmit", "receive", "down"};
 
 const uint32_t lateness_bounds_us[LATENESS_BOUNDS] = {1,    2,    5,     10,    20,    50,    100,    200,
                                                       500,  1000, 2000,  5000,  10000, 20000, 50000,  100000};
@@ -243,6 +243,18 @@ static bool receive_hit(struct fiber *fiber, struct frame *frame, const struct p
     return taken;
 }
 
+static bool too_large(const struct fiber *fiber, const struct packet_shape *shape, uint32_t segment) {
+    const uint32_t header = shape->l3_offset ? shape->l3_offset : ETHERNET_HEADER_BYTES;
+    return packet_l2_bytes(shape, segment, segment + 1) > fiber->impairment.largest_bytes + header;
+}
+
+/* The first segment that is not too large: of a super-packet only the last may be smaller than the others. */
+static uint32_t first_that_fits(const struct fiber *fiber, const struct packet_shape *shape) {
+    if (fiber->impairment.largest_bytes == 0 || !too_large(fiber, shape, 0))
+        return 0;
+    return too_large(fiber, shape, shape->segments - 1) ? shape->segments : shape->segments - 1;
+}
+
 void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival) {
     struct packet_shape shape;
     if (!packet_describe(frame_packet(frame), frame->length, &shape)) {
@@ -258,7 +270,9 @@ void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival) {
     struct chain *const chains[] = {&fiber->loss, &fiber->corrupt, &fiber->duplicate, &fiber->reorder};
     enum { CHAINS = sizeof chains / sizeof chains[0] };
     bool taken = false;
-    for (uint32_t first = 0; first < shape.segments;) {
+    uint32_t first = first_that_fits(fiber, &shape);
+    fiber->stats.drops[DROP_SIZE] += first;
+    while (first < shape.segments) {
         uint32_t passing = shape.segments - first;
         bool hit[CHAINS];
         for (unsigned i = 0; i < CHAINS; i++) {

@@ -13,7 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum drop_cause { DROP_LOSS, DROP_CORRUPT, DROP_QUEUE, DROP_MEMORY, DROP_TRANSMIT, DROP_RECEIVE, DROP_DOWN, DROP_CAUSES };
+enum drop_cause {
+    DROP_LOSS, DROP_CORRUPT, DROP_SIZE, DROP_QUEUE, DROP_MEMORY, DROP_TRANSMIT, DROP_RECEIVE, DROP_DOWN, DROP_CAUSES
+};
 extern const char *const drop_cause_names[DROP_CAUSES];
 
 enum { LATENESS_BOUNDS = 16 };
@@ -35,6 +37,7 @@ struct impairment {
     bool corrupt_survives;
     double duplicate, reorder;
     uint64_t reorder_by_ns;
+    uint64_t largest_bytes; /* of an IP packet that passes; 0: all do */
 };
 
 struct fiber_stats {

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 enum {
+    ETHERNET_HEADER_BYTES = 14,
     VNET_HEADER_BYTES = 10,  /* struct virtio_net_hdr without num_buffers, the AF_PACKET default */
     VLAN_TAG_BYTES = 4,
     WIRE_OVERHEAD_BYTES = 24 /* preamble 8 + FCS 4 + inter-packet gap 12 (IEEE 802.3), per segment */

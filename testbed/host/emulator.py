@@ -16,7 +16,7 @@ from testbed.errors import LabError
 
 __all__ = ["DROP_CAUSES", "DirectionStats", "Emulator", "EmulatorInfo", "NoopEmulator", "refuse_impossible"]
 
-DROP_CAUSES = ("loss", "corrupt", "queue", "memory", "transmit", "receive", "down")
+DROP_CAUSES = ("loss", "corrupt", "size", "queue", "memory", "transmit", "receive", "down")
 """Why a segment was lost: by chance, by Ethernet's check after flipped bits (netem counts those as loss), queue full,
 memory cap, refused by the egress, missed by the ingress, end down."""
 

@@ -246,6 +246,7 @@ def _set_line(name: str, impairment: Impairment) -> str:
         "duplicate": float(impairment.duplicate),
         "reorder": float(impairment.reorder),
         "reorder_by_ns": round(impairment.reorder_by_s * 1e9),
+        "largest_bytes": impairment.largest_bytes,
     }
     return f"set {name} " + " ".join(f"{key}={value}" for key, value in values.items())
 

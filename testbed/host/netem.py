@@ -86,6 +86,9 @@ class _Way:
     changes: int = 0
     segmented: bool = False
     gathered: bool = False
+    classified: bool = False
+    """Whether it has a place for filters (clsact) yet."""
+    largest_bytes: int = 0
     packets_before: int = 0
     missed_before: int = 0
     seen: tuple[int, int] = (0, 0)
@@ -154,6 +157,8 @@ class Netem:
             for way in self._ways.values():
                 with _translated(f"redirect {way.direction.ingress} to {way.direction.egress}"):
                     rtnetlink.exchange(raw, [tc.clsact(way.ingress)])
+                    way.classified = True
+                    self._limit(way, way.impairment.largest_bytes)
                     _redirect(raw, way.ingress, way.egress)
         except BaseException:
             self.stop()
@@ -193,6 +198,7 @@ class Netem:
             for name, impairment in changes.items():
                 way = self._ways[name]
                 way.impairment, way.changes = impairment, way.changes + 1
+                self._limit(way, impairment.largest_bytes)
                 self._offload(way, impairment)
             found = namespace.inside(self._netns, tc.qdiscs)
         wrong = [
@@ -210,7 +216,7 @@ class Netem:
             self._refuse_stopped()
             found = self._count()
             counters = namespace.inside(self._netns, _counters)
-            return tuple(_stats(way, found[way.egress], counters) for way in self._ways.values())
+            return tuple(_stats(way, found, counters) for way in self._ways.values())
 
     def segmented(self) -> tuple[str, ...]:
         """Names of the directions whose sender sends MTU-sized packets only, because chance has a say over them."""
@@ -273,6 +279,18 @@ class Netem:
             way.count((qdiscs["netem"].drops, qdiscs["tbf"].drops))
         return found
 
+    def _limit(self, way: _Way, largest_bytes: int) -> None:
+        """Have larger IP packets vanish where they enter; 0: none."""
+        if largest_bytes == way.largest_bytes or not way.classified:
+            return
+        with _translated(f"set the largest packet of {way.direction.name}"):
+            if way.largest_bytes:
+                rtnetlink.exchange(self._raw, tc.drop_nothing(way.ingress))
+                way.largest_bytes = 0
+            if largest_bytes:
+                rtnetlink.exchange(self._raw, tc.drop_larger(way.ingress, largest_bytes))
+                way.largest_bytes = largest_bytes
+
     def _offload(self, way: _Way, impairment: Impairment) -> None:
         """Have the sender's end of a fiber send MTU-sized packets only, each in one piece where bits are flipped."""
         if way.direction.ingress not in self._senders:
@@ -332,11 +350,15 @@ def _own_counters(way: _Way, counters: Mapping[str, tuple[int, int]]) -> tuple[i
     return counters[way.direction.egress][0], counters[way.direction.ingress][1]
 
 
-def _stats(way: _Way, qdiscs: Mapping[str, tc.Counters], counters: Mapping[str, tuple[int, int]]) -> DirectionStats:
-    netem, tbf = qdiscs["netem"], qdiscs["tbf"]
+def _stats(
+    way: _Way, qdiscs: Mapping[int, Mapping[str, tc.Counters]], counters: Mapping[str, tuple[int, int]]
+) -> DirectionStats:
+    netem, tbf = qdiscs[way.egress]["netem"], qdiscs[way.egress]["tbf"]
     packets, missed = _own_counters(way, counters)
     drops = dict.fromkeys(DROP_CAUSES, 0)
     drops |= {"loss": way.lost, "memory": way.crowded, "queue": tbf.drops}
+    # What a filter has dropped the place of filters counts (net/core/dev.c, tc_run).
+    drops["size"] = qdiscs[way.ingress]["clsact"].drops
     drops["receive"] = missed - way.missed_before
     return DirectionStats(
         direction=way.direction.name,

@@ -21,9 +21,22 @@ from testbed.core.physics.impairment import GilbertElliott
 from testbed.errors import HostError, MissingTool
 from testbed.host.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR, attribute, message
 
-__all__ = ["Counters", "Netem", "Tbf", "clsact", "counters", "differences", "no_qdiscs", "qdiscs", "redirect"]
+__all__ = [
+    "Counters",
+    "Netem",
+    "Tbf",
+    "clsact",
+    "counters",
+    "differences",
+    "drop_larger",
+    "drop_nothing",
+    "larger_than",
+    "no_qdiscs",
+    "qdiscs",
+    "redirect",
+]
 
-RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC, RTM_NEWTFILTER = 36, 37, 38, 44
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC, RTM_NEWTFILTER, RTM_DELTFILTER = 36, 37, 38, 44, 45
 NLMSG_DONE, NLM_F_DUMP = 3, 0x300
 TCA_KIND, TCA_OPTIONS, TCA_STATS2 = 1, 2, 7
 TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 1, 3, 8
@@ -36,8 +49,11 @@ TCA_NETEM_RATE, TCA_NETEM_RATE64, TCA_NETEM_LATENCY64, TCA_NETEM_JITTER64, TCA_N
 NETEM_LOSS_GE = 2
 TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
 TC_LINKLAYER_ETHERNET = 1
-ETH_P_ALL = 3
-TC_ACT_STOLEN, TCA_EGRESS_REDIR = 4, 1
+ETH_P_ALL, ETH_P_IP, ETH_P_IPV6 = 0x0003, 0x0800, 0x86DD
+IPV6_HEADER_BYTES = 40
+TC_ACT_SHOT, TC_ACT_STOLEN, TCA_EGRESS_REDIR = 2, 4, 1
+PRIORITY_IPV4, PRIORITY_IPV6, PRIORITY_ALL = 1, 2, 3
+"""Of filters: what vanishes is looked for before everything is redirected."""
 
 IN_ORDER_RATE: Final = 2**62
 """Bytes per second. A netem with a rate never lets a packet overtake the one before it (netem_enqueue: time_to_send is
@@ -151,20 +167,68 @@ def clsact(link: int) -> bytes:
     return _qdisc(link, 0xFFFF0000, TC_H_CLSACT, "clsact", b"", True)
 
 
+def _filter(link: int, priority: int, protocol: int, kind: str, options: bytes) -> bytes:
+    info = priority << 16 | socket.htons(protocol)
+    body = struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, info)
+    body += attribute(TCA_KIND, kind.encode() + b"\0") + attribute(TCA_OPTIONS, options)
+    return message(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def _selected(mask: int, value: int, offset: int, action: bytes) -> bytes:
+    """Options of u32: one key, 32 bits at ``offset`` from the IP header (struct tc_u32_sel, struct tc_u32_key)."""
+    selector = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack(">II", mask, value)
+    selector += struct.pack("=ii", offset, 0)
+    return attribute(5, selector) + attribute(7, action)  # TCA_U32_SEL, TCA_U32_ACT
+
+
+def larger_than(limit: int) -> tuple[tuple[int, int], ...]:
+    """(value, mask) pairs of 16 bits that together match every number above ``limit`` and no other, each once."""
+    found, low = [], limit + 1
+    while low < 1 << 16:
+        # The largest block that begins here: as aligned as `low` is.
+        size = low & -low
+        found.append((low, 0x10000 - size))
+        low += size
+    return tuple(found)
+
+
+def drop_larger(link: int, limit: int) -> list[bytes]:
+    """What ``link`` receives in IP packets above ``limit`` bytes vanishes, before :func:`redirect`.
+
+    u32 cannot say "greater": it is told of the total length (RFC 791) and of the payload length (RFC 8200, without
+    40 bytes of header) block by block. The sender must send no super-packets: theirs is the length of the whole.
+    """
+    gact = attribute(1, b"gact\0") + attribute(2, attribute(2, struct.pack("=IIiii", 0, 0, TC_ACT_SHOT, 0, 0)))
+    action = attribute(1, gact)
+    return [
+        *(
+            _filter(link, PRIORITY_IPV4, ETH_P_IP, "u32", _selected(mask, value, 0, action))
+            for value, mask in larger_than(limit)
+        ),
+        *(
+            _filter(link, PRIORITY_IPV6, ETH_P_IPV6, "u32", _selected(mask << 16, value << 16, 4, action))
+            for value, mask in larger_than(max(0, limit - IPV6_HEADER_BYTES))
+        ),
+    ]
+
+
+def drop_nothing(link: int) -> list[bytes]:
+    """Take :func:`drop_larger` back; there must be something of it."""
+    return [
+        message(
+            RTM_DELTFILTER, 0, struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, number << 16 | socket.htons(it))
+        )
+        for number, it in ((PRIORITY_IPV4, ETH_P_IP), (PRIORITY_IPV6, ETH_P_IPV6))
+    ]
+
+
 def redirect(link: int, other: int, kind: str) -> bytes:
     """Everything that ``link`` receives goes out of ``other``. ``kind``: ``matchall``, or ``u32`` for old kernels."""
     mirred = struct.pack("=IIiiiiI", 0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, other)  # struct tc_mirred
     action = attribute(1, attribute(1, b"mirred\0") + attribute(2, attribute(2, mirred)))
-    if kind == "matchall":
-        options = attribute(2, action)  # TCA_MATCHALL_ACT
-    else:
-        # struct tc_u32_sel: terminal, one key, which masks everything away
-        selector = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack("=IIii", 0, 0, 0, 0)
-        options = attribute(5, selector) + attribute(7, action)  # TCA_U32_SEL, TCA_U32_ACT
-    info = 1 << 16 | socket.htons(ETH_P_ALL)  # priority 1, every protocol
-    body = struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, info)
-    body += attribute(TCA_KIND, kind.encode() + b"\0") + attribute(TCA_OPTIONS, options)
-    return message(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, body)
+    # TCA_MATCHALL_ACT, or a key that masks everything away
+    options = attribute(2, action) if kind == "matchall" else _selected(0, 0, 0, action)
+    return _filter(link, PRIORITY_ALL, ETH_P_ALL, kind, options)
 
 
 def no_qdiscs(link: int) -> tuple[bytes, bytes]:

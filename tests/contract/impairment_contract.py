@@ -57,6 +57,7 @@ IMPOSSIBLE = {
     "delay": Impairment(delay_s=-1.0),
     "rate": Impairment(rate_bps=3.0),
     "queue": Impairment(queue_bytes=-1),
+    "largest": Impairment(largest_bytes=20),
 }
 
 
@@ -368,6 +369,32 @@ class ImpairmentContract:
         assert set(times) == {0, 1, 2}
         assert within_chance(times.count(0), count, loss), f"{times.count(0)} lost"
         assert within_chance(times.count(2), count, (1 - loss) * share), f"{times.count(2)} twice"
+
+    # ---- size
+
+    def test_what_is_larger_vanishes_and_nobody_is_told(self, lab: Lab, start: Start) -> None:
+        emulator = begin(lab, start, Impairment(delay_s=1e-3, largest_bytes=1000))
+        before = emulator.stats()[0].drops["size"]
+
+        def answered(ip_bytes: int) -> int:
+            words = ("ping", "-c", "3", "-i", "0.01", "-W", "0.3", "-M", "do", "-s", str(ip_bytes - 28), "10.77.0.2")
+            said = run("ip", "netns", "exec", lab.a, *words, check=False)
+            assert "frag" not in said.lower(), said
+            return said.count("time=")
+
+        assert [answered(size) for size in (999, 1000, 1001, 1500)] == [3, 3, 0, 0]
+        assert emulator.stats()[0].drops["size"] - before == 6
+        emulator.set({"l0:b": Impairment(delay_s=1e-3, largest_bytes=1200)})
+        assert [answered(size) for size in (1200, 1201)] == [3, 0]
+        emulator.set({"l0:b": Impairment(delay_s=1e-3)})
+        assert answered(1500) == 3
+
+    def test_a_super_packet_is_as_large_as_its_segments(self, lab: Lab, start: Start) -> None:
+        emulator = begin(lab, start, Impairment(delay_s=1e-3, largest_bytes=1000))
+        before = emulator.stats()[0].drops["size"]
+        assert len(send(lab, 20, segments=20, size=972)) == 400
+        assert send(lab, 20, segments=20, size=973) == []
+        assert emulator.stats()[0].drops["size"] - before == 400
 
     # ---- together
 

@@ -115,14 +115,14 @@ def send(
     count: int,
     *,
     segments: int = 1,
+    size: int = 1400,
     pause_s: float = 0.0002,
     between: Callable[[int], None] = lambda number: None,
 ) -> list[int]:
     """Numbers of the datagrams that arrived at b, in order, of ``count`` x ``segments``; ``between(n)`` before each n.
 
-    With ``segments`` above 1 each send is one super-packet of so many MTU segments.
+    With ``segments`` above 1 each send is one super-packet of so many segments of ``size`` bytes.
     """
-    size = 1400
     there = lab.socket(lab.b, socket.AF_INET, socket.SOCK_DGRAM)
     here = lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM)
     with there, here:

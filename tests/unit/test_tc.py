@@ -246,3 +246,11 @@ def test_what_only_the_other_emulator_has_is_refused_by_name(name: str, beyond: 
 def test_what_the_kernel_cannot_express_is_refused_with_the_direction(wrong: Impairment) -> None:
     with pytest.raises(LabError, match="north:west"):
         qdiscs_of("north:west", wrong, mtu=1500)
+
+
+@pytest.mark.parametrize("limit", [0, 67, 68, 1000, 1399, 1400, 1499, 32767, 65534, 65535])
+def test_blocks_match_what_is_larger_and_nothing_else(limit: int) -> None:
+    blocks = tc.larger_than(limit)
+    assert len(blocks) <= 16
+    for length in range(1 << 16):
+        assert sum(length & mask == value for value, mask in blocks) == (length > limit), length

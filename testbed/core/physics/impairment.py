@@ -34,6 +34,9 @@ MOST_DELAY_S: Final = 60.0
 LEAST_RATE_BPS: Final = 1e3
 MOST_RATE_BPS: Final = 1e13
 MOST_OVERHEAD_BYTES: Final = 256
+LEAST_LARGEST_BYTES: Final = 68
+"""What every IPv4 link carries (RFC 791); smaller than that nothing at all would pass."""
+MOST_LARGEST_BYTES: Final = 65_535
 
 DISTRIBUTIONS: Final = {
     "uniform": 1.0,
@@ -122,6 +125,8 @@ class Impairment:
         reorder: probability that a packet is held back by ``reorder_by_s``, so that later ones overtake it. Nothing is
             ever sent early: no fiber is faster than light.
         reorder_by_s: seconds beyond the delay.
+        largest_bytes: IP packets of more bytes than that vanish, and nobody is told: an MTU black hole (RFC 2923, 2.1).
+            0: all sizes pass.
     """
 
     delay_s: float = 0.0
@@ -143,6 +148,7 @@ class Impairment:
     duplicate: float = 0.0
     reorder: float = 0.0
     reorder_by_s: float = 0.0
+    largest_bytes: int = 0
 
     @property
     def chain(self) -> GilbertElliott | None:
@@ -165,8 +171,9 @@ class Impairment:
 
     @property
     def touches_packets(self) -> bool:
-        """Whether chance has a say over single packets, so that a sender's super-packets must be segmented first."""
-        return any((self.loss, self.p, self.corrupt, self.duplicate, self.reorder, self.jitter_s))
+        """Whether something has a say over single packets, so that a sender's super-packets must be segmented first."""
+        chances = (self.loss, self.p, self.corrupt, self.duplicate, self.reorder, self.jitter_s)
+        return any(chances) or self.largest_bytes > 0
 
     @property
     def keeps_order(self) -> bool:
@@ -184,6 +191,9 @@ class Impairment:
             yield f"rate: {self.rate_bps:g} b/s is neither 0 (unlimited) nor between 1 kb/s and 10 Tb/s"
         if not 0 <= self.queue_bytes < 2**63:
             yield f"queue: {self.queue_bytes} B is negative or too much"
+        if self.largest_bytes and not LEAST_LARGEST_BYTES <= self.largest_bytes <= MOST_LARGEST_BYTES:
+            least, most = LEAST_LARGEST_BYTES, MOST_LARGEST_BYTES
+            yield f"largest: {self.largest_bytes} B is neither 0 (all pass) nor between {least} B and {most} B"
         if not 0 <= self.overhead_bytes <= MOST_OVERHEAD_BYTES:
             yield f"overhead: {self.overhead_bytes} B is not between 0 and {MOST_OVERHEAD_BYTES} B a packet"
         for name in ("loss", "p", "r", "h", "k", "corrupt", "duplicate", "reorder"):

@@ -80,6 +80,9 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "duplicate": Parameter("duplicate", units.parse_probability, "a packet comes twice (0.1%)"),
     "reorder": Parameter("reorder", units.parse_probability, "a packet is held back and overtaken (1%)"),
     "reorder_by": Parameter("reorder_by_s", units.parse_delay_s, "for how long it is held back (500us)"),
+    "largest": Parameter(
+        "largest_bytes", units.parse_size_bytes, "larger IP packets vanish, as in an MTU black hole (1400 B); 0: none"
+    ),
 }
 """By the key that users write, in the order of ``--help``."""
 
