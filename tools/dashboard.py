@@ -158,8 +158,8 @@ def fibers() -> list[Any]:
                     f"{DIRECTION}: {{{{cause}}}}",
                 )
             ],
-            "Packets lost per second. loss, corrupt, queue and down are what the fiber was asked to do; memory,"
-            " transmit and receive are failures of the emulator.",
+            "Packets lost per second. memory, transmit and receive are failures of the emulator; the other causes are what"
+            " the fiber was asked to do.",
         ),
         curves(
             "Share of packets lost",

@@ -18,6 +18,7 @@ from typing import Any
 import prometheus_client
 import pytest
 import yaml
+from testbed.host.emulator import DROP_CAUSES
 from testbed_agents.metrics import RankMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,13 @@ def test_the_page_names_each_series_of_a_rank_and_no_other() -> None:
     of_a_rank = set(re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE))
     section = PAGE.read_text().partition("Of each rank")[2].partition("Of the keeper")[0]
     assert set(re.findall(r"`(testbed_[a-z_]+)`", section)) == of_a_rank
+
+
+def test_the_page_names_each_cause_of_a_drop() -> None:
+    row = next(
+        line for line in PAGE.read_text().splitlines() if line.startswith("| `testbed_fiber_dropped_packets_total`")
+    )
+    assert set(re.findall(r"`([a-z]+)`", row.split("|")[3])) == set(DROP_CAUSES)
 
 
 def test_each_panel_says_what_it_shows_and_in_which_unit() -> None:
