@@ -158,7 +158,7 @@ def fibers() -> list[Any]:
                     f"{DIRECTION}: {{{{cause}}}}",
                 )
             ],
-            "Packets lost per second. memory, transmit and receive are failures of the emulator; the other causes are what"
+            "Packets lost per second. memory, transmit and receive are failures of the emulator; the others are what"
             " the fiber was asked to do.",
         ),
         curves(

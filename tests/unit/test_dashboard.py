@@ -18,8 +18,9 @@ from typing import Any
 import prometheus_client
 import pytest
 import yaml
-from testbed.host.emulator import DROP_CAUSES
 from testbed_agents.metrics import RankMetrics
+
+from testbed.host.emulator import DROP_CAUSES
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "grafana" / "testbed.json"
