@@ -2,21 +2,22 @@
 
 A :class:`Namespace` holds open sockets in one network namespace; opening costs 0.4 ms this way (pyroute2's NetNS
 costs 8 ms, and creates a namespace that does not exist). Use each from one thread only. What a lab asks for by the
-thousand goes by :mod:`testbed.host.rtnetlink`.
+thousand goes by :mod:`testbed.host.rtnetlink`. pyroute2 is imported when it is first asked for something: that takes
+0.15 s, and commands that only read or lay down carriers do without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import importlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.errors import HostError, NotAllowed
 from testbed.host import namespace, rtnetlink
@@ -29,14 +30,25 @@ def translated(doing: str) -> Iterator[None]:
     """Turn netlink's numbers into our errors."""
     try:
         yield
-    except NetlinkError as error:
-        if error.code in (errno.EPERM, errno.EACCES):
+    except Exception as error:
+        if (number := _number(error)) is None:
+            raise
+        if number in (errno.EPERM, errno.EACCES):
             raise NotAllowed(f"not permitted to {doing}: run as root (or with CAP_NET_ADMIN)") from error
-        raise HostError(f"could not {doing}: {os.strerror(error.code) if error.code else error}") from error
-    except OSError as error:
-        if error.errno in (errno.EPERM, errno.EACCES):
-            raise NotAllowed(f"not permitted to {doing}: run as root (or with CAP_NET_ADMIN)") from error
-        raise HostError(f"could not {doing}: {error.strerror or error}") from error
+        raise HostError(f"could not {doing}: {os.strerror(number) if number else error}") from error
+
+
+def _number(error: Exception) -> int | None:
+    """The errno of the kernel's refusal, 0 if it has none; None if it is no such thing."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    known = sys.modules.get("pyroute2.netlink.exceptions")  # what was not imported has raised nothing
+    return int(error.code or 0) if known and isinstance(error, known.NetlinkError) else None
+
+
+def prepare() -> None:
+    """Import pyroute2 now, in a thread that has nothing else to do, and not when it is first needed."""
+    importlib.import_module("pyroute2")
 
 
 class Namespace:
@@ -45,9 +57,16 @@ class Namespace:
     def __init__(self, path: Path) -> None:
         self.path = path
         with namespace.entered(path):
-            self._ip: Any = IPRoute()
             self._raw = rtnetlink.connect()
         self._indices: dict[str, int] = {}
+
+    @functools.cached_property
+    def _ip(self) -> Any:
+        """pyroute2's socket here."""
+        from pyroute2 import IPRoute
+
+        with namespace.entered(self.path):
+            return IPRoute()
 
     def __enter__(self) -> Namespace:
         return self
@@ -58,7 +77,8 @@ class Namespace:
         self.close()
 
     def close(self) -> None:
-        self._ip.close()
+        if "_ip" in self.__dict__:  # else it was never opened
+            self._ip.close()
         self._raw.close()
 
     def index(self, name: str) -> int:
