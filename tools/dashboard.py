@@ -235,6 +235,15 @@ def fidelity() -> list[Any]:
             "The last certificate by direction (the one that leaves the site): delay without faults, the median error"
             " that was measured, and what is allowed. The verdict is of all that was measured, not of the delay alone.",
             texts={"verdict": WITHIN},
+            width=16,
+        ),
+        figure(
+            "Age of the certificate",
+            "s",
+            f"time() - max(testbed_certificate_timestamp_seconds{{{LAB}}})",
+            "Since the fibers were measured. `testbed certify` measures them again.",
+            width=8,
+            height=8,
         ),
         curves(
             "Lateness, 99th percentile",
@@ -243,7 +252,7 @@ def fidelity() -> list[Any]:
             "How much later than due one packet in a hundred left: the emulator's own error, under the load of now."
             " Above 1 ms the report says that the fiber did not hold. fiberd only: netem does not time packets.",
             limit=1e-3,
-            width=6,
+            width=12,
         ),
         curves(
             "Lateness, median",
@@ -251,7 +260,7 @@ def fidelity() -> list[Any]:
             [(f"lab_link_site:testbed_fiber_lateness_seconds:p50_30s{{{SITE}}}", DIRECTION)],
             "How much later than due half of the packets left. The report allows 50 us.",
             limit=50e-6,
-            width=6,
+            width=12,
         ),
     ]
 

@@ -87,9 +87,10 @@ def figure(
     steps: Sequence[tuple[float | None, str]] = ((None, "text"),),
     texts: Mapping[str, tuple[str, str]] | None = None,
     width: int = 4,
+    height: int = 4,
 ) -> Any:
     """One number as it is now, in the colour of the last of ``steps`` that it reaches."""
-    panel = _placed(stat.Panel(), title, description, unit, width, 4)
+    panel = _placed(stat.Panel(), title, description, unit, width, height)
     panel.thresholds(_thresholds(*steps)).no_value("–")
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.graph_mode(words.BigValueGraphMode.AREA if not texts else words.BigValueGraphMode.NONE)
