@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from testbed import __version__
@@ -31,13 +32,15 @@ def plan_of(topology: Topology, plan: Plan, name: str, image: str = "") -> Plan:
 
 def why_not(image: str = "") -> tuple[str, str]:
     """Why containers cannot be used here, in few words, and in full with what mends it; both empty if they can."""
-    for short, found in (
-        ("docker does not answer", docker_client.why_not),
-        ("no containerlab", containerlab.missing),
-        ("no image of this version", lambda: images.missing(image)),
-    ):
-        if why := found():
-            return short, why
+    with ThreadPoolExecutor(1) as beside:  # each is waited for 0.1 s, one for a process, one for docker
+        asked = beside.submit(containerlab.missing)
+        for short, found in (
+            ("docker does not answer", docker_client.why_not),
+            ("no containerlab", asked.result),
+            ("no image of this version", lambda: images.missing(image)),
+        ):
+            if why := found():
+                return short, why
     return "", ""
 
 

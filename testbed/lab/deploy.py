@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.plan import build
@@ -28,6 +28,8 @@ from testbed.lab.interruption import unhurried
 from testbed.lab.lab import Lab
 from testbed.lab.observe import LiveState
 from testbed.lab.state import LabFolder
+
+T = TypeVar("T")
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 DRIVERS = ("containerlab", "netns")
@@ -123,12 +125,14 @@ def up(
     if agents and choice.driver == "netns" and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
-    plan = build.build(topology, agents=agents, emulator=choice.emulator)
-    if choice.driver == "containerlab":
-        plan = containers.plan_of(topology, plan, lab_name)
+
+    def planned() -> steps.Plan:
+        plan = build.build(topology, agents=agents, emulator=choice.emulator)
+        return plan if choice.driver == "netns" else containers.plan_of(topology, plan, lab_name)
+
     folder = _make_folder(lab_name)
     try:
-        _start_keeper(folder, agents, choice.driver)
+        plan = _start_keeper(folder, agents, choice.driver, meanwhile=planned)
         with client.Connection(folder, patience_s=300.0) as builder:
             try:
                 _write(folder.topology, topology_to_dict(topology))
@@ -269,11 +273,13 @@ def _state_now(folder: LabFolder) -> str:
     )
 
 
-def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
+def _start_keeper(folder: LabFolder, agents: bool, driver: str, meanwhile: Callable[[], T]) -> T:
+    """Start the keeper, and do ``meanwhile`` until it listens: both take some tenths of a second."""
     arguments = [sys.executable, "-m", "testbed.lab.keeper", str(folder.path)] + ["--agents"] * agents
     arguments += ["--containers"] * (driver == "containerlab")
     child = runner.start_resident(arguments, folder.keeper_log)
     try:
+        done = meanwhile()
         word = runner.first_line(child, KEEPER_READY_S)
     except BaseException:
         # Interrupted while it was starting: it must not come to life behind our back.
@@ -285,6 +291,7 @@ def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
             last = folder.keeper_log.read_text(errors="replace").strip().splitlines()[-1:]
             word = word or (last[0] if last else "")
         raise LabError(f"the keeper did not start: {word or 'it said nothing'}")
+    return done
 
 
 def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> None:
