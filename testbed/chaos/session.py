@@ -1,0 +1,57 @@
+"""The labs and jobs of one ``chaos run``: its activities are called one by one, in one process, and share these."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chaoslib.exceptions import ActivityFailed
+
+from testbed.errors import TestbedError, UserError
+from testbed.lab import api
+from testbed.lab.job import Job
+from testbed.lab.lab import Lab
+
+__all__ = ["Configuration", "job_of", "lab_of", "remember", "translated"]
+
+Configuration = Mapping[str, Any] | None
+"""The experiment's ``configuration``; ``testbed_lab`` names the lab."""
+
+_labs: dict[str, Lab] = {}
+_jobs: dict[str, Job] = {}
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Our errors as the toolkit's: an activity that failed, with our sentence; anything else is a bug of ours."""
+    try:
+        yield
+    except TestbedError as error:
+        raise ActivityFailed(str(error)) from error
+
+
+def lab_of(lab: str | None, configuration: Configuration) -> Lab:
+    """The lab that an activity is about, the same object for all activities of a run. Raises UserError."""
+    name = lab or (configuration or {}).get("testbed_lab") or None
+    found = api.attach(name)
+    return _labs.setdefault(found.name, found)
+
+
+def remember(lab: Lab, job: Job | None = None) -> None:
+    """A lab that was brought up, or a job that was begun in it, by an activity."""
+    _labs[lab.name] = lab
+    if job is not None:
+        _jobs[lab.name] = job
+
+
+def forget(name: str) -> None:
+    _labs.pop(name, None)
+    _jobs.pop(name, None)
+
+
+def job_of(lab: Lab) -> Job:
+    """The job that :func:`testbed.chaos.actions.train` has begun. Raises UserError."""
+    if lab.name not in _jobs:
+        raise UserError(f"no job was begun in lab {lab.name}: add the action testbed.chaos.actions.train before")
+    return _jobs[lab.name]
