@@ -8,8 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer.core
+import typer.main
 import yaml
 
+from testbed.cli.main import app
 from testbed.core.evidence.fidelity import OWN_DROPS, P99_LIMIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +90,16 @@ def test_alerts_judge_the_emulator_as_the_report_does() -> None:
     assert f"> {P99_LIMIT_S:g}\n" in alerts["EmulatorLate"]
     causes = re.search(r'cause=~"([a-z|]+)"', alerts["EmulatorDrops"])
     assert causes and set(causes[1].split("|")) == set(OWN_DROPS)
+
+
+def test_commands_that_alerts_tell_to_run_can_be_run() -> None:
+    """Each is parsed by the command line itself, with a lab and a link in place of the templates."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    texts = " ".join(str(rule["annotations"]) for rule in _rules() if "alert" in rule)
+    commands = set(re.findall(r"`testbed ([^`]+)`", re.sub(r"\{\{ *\$labels\.[a-z]+ *\}\}", "metro", texts)))
+    assert len(commands) > 5
+    for command in commands:
+        verb, *arguments = command.split()
+        assert verb in group.commands, command
+        group.commands[verb].make_context(verb, arguments)
