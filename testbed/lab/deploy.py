@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from testbed.lab.state import LabFolder
 
 T = TypeVar("T")
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
 NEEDED_BYTES = 20_000_000
@@ -177,7 +175,7 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
     Raises UserError for a name or a word that means nothing, HostError or MissingTool when what was asked for by name
     cannot be had here.
     """
-    if not NAME.fullmatch(name):
+    if not state.NAME.fullmatch(name):
         raise UserError(f"{shown(name)} cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
     if driver not in ("auto", *DRIVERS):
         raise UserError(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import LabError, StorageError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+"""Of a lab."""
 
 
 def root() -> Path:
