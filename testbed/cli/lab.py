@@ -52,6 +52,10 @@ def up(
     agents: Annotated[bool, typer.Option("--agents/--no-agents", help="A training agent per rank.")] = True,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
+    observe: Annotated[
+        bool,
+        typer.Option("--observe", help="Add a Prometheus that scrapes it: testbed observe.", show_default=False),
+    ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave what stands when it fails, to look at it.", show_default=False)
     ] = False,
@@ -63,7 +67,7 @@ def up(
 
     wanted = api.load(topology, verb.read_overrides(set_))
     if dry_run:
-        _show_plan(wanted, name or wanted.name, agents, api.choose(wanted, name, driver, emulator), as_json)
+        _show_plan(wanted, name or wanted.name, agents, observe, api.choose(wanted, name, driver, emulator), as_json)
         return
     with screen.progress() as progress:
         lab = api.up(
@@ -72,6 +76,7 @@ def up(
             agents=agents,
             driver=driver,
             emulator=emulator,
+            observe=observe,
             keep=keep,
             allow_uncertified=allow_uncertified,
             progress=progress,
@@ -84,10 +89,10 @@ def up(
         _say_next(lab)
 
 
-def _show_plan(topology: Topology, name: str, agents: bool, choice: Choice, as_json: bool) -> None:
+def _show_plan(topology: Topology, name: str, agents: bool, observe: bool, choice: Choice, as_json: bool) -> None:
     from testbed.lab import api
 
-    steps = [str(step) for step in api.plan(topology, agents, choice.emulator)]
+    steps = [str(step) for step in api.plan(topology, agents, choice.emulator, observe)]
     if as_json:
         screen.show_json({"lab": name, **dataclasses.asdict(choice), "steps": steps})
         return

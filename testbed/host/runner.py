@@ -32,7 +32,7 @@ class Place:
         ``environment`` is inherited, so there is nothing to be said of it. Raises MissingTool if util-linux's nsenter
         or setpriv is not there.
         """
-        nsenter, setpriv = _tool("nsenter"), _tool("setpriv")
+        nsenter, setpriv = tool("nsenter"), tool("setpriv")
         line = [setpriv, "--pdeathsig", "KILL", "--", nsenter, f"--net={self.net}"]
         if self.handles is not None:
             line += [
@@ -48,7 +48,8 @@ class Place:
         return self.enter(argv, Path.cwd())
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
+    """Path of a program of util-linux. Raises MissingTool."""
     found = shutil.which(name)
     if found is None:
         raise MissingTool(name, UTIL_LINUX)

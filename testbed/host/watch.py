@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import HostError
@@ -27,6 +28,14 @@ Heard = Callable[[float, str, str, bool], None]
 """(CLOCK_MONOTONIC of receipt, namespace, interface, has a carrier): one change."""
 
 
+@dataclass(frozen=True)
+class CarrierState:
+    """Whether an interface has a carrier, and how often that changed."""
+
+    lit: bool = True
+    changes: int = 0
+
+
 class CarrierWatch:
     """Watches interfaces, all lit when it begins, until :meth:`stop`.
 
@@ -38,7 +47,7 @@ class CarrierWatch:
 
     def __init__(self, places: Mapping[str, Path], interfaces: Mapping[str, set[str]], heard: Heard) -> None:
         self._places, self._heard = places, heard
-        self._lit = {(place, name): True for place in places for name in interfaces[place]}
+        self._states = {(place, name): CarrierState() for place in places for name in interfaces[place]}
         self._stop = threading.Event()
         self._selector = selectors.DefaultSelector()
         for place, path in places.items():
@@ -53,7 +62,11 @@ class CarrierWatch:
 
     def dark(self) -> frozenset[str]:
         """Names of watched interfaces without a carrier at one of their places at least."""
-        return frozenset(name for (_, name), lit in list(self._lit.items()) if not lit)
+        return frozenset(name for (_, name), state in list(self._states.items()) if not state.lit)
+
+    def states(self) -> dict[tuple[str, str], CarrierState]:
+        """All by (place, interface)."""
+        return dict(self._states)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -74,8 +87,9 @@ class CarrierWatch:
         self._selector.close()
 
     def _note(self, t: float, place: str, name: str, lit: bool) -> None:
-        if self._lit.get((place, name), lit) != lit:
-            self._lit[place, name] = lit
+        before = self._states.get((place, name))
+        if before is not None and before.lit != lit:
+            self._states[place, name] = CarrierState(lit, before.changes + 1)
             self._heard(t, place, name, lit)
 
     def _ask(self, place: str) -> None:

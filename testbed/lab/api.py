@@ -112,11 +112,11 @@ def choose(topology: Topology, name: str | None = None, driver: str = "auto", em
     return deploy.choose(topology, name or topology.name, driver, emulator)
 
 
-def plan(topology: Topology, agents: bool = True, emulator: str = "fiberd") -> Plan:
+def plan(topology: Topology, agents: bool = True, emulator: str = "fiberd", observe: bool = False) -> Plan:
     """What :func:`up` would do, as values; ``str(step)`` is one line."""
     from testbed.core.plan import build
 
-    return build.build(topology, agents=agents, emulator=emulator)
+    return build.build(topology, agents=agents, emulator=emulator, observe=observe)
 
 
 def up(
@@ -126,11 +126,12 @@ def up(
     agents: bool = True,
     driver: str = "auto",
     emulator: str = "auto",
+    observe: bool = False,
     keep: bool = False,
     allow_uncertified: bool = False,
     progress: Progress | None = None,
 ) -> Lab:
-    """Build a lab, measure its fibers, deploy its agents. See :func:`testbed.lab.deploy.up`."""
+    """Build a lab, measure its fibers, deploy its agents, perhaps ``observe`` it. See :func:`testbed.lab.deploy.up`."""
     from testbed.lab import deploy
 
     found = load(topology) if isinstance(topology, str) else topology
@@ -140,6 +141,7 @@ def up(
         agents=agents,
         driver=driver,
         emulator=emulator,
+        observe=observe,
         keep=keep,
         allow_uncertified=allow_uncertified,
         progress=progress,

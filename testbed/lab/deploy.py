@@ -20,7 +20,7 @@ from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.words import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
-from testbed.host import containerlab, fiberd, netem, runner
+from testbed.host import containerlab, fiberd, netem, prometheus, runner
 from testbed.host.netns import refuse_taken
 from testbed.lab import client, containers, recovery, state
 from testbed.lab.interruption import unhurried
@@ -106,11 +106,14 @@ def up(
     agents: bool = True,
     driver: str = "auto",
     emulator: str = "auto",
+    observe: bool = False,
     keep: bool = False,
     allow_uncertified: bool = False,
     progress: Progress | None = None,
 ) -> Lab:
     """Build a lab and measure its fibers; returns it, or undoes everything and raises.
+
+    ``observe`` adds a Prometheus server to it: :meth:`Lab.forward` leads there.
 
     ``keep`` leaves a lab that failed as it is, to be looked at. Raises FidelityError when a fiber is outside tolerance
     (unless ``allow_uncertified``), NameTaken, NotAllowed, MissingTool, StorageError, HostError.
@@ -119,13 +122,15 @@ def up(
     lab_name = name or topology.name
     choice = choose(topology, lab_name, driver, emulator)
     _check(lab_name, topology, choice.driver)
+    if observe:
+        prometheus.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
     if agents and choice.driver == "netns" and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
 
     def planned() -> steps.Plan:
-        plan = build.build(topology, agents=agents, emulator=choice.emulator)
+        plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
         return plan if choice.driver == "netns" else containers.plan_of(topology, plan, lab_name)
 
     folder = _make_folder(lab_name)
@@ -298,7 +303,9 @@ def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> 
 
     def notice(kind: str) -> None:
         nonlocal current
-        phase = {"Agents": "agents", "Fibers": "fibers", "Containers": "containers"}.get(kind, "namespaces")
+        phase = {"Agents": "agents", "Fibers": "fibers", "Containers": "containers", "Prometheus": "observe"}.get(
+            kind, "namespaces"
+        )
         if phase != current:
             current = phase
             progress.phase(phase, phases[phase])
@@ -317,6 +324,7 @@ def _phases(plan: steps.Plan) -> dict[str, str]:
         "namespaces": f"{count(steps.Namespace)} namespaces, {count(steps.Veth)} cables, {count(steps.Route)} routes",
         "fibers": f"{directions // 2} fibers",
         "agents": f"{ranks} ranks",
+        "observe": "prometheus",
     }
 
 

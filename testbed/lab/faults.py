@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -61,12 +62,18 @@ class Faults:
         self._journal = engine.journal
         self._records: dict[str, dict[str, Any]] = {}
         self._standing: dict[str, _Standing] = {}
+        self._began: Counter[str] = Counter()
         self._timers: list[tuple[float, str]] = []
         self._timers_changed = threading.Condition()
 
     def records(self) -> list[dict[str, Any]]:
         """One of each fault, in their order. ``phase`` is the one that it is in, or was in last."""
         return [dict(it) for it in list(self._records.values())]
+
+    def counts(self) -> tuple[list[tuple[str, str]], dict[str, int]]:
+        """(type, target) of those in force, and how many of each type began since the lab is up."""
+        standing = [it.record for it in list(self._standing.values())]
+        return [(it["type"], it["target"]) for it in standing], dict(self._began)
 
     def inject(self, fault: Mapping[str, Any], compiled: Compiled) -> dict[str, Any]:
         """Begin a fault; its record. ``fault`` has type, target, links, parameters and for_s (seconds or None)."""
@@ -92,6 +99,7 @@ class Faults:
             ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
             self._records[record["id"]] = record
             self._standing[record["id"]] = _Standing(record, compiled, ahead, next(ahead, None), ends_t)
+            self._began[fault["type"]] += 1
             self._events.add("fault-began", t=record["ack_t"], phase=first.name, **_of(record))
             return record
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.physics.impairment import Direction
-from testbed.core.plan.step import Agents, Fibers, Setting, Shape, Step
+from testbed.core.plan.step import Agents, Fibers, Prometheus, Setting, Shape, Step
 from testbed.errors import LabError
 from testbed.host import process
 from testbed.host.containerlab import Containerlab
@@ -20,6 +20,8 @@ from testbed.host.netns import NetnsDriver
 from testbed.lab import casualties
 from testbed.lab.casualties import CasualtiesHand
 from testbed.lab.crew import AgentsHand, end_parents
+from testbed.lab.prometheus import PrometheusHand, PrometheusResidue
+from testbed.lab.state import LabFolder
 
 
 class EmulatorHand:
@@ -83,21 +85,32 @@ class Residue:
 
 
 def of_keeper(
-    driver: NetnsDriver, emulator: EmulatorHand, agents: AgentsHand, containers: Containerlab | None
+    driver: NetnsDriver,
+    emulator: EmulatorHand,
+    agents: AgentsHand,
+    prometheus: PrometheusHand,
+    containers: Containerlab | None,
 ) -> dict[type[Step], Hand]:
     """Who does what while the keeper lives."""
     makers: dict[type[Step], Hand] = dict.fromkeys(driver.kinds, driver)
     if containers is not None:
         makers |= dict.fromkeys(containers.kinds, containers)
     struck = CasualtiesHand(agents, driver.path)
-    return {**makers, **dict.fromkeys(casualties.KINDS, struck), Fibers: emulator, Shape: emulator, Agents: agents}
+    residents: dict[type[Step], Hand] = {
+        Fibers: emulator,
+        Shape: emulator,
+        Agents: agents,
+        Prometheus: prometheus,
+    }
+    return {**makers, **dict.fromkeys(casualties.KINDS, struck), **residents}
 
 
-def without_keeper(driver: NetnsDriver, containers: Containerlab) -> dict[type[Step], Hand]:
+def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab) -> dict[type[Step], Hand]:
     """Who does what when the keeper is gone and only its journal is left."""
     residue = Residue()
     return {
         **dict.fromkeys(driver.kinds, driver),
         **dict.fromkeys(containers.kinds, containers),
         **dict.fromkeys((Fibers, Shape, Agents, *casualties.KINDS), residue),
+        Prometheus: PrometheusResidue(lab),
     }

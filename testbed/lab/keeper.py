@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import filelock
 
@@ -47,9 +47,13 @@ from testbed.lab.engine import Engine
 from testbed.lab.events import EventLog, hurry, log
 from testbed.lab.faults import Faults
 from testbed.lab.journal import Journal
+from testbed.lab.prometheus import PrometheusHand
 from testbed.lab.recovery import EMULATOR_DIED
 from testbed.lab.service import Notice, Service
 from testbed.lab.state import LabFolder
+
+if TYPE_CHECKING:
+    from testbed.lab.exporter import Exporter
 
 DETOURS = "detours"
 """Owner of the routes that lead around dark links elsewhere."""
@@ -76,8 +80,10 @@ class Keeper:
         self._agents = AgentsHand(
             lab.name, self._driver, lab.handles, lab.agents_log, self._agent_event, self._containers
         )
+        self._prometheus = PrometheusHand(lab, self._driver.path, self._exporter, self._prometheus_died)
         self.engine = Engine(
-            self.journal, hands.of_keeper(self._driver, self._emulator, self._agents, self._containers)
+            self.journal,
+            hands.of_keeper(self._driver, self._emulator, self._agents, self._prometheus, self._containers),
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._events = EventLog()
@@ -143,6 +149,7 @@ class Keeper:
             "emulator_pid": emulator.pid if emulator else None,
             "emulator_died": bool(self.journal.owned(EMULATOR_DIED)),
             "segmented": list(emulator.segmented()) if emulator else [],
+            "prometheus": self._prometheus.address,
         }
 
     def do_build(self, plan: list[dict[str, Any]], notice: Callable[[str], None]) -> None:
@@ -234,6 +241,23 @@ class Keeper:
         with contextlib.suppress(RuntimeError):  # the worker is shut down: so is the lab
             self._do(work)
         self._events.add("emulator-died", status=status)
+
+    def _prometheus_died(self, how: str) -> None:
+        self._events.add("note", text=f"prometheus {how}: the lab goes on, unobserved")
+
+    def _exporter(self) -> Exporter:
+        """What an observed lab tells; its module takes time and memory that others do not need."""
+        from testbed.lab.exporter import Exporter, Sources
+
+        topology = topology_from_dict(json.loads(self._lab.topology.read_text()))
+        sources = Sources(
+            emulator=lambda: self._emulator.emulator,
+            ranks=self.do_ranks,
+            carriers=lambda: self._watch.states() if self._watch else {},
+            faults=self._faults.counts,
+            certificate=self._lab.certificate,
+        )
+        return Exporter(topology, sources, {site.gateway: self._driver.path(site.gateway) for site in topology.sites})
 
     def _agent_event(self, event: dict[str, Any]) -> None:
         kinds = {"began": "job-began", "finished": "job-ended", "died": "rank-died", "gone": "agents-gone"}

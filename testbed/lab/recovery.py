@@ -17,7 +17,7 @@ import filelock
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.step import Carrier, Containers, Fibers, Namespace, Step
 from testbed.errors import LabError, StorageError
-from testbed.host import process
+from testbed.host import process, prometheus
 from testbed.host.containerlab import Containerlab
 from testbed.host.driver import Hand
 from testbed.host.namespace import NETNS_FOLDER
@@ -151,11 +151,12 @@ def _makers(lab: LabFolder, name: str) -> tuple[NetnsDriver, dict[type[Step], Ha
     """The drivers of a lab without a keeper."""
     containers = Containerlab(name, lab.path)
     driver = NetnsDriver(name, lab.handles, containers.path if places.driver(lab) == "containerlab" else nowhere)
-    return driver, hands.without_keeper(driver, containers)
+    return driver, hands.without_keeper(lab, driver, containers)
 
 
 def _by_mark(lab: LabFolder) -> None:
     """Without a journal that can be read: remove what carries the lab's mark, namespaces of its name."""
+    prometheus.end_left_in(lab.prometheus)
     if places.driver(lab) == "containerlab":
         Containerlab(lab.name, lab.path).unmake(Containers((), ""), {})
     driver = NetnsDriver(lab.name, lab.handles)

@@ -56,6 +56,15 @@ class LabFolder:
         return self.path / "agents.log"
 
     @property
+    def prometheus(self) -> Path:
+        """Configuration, targets and data of the lab's own Prometheus; there only in an observed lab."""
+        return self.path / "prometheus"
+
+    @property
+    def prometheus_log(self) -> Path:
+        return self.path / "prometheus.log"
+
+    @property
     def topology(self) -> Path:
         return self.path / "topology.json"
 

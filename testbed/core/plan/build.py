@@ -1,7 +1,7 @@
 """Topology to Plan: the shape of a lab, decided before anything is touched.
 
 The order is the order of creation: namespaces, cables, bridges, addresses, routes, then the emulator, then the light
-in the fibers (plant ends up), then the agents. Undoing runs backwards.
+in the fibers (plant ends up), then the agents, then who observes them. Undoing runs backwards.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from netaddr import IPAddress, IPNetwork
 from testbed.core.physics.impairment import Direction
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import (
+    EXPORTER_PORT,
     FABRIC_INTERFACE,
     LAB_V4,
     LAB_V6,
@@ -21,6 +22,7 @@ from testbed.core.plan.addressing import (
     MANAGEMENT_V4,
     METRICS_PORT,
     PLANT,
+    PROMETHEUS_PORT,
     Addressing,
 )
 from testbed.core.plan.step import (
@@ -32,6 +34,7 @@ from testbed.core.plan.step import (
     Fibers,
     Namespace,
     Plan,
+    Prometheus,
     Rank,
     Redirect,
     Route,
@@ -91,7 +94,7 @@ _FAILOVER = tuple(
 )
 
 
-def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd") -> Plan:
+def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd", observe: bool = False) -> Plan:
     """The whole plan of a lab. Pure: the same topology gives the same plan, whatever the lab is called."""
     net = Addressing(topology)
     steps: list[Step] = [
@@ -109,6 +112,9 @@ def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd") 
         steps += [Carrier(PLANT, end, True) for link in topology.links for end in link.ends]
     if agents:
         steps.append(Agents(ranks(topology)))
+    if observe:
+        scraped = ranks(topology) if agents else ()
+        steps.append(Prometheus(MANAGEMENT, str(MANAGEMENT_V4[1]), PROMETHEUS_PORT, EXPORTER_PORT, scraped))
     return tuple(steps)
 
 

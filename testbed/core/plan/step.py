@@ -237,6 +237,24 @@ class Agents(Step):
 
 
 @dataclass(frozen=True)
+class Prometheus(Step):
+    """A Prometheus server at ``address`` in ``namespace``, that scrapes ``ranks`` and the keeper's own exporter there.
+
+    Without ``within``: a process has to be ended, it does not go with the namespace that it is in.
+    """
+
+    namespace: str
+    address: str
+    port: int
+    exporter_port: int
+    ranks: tuple[Rank, ...] = ()
+
+    def __str__(self) -> str:
+        scraped = f"{len(self.ranks)} ranks and {self.address}:{self.exporter_port}, the keeper"
+        return f"prometheus {self.namespace}: {self.address}:{self.port} scrapes {scraped}"
+
+
+@dataclass(frozen=True)
 class Carrier(Setting):
     """An interface administratively up or down; its peer sees the carrier."""
 
@@ -359,6 +377,7 @@ _KINDS: dict[str, type[Step]] = {
         Redirect,
         Fibers,
         Agents,
+        Prometheus,
         Carrier,
         Shape,
         Paused,
