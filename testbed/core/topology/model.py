@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.impairment import Impairment
+from testbed.core.physics.protection import SecondPath
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Link:
     ``impairments`` says the whole of each of ``directions``, in that order, where the file says more than the values
     above (``impair:``, ``toward:``); it is empty where they are all there is. What ``impair:`` says of delay, rate
     and loss is in the values above too; only a direction of its own may differ. Ask :meth:`impairment`, which knows.
+
+    ``second_path`` is there where ``protection`` is ``1+1`` or ``restoration``.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Link:
     optics_latency_s: float = 0.0
     huts: int = 0
     impairments: tuple[Impairment, ...] = ()
+    second_path: SecondPath | None = None
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -89,10 +94,23 @@ class Link:
             return self.impairments[self.directions.index(direction)]
         return Impairment(self.delay_s, self.rate_bps, self.queue_bytes, self.loss)
 
+    def switched(self, direction: str) -> Impairment:
+        """What this link does to packets of ``direction`` on its second path: the same but for the fiber's delay."""
+        own = self.impairment(direction)
+        if self.second_path is None:
+            raise ValueError(f"link {self.name} has no second path")
+        longer_s = propagation_s(self.second_path.length_m, self.fiber) - propagation_s(self.length_m, self.fiber)
+        return dataclasses.replace(own, delay_s=max(0.0, own.delay_s + longer_s))
+
     @property
     def rtt_s(self) -> float:
         """There and back, whatever the difference between the two directions."""
         return sum(self.impairment(direction).delay_s for direction in self.directions)
+
+    @property
+    def switched_rtt_s(self) -> float:
+        """There and back over the second path."""
+        return sum(self.switched(direction).delay_s for direction in self.directions)
 
 
 @dataclass(frozen=True)
@@ -128,7 +146,7 @@ class Topology:
         return next(site for site in self.sites if node in site.node_names or node == site.gateway)
 
 
-Part = TypeVar("Part", "Site", "Link", "Duct", Impairment)
+Part = TypeVar("Part", "Site", "Link", "Duct", Impairment, SecondPath)
 
 
 def topology_to_dict(topology: Topology) -> dict[str, Any]:
@@ -171,7 +189,9 @@ def _link(data: Mapping[str, Any]) -> Link:
     # Written before there were impairments of single directions, a topology has none.
     impairments = tuple(_part(Impairment, it) for it in data.get("impairments", ()))
     pairs = {key: tuple(data[key]) for key in ("between", "via")}
-    return _part(Link, {**data, **pairs, "impairments": impairments})
+    second = data.get("second_path")
+    second_path = None if second is None else _part(SecondPath, {**second, "via": tuple(second["via"])})
+    return _part(Link, {**data, **pairs, "impairments": impairments, "second_path": second_path})
 
 
 def _part(kind: type[Part], data: Mapping[str, Any]) -> Part:
@@ -181,8 +201,8 @@ def _part(kind: type[Part], data: Mapping[str, Any]) -> Part:
 
 def _value(name: str, kind: str, value: Any) -> Any:
     """``value`` if it is what the field takes: a text where a number belongs would fail far from here."""
-    takes = {"str": str, "int": int, "float": int | float}.get(kind)
-    if takes is not None and (not isinstance(value, takes) or isinstance(value, bool)):
+    takes = {"str": str, "int": int, "float": int | float, "bool": bool}.get(kind)
+    if takes is not None and (not isinstance(value, takes) or (isinstance(value, bool) and takes is not bool)):
         raise ValueError(f"{name} is {value!r}")
     if kind.startswith("tuple[str") and not all(isinstance(each, str) for each in value):
         raise ValueError(f"{name} is {value!r}")

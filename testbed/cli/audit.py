@@ -1,0 +1,114 @@
+"""The verb ``audit``: what a topology's fibers share, and what one failure takes away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from testbed.cli import screen, tables, verb
+from testbed.cli.verb import AsJson, Overrides, TopologyArgument
+from testbed.core.units import format_delay, format_probability, format_rate
+
+if TYPE_CHECKING:
+    from testbed.core.topology.advice import Finding
+    from testbed.core.topology.audit import Audit, DuctCut, PairRisk
+
+MOST_ROWS = 12
+_STYLES = {"single point": tables.BAD, "shared risk": tables.BAD, "shared power": tables.UNSURE}
+
+
+@verb.verb(
+    verb.LOOK,
+    "testbed audit regional-ring",
+    "testbed audit my.yaml --set links.north.protection=none",
+    "testbed audit regional-ring --json",
+)
+def audit(topology: TopologyArgument, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Links that look diverse and share a duct, single points of failure, what each duct's cut costs.
+
+    Every duct, link, gateway and power domain is made to fail on paper, ducts also two at a time. Exit status 0
+    whatever is found: a risk is for you to judge; 2 if the file has mistakes.
+    """
+    from testbed.core.topology import advice
+    from testbed.core.topology import audit as core
+    from testbed.host import catalog
+
+    wanted = catalog.load_topology(topology, verb.read_overrides(set_))
+    found = core.audit(wanted)
+    findings = advice.findings(wanted, found)
+    if as_json:
+        screen.show_json({**tables.plain(found), "findings": tables.plain(findings)})
+        return
+    for each in (_pairs(found), _ducts(found)):
+        if each.row_count:
+            screen.show(each)
+    if findings:
+        screen.show(_findings(findings))
+    else:
+        screen.show(Text("no risks found: nothing fails by itself or in twos that separates sites", style=tables.GOOD))
+    screen.say("capacities are those of all fibers together, as the lab runs; routing may use fewer", style="dim")
+
+
+def _findings(findings: tuple[Finding, ...]) -> Table:
+    rows: list[tables.Row] = [
+        [Text(it.risk, style=_STYLES.get(it.risk, "")), f"{it.what}\nto do: {it.do}"] for it in findings[:MOST_ROWS]
+    ]
+    return tables.table(("risk", "what, and what to do"), rows, title=_title("Findings", len(rows), len(findings)))
+
+
+def _pairs(found: Audit) -> Table:
+    worst = sorted(found.pairs, key=lambda it: (it.worst_rtt_s is not None, -(it.worst_rtt_s or 0) / it.rtt_s))
+    rows: list[tables.Row] = [_pair(it) for it in worst[:MOST_ROWS]]
+    heads = ("sites", "link-disjoint", "duct-disjoint", "RTT", "RTT, worst cut", "capacity", "left, worst cut")
+    which = "pairs of sites" if found.all_pairs else "pairs of sites that a link joins"
+    title = _title("Between sites", len(rows), len(found.pairs), which)
+    return tables.table(heads, rows, right=heads[1:], title=title)
+
+
+def _pair(pair: PairRisk) -> tables.Row:
+    diverse = f"{'' if pair.duct_disjoint.exact else 'at least '}{pair.duct_disjoint.count}"
+    return [
+        " - ".join(pair.between),
+        str(pair.link_disjoint),
+        Text(diverse, style=tables.BAD if pair.duct_disjoint.count < min(2, pair.link_disjoint) else ""),
+        format_delay(pair.rtt_s, 4),
+        _after(pair.worst_rtt_s).append(f" ({pair.worst_duct})", style="dim"),
+        format_rate(pair.capacity_bps, 4),
+        f"{format_rate(pair.worst_capacity_bps, 4) if pair.worst_capacity_bps else '0'} ({pair.narrowest_duct})",
+    ]
+
+
+def _ducts(found: Audit) -> Table:
+    worst = sorted(found.ducts, key=lambda it: (-it.separated_pairs, it.capacity_left, -len(it.lost)))
+    rows: list[tables.Row] = [_duct(it) for it in worst[:MOST_ROWS]]
+    heads = ("duct cut", "dark", "on their second path", "pairs separated", "worst detour", "RTT", "capacity left")
+    title = _title("After the cut of one duct", len(rows), len(worst), "ducts")
+    return tables.table(heads, rows, right=("pairs separated", "capacity left"), title=title)
+
+
+def _duct(cut: DuctCut) -> tables.Row:
+    detour = cut.detours[0] if cut.detours else None
+    rtt = Text("-")
+    if detour is not None:
+        rtt = Text(f"{format_delay(detour.rtt_before_s, 4)} → ").append_text(_after(detour.rtt_after_s))
+    return [
+        cut.duct,
+        ", ".join(cut.lost) or "-",
+        ", ".join(cut.switched) or "-",
+        str(cut.separated_pairs),
+        "-" if detour is None else " - ".join(detour.between),
+        rtt,
+        format_probability(cut.capacity_left, 3),
+    ]
+
+
+def _after(rtt_s: float | None) -> Text:
+    return Text("none", style=tables.BAD) if rtt_s is None else Text(format_delay(rtt_s, 4))
+
+
+def _title(words: str, shown: int, of: int, what: str = "") -> str:
+    if shown == of:
+        return words
+    return f"{words}: the worst {shown} of {of}{' ' + what if what else ''}"

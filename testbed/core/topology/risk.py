@@ -1,0 +1,215 @@
+"""What is left of a topology's fibers while some of it fails: connection, ways, capacity, disjoint paths. Pure.
+
+A link is carried by one *path* of ducts, or by two where a second path protects it (1+1, restoration): it is lost when
+every one of its paths is cut. Traffic between two sites takes the shortest fiber over the links that are left, as
+routing does (``core/plan/routing.py``); a link that was switched keeps its place in routing and has the second path's
+latency. Failures of what stands at its ends (port, transponder) take a link with both its paths.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import networkx
+
+from testbed.core.topology.model import Link, Topology
+
+__all__ = ["MOST_PATHS", "Disjoint", "Failure", "Fibers", "Way"]
+
+MOST_PATHS: Final = 200
+"""How many paths between two sites are looked at, the shortest first, for a set of them that shares no duct: the
+problem is NP-complete (Hu, "Diverse routing in optical mesh networks", IEEE Trans. Commun. 51, 2003)."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is gone at once: names of ducts, links and sites."""
+
+    ducts: frozenset[str] = frozenset()
+    links: frozenset[str] = frozenset()
+    sites: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Way:
+    """How packets go between two sites: the links in order, their length by routing's measure, the round trip."""
+
+    links: tuple[str, ...]
+    length_m: float
+    rtt_s: float
+
+
+@dataclass(frozen=True)
+class Disjoint:
+    """So many paths of which no two share anything; ``exact`` is False where there may be more."""
+
+    count: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class _Path:
+    """One of the paths of a link."""
+
+    link: Link
+    ducts: frozenset[str]
+    rtt_s: float
+
+
+class Fibers:
+    """A topology's fibers, asked what is left of them under one failure after the other."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._paths = {link.name: tuple(_paths(link)) for link in topology.links}
+        ducts = [duct for paths in self._paths.values() for path in paths for duct in path.ducts]
+        shared = [duct for duct, times in Counter(ducts).items() if times > 1]
+        self._after_shared = [self.islands(Failure(ducts=frozenset({duct}))) for duct in shared]
+
+    def lost(self, failure: Failure) -> tuple[str, ...]:
+        """Names of the links that carry nothing."""
+        return tuple(link.name for link in self._topology.links if self._path(link, failure) is None)
+
+    def switched(self, failure: Failure) -> tuple[str, ...]:
+        """Names of the links that go on over their second path."""
+        found = ((link, self._path(link, failure)) for link in self._topology.links)
+        return tuple(link.name for link, path in found if path not in (None, self._paths[link.name][0]))
+
+    def islands(self, failure: Failure) -> tuple[frozenset[str], ...]:
+        """Sites that still reach each other, the largest group first; failed sites are in none."""
+        graph = networkx.Graph()
+        graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
+        graph.add_edges_from(link.between for link in self._topology.links if self._path(link, failure) is not None)
+        found = networkx.connected_components(graph)
+        return tuple(sorted((frozenset(it) for it in found), key=lambda it: (-len(it), min(it))))
+
+    def ways(self, failure: Failure, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
+        """The way between the two sites of each pair; None where there is none."""
+        graph, found = self._graph(failure), {}
+        for origin, some in itertools.groupby(sorted(pairs), key=lambda pair: pair[0]):
+            reached = networkx.single_source_dijkstra_path(graph, origin) if origin in graph else {}
+            found.update({pair: _way(graph, reached.get(pair[1])) for pair in some})
+        return found
+
+    def capacity_bps(self, failure: Failure, one: str, other: str) -> float:
+        """What all fibers together can carry one way between two sites (max-flow), before routing has its say."""
+        graph = self._graph(failure)
+        if one not in graph or other not in graph:
+            return 0.0
+        return float(networkx.maximum_flow_value(graph, one, other, capacity="rate_bps"))
+
+    def rate_bps(self, link: str) -> float:
+        """Of the slower direction."""
+        found = self._paths[link][0].link
+        return min(found.impairment(direction).rate_bps for direction in found.directions)
+
+    def link_disjoint(self, one: str, other: str) -> int:
+        """How many paths there are of which no two share a link (Menger)."""
+        return int(networkx.maximum_flow_value(self._graph(Failure()), one, other, capacity="links"))
+
+    def duct_disjoint(self, one: str, other: str) -> Disjoint:
+        """How many paths there are of which no two share a duct; a protected link's two paths count by themselves."""
+        most = self._most_by_paths(one, other)
+        if not self._after_shared:
+            return Disjoint(most, True)
+        for islands in self._after_shared:
+            if not any({one, other} <= island for island in islands):
+                return Disjoint(1 if most else 0, True)
+        risks: list[frozenset[str]] = []
+        best = 0
+        for looked_at, ducts in enumerate(self._simple_paths(one, other)):
+            if looked_at == MOST_PATHS:
+                return Disjoint(best, False)
+            # Of two paths the one with fewer ducts, all of them the other's too, is never the worse choice.
+            if any(it <= ducts for it in risks):
+                continue
+            risks = [*(it for it in risks if not ducts <= it), ducts]
+            # Only a choice with the new path in it can be larger than the best without.
+            best = max(best, 1 + _most_disjoint([it for it in risks[:-1] if not it & ducts], best))
+            if best == most:
+                break
+        return Disjoint(best, True)
+
+    def _simple_paths(self, one: str, other: str) -> Iterator[frozenset[str]]:
+        """The ducts of each path that visits no site twice, the shortest first."""
+        # Every path of a link is a place of its own on the way, because shortest_simple_paths knows no parallel edges.
+        graph = networkx.Graph()
+        graph.add_nodes_from((one, other))
+        for link in self._topology.links:
+            for number, path in enumerate(self._paths[link.name]):
+                for site in link.between:
+                    graph.add_edge(site, (link.name, number), weight=link.length_m / 2, ducts=path.ducts)
+        try:
+            for nodes in networkx.shortest_simple_paths(graph, one, other, weight="weight"):
+                yield frozenset().union(*(graph.edges[edge]["ducts"] for edge in itertools.pairwise(nodes)))
+        except networkx.NetworkXNoPath:
+            return
+
+    def _most_by_paths(self, one: str, other: str) -> int:
+        """More paths without a common duct there cannot be: those of which no two share a path of a link."""
+        graph = networkx.Graph()
+        graph.add_nodes_from((one, other))
+        for link in self._topology.links:
+            _widen(graph, *link.between, paths=len(self._paths[link.name]))
+        return int(networkx.maximum_flow_value(graph, one, other, capacity="paths"))
+
+    def _path(self, link: Link, failure: Failure) -> _Path | None:
+        if link.name in failure.links or failure.sites & {*link.between}:
+            return None
+        return next((path for path in self._paths[link.name] if not path.ducts & failure.ducts), None)
+
+    def _graph(self, failure: Failure) -> networkx.Graph:
+        """Sites that stand; an edge for each two of them that a link joins, with the shortest link's way."""
+        graph = networkx.Graph()
+        graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
+        for link in self._topology.links:
+            path = self._path(link, failure)
+            if path is None:
+                continue
+            _widen(graph, *link.between, rate_bps=self.rate_bps(link.name), links=1)
+            edge = graph.edges[link.between]
+            if link.length_m < edge.get("weight", float("inf")):
+                edge.update(weight=link.length_m, link=link.name, rtt_s=path.rtt_s)
+        return graph
+
+
+def _paths(link: Link) -> Iterator[_Path]:
+    yield _Path(link, frozenset(link.via), link.rtt_s)
+    if link.second_path is not None:
+        yield _Path(link, frozenset(link.second_path.via), link.switched_rtt_s)
+
+
+def _widen(graph: networkx.Graph, one: str, other: str, **more: float) -> None:
+    """Add to the values of the edge between two sites, which is made if it is not there."""
+    graph.add_edge(one, other)
+    edge = graph.edges[one, other]
+    for key, value in more.items():
+        edge[key] = edge.get(key, 0) + value
+
+
+def _way(graph: networkx.Graph, sites: list[str] | None) -> Way | None:
+    if sites is None:
+        return None
+    edges = [graph.edges[hop] for hop in itertools.pairwise(sites)]
+    return Way(tuple(it["link"] for it in edges), sum(it["weight"] for it in edges), sum(it["rtt_s"] for it in edges))
+
+
+def _most_disjoint(risks: list[frozenset[str]], enough: int) -> int:
+    """The size of the largest choice of sets of which no two have an element in common, if that is at least ``enough``;
+    else something smaller. Branch and bound."""
+    best = 0
+
+    def choose(left: list[frozenset[str]], taken: int) -> None:
+        nonlocal best
+        best = max(best, taken)
+        for place, ducts in enumerate(left):
+            if taken + len(left) - place <= max(best, enough - 1):
+                return
+            choose([it for it in left[place + 1 :] if not it & ducts], taken + 1)
+
+    choose(risks, 0)
+    return best
