@@ -42,6 +42,7 @@ WATCH_EVERY_S = 1.0
     "testbed up metro-40km",
     "testbed up metro-40km --set links.north.km=80 --set scale=100",
     "testbed up my.yaml --name mine --no-agents",
+    "testbed up metro-40km --observe            # with Prometheus; then: testbed observe",
     "testbed up regional-ring --dry-run         # what would be done, one step a line",
 )
 def up(
@@ -86,7 +87,7 @@ def up(
         screen.show_json({"lab": lab.name, "topology": lab.topology.name, "certificate": measured})
     elif not screen.quiet():
         _show_links(lab)
-        _say_next(lab)
+        _say_next(lab, observe)
 
 
 def _show_plan(topology: Topology, name: str, agents: bool, observe: bool, choice: Choice, as_json: bool) -> None:
@@ -118,11 +119,13 @@ def _say_of(measured: Certificate) -> None:
         screen.say(note, style="yellow")
 
 
-def _say_next(lab: Lab) -> None:
+def _say_next(lab: Lab, observed: bool) -> None:
     first, last = lab.topology.node_names[0], lab.topology.node_names[-1]
     lines = [f"testbed exec {first} -- ping -c 3 {last}"]
     if lab.topology.links:
         lines.append(f"testbed cut {lab.topology.links[0].name} --for 10s")
+    if observed:
+        lines.append("testbed observe")
     lines += ["testbed launch -- python your_training.py", "testbed status --watch", f"testbed down {lab.name}"]
     screen.say(f"Lab {lab.name} is up. Next:")
     for line in lines:
@@ -258,7 +261,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.", show_default=False)] = False,
     lab: LabName = None,
 ) -> None:
-    """Logs of the lab (keeper, emulator, agents), or of one node or rank."""
+    """Logs of the lab (keeper, emulator, agents, Prometheus), or of one node or rank."""
     for line in verb.attach(lab).logs(what, follow):
         screen.show_line(line)
 

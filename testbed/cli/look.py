@@ -1,4 +1,4 @@
-"""Verbs that only look: ls, show, lint, doctor."""
+"""Verbs that only look: ls, show, lint, doctor, observe."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import typer
 from rich.text import Text
 
 from testbed.cli import screen, tables, verb
-from testbed.cli.verb import AsJson, Overrides, TopologyArgument
-from testbed.errors import FileMistakes, Finding, TestbedError, UnknownName, UserError
+from testbed.cli.verb import AsJson, LabName, Overrides, TopologyArgument
+from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
+
+WATCH_EVERY_S = 1.0
 
 
 class Kind(StrEnum):
@@ -250,3 +252,24 @@ def doctor(as_json: AsJson = False) -> int:
             lacking = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
             screen.show(Text(f"This host cannot run the testbed yet: {lacking}", style=tables.BAD))
     return 0 if able else TestbedError.exit_code
+
+
+@verb.verb(verb.LABS, "testbed observe", "testbed observe metro-40km --port 19090")
+def observe(
+    name: Annotated[str | None, typer.Argument(metavar="[LAB]", help="[default: as -l]")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes any that is free.")] = 9090,
+    lab: LabName = None,
+) -> None:
+    """Lead a port of this host to the Prometheus of a lab that is up with --observe, until Ctrl-C.
+
+    It listens on 127.0.0.1 alone. From another machine: ssh -L 9090:127.0.0.1:9090 HOST.
+    """
+    target = verb.attach(name or lab)
+    with target.observe(port) as forwarder:
+        screen.show_line(forwarder.url)
+        screen.say(f"Prometheus of lab {target.name}; Ctrl-C ends this, and nothing else.")
+        screen.say(f"Grafana: a data source of type Prometheus with the URL {forwarder.url}, scrape interval 1s,")
+        screen.say("then import grafana/testbed.json (docs/observability.md).")
+        while target.prometheus:
+            time.sleep(WATCH_EVERY_S)
+    raise LabError(f"the prometheus of lab {target.name} has ended; see: testbed logs -l {target.name}")

@@ -305,6 +305,8 @@ def status_line(found: LabStatus) -> Text:
     line = Text(f"{found.name}: ").append_text(verdict(found.state))
     line.append(f" for {format_duration(round(found.uptime_s), 3)}, topology {found.topology}")
     line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
+    if found.prometheus:
+        line.append(", observed")
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
     return line

@@ -117,7 +117,7 @@ def up(
 ) -> Lab:
     """Build a lab and measure its fibers; returns it, or undoes everything and raises.
 
-    ``observe`` adds a Prometheus server to it: :meth:`Lab.forward` leads there.
+    ``observe`` adds a Prometheus server to it: :meth:`Lab.observe` leads to it.
 
     ``keep`` leaves a lab that failed as it is, to be looked at. Raises FidelityError when a fiber is outside tolerance
     (unless ``allow_uncertified``), NameTaken, NotAllowed, MissingTool, StorageError, HostError.

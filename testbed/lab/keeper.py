@@ -151,6 +151,7 @@ class Keeper:
             "emulator_died": bool(self.journal.owned(EMULATOR_DIED)),
             "segmented": list(emulator.segmented()) if emulator else [],
             "prometheus": self._prometheus.address,
+            "prometheus_ended": self._prometheus.ended,
         }
 
     def do_build(self, plan: list[dict[str, Any]], notice: Callable[[str], None]) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.faults.fault import compile_fault
-from testbed.core.plan.addressing import MANAGEMENT, PLANT
+from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import FidelityError, LabError, StorageError, UnknownName, UserError
 from testbed.host import runner, store
+from testbed.host.forward import Forwarder
 from testbed.host.store import RunDirectory
 from testbed.lab import certify as certification
 from testbed.lab import client, launch, places, record, recovery, status
@@ -194,12 +195,34 @@ class Lab:
             raise StorageError(f"cannot write {self._folder.certificate}: {error.strerror}") from error
         return self.certificate
 
+    @property
+    def prometheus(self) -> str:
+        """``address:port`` of its Prometheus in its management network; empty where there is none, or none any more."""
+        return str(client.call(self._folder, "hello")["prometheus"])
+
+    def observe(self, port: int = PROMETHEUS_PORT) -> Forwarder:
+        """Have ``port`` of 127.0.0.1 lead to the lab's Prometheus, until the forwarder is closed.
+
+        Raises UserError when the lab was brought up without ``observe``, or the port cannot be had; LabError when its
+        Prometheus has ended.
+        """
+        hello = client.call(self._folder, "hello")
+        if hello["prometheus_ended"]:
+            raise LabError(f"the prometheus of lab {self.name} {hello['prometheus_ended']}; `testbed logs` says more")
+        if not hello["prometheus"]:
+            raise UserError(
+                f"lab {self.name} is not observed; take it down, and bring it up with: testbed up --observe"
+            )
+        address, _, there = hello["prometheus"].rpartition(":")
+        return Forwarder(places.netns(self._folder, MANAGEMENT), (address, int(there)), port)
+
     def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of the logs: of the keeper, the emulator and the agents; of one rank or node those that name it.
+        """Lines of the logs: of keeper, emulator, agents and Prometheus; of one rank or node those that name it.
 
         ``follow`` ends with LabError when the lab is taken down.
         """
-        places = [self._folder.keeper_log, self._folder.emulator_log, self._folder.agents_log]
+        folder = self._folder
+        places = [folder.keeper_log, folder.emulator_log, folder.agents_log, folder.prometheus_log]
         if what is not None:
             number = what.removeprefix("rank-").removeprefix("rank ")
             nodes = self.topology.node_names

@@ -42,6 +42,8 @@ class PrometheusHand:
         self._stopping = False
         self.address = ""
         """``address:port`` in the management network while the lab is observed; else empty."""
+        self.ended = ""
+        """How the server ended, in words, if nobody asked it to."""
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Prometheus)
@@ -87,7 +89,7 @@ class PrometheusHand:
     def _supervise(self, server: PrometheusServer) -> None:
         how = server.wait()
         if not self._stopping:
-            self.address = ""
+            self.address, self.ended = "", how
             self._died(how)
 
 

@@ -47,7 +47,10 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class LabStatus:
-    """``state`` is building, up, kept, degraded; ``why`` says what is wrong, if anything."""
+    """``state`` is building, up, kept, degraded; ``why`` says what is wrong, if anything.
+
+    ``prometheus`` is its address in the lab's management network; empty in a lab that is not observed.
+    """
 
     name: str
     state: str
@@ -59,6 +62,7 @@ class LabStatus:
     scheduling: str
     links: tuple[LinkStatus, ...]
     ranks: tuple[RankStatus, ...]
+    prometheus: str = ""
 
 
 FOREIGN = "another user's"
@@ -143,6 +147,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         found.hello.get("scheduling", ""),
         tuple(links),
         tuple(_rank(lab, it) for it in found.ranks),
+        found.hello.get("prometheus", ""),
     )
 
 
@@ -161,6 +166,8 @@ def _ask(lab: LabFolder) -> _Found:
         return found
     if found.hello["emulator_died"]:
         found.why.append(f"its emulator died, so its fibers are dark; take it down with: testbed down {lab.name}")
+    if found.hello["prometheus_ended"]:
+        found.why.append(f"its prometheus {found.hello['prometheus_ended']}: it is not observed any more")
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
     return found
 
