@@ -204,6 +204,7 @@ def _of(record: Mapping[str, Any]) -> dict[str, Any]:
         "type": record["type"],
         "target": record["target"],
         "links": record["links"],
+        "nodes": record["nodes"],
         "planned_t": record.get("planned_t"),
         "command_t": record["command_t"],
         "ack_t": record["ack_t"],

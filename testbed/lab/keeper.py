@@ -190,7 +190,7 @@ class Keeper:
         if self._topology is None:
             raise LabError("the lab is not whole yet")
         compiled = compile_fault(self._topology, fault["type"], fault["target"], fault["parameters"])
-        return self._faults.inject({**fault, "links": list(compiled.links)}, compiled)
+        return self._faults.inject({**fault, "links": list(compiled.links), "nodes": list(compiled.nodes)}, compiled)
 
     def do_heal(self, ids: list[str]) -> list[dict[str, Any]]:
         """Undo these faults; those that are over already are left out of the answer."""

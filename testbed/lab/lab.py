@@ -51,6 +51,7 @@ class Fault:
     ended: float | None = None
     phase: str = ""
     lasts_s: float | None = None
+    nodes: tuple[str, ...] = ()
     _lab: Lab | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -65,6 +66,7 @@ class Fault:
             record["ended_t"],
             record.get("phase", ""),
             record.get("lasts_s"),
+            tuple(record.get("nodes", ())),
             lab,
         )
 
@@ -158,19 +160,20 @@ class Lab:
         return self.inject("cut", target, for_s=for_s, carrier=carrier)
 
     def heal(self, what: str | None = None) -> tuple[Fault, ...]:
-        """End one fault (by id), all faults of one target or link, or all; those that ended now.
+        """End one fault (by id), all faults of one target, link or node, or all; those that ended now.
 
         Without its keeper the lab is healed from its journal. Raises UnknownName.
         """
         if not client.answers(self._folder):
             return tuple(Fault.of(it, self) for it in recovery.heal(self._folder, what))
         standing = [it for it in self.faults() if it.ended is None]
-        chosen = [it for it in standing if what in (None, it.id, it.target) or what in it.links]
+        chosen = [it for it in standing if what in (None, it.id, it.target, *it.links, *it.nodes)]
         if what is not None and not chosen:
-            known = {it.id for it in self.faults()} | {link.name for link in self.topology.links}
-            known |= {duct.name for duct in self.topology.ducts}
+            known = {it.id for it in self.faults()} | {it.target for it in self.faults()}
+            known |= {link.name for link in self.topology.links} | {duct.name for duct in self.topology.ducts}
+            known |= {site.name for site in self.topology.sites} | {*self.topology.node_names}
             if what.partition(":")[0] not in known:
-                raise UnknownName("fault or link", what, sorted(known))
+                raise UnknownName("fault, link, node or site", what, sorted(known))
         ended = client.call(self._folder, "heal", ids=[it.id for it in chosen])
         return tuple(Fault.of(it, self) for it in ended)
 

@@ -82,7 +82,9 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
         engine = Engine(journal, makers)
         _darken(journal, engine)
         chosen = [
-            it for it in standing_faults(journal) if what in (None, it["id"], it["target"]) or what in it["links"]
+            it
+            for it in standing_faults(journal)
+            if what in (None, it["id"], it["target"], *it["links"], *it.get("nodes", ()))
         ]
         for fault in chosen:
             engine.undo(fault["id"])

@@ -37,12 +37,16 @@ class LinkStatus:
 
 @dataclass(frozen=True)
 class RankStatus:
+    """``faults`` and ``phases`` as in :class:`LinkStatus`, of the node's."""
+
     rank: int
     node: str
     site: str
     state: str
     step: int | None
     train_loss: float | None
+    faults: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     links = []
     for link in topology.links:
         directions = {it["direction"]: it for it in found.stats if it["direction"] in link.directions}
-        standing = [it for it in found.faults if link.name in it["links"] and it["ended_t"] is None]
+        standing = _standing(found, "links", link.name)
         links.append(
             LinkStatus(
                 link.name,
@@ -146,7 +150,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         found.hello.get("emulator", "none"),
         found.hello.get("scheduling", ""),
         tuple(links),
-        tuple(_rank(lab, it) for it in found.ranks),
+        tuple(_rank(lab, it, _standing(found, "nodes", it["node"])) for it in found.ranks),
         found.hello.get("prometheus", ""),
     )
 
@@ -206,7 +210,11 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
     return states
 
 
-def _rank(lab: LabFolder, it: dict[str, Any]) -> RankStatus:
+def _standing(found: _Found, kind: str, name: str) -> list[dict[str, Any]]:
+    return [it for it in found.faults if name in it.get(kind, ()) and it["ended_t"] is None]
+
+
+def _rank(lab: LabFolder, it: dict[str, Any], standing: list[dict[str, Any]]) -> RankStatus:
     def ask() -> dict[str, float] | None:
         return scrape.scrape(it["metrics"][0], it["metrics"][1], timeout_s=0.5)
 
@@ -226,4 +234,6 @@ def _rank(lab: LabFolder, it: dict[str, Any]) -> RankStatus:
         it["state"],
         None if step is None else int(step),
         None if step is None else value("testbed_train_loss"),
+        tuple(fault["id"] for fault in standing),
+        tuple(f"{fault['id']} {fault['phase']}" for fault in standing),
     )

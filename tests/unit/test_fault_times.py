@@ -23,7 +23,7 @@ from testbed.lab.journal import Journal
 
 T = TypeVar("T")
 LIT, DARK = Carrier("plant", "north-a", True), Carrier("plant", "north-a", False)
-FAULT = {"type": "flap", "target": "north", "links": ["north"], "parameters": {}, "for_s": None}
+FAULT = {"type": "flap", "target": "north", "links": ["north"], "nodes": [], "parameters": {}, "for_s": None}
 
 
 class Hand(NoHand):
