@@ -20,6 +20,7 @@ import pytest
 import yaml
 from testbed_agents.metrics import RankMetrics
 
+from testbed.core.observe import series
 from testbed.host.emulator import DROP_CAUSES
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,15 @@ def test_the_page_names_each_series_of_a_rank_and_no_other() -> None:
     of_a_rank = set(re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE))
     section = PAGE.read_text().partition("Of each rank")[2].partition("Of the keeper")[0]
     assert set(re.findall(r"`(testbed_[a-z_]+)`", section)) == of_a_rank
+
+
+def test_the_page_names_each_series_of_the_keeper_with_its_labels_and_no_other() -> None:
+    section = PAGE.read_text().partition("Of the keeper")[2].partition("## ")[0]
+    found = {}
+    for _, names, labels, _, _ in (line.split("|") for line in section.splitlines() if line.startswith("| `")):
+        for name in re.findall(r"`([^`]+)`", names):
+            found[name] = set(re.findall(r"`([^`]+)`", labels)) - {"le"}
+    assert found == {it.name: set(it.labels) for it in series.ALL}
 
 
 def test_the_page_names_each_cause_of_a_drop() -> None:
