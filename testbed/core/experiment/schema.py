@@ -4,10 +4,18 @@
 
     teaches: one line about what this shows
     topology: metro-40km                      # optional: what to run on when nothing else is named
-    workload: {steps: 500}
+    set: {links.north.km: 80}                 # laid over it, as --set does
+    workload: {steps: 500, checkpoint: 50, restarts: 3}
+    hypothesis:                               # the steady state; core/experiment/steady.py
+      before: [ranks_up == 4]
+      after: [{check: "tokens_per_s >= 80% of before", within: 10s}]
     schedule:
       - {after: step 40%, inject: cut, target: "link[0]", for: 10s}
       - {at: 30s, inject: flap, target: south, with: {down: 200ms, up: 800ms, times: 10}}
+      - {when: train_loss < 3, inject: cut, target: south, for: 1s, repeat: 5, every: 10s}
+      - {at: 40s, inject: cut, target: north, with: {cause: excavator}, for: repair}
+    random: {to: 60s, seed: 7}                # core/experiment/draw.py
+    compress: {time: 10 years = 60s, repair: 12 h = 5s}
     expect:
       - goodput >= 0.5
 
@@ -21,11 +29,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from testbed.core import yamltext
-from testbed.core.experiment import expect
+from testbed.core.experiment import expect, steady
+from testbed.core.experiment.draw import Compression, Outages
 from testbed.core.experiment.expect import Expectation
+from testbed.core.experiment.sections import (
+    MOST_ENTRIES,
+    Part,
+    compression_of,
+    hypothesis_of,
+    listed,
+    outages_of,
+    some_time,
+)
+from testbed.core.experiment.steady import Condition
+from testbed.core.faults import causes
+from testbed.core.faults.causes import CAUSES
 from testbed.core.faults.fault import FaultKind, registry
 from testbed.core.topology.schema import Mistakes, Written, check, whole
 from testbed.core.units import Unreadable, parse_duration_s
@@ -33,30 +54,38 @@ from testbed.core.words import nearest, shown
 from testbed.core.yamltext import Path
 from testbed.errors import FileMistakes, Finding
 
-__all__ = ["DEFAULT_STEPS", "MOST_STEPS", "Experiment", "ScheduledFault", "Trigger", "load_text"]
+__all__ = [
+    "DEFAULT_STEPS",
+    "MOST_STEPS",
+    "Experiment",
+    "ScheduledFault",
+    "Trigger",
+    "Workload",
+    "load_text",
+]
 
 DEFAULT_STEPS: Final = 500
 MOST_STEPS: Final = 10_000_000
-MOST_FAULTS: Final = 1000
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """When a fault begins; one of the three is not None.
+    """When a fault begins; one of the four is not None.
 
     ``step``: when so many steps are committed. ``share``: the same, as a part (0..1) of all steps. ``at_s``: so
-    many seconds after the job's first step began.
+    many seconds after the job's first step began. ``when``: the first time that this holds.
     """
 
     step: int | None = None
     share: float | None = None
     at_s: float | None = None
+    when: Expectation | None = None
 
 
 @dataclass(frozen=True)
 class ScheduledFault:
     """A fault as written; ``target`` and ``parameters`` are not resolved yet. ``for_s`` None: until the end of the run,
-    or of the fault, where it has one."""
+    or of the fault, where it has one. It is injected ``repeat`` times, ``every_s`` seconds after each other."""
 
     trigger: Trigger
     inject: str
@@ -65,18 +94,39 @@ class ScheduledFault:
     file: str
     line: int
     parameters: Mapping[str, str] = field(default_factory=dict)
+    repeat: int = 1
+    every_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, beyond its steps and seed; None is: not written, as the testbed has it.
+
+    ``checkpoint``: steps between two checkpoints, 0 for none. ``restarts``: how often the job may begin again.
+    ``timeout_s``: of the process group.
+    """
+
+    data: str | None = None
+    checkpoint: int | None = None
+    restarts: int | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """``text`` is the file's own text, kept for the record of a run."""
+    """``text`` is the file's own text, kept for the record of a run; ``set`` is laid over the topology."""
 
     name: str
     teaches: str
     topology: str | None
+    set: Mapping[str, object]
     steps: int
     seed: int
+    workload: Workload
     schedule: tuple[ScheduledFault, ...]
+    hypothesis: tuple[Condition, ...]
+    outages: Outages | None
+    compression: Compression
     expectations: tuple[Expectation, ...]
     source: str
     text: str
@@ -105,37 +155,51 @@ def _line(value: object) -> str:
     return value.strip()
 
 
-def _duration(value: object) -> float:
-    duration_s = parse_duration_s(value)
-    if duration_s == 0:
-        raise Unreadable("a fault of 0 s is none", "write a time such as 10s")
-    return duration_s
+REPAIR: Final = "repair"
+"""In ``for:``, the usual time of the fault's cause."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+def _duration(value: object) -> float | str:
+    if isinstance(value, str) and value.strip() == REPAIR:
+        return REPAIR
+    return some_time(value)
 
 
-class _Workload(_Part):
+def _condition(value: object) -> Expectation:
+    return expect.parse(value, steady.METRICS, "train_loss < 3 or ranks_up == 4")
+
+
+class _Workload(Part):
     steps: Annotated[int | None, BeforeValidator(whole(1, MOST_STEPS))] = None
     seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
+    data: Annotated[str | None, BeforeValidator(_line)] = None
+    checkpoint: Annotated[int | None, BeforeValidator(whole(0, MOST_STEPS))] = None
+    restarts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
+    timeout: Annotated[float | None, BeforeValidator(some_time)] = None
 
 
-class _Fault(_Part):
+class _Fault(Part):
     after: Annotated[Trigger | None, BeforeValidator(_after)] = None
     at: Annotated[float | None, BeforeValidator(parse_duration_s)] = None
+    when: Annotated[Expectation | None, BeforeValidator(_condition)] = None
     inject: Annotated[str | None, BeforeValidator(_line)] = None
     target: Annotated[str | None, BeforeValidator(_line)] = None
-    duration: Annotated[float | None, BeforeValidator(_duration), Field(alias="for")] = None
+    duration: Annotated[float | str | None, BeforeValidator(_duration), Field(alias="for")] = None
+    repeat: Annotated[int | None, BeforeValidator(whole(1, MOST_ENTRIES))] = None
+    every: Annotated[float | None, BeforeValidator(some_time)] = None
     parameters: Annotated[Any, Field(alias="with")] = None
 
 
-class _Top(_Part):
+class _Top(Part):
     name: Annotated[str | None, BeforeValidator(_line)] = None
     teaches: Annotated[str | None, BeforeValidator(_line)] = None
     topology: Annotated[str | None, BeforeValidator(_line)] = None
+    set: Any = None
     workload: Any = None
+    hypothesis: Any = None
     schedule: Any = None
+    random: Any = None
+    compress: Any = None
     expect: Any = None
 
 
@@ -154,52 +218,54 @@ def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = 
     mistakes = Mistakes(Written(document))
     top = check(_Top, document.data, (), "an experiment", mistakes)
     workload = check(_Workload, top.workload, ("workload",), "the workload", mistakes)
+    compression = compression_of(top.compress, mistakes)
+    kinds = registry() if faults is None else faults
     schedule = [
-        _fault(raw, ("schedule", index), registry() if faults is None else faults, mistakes)
+        _fault(raw, ("schedule", index), kinds, compression, mistakes)
         for index, raw in enumerate(
-            _listed(top.schedule, ("schedule",), "faults such as {at: 20s, inject: cut, target: north}", mistakes)
+            listed(top.schedule, ("schedule",), "faults such as {at: 20s, inject: cut, target: north}", mistakes)
         )
     ]
     expectations = [
         _expectation(raw, ("expect", index), mistakes)
-        for index, raw in enumerate(_listed(top.expect, ("expect",), "a list such as [goodput >= 0.5]", mistakes))
+        for index, raw in enumerate(listed(top.expect, ("expect",), "a list such as [goodput >= 0.5]", mistakes))
     ]
+    overrides = _set(top.set, mistakes)
+    hypothesis = hypothesis_of(top.hypothesis, mistakes)
+    outages = outages_of(top.random, mistakes)
     mistakes.raise_if_any()
     stem = label.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
     return Experiment(
         name=top.name or stem,
         teaches=top.teaches or "",
         topology=top.topology,
+        set=overrides,
         steps=workload.steps or DEFAULT_STEPS,
         seed=workload.seed or 0,
+        workload=Workload(workload.data, workload.checkpoint, workload.restarts, workload.timeout),
         schedule=tuple(fault for fault in schedule if fault is not None),
+        hypothesis=hypothesis,
+        outages=outages,
+        compression=compression,
         expectations=tuple(expectation for expectation in expectations if expectation is not None),
         source=label,
         text=text.decode("utf-8-sig"),
     )
 
 
-def _listed(raw: object, path: Path, like: str, mistakes: Mistakes) -> list[Any]:
-    if raw is None:
-        return []
-    if not isinstance(raw, list):
-        mistakes.note(path, f"'{path[-1]}' is {shown(raw)}, not a list", f"write {like}, one a line, each after a dash")
-        return []
-    if len(raw) > MOST_FAULTS:
-        mistakes.note(path, f"{len(raw)} entries", f"at most {MOST_FAULTS} are taken")
-    return raw[:MOST_FAULTS]
-
-
-def _fault(raw: object, path: Path, faults: Mapping[str, FaultKind], mistakes: Mistakes) -> ScheduledFault | None:
+def _fault(
+    raw: object, path: Path, faults: Mapping[str, FaultKind], compression: Compression, mistakes: Mistakes
+) -> ScheduledFault | None:
     before = len(mistakes.findings)
     fault = check(_Fault, raw, path, "a fault", mistakes)
     bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
     if path in mistakes.bad:
         return None
-    if fault.after is not None and fault.at is not None:
-        mistakes.note((*path, "at"), "a fault has both after and at", "keep one of them")
-    elif fault.after is None and fault.at is None and not bad & {"after", "at"}:
-        mistakes.note(path, "a fault does not say when", "add after: step 40%, or at: 20s")
+    triggers = [name for name in ("after", "at", "when") if getattr(fault, name) is not None]
+    if len(triggers) > 1:
+        mistakes.note((*path, triggers[1]), f"a fault has both {triggers[0]} and {triggers[1]}", "keep one of them")
+    elif not triggers and not bad & {"after", "at", "when"}:
+        mistakes.note(path, "a fault does not say when", "add after: step 40%, at: 20s, or when: train_loss < 3")
     if fault.inject is None and "inject" not in bad:
         mistakes.note(path, "a fault does not say what to inject", f"add inject: {next(iter(faults))}")
     if fault.inject is not None and fault.inject not in faults:
@@ -208,17 +274,67 @@ def _fault(raw: object, path: Path, faults: Mapping[str, FaultKind], mistakes: M
         mistakes.note(path, "a fault has no target", 'add target: "link[0]", the first link, or a name')
     kind = faults.get(fault.inject or "")
     parameters = _parameters(fault.parameters, (*path, "with"), kind, mistakes)
+    for_s = _for_s(fault.duration, parameters, kind, compression, (*path, "for"), mistakes)
+    _check_repeats(fault, for_s, bad, path, mistakes)
     if len(mistakes.findings) > before or fault.inject is None or fault.target is None:
         return None
     return ScheduledFault(
-        trigger=fault.after or Trigger(at_s=fault.at),
+        trigger=fault.after or Trigger(at_s=fault.at, when=fault.when),
         inject=fault.inject,
         target=fault.target,
-        for_s=fault.duration,
+        for_s=for_s,
         file=mistakes.written.document.file,
         line=mistakes.written.document.line((*path, "target")),
         parameters=parameters,
+        repeat=fault.repeat or 1,
+        every_s=fault.every or 0.0,
     )
+
+
+def _for_s(
+    duration: float | str | None,
+    parameters: Mapping[str, str],
+    kind: FaultKind | None,
+    compression: Compression,
+    path: Path,
+    mistakes: Mistakes,
+) -> float | None:
+    """``for:`` in seconds; ``for: repair`` is the usual time of the fault's cause."""
+    if not isinstance(duration, str):
+        return duration
+    if kind is not None and "cause" not in kind.parameters:
+        mistakes.note(path, f"{kind.name} has no cause whose repair could be waited for", "write a time such as 10s")
+    elif parameters.get("cause") not in CAUSES:
+        fix = f"add with: {{cause: {next(iter(CAUSES))}}}; there is {', '.join(CAUSES)}"
+        mistakes.note(path, "for: repair is the usual time of a cause, and there is none", fix)
+    else:
+        return causes.repair_s(parameters["cause"], compression.repair)
+    return None
+
+
+def _check_repeats(fault: _Fault, for_s: float | None, bad: set[Any], path: Path, mistakes: Mistakes) -> None:
+    repeat, every_s = fault.repeat or 1, fault.every
+    if repeat > 1 and every_s is None and "every" not in bad:
+        mistakes.note(path, f"a fault is repeated {repeat} times and does not say how soon", "add every: 10s")
+    if every_s is not None and fault.repeat is None and "repeat" not in bad:
+        mistakes.note(path, "a fault has every and no repeat", "add repeat: 5, or leave every out")
+    if repeat > 1 and every_s is not None and for_s is not None and for_s >= every_s:
+        fix = f"write for: less than {every_s:g}s, or every: more than {for_s:g}s"
+        mistakes.note((*path, "every"), f"a fault begins again after {every_s:g} s and lasts {for_s:g} s", fix)
+
+
+def _set(raw: object, mistakes: Mistakes) -> dict[str, object]:
+    """What is laid over the topology; whether it fits, only the topology can tell."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        fix = "write it as set: {links.north.km: 80}"
+        mistakes.note(("set",), f"'set' is {shown(raw)}, which has no keys", fix)
+        return {}
+    for key, value in raw.items():
+        if not isinstance(key, str) or isinstance(value, Mapping) or value is None:
+            mistakes.note(("set", key), f"{shown(key)} cannot be set so", "write KEY: VALUE, as in links.north.km: 80")
+    return {str(key): value for key, value in raw.items()}
 
 
 def _parameters(raw: object, path: Path, kind: FaultKind | None, mistakes: Mistakes) -> dict[str, str]:

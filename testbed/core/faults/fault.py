@@ -99,9 +99,11 @@ class FaultKind:
 def registry() -> dict[str, FaultKind]:
     """All faults there are, by name."""
     from testbed.core.faults import brownout, carrier, impair, latency, power, presets, process
+    from testbed.core.faults.causes import with_cause
 
     kinds = (
-        *(carrier.CUT, carrier.FLAP, impair.IMPAIR, latency.LATENCY_STEP, brownout.BROWN_OUT),
+        *map(with_cause, (carrier.CUT, carrier.FLAP)),
+        *(impair.IMPAIR, latency.LATENCY_STEP, with_cause(brownout.BROWN_OUT)),
         *presets.PRESETS,
         *(process.RANK_KILL, process.RANK_PAUSE, process.STRAGGLER),
         *(power.NODE_KILL, power.GATEWAY_DOWN, power.POWER_LOSS, power.EVACUATION, power.MANAGEMENT_PARTITION),

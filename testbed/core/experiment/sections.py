@@ -1,0 +1,169 @@
+"""The sections of an experiment file beside its schedule: steady state, outages, how fast time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from testbed.core.experiment import expect, steady
+from testbed.core.experiment.compression import parse_compression
+from testbed.core.experiment.draw import Compression, Outages
+from testbed.core.experiment.steady import Condition
+from testbed.core.faults.causes import CUTS_PER_1000_KM_YEAR, parse_cause
+from testbed.core.topology.schema import Mistakes, check, whole
+from testbed.core.units import Unreadable, parse_duration_s, parse_number
+from testbed.core.words import shown
+from testbed.core.yamltext import Path
+
+__all__ = ["MOST_ENTRIES", "Part", "compression_of", "hypothesis_of", "listed", "outages_of", "some_time"]
+
+MOST_ENTRIES: Final = 1000
+"""In one list of a file."""
+
+
+def some_time(value: object) -> float:
+    """A time above 0. Raises Unreadable."""
+    duration_s = parse_duration_s(value)
+    if duration_s == 0:
+        raise Unreadable("0 s is no time", "write a time such as 10s")
+    return duration_s
+
+
+def _cuts(value: object) -> float:
+    return parse_number(value, low=0.0, high=1e6)
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class _Steady(Part):
+    before: Any = None
+    during: Any = None
+    after: Any = None
+    always: Any = None
+
+
+class _Check(Part):
+    check: Any = None
+    grace: Annotated[float | None, BeforeValidator(parse_duration_s), Field(alias="for")] = None
+    within: Annotated[float | None, BeforeValidator(parse_duration_s)] = None
+
+
+class _Random(Part):
+    to: Annotated[float | None, BeforeValidator(some_time)] = None
+    begin: Annotated[float | None, BeforeValidator(parse_duration_s), Field(alias="from")] = None
+    cuts_per_1000_km_year: Annotated[float | None, BeforeValidator(_cuts)] = None
+    causes: Any = None
+    seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
+
+
+class _Compress(Part):
+    time: Annotated[float | None, BeforeValidator(parse_compression)] = None
+    repair: Annotated[float | None, BeforeValidator(parse_compression)] = None
+
+
+def listed(raw: object, path: Path, like: str, mistakes: Mistakes) -> list[Any]:
+    """``raw`` as a list; anything else is a finding."""
+    if raw is None:
+        return []
+    if not isinstance(raw, list):
+        mistakes.note(path, f"'{path[-1]}' is {shown(raw)}, not a list", f"write {like}, one a line, each after a dash")
+        return []
+    if len(raw) > MOST_ENTRIES:
+        mistakes.note(path, f"{len(raw)} entries", f"at most {MOST_ENTRIES} are taken")
+    return raw[:MOST_ENTRIES]
+
+
+def compression_of(raw: object, mistakes: Mistakes) -> Compression:
+    """One for all, or ``{time: …, repair: …}``."""
+    if raw is None:
+        return Compression()
+    path: Path = ("compress",)
+    if isinstance(raw, Mapping):
+        both = check(_Compress, raw, path, "compress", mistakes)
+        known = {key: value for key, value in (("time", both.time), ("repair", both.repair)) if value is not None}
+        return Compression(**known)
+    try:
+        factor = parse_compression(raw)
+    except Unreadable as error:
+        mistakes.note(path, error.message, error.fix)
+        return Compression()
+    return Compression(factor, factor)
+
+
+def hypothesis_of(raw: object, mistakes: Mistakes) -> tuple[Condition, ...]:
+    """The conditions in the order of ``steady.WHEN``."""
+    phases = check(_Steady, raw, ("hypothesis",), "the hypothesis", mistakes)
+    found = [
+        _steady(each, when, ("hypothesis", when, index), mistakes)
+        for when in steady.WHEN
+        for index, each in enumerate(
+            listed(getattr(phases, when), ("hypothesis", when), "conditions such as [ranks_up == 4]", mistakes)
+        )
+    ]
+    return tuple(it for it in found if it is not None)
+
+
+def _steady(raw: object, when: str, path: Path, mistakes: Mistakes) -> Condition | None:
+    """A condition, or ``{check: …, for: 5s}``."""
+    before = len(mistakes.findings)
+    written = check(_Check, raw, path, "a condition", mistakes) if isinstance(raw, Mapping) else _Check(check=raw)
+    at: Path = (*path, "check") if isinstance(raw, Mapping) else path
+    condition = None
+    if isinstance(raw, Mapping) and "check" not in raw:
+        mistakes.note(path, "a condition says nothing that could be checked", 'add check: "ranks_up == 4"')
+    else:
+        try:
+            condition = expect.parse(
+                written.check,
+                steady.METRICS,
+                "ranks_up == 4" if when == "before" else "train_loss < 3 or tokens_per_s >= 80% of before",
+                of_before=when != "before",
+            )
+        except Unreadable as error:
+            mistakes.note(at, error.message, error.fix)
+    if written.within is not None and when != "after":
+        mistakes.note((*path, "within"), f"within says how soon after the faults, and this is of '{when}'", "leave it")
+    if condition is None or len(mistakes.findings) > before:
+        return None
+    grace_s = steady.GRACE_S if written.grace is None else written.grace
+    return Condition(when, condition, grace_s, steady.WITHIN_S if written.within is None else written.within)
+
+
+def outages_of(raw: object, mistakes: Mistakes) -> Outages | None:
+    """What ``random:`` says."""
+    if raw is None:
+        return None
+    path: Path = ("random",)
+    found = check(_Random, raw, path, "random", mistakes)
+    weights = _weights(found.causes, mistakes)
+    if found.to is None:
+        if not mistakes.bad & {path, ("random", "to")}:
+            mistakes.note(path, "random does not say until when", "add to: 60s, seconds after the job began")
+        return None
+    begin_s = found.begin or 0.0
+    if begin_s >= found.to:
+        mistakes.note((*path, "from"), f"random ends after {found.to:g} s and begins after {begin_s:g} s", "swap them")
+    cuts = CUTS_PER_1000_KM_YEAR if found.cuts_per_1000_km_year is None else found.cuts_per_1000_km_year
+    return Outages(found.to, begin_s, cuts, weights, found.seed)
+
+
+def _weights(raw: object, mistakes: Mistakes) -> dict[str, float]:
+    if raw is None:
+        return {}
+    path: Path = ("random", "causes")
+    if not isinstance(raw, Mapping):
+        mistakes.note(path, f"'causes' is {shown(raw)}, which has no keys", "write it as {excavator: 3, rodent: 1}")
+        return {}
+    weights: dict[str, float] = {}
+    for name, value in raw.items():
+        try:
+            weights[parse_cause(name)] = parse_number(value, low=0.0, high=1e6)
+        except Unreadable as error:
+            mistakes.note((*path, name), error.message, error.fix)
+    if weights and not any(weights.values()):
+        mistakes.note(path, "no cause has a weight above 0", "give one of them 1")
+    return weights

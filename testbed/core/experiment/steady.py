@@ -1,0 +1,266 @@
+"""The steady state: what holds of a job before, during and after its faults, if the hypothesis is right.
+
+::
+
+    hypothesis:
+      before: [ranks_up == 4]
+      during: ["tokens_per_s >= 20% of before"]
+      after:  [{check: "tokens_per_s >= 80% of before", within: 10s}]
+      always: [{check: "train_loss < 6", for: 5s}]
+
+Pure: whoever follows a job gives :class:`Monitor` a sample now and then, and asks it what came out.
+
+- *before*: from the moment the job runs steadily until the first fault. It must hold when the first fault is due; else
+  nothing is injected.
+- *during*: while a fault stands. *after*: from ``within`` after the end of the last one until the job ends; what
+  holds sooner counts from then on. *always*: as long as the job runs.
+- A condition is violated when it does not hold for longer than its grace (``for``) without a break. What was not
+  measured for longer than that, or never held once, is unknown: never a pass.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from testbed.core.experiment.expect import Expectation, Metric
+from testbed.core.units import parse_number
+
+__all__ = ["GRACE_S", "METRICS", "WHEN", "WITHIN_S", "Condition", "Monitor", "Verdict", "Violation"]
+
+WHEN: Final = ("before", "during", "after", "always")
+GRACE_S: Final = 2.0
+"""How long a condition may fail in one piece, unless it says otherwise: a step or two that is late is no event."""
+WITHIN_S: Final = 10.0
+"""How long after the last fault's end an ``after`` condition has to come true, unless it says otherwise."""
+
+
+def _number(value: object) -> float:
+    return parse_number(value, low=0.0, high=1e12)
+
+
+METRICS: Final = {
+    metric.name: metric
+    for metric in (
+        Metric("tokens_per_s", "tokens/s", "of all ranks together, over the last 2 s", _number),
+        Metric("steps_per_s", "steps/s", "committed, over the last 2 s", _number),
+        Metric("step_seconds", "s", "median of the last 10 steps, or the one under way if it takes longer", _number),
+        Metric("train_loss", "nats", "of the latest step", _number),
+        Metric("ranks_up", "ranks", "that train, or have ended well", _number),
+        Metric("links_up", "links", "that have a carrier at both ends", _number),
+    )
+}
+"""Of the job as it runs."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``check`` in the phase ``when``; ``grace_s`` and ``within_s`` as ``for`` and ``within`` in the file."""
+
+    when: str
+    check: Expectation
+    grace_s: float = GRACE_S
+    within_s: float = WITHIN_S
+
+
+@dataclass(frozen=True)
+class Violation:
+    """From ``began_t`` to ``ended_t`` the condition did not hold; ``measured`` is what was worst, or seen last."""
+
+    began_t: float
+    ended_t: float
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out of a condition. ``measured``: of the worst moment where it was violated, else the latest value.
+
+    ``bound`` is what ``measured`` was compared with; None where that was relative to something nobody measured.
+    """
+
+    when: str
+    text: str
+    holds: bool | None
+    measured: float | None
+    bound: float | None
+    samples: int
+    violations: tuple[Violation, ...] = ()
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "when": self.when,
+            "text": self.text,
+            "holds": self.holds,
+            "measured": self.measured,
+            "bound": self.bound,
+            "samples": self.samples,
+            "violations": [vars(it) for it in self.violations],
+            "why": self.why,
+        }
+
+
+Told = Callable[[float, Condition, bool, float | None], None]
+"""(t, condition, whether it holds again, measured): called when a condition is violated, and when that is over."""
+
+
+@dataclass
+class _Watch:
+    """One condition as it is watched."""
+
+    condition: Condition
+    samples: int = 0
+    held: int = 0
+    last: float | None = None
+    last_holds: bool | None = None
+    failing_since: float | None = None
+    """Of the stretch in which it does not hold; ``told`` once that is longer than the grace."""
+    missing_since: float | None = None
+    last_t: float = 0.0
+    told: bool = False
+    missed: bool = False
+    worst: float | None = None
+    violations: list[Violation] = field(default_factory=list)
+
+    def see(self, t: float, value: float | None, holds: bool | None, tell: Told) -> None:
+        condition = self.condition
+        self.samples, self.last_t, self.last_holds = self.samples + 1, t, holds
+        if holds is None:
+            self.missing_since = t if self.missing_since is None else self.missing_since
+            self.missed |= t - self.missing_since > condition.grace_s
+            return
+        self.missing_since, self.last = None, value
+        if holds:
+            self.held += 1
+            self._over(t, tell)
+            return
+        if self.failing_since is None:
+            self.failing_since, self.worst = t, value
+        self.worst = self._worse(self.worst, value)
+        if not self.told and t - self.failing_since >= condition.grace_s:
+            self.told = True
+            tell(t, condition, False, value)
+
+    def leave(self, t: float, tell: Told) -> None:
+        """Its phase is over: the next one begins a stretch of its own."""
+        self._over(t, tell, again=False)
+        self.missing_since = None
+
+    def _over(self, t: float, tell: Told, again: bool = True) -> None:
+        if self.failing_since is not None and self.told:
+            self.violations.append(Violation(self.failing_since, t, self.worst))
+            if again:
+                tell(t, self.condition, True, self.last)
+        self.failing_since, self.told = None, False
+
+    def _worse(self, one: float | None, other: float | None) -> float | None:
+        if one is None or other is None:
+            return other if one is None else one
+        return min(one, other) if self.condition.check.op in (">=", ">") else max(one, other)
+
+    def standing(self) -> tuple[Violation, ...]:
+        """Violations, the one that goes on included."""
+        if self.failing_since is not None and self.told:
+            return (*self.violations, Violation(self.failing_since, self.last_t, self.worst))
+        return tuple(self.violations)
+
+
+class Monitor:
+    """Watches all conditions of an experiment; times are of one monotonic clock, values by the names of METRICS."""
+
+    def __init__(self, conditions: tuple[Condition, ...], tell: Told | None = None) -> None:
+        self._tell: Told = tell or (lambda t, condition, again, value: None)
+        self._watches = [_Watch(condition) for condition in conditions]
+        self._before: dict[str, list[float]] = {}
+        self._faults_began = False
+        self._standing = False
+        self._after_t: float | None = None
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        return tuple(it.condition for it in self._watches)
+
+    def sample(self, t: float, values: Mapping[str, float | None], standing: bool, all_over: bool) -> None:
+        """``standing``: a fault is in force; ``all_over``: all faults there will be have ended."""
+        self._faults_began |= standing or all_over
+        if not self._faults_began:
+            for name, value in values.items():
+                if value is not None and value == value:
+                    self._before.setdefault(name, []).append(value)
+        if self._standing and not standing:
+            self._leave("during", t)
+        self._standing = standing
+        self._after_t = (self._after_t or t) if all_over else None
+        for watch in self._watches:
+            if self._is_due(watch, t):
+                value = values.get(watch.condition.check.metric)
+                watch.see(t, value, self._holds(watch, value), self._tell)
+            elif watch.condition.when == "after" and all_over:
+                # Not bound to hold yet; what does already is seen, what does not is no violation.
+                value = values.get(watch.condition.check.metric)
+                if self._holds(watch, value):
+                    watch.see(t, value, True, self._tell)
+
+    def steady(self) -> bool | None:
+        """Whether all of *before* holds now; None if some of it was not measured, True if there is none."""
+        told = [it.last_holds for it in self._watches if it.condition.when == "before"]
+        return False if False in told else None if None in told else True
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What came out, in the order of the file. No phase that never came holds."""
+        return tuple(self._verdict(it) for it in self._watches)
+
+    # ----
+
+    def _is_due(self, watch: _Watch, t: float) -> bool:
+        when = watch.condition.when
+        if when == "after":
+            return self._after_t is not None and t - self._after_t >= watch.condition.within_s
+        return {"before": not self._faults_began, "during": self._standing, "always": True}[when]
+
+    def _leave(self, when: str, t: float) -> None:
+        for watch in self._watches:
+            if watch.condition.when == when:
+                watch.leave(t, self._tell)
+
+    def _baseline(self, metric: str) -> float | None:
+        seen = self._before.get(metric)
+        return statistics.median(seen) if seen else None
+
+    def _bound(self, check: Expectation) -> float | None:
+        baseline = self._baseline(check.metric)
+        return check.bound if not check.of_before else None if baseline is None else check.bound * baseline
+
+    def _holds(self, watch: _Watch, value: float | None) -> bool | None:
+        check = watch.condition.check
+        return check.holds(value, self._baseline(check.metric))
+
+    def _verdict(self, watch: _Watch) -> Verdict:
+        condition, violations = watch.condition, watch.standing()
+        holds: bool | None = True
+        why, measured = "", watch.last
+        if violations:
+            holds, measured = False, violations[-1].measured
+            why = "did not hold for longer than its grace"
+        elif condition.when == "before" and watch.samples and watch.last_holds is False:
+            holds, why = False, "did not hold when the first fault was due"
+        elif not watch.samples:
+            holds, why = None, f"there was nothing to see of '{condition.when}'"
+        elif watch.missed or not watch.held:
+            holds, why = (
+                None,
+                "was not measured for longer than its grace" if watch.missed else "was never seen to hold",
+            )
+        return Verdict(
+            condition.when,
+            condition.check.text,
+            holds,
+            measured,
+            self._bound(condition.check),
+            watch.samples,
+            violations,
+            why,
+        )
