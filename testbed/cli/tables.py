@@ -234,6 +234,10 @@ def _link_value(topology: Topology, link: Link, field: str) -> str:
             return format_delay(link.optics_latency_s)
         case "loss":
             return format_probability(link.loss)
+        case "protection":
+            from testbed.core.topology import protecting
+
+            return protecting.text(link.protection, link.second_path)
         case _:
             return str(getattr(link, field, "-"))
 
@@ -288,6 +292,7 @@ def status(found: LabStatus) -> list[Table]:
             verdict(rank.state),
             "-" if rank.step is None else str(rank.step),
             "-" if rank.train_loss is None else f"{rank.train_loss:.3f}",
+            ", ".join(rank.phases or rank.faults) or "-",
         ]
         for rank in found.ranks
     ]
@@ -295,7 +300,9 @@ def status(found: LabStatus) -> list[Table]:
     if rank_rows:
         made.append(
             table(
-                ("rank", "node", "site", "state", "step", "train_loss"), rank_rows, right=("rank", "step", "train_loss")
+                ("rank", "node", "site", "state", "step", "train_loss", "faults"),
+                rank_rows,
+                right=("rank", "step", "train_loss"),
             )
         )
     return made

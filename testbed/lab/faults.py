@@ -12,13 +12,14 @@ import heapq
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from testbed.core.faults.fault import Compiled, Phase
-from testbed.errors import StorageError, TestbedError
+from testbed.core.physics.protection import PathCut
+from testbed.errors import LabError, StorageError, TestbedError
 from testbed.lab.engine import Engine
 from testbed.lab.events import EventLog, hurry
 
@@ -31,6 +32,10 @@ class Do(Protocol):
     """Runs work in the engine's thread and waits for its result."""
 
     def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+Cut = Callable[[str, tuple[PathCut, ...]], None]
+"""(fault, paths that it cuts from now on): what follows is the protection's (``protection.py``)."""
 
 
 @dataclass
@@ -57,8 +62,8 @@ class _Standing:
 class Faults:
     """All faults since the lab is up; see the module. Safe for several threads but :meth:`run`, which has its own."""
 
-    def __init__(self, engine: Engine, do: Do, events: EventLog) -> None:
-        self._engine, self._do, self._events = engine, do, events
+    def __init__(self, engine: Engine, do: Do, events: EventLog, cut: Cut) -> None:
+        self._engine, self._do, self._events, self._cut = engine, do, events, cut
         self._journal = engine.journal
         self._records: dict[str, dict[str, Any]] = {}
         self._standing: dict[str, _Standing] = {}
@@ -77,35 +82,53 @@ class Faults:
 
     def inject(self, fault: Mapping[str, Any], compiled: Compiled) -> dict[str, Any]:
         """Begin a fault; its record. ``fault`` has type, target, links, parameters and for_s (seconds or None)."""
+        return self.begin([(fault, compiled)])[0]
 
-        def work() -> dict[str, Any]:
+    def begin(self, wanted: Sequence[tuple[Mapping[str, Any], Compiled]]) -> list[dict[str, Any]]:
+        """Begin faults as one: written down together, set together. All of them begin, or none does."""
+
+        def work() -> list[dict[str, Any]]:
+            if self._journal.state in ("going", "down"):
+                raise LabError("the lab goes down")
             number = 1 + sum(1 for note in self._journal.notes if note["note"] == "fault")
-            record = {**fault, "id": f"f{number}", "began_unix_s": time.time(), "command_t": time.monotonic()}
-            self._journal.note("fault", **record)
-            ahead = compiled.timeline()
-            first = next(ahead)
-            record["command_t"] = time.monotonic()
+            now: dict[str, Any] = {"began_unix_s": time.time(), "command_t": time.monotonic()}
+            records = [{**fault, "id": f"f{number + index}", **now} for index, (fault, _) in enumerate(wanted)]
+            self._journal.note_all("fault", records)
+            timelines = [compiled.timeline() for _, compiled in wanted]
+            firsts = [next(it) for it in timelines]
+            command_t = time.monotonic()
             try:
-                self._engine.apply(record["id"], first.steps)
+                self._engine.apply_together({it["id"]: first.steps for it, first in zip(records, firsts, strict=True)})
+                for record, first in zip(records, firsts, strict=True):
+                    self._cut(record["id"], first.cuts)
             except TestbedError:
-                with contextlib.suppress(TestbedError):
-                    self._engine.undo(record["id"])
-                    self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
+                for record in records:
+                    with contextlib.suppress(TestbedError):
+                        self._engine.undo(record["id"])
+                        self._cut(record["id"], ())
+                        self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
-            record |= {"ack_t": time.monotonic(), "ended_t": None, "phase": first.name}
-            lasts_s = record["lasts_s"] = min(
-                (it for it in (fault.get("for_s"), compiled.lasts_s) if it is not None), default=None
-            )
-            ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
-            self._records[record["id"]] = record
-            self._standing[record["id"]] = _Standing(record, compiled, ahead, next(ahead, None), ends_t)
-            self._began[fault["type"]] += 1
-            self._events.add("fault-began", t=record["ack_t"], phase=first.name, **_of(record))
-            return record
+            ack_t = time.monotonic()
+            for record, first, ahead, (_, compiled) in zip(records, firsts, timelines, wanted, strict=True):
+                record |= {"command_t": command_t, "ack_t": ack_t, "ended_t": None, "phase": first.name}
+                self._stand(record, compiled, ahead)
+            return records
 
-        record = self._do(work)
-        self._plan(record["id"])
-        return dict(record)
+        records = self._do(work)
+        for record in records:
+            self._plan(record["id"])
+        return [dict(record) for record in records]
+
+    def _stand(self, record: dict[str, Any], compiled: Compiled, ahead: Iterator[Phase]) -> None:
+        """Remember a fault that has begun, and tell of it; in the engine's thread."""
+        lasts_s = record["lasts_s"] = min(
+            (it for it in (record.get("for_s"), compiled.lasts_s) if it is not None), default=None
+        )
+        ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
+        self._records[record["id"]] = record
+        self._standing[record["id"]] = _Standing(record, compiled, ahead, next(ahead, None), ends_t)
+        self._began[record["type"]] += 1
+        self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record))
 
     def heal(self, ids: list[str]) -> list[dict[str, Any]]:
         """Undo these faults; records of those that were not over already."""
@@ -171,6 +194,7 @@ class Faults:
     def _enter(self, record: dict[str, Any], phase: Phase) -> None:
         command_t = time.monotonic()
         self._engine.replace(record["id"], phase.steps)
+        self._cut(record["id"], phase.cuts)
         record["phase"] = phase.name
         times = {"planned_t": record["ack_t"] + phase.at_s, "command_t": command_t, "ack_t": time.monotonic()}
         self._events.add("fault-phase", t=times["ack_t"], phase=phase.name, **{**_of(record), **times})
@@ -185,6 +209,7 @@ class Faults:
             if standing.half_undone:
                 self._engine.reconcile()
             self._engine.undo(fault)
+            self._cut(fault, ())
         except TestbedError:
             standing.half_undone, standing.due = True, None
             raise
@@ -206,6 +231,7 @@ def _of(record: Mapping[str, Any]) -> dict[str, Any]:
         "links": record["links"],
         "nodes": record["nodes"],
         "planned_t": record.get("planned_t"),
+        "scheduled": record.get("scheduled"),
         "command_t": record["command_t"],
         "ack_t": record["ack_t"],
     }

@@ -6,8 +6,8 @@ Commands talk to it over a socket in the lab's folder (``service.py``); its verb
 ``do_``.
 
 Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events,
-faults' times, the emulator and the agents. If the keeper dies its children die with it; `down` and `heal` then work
-from the journal alone (``testbed.lab.recovery``).
+faults' times, scheduled faults, protection's, the emulator and the agents. If the keeper dies its children die with it; `down` and
+`heal` then work from the journal alone (``testbed.lab.recovery``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import filelock
 
 from testbed import __version__
-from testbed.core.faults.fault import compile_fault
+from testbed.core.faults.fault import Compiled, compile_fault
 from testbed.core.plan import routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import PLANT
@@ -49,7 +49,9 @@ from testbed.lab.events import EventLog, hurry, log
 from testbed.lab.faults import Faults
 from testbed.lab.journal import Journal
 from testbed.lab.prometheus import PrometheusHand
+from testbed.lab.protection import Protection
 from testbed.lab.recovery import EMULATOR_DIED
+from testbed.lab.schedule import Schedule
 from testbed.lab.service import Notice, Service
 from testbed.lab.state import LabFolder
 
@@ -88,7 +90,9 @@ class Keeper:
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._events = EventLog()
-        self._faults = Faults(self.engine, self._do, self._events)
+        self._protection = Protection(self.engine, self._do, self._events)
+        self._faults = Faults(self.engine, self._do, self._events, self._protection.cut)
+        self._schedule = Schedule(self._faults, self._events)
         self._ended = threading.Event()
         self._builder: socket.socket | None = None
         self._topology: Topology | None = None
@@ -104,6 +108,8 @@ class Keeper:
     def serve(self) -> None:
         service = Service(self._lab.socket, self._call, self._closed)
         threading.Thread(target=self._faults.run, args=(self._ended,), name="faults", daemon=True).start()
+        threading.Thread(target=self._schedule.run, args=(self._ended,), name="schedule", daemon=True).start()
+        threading.Thread(target=self._protection.run, args=(self._ended,), name="protection", daemon=True).start()
         print("ready", flush=True)
         self._ended.wait(BUILDER_PATIENCE_S)
         if self._builder is None:
@@ -122,9 +128,12 @@ class Keeper:
         if verb == "build":
             self._builder = connection
             arguments["notice"] = notice
+        elif verb in ("schedule", "unschedule"):
+            arguments["owner"] = connection
         return method(**arguments)
 
     def _closed(self, connection: socket.socket) -> None:
+        self._schedule.cancel(connection)  # whoever planned these faults is gone, and nobody would end them
         if self._builder is connection and self.journal.state == "building":
             # Whoever was building this lab is gone before it was whole: a failed `up` undoes itself.
             self._down()
@@ -187,14 +196,38 @@ class Keeper:
 
     def do_inject(self, fault: dict[str, Any]) -> dict[str, Any]:
         """Begin a fault; ``fault`` has type, target, parameters as written and for_s (seconds or None)."""
+        return self._faults.inject(*self._compiled(fault))
+
+    def do_schedule(self, owner: socket.socket, faults: list[dict[str, Any]]) -> None:
+        """Begin faults when they are due: ``planned_t`` of CLOCK_MONOTONIC. Those of one time begin as one.
+
+        Nothing is scheduled unless all of them can be. What has not begun when the connection ends never will.
+        """
+        self._schedule.add(owner, [self._compiled(fault) for fault in faults])
+
+    def do_unschedule(self, owner: socket.socket) -> int:
+        """Forget what this connection scheduled and has not begun; how much that was."""
+        return self._schedule.cancel(owner)
+
+    def _compiled(self, fault: dict[str, Any]) -> tuple[dict[str, Any], Compiled]:
         if self._topology is None:
             raise LabError("the lab is not whole yet")
         compiled = compile_fault(self._topology, fault["type"], fault["target"], fault["parameters"])
-        return self._faults.inject({**fault, "links": list(compiled.links), "nodes": list(compiled.nodes)}, compiled)
+        return {**fault, "links": list(compiled.links), "nodes": list(compiled.nodes)}, compiled
 
-    def do_heal(self, ids: list[str]) -> list[dict[str, Any]]:
-        """Undo these faults; those that are over already are left out of the answer."""
-        return self._faults.heal(ids)
+    def do_heal(self, ids: list[str], everything: bool = False) -> list[dict[str, Any]]:
+        """Undo these faults; those that are over already are left out of the answer.
+
+        ``everything``: links on their second path go back at once, whatever their wait-to-restore.
+        """
+        healed = self._faults.heal(ids)
+        if everything:
+            self._do(self._protection.restore)
+        return healed
+
+    def do_protection(self) -> dict[str, str]:
+        """Of each protected link what its traffic is on."""
+        return self._protection.states()
 
     def do_faults(self) -> list[dict[str, Any]]:
         return self._faults.records()
@@ -274,6 +307,7 @@ class Keeper:
             if isinstance(step, Veth) and step.a.name in ends:
                 watched.setdefault(step.b.namespace, set()).add(step.b.name)
         self._topology = topology_from_dict(json.loads(self._lab.topology.read_text()))
+        self._protection.know(self._topology)
         places = {gateway: self._driver.path(gateway) for gateway in watched}
         self._watch = CarrierWatch(places, watched, self._carrier_changed)
         self._watch.start()

@@ -174,7 +174,7 @@ class Lab:
             known |= {site.name for site in self.topology.sites} | {*self.topology.node_names}
             if what.partition(":")[0] not in known:
                 raise UnknownName("fault, link, node or site", what, sorted(known))
-        ended = client.call(self._folder, "heal", ids=[it.id for it in chosen])
+        ended = client.call(self._folder, "heal", ids=[it.id for it in chosen], everything=what is None)
         return tuple(Fault.of(it, self) for it in ended)
 
     def faults(self) -> tuple[Fault, ...]:

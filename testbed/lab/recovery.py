@@ -25,6 +25,7 @@ from testbed.host.netns import NetnsDriver, nowhere
 from testbed.lab import client, hands, places
 from testbed.lab.engine import LAB, Engine
 from testbed.lab.journal import Journal
+from testbed.lab.protection import PROTECTED
 from testbed.lab.state import LabFolder
 
 EMULATOR_DIED = "emulator-died"
@@ -90,6 +91,9 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
             engine.undo(fault["id"])
             fault["ended_t"] = time.monotonic()
             journal.note("fault-ended", id=fault["id"], t=fault["ended_t"])
+        if what is None:
+            for name in {entry.owner for entry in journal.entries.values() if entry.owner.startswith(PROTECTED)}:
+                engine.undo(name)
         driver.close()
         journal.close()
     finally:

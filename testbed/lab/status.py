@@ -91,6 +91,7 @@ class _Found:
     stats: list[dict[str, Any]] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
+    protection: dict[str, str] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
 
 
@@ -137,7 +138,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
                 tuple(it["id"] for it in standing),
                 {name: it["packets"] for name, it in directions.items()},
                 sum(sum(it["drops"].values()) for it in directions.values()),
-                tuple(f"{it['id']} {it['phase']}" for it in standing),
+                (*(f"{it['id']} {it['phase']}" for it in standing), *_protection(found.protection.get(link.name))),
             )
         )
     return LabStatus(
@@ -155,6 +156,11 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     )
 
 
+def _protection(state: str | None) -> tuple[str, ...]:
+    """Nothing of a link that is where it belongs, or that has no second path."""
+    return () if state in (None, "working") else ("on protection" if state == "protection" else state,)
+
+
 def _ask(lab: LabFolder) -> _Found:
     found = _Found()
     try:
@@ -162,6 +168,7 @@ def _ask(lab: LabFolder) -> _Found:
         found.stats = client.call(lab, "stats")["directions"]
         found.faults = client.call(lab, "faults")
         found.ranks = client.call(lab, "ranks")
+        found.protection = client.call(lab, "protection")
     except LabError:
         if recovery.keeper_alive(lab):
             found.why.append("its keeper lives but does not answer")

@@ -52,7 +52,7 @@ class Bench:
         self.worker = ThreadPoolExecutor(1)
         self.engine.apply(LAB, (LIT,))
         self.hand.said.clear()
-        self.faults = Faults(self.engine, self.do, self.events)
+        self.faults = Faults(self.engine, self.do, self.events, lambda fault, cuts: None)
         threading.Thread(target=self.faults.run, args=(self.ended,), daemon=True).start()
 
     def do(self, work: Callable[[], T]) -> T:

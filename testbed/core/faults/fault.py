@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from testbed.core.physics.protection import PathCut
 from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UnknownName, UserError
@@ -32,11 +33,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Phase:
-    """From ``at_s`` seconds after the fault began these Steps stand for it, and no others. ``name`` is for people."""
+    """From ``at_s`` seconds after the fault began these Steps stand for it, and no others. ``name`` is for people.
+
+    ``cuts`` are paths of protected links that are dark then: what follows is the protection's, not the fault's.
+    """
 
     at_s: float
     name: str
     steps: Plan
+    cuts: tuple[PathCut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,9 @@ class Reader:
         except ValueError as error:
             self.note(key, str(error))
             return default
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._parameters
 
     def note(self, key: str, why: str) -> None:
         """Something is wrong with ``key``; the same thing is said once."""

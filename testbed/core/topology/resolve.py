@@ -12,10 +12,11 @@ from typing import Final
 
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
-from testbed.core.topology import impairing, override
+from testbed.core.topology import impairing, override, protecting
 from testbed.core.topology.impairing import LEAST_RATE_BPS
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import check_name
+from testbed.core.topology.protecting import ProtectionText
 from testbed.core.topology.schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
 from testbed.core.units import Unreadable, format_length, format_rate
 from testbed.core.words import nearest, shown
@@ -42,7 +43,7 @@ _MOST: Final = {"sites": MOST_SITES, "links": MOST_LINKS, "ducts": MOST_DUCTS}
 DEFAULT_SCALE: Final = 1000.0
 DEFAULT_BUFFER: Final = Buffer(time_s=0.010)
 DEFAULT_MTU: Final = 1500
-DEFAULT_PROTECTION: Final = "route"
+DEFAULT_PROTECTION: Final = ProtectionText("route")
 
 _EXAMPLE: Final = (
     "the least is sites: {east: {nodes: 2}, west: {nodes: 2}}, links: {north: {between: [east, west], km: 40}}"
@@ -67,6 +68,9 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
     content = read(written, mistakes)
     _check_sizes(content, mistakes)
     _check_names(content, mistakes)
+    if (default := content.defaults.link.protection) is not None and default.via:
+        fix = "write it with each link that has one"
+        mistakes.note(("defaults", "link", "protection"), "a second path is a link's own, no default", fix)
     impairing.check_default(content.defaults.link, content.sites, mistakes)
     for name, link in content.links.items():
         _check_link(name, link, content, mistakes)
@@ -155,22 +159,43 @@ def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mist
     length_m = _length_m(link, content)
     if length_m is not None and "optics" not in bad:
         _check_reach(name, link, length_m, content, mistakes)
+    _check_second_path(name, link, content, mistakes)
     _check_rate(name, link, content, mistakes)
     whole = length_m is not None and not any(found[:2] in (path, ("defaults", "link")) for found in mistakes.bad)
     own = _own(link, content, length_m) if whole and length_m is not None else None
     impairing.check(name, link, content.defaults.link, content.scale or DEFAULT_SCALE, own, mistakes)
 
 
-def _check_reach(name: str, link: LinkText, length_m: float, content: TopologyText, mistakes: Mistakes) -> None:
+def _check_second_path(name: str, link: LinkText, content: TopologyText, mistakes: Mistakes) -> None:
+    if link.protection is None or not link.protection.via:
+        return
+    path = ("links", name, "protection")
+    lacking = [duct for duct in link.protection.via if duct not in content.ducts]
+    for duct in lacking:
+        message = f"second path of link {shown(name)}: no duct named {shown(duct)}"
+        mistakes.note(path, message, nearest(duct, content.ducts) or f"add it: ducts: {{{duct}: 60 km}}")
+    length_m = _second_length_m(link.protection, content)
+    if not lacking and length_m is not None:
+        _check_reach(name, link, length_m, content, mistakes, "protection")
+
+
+def _second_length_m(protection: ProtectionText, content: TopologyText) -> float | None:
+    lengths = [content.ducts.get(duct) for duct in protection.via]
+    return None if None in lengths else sum(length for length in lengths if length is not None)
+
+
+def _check_reach(
+    name: str, link: LinkText, length_m: float, content: TopologyText, mistakes: Mistakes, blamed: str = ""
+) -> None:
     chosen = optics.OPTICS[link.optics or content.defaults.link.optics or optics.DEFAULT_OPTICS]
     if length_m <= chosen.reach_m:
         return
     far = optics.that_reach(length_m, chosen.line_rate_bps)
     fix = f"use optics: {far[0].name}, which reaches {format_length(far[0].reach_m)}" if far else "make it shorter"
+    what = f"the second path of link {shown(name)}" if blamed else f"link {shown(name)}"
     mistakes.note(
-        ("links", name, "optics" if link.optics else "via" if link.via else "km"),
-        f"link {shown(name)} is {format_length(length_m)} long and {chosen.name} reaches"
-        f" {format_length(chosen.reach_m)}",
+        ("links", name, blamed or ("optics" if link.optics else "via" if link.via else "km")),
+        f"{what} is {format_length(length_m)} long and {chosen.name} reaches {format_length(chosen.reach_m)}",
         fix,
     )
 
@@ -303,6 +328,7 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
     both = impairing.resolved(own, impairing.layers(name, link, default, scale))
     # In the order of Link.directions: toward the second site first.
     over = [impairing.layers(name, link, default, scale, site) for site in reversed(between)]
+    protection = link.protection or default.protection or DEFAULT_PROTECTION
     return Link(
         name=name,
         between=between,
@@ -316,11 +342,12 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
         queue_bytes=both.queue_bytes,
         loss=both.loss,
         mtu=link.mtu or default.mtu or DEFAULT_MTU,
-        protection=link.protection or default.protection or DEFAULT_PROTECTION,
+        protection=protection.type,
         buffer_bytes=own.buffer.bytes_at(both.rate_bps),
         optics_latency_s=latency_s,
         huts=huts,
         impairments=tuple(impairing.resolved(own, each) for each in over) if any(over) else (),
+        second_path=protecting.second_path(protection, _second_length_m(protection, content) or 0.0),
     )
 
 

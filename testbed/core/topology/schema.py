@@ -16,6 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from testbed.core.physics.fiber import FIBERS
 from testbed.core.physics.optics import OPTICS
 from testbed.core.physics.parameters import PARAMETERS, parse
+from testbed.core.topology import protecting
+from testbed.core.topology.protecting import ProtectionText
 from testbed.core.units import (
     Unreadable,
     parse_delay_s,
@@ -64,14 +66,10 @@ def whole(low: int, high: int) -> Callable[[object], int]:
     return parse
 
 
-def _one_of(known: Iterable[str], later: Mapping[str, str] | None = None) -> Callable[[object], str]:
+def _one_of(known: Iterable[str]) -> Callable[[object], str]:
     names = tuple(known)
 
     def parse(value: object) -> str:
-        if isinstance(value, Mapping):
-            value = value.get("type", value)
-        if later and isinstance(value, str) and value in later:
-            raise Unreadable(f"{shown(value)} is {later[value]}", f"write {' or '.join(names)}")
         if not isinstance(value, str) or value not in names:
             fix = nearest(value, names) if isinstance(value, str) else f"write {' or '.join(names)}"
             raise Unreadable(f"{shown(value)} is not known here" if value is not None else "there is no value", fix)
@@ -140,13 +138,6 @@ def _scale(value: object) -> float:
     return parse_number(value, low=1e-3, high=1e9)
 
 
-_PROTECTIONS: Final = ("none", "route")
-_LATER: Final = {
-    "1+1": "not there yet: traffic cannot be switched to a second path of the same link",
-    "restoration": "not there yet: a link cannot be routed anew over other ducts",
-}
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -172,7 +163,7 @@ class LinkDefaults(_Part):
     optics_latency: Annotated[float | None, BeforeValidator(_optics_latency)] = None
     huts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
     mtu: Annotated[int | None, BeforeValidator(whole(1280, 9216))] = None
-    protection: Annotated[str | None, BeforeValidator(_one_of(_PROTECTIONS, _LATER))] = None
+    protection: Annotated[ProtectionText | None, BeforeValidator(protecting.parse)] = None
     impair: Any = None
     toward: Any = None
 
