@@ -72,7 +72,7 @@ class PrometheusServer:
         try:
             with log.open("ab") as output:
                 # In its folder and with relative paths: the folders above are closed to the user that it runs as.
-                # One core at most: what it does must not be in the times of the ranks.
+                # One core at most: what it does must not be in the times of the ranks. Our environment is not its.
                 self._child = subprocess.Popen(
                     argv,
                     cwd=folder,
@@ -80,7 +80,7 @@ class PrometheusServer:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={**os.environ, "GOMAXPROCS": "1"},
+                    env={"PATH": os.environ.get("PATH", os.defpath), "GOMAXPROCS": "1"},
                 )
         except OSError as error:
             raise HostError(f"cannot start {argv[-1]}: {error.strerror}") from error

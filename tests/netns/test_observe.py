@@ -1,0 +1,465 @@
+"""`up --observe` with the real Prometheus: asked by promtool and plain HTTP from inside the management namespace.
+
+What is expected of a series is counted by the kernel (`ip`), said by a file, or sent by the test itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.errors import HostError, LabError, MissingTool, UserError
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None or shutil.which("promtool") is None,
+        reason="prometheus is not installed (apt-get install prometheus)",
+    ),
+]
+
+EXPORTER, PROMETHEUS = "172.31.0.1:9101", "172.31.0.1:9090"
+
+BITS = 'testbed_fiber_rate_bits_per_second use base unit "bytes" instead of "bits"'
+"""The one thing that promtool has to say: the rates of fibers are in bits per second everywhere, in topologies too."""
+
+WHILE_HEALTHY = (
+    "testbed_fiber_packets_total",
+    "testbed_fiber_bytes_total",
+    "testbed_fiber_segments_total",
+    "testbed_fiber_dropped_packets_total",
+    "testbed_fiber_corrupted_packets_total",
+    "testbed_fiber_duplicated_packets_total",
+    "testbed_fiber_held_back_packets_total",
+    "testbed_fiber_queue_bytes",
+    "testbed_fiber_lateness_seconds_bucket",
+    "testbed_fiber_lateness_seconds_count",
+    "testbed_fiber_delay_seconds",
+    "testbed_fiber_rate_bits_per_second",
+    "testbed_link_up",
+    "testbed_link_carrier_changes_total",
+    "testbed_rank_up",
+    "testbed_faults_total",
+    "testbed_certified",
+    "testbed_certificate_timestamp_seconds",
+    "testbed_certificate_within_tolerance",
+    "testbed_certificate_delay_error_seconds",
+    "testbed_certificate_tolerance_seconds",
+    "testbed_emulator_up",
+    "testbed_emulator_cpu_seconds_total",
+    "testbed_keeper_cpu_seconds_total",
+    "testbed_emulator_info",
+    "testbed_transmit_bytes_total",
+    "testbed_receive_bytes_total",
+)
+"""What the keeper exports while no fault is in force, as docs/observability.md has it."""
+
+Labels = frozenset[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def lab(state_folder: Path) -> Iterator[testbed.Lab]:
+    """metro-40km with agents, observed, up for all tests of this module."""
+    name = oracle.unused_name()
+    with testbed.up("metro-40km", name=name, observe=True) as found:
+        # Prometheus looks for targets every five seconds.
+        oracle.until(lambda: len(asked(name, "up == 1")) == 5, 20.0, "every target is up")
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+    assert servers(state_folder) == []
+
+
+def fetch(lab: str, where: str) -> str:
+    """Body of http://``where`` as it is seen from the management namespace."""
+
+    def get() -> str:
+        with urllib.request.urlopen(f"http://{where}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    return oracle.inside(oracle.netns(lab, "mgmt"), get)
+
+
+def asked(lab: str, expression: str) -> dict[Labels, float]:
+    """`promtool query instant`: labels of each sample, the metric's name as ``__name__`` left out, and its value."""
+    argv = ["ip", "netns", "exec", oracle.netns(lab, "mgmt"), "promtool", "query", "instant"]
+    found = {}
+    for line in oracle.run(*argv, f"http://{PROMETHEUS}", expression).splitlines():
+        series, arrow, value = line.partition(" => ")
+        if not arrow:
+            continue  # no sample is an empty line
+        labels = frozenset(re.findall(r'(\w+)="([^"]*)"', series))
+        found[labels] = float(value.split()[0])
+    return found
+
+
+def exported(lab: str, name: str, **labels: str) -> float:
+    """The one sample of this name whose labels are exactly these, from the exporter itself."""
+    for line in fetch(lab, f"{EXPORTER}/metrics").splitlines():
+        series, _, value = line.rpartition(" ")
+        if series.partition("{")[0] == name and dict(re.findall(r'(\w+)="([^"]*)"', series)) == labels:
+            return float(value)
+    raise AssertionError(f"no sample {name} {labels}")
+
+
+def servers(state: Path) -> list[int]:
+    """Processes that work in a folder of a lab below ``state``: Prometheus does, whatever became of the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if str((entry / "cwd").readlink()).startswith(str(state.resolve() / "labs")):
+                    found.append(int(entry.name))
+    return found
+
+
+# ---- what is scraped
+
+
+def test_promtool_finds_no_mistake_in_the_configuration(lab: testbed.Lab, state_folder: Path) -> None:
+    said = oracle.run("promtool", "check", "config", state_folder / "labs" / lab.name / "prometheus" / "prometheus.yml")
+    assert "SUCCESS" in said and "rules found" in said
+
+
+@pytest.mark.parametrize(("target", "remarks"), [(EXPORTER, [BITS]), ("172.31.0.2:9100", [])])
+def test_promtool_finds_no_mistake_in_the_metrics(lab: testbed.Lab, target: str, remarks: list[str]) -> None:
+    text = fetch(lab.name, f"{target}/metrics")
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30)
+    assert (done.stdout + done.stderr).splitlines() == remarks
+
+
+def test_every_target_says_whose_it_is(lab: testbed.Lab) -> None:
+    found = [dict(labels) for labels, value in asked(lab.name, "up").items() if value == 1]
+    assert {it.pop("lab") for it in found} == {lab.name}
+    ranks = [(it["site"], it["node"], it["rank"]) for it in found if it["job"] == "agents"]
+    assert sorted(ranks) == [
+        ("east", "east-0", "0"),
+        ("east", "east-1", "1"),
+        ("west", "west-0", "2"),
+        ("west", "west-1", "3"),
+    ]
+    assert [it["instance"] for it in found if it["job"] == "lab"] == [EXPORTER]
+
+
+def test_every_series_of_the_keeper_is_there(lab: testbed.Lab) -> None:
+    answer = json.loads(fetch(lab.name, f"{PROMETHEUS}/api/v1/label/__name__/values?match[]={{job=%22lab%22}}"))
+    assert set(WHILE_HEALTHY) <= set(answer["data"])
+
+
+def test_both_ways_of_watching_see_the_same_series(lab: testbed.Lab) -> None:
+    """What the built-in scraper stored of the ranks, and what Prometheus answers, once a job is over."""
+    expression = f'{{instance!="{EXPORTER}",__name__=~"testbed_.*"}}'
+    job = lab.train(steps=20)
+    job.wait_for(5)
+    early = asked(lab.name, "testbed_steps_total")
+    job.wait()
+    oracle.until(lambda: set(asked(lab.name, "testbed_steps_total").values()) == {20.0}, 10.0, "the last step is seen")
+    assert all(value < 20 for value in early.values())
+    lab.report()  # the built-in scraper has written its last
+    assert lab.run_directory is not None
+    lines = (lab.run_directory.path / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    stored = {it["rank"]: it["values"] for it in records if it["kind"] == "rank"}
+    mine = {
+        frozenset([("__name__", series.partition("{")[0]), *re.findall(r'(\w+)="([^"]*)"', series)]): value
+        for values in stored.values()
+        for series, value in values.items()
+    }
+
+    def seen() -> dict[Labels, float]:
+        answer = json.loads(fetch(lab.name, f"{PROMETHEUS}/api/v1/query?query={urllib.request.quote(expression)}"))
+        added = {("instance", it["metric"]["instance"]) for it in answer["data"]["result"]}
+        added |= {("job", "agents"), ("lab", lab.name)}
+        return {frozenset(it["metric"].items() - added): float(it["value"][1]) for it in answer["data"]["result"]}
+
+    theirs = seen()
+    assert len(stored) == 4
+    assert set(theirs) == set(mine)
+    # Each scrape itself crosses an interface: these two go on.
+    moving = ("testbed_transmit_bytes_total", "testbed_receive_bytes_total")
+    different = {
+        labels: (value, theirs[labels])
+        for labels, value in mine.items()
+        if dict(labels)["__name__"] not in moving and theirs[labels] != pytest.approx(value, rel=1e-9)
+    }
+    assert different == {}
+
+
+def test_a_fiber_is_counted_for_the_site_that_it_leaves(lab: testbed.Lab) -> None:
+    """50 datagrams of 1400 B from east to west, and nothing back."""
+    gateways = {site: oracle.netns(lab.name, f"{site}-gw") for site in ("east", "west")}
+    there = oracle.addresses(gateways["west"], "north")["inet"]
+
+    def receiver() -> socket.socket:
+        found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        found.bind((there, 0))
+        return found
+
+    def counted() -> dict[str, float]:
+        name = "testbed_fiber_bytes_total"
+        return {site: exported(lab.name, name, link="north", site=site) for site in gateways}
+
+    before = counted()
+    with oracle.inside(gateways["west"], receiver) as end:
+        with oracle.inside(gateways["east"], lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sender:
+            for _ in range(50):
+                sender.sendto(bytes(1400), end.getsockname())
+                time.sleep(0.0005)
+        end.settimeout(5.0)
+        for _ in range(50):
+            end.recv(2000)
+    after = counted()
+    grown = {site: after[site] - before[site] for site in gateways}
+    assert 50 * 1442 <= grown["east"] < 70 * 1442
+    assert grown["west"] < 20 * 1442
+
+
+def test_gateways_are_counted_as_the_kernel_counts_them(lab: testbed.Lab) -> None:
+    def by_ip() -> tuple[int, int]:
+        (link,) = oracle.ip(oracle.netns(lab.name, "west-gw"), "-s", "link", "show", "dev", "south")
+        return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
+
+    before = by_ip()
+    labels = {"site": "west", "node": "west-gw", "interface": "south"}
+    sent = exported(lab.name, "testbed_transmit_bytes_total", **labels)
+    received = exported(lab.name, "testbed_receive_bytes_total", **labels)
+    after = by_ip()
+    assert before[0] <= sent <= after[0] and before[1] <= received <= after[1]
+    assert sent > 0
+
+
+def test_a_cut_is_seen_and_its_heal(lab: testbed.Lab) -> None:
+    def lit(link: str) -> set[float]:
+        return set(asked(lab.name, f'testbed_link_up{{link="{link}"}}').values())
+
+    changes = asked(lab.name, "sum(testbed_link_carrier_changes_total)")
+    cuts = asked(lab.name, 'testbed_faults_total{type="cut"}')
+    with lab.cut("north"):
+        oracle.until(lambda: lit("north") == {0.0}, 5.0, "both ends are seen dark")
+        assert lit("south") == {1.0}
+        (fault,) = asked(lab.name, "testbed_fault_active")
+        assert ("type", "cut") in fault and ("target", "north") in fault
+    oracle.until(lambda: lit("north") == {1.0}, 5.0, "both ends are seen lit")
+    oracle.until(lambda: not asked(lab.name, "testbed_fault_active"), 5.0, "no fault is in force")
+    after = asked(lab.name, "sum(testbed_link_carrier_changes_total)")
+    assert [after[key] - value for key, value in changes.items()] == [4], "two gateways, there and back"
+    now = asked(lab.name, 'testbed_faults_total{type="cut"}')
+    assert [now[key] - value for key, value in cuts.items()] == [1]
+
+
+def test_one_direction_that_is_cut_is_dark_at_its_receiver(lab: testbed.Lab) -> None:
+    with lab.cut("north:west"):
+        dark = {("link", "north"), ("site", "west")}
+        oracle.until(
+            lambda: [it for it in asked(lab.name, "testbed_link_up == 0") if dark <= it], 5.0, "west sees no light"
+        )
+        assert len(asked(lab.name, "testbed_link_up == 0")) == 1
+    oracle.until(lambda: not asked(lab.name, "testbed_link_up == 0"), 5.0, "all are lit")
+
+
+def test_what_a_fiber_should_do_does_not_follow_faults(lab: testbed.Lab) -> None:
+    with lab.inject("impair", "north", delay="20ms"):
+        delays = asked(lab.name, 'testbed_fiber_delay_seconds{link="north"}')
+    assert list(delays.values()) == [pytest.approx(200e-6, rel=0.05)] * 2
+
+
+def test_the_certificate_is_what_its_file_says(lab: testbed.Lab, state_folder: Path) -> None:
+    path = state_folder / "labs" / lab.name / "certificate.json"
+
+    def agree() -> bool:
+        written = json.loads(path.read_text())
+        assert list(asked(lab.name, "testbed_certified").values()) == [float(written["verdict"] == "certified")]
+        taken = next(iter(asked(lab.name, "testbed_certificate_timestamp_seconds").values()))
+        return bool(taken == pytest.approx(written["taken_unix_s"], abs=0.01))
+
+    oracle.until(agree, 5.0, "the time of the certificate")
+    testbed.attach(lab.name).certify()
+    oracle.until(agree, 5.0, "the time of the new one")
+    north = next(it for it in json.loads(path.read_text())["links"] if it["name"] == "north")
+    west = next(it for it in north["directions"] if it["direction"] == "north:west")
+    leaves_east = {"link": "north", "site": "east"}
+    assert exported(lab.name, "testbed_certificate_tolerance_seconds", **leaves_east) == west["tolerance_s"]
+    error = exported(lab.name, "testbed_certificate_delay_error_seconds", **leaves_east)
+    assert error == pytest.approx(west["error_s"]["median"])
+
+
+def test_who_asks_and_stays_silent_keeps_nobody_waiting(lab: testbed.Lab) -> None:
+    management = oracle.netns(lab.name, "mgmt")
+    address = ("172.31.0.1", 9101)
+    silent = [oracle.inside(management, lambda: socket.create_connection(address, 5)) for _ in range(5)]
+    try:
+        began = time.monotonic()
+        assert "testbed_emulator_up 1.0" in fetch(lab.name, f"{EXPORTER}/metrics")
+        assert time.monotonic() - began < 1.5
+    finally:
+        for each in silent:
+            each.close()
+
+
+def test_another_page_is_not_there(lab: testbed.Lab) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        fetch(lab.name, f"{EXPORTER}/")
+
+
+# ---- who it is
+
+
+def test_the_server_has_no_privileges_and_is_nowhere_else(lab: testbed.Lab, state_folder: Path) -> None:
+    (pid,) = servers(state_folder)
+    fields = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    assert set(fields["Uid"].split()) == set(fields["Gid"].split()) == {"65534"}
+    assert fields["Groups"].split() == []
+    assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+    management = Path("/run/netns", oracle.netns(lab.name, "mgmt")).stat().st_ino
+    assert Path(f"/proc/{pid}/ns/net").stat().st_ino == management
+    environment = Path(f"/proc/{pid}/environ").read_bytes().decode()
+    assert "TESTBED" not in environment, "what we were started with is none of its business"
+
+
+def test_the_lab_says_that_it_is_observed(lab: testbed.Lab, command: oracle.Command) -> None:
+    assert "emulator fiberd, observed" in " ".join(command("status", "-l", lab.name).stdout.split())
+    assert json.loads(command("status", "-l", lab.name, "--json").stdout)["prometheus"] == PROMETHEUS
+
+
+@pytest.mark.parametrize("words", [[], ["--no-agents"]])
+def test_a_dry_run_shows_the_step(command: oracle.Command, words: list[str]) -> None:
+    *_, last = command("up", "metro-40km", "--observe", "--dry-run", *words).stdout.splitlines()
+    ranks = 0 if words else 4
+    assert last == f"prometheus mgmt: {PROMETHEUS} scrapes {ranks} ranks and {EXPORTER}, the keeper"
+    assert "prometheus" not in command("up", "metro-40km", "--dry-run", *words).stdout
+
+
+# ---- testbed observe
+
+
+@contextlib.contextmanager
+def observing(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`testbed observe` as a process, and the URL that it says first."""
+    argv = [sys.executable, "-m", "testbed.cli.main", "observe", *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            yield child, child.stdout.readline().strip()
+        finally:
+            child.kill()
+
+
+def test_observe_leads_a_port_of_this_host_to_it_until_ctrl_c(lab: testbed.Lab) -> None:
+    with observing(lab.name, "--port", "0") as (child, url):
+        host, port = re.fullmatch(r"http://([\d.]+):(\d+)", url).groups()  # type: ignore[union-attr]
+        assert host == "127.0.0.1"
+        listening = f"{socket.htonl(int.from_bytes(socket.inet_aton(host), 'big')):08X}:{int(port):04X}"
+        assert listening in Path("/proc/net/tcp").read_text()
+        for _ in range(3):
+            with urllib.request.urlopen(f"{url}/api/v1/query?query=up", timeout=10) as answer:
+                assert len(json.load(answer)["data"]["result"]) == 5
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=10)
+        assert child.returncode == 130 and "Traceback" not in out + err
+    with pytest.raises(OSError):
+        socket.create_connection((host, int(port)), 1).close()
+
+
+def test_a_port_that_is_taken_is_said_so(lab: testbed.Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is in use; choose another with --port"):
+            lab.observe(port)
+
+
+def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folder: Path) -> None:
+    with testbed.up("metro-40km", name=lab_name, agents=False) as plain:
+        with pytest.raises(UserError, match=f"lab {lab_name} is not observed; .* testbed up --observe"):
+            plain.observe(0)
+        assert plain.prometheus == plain.status().prometheus == ""
+        assert oracle.run("ip", "netns", "exec", oracle.netns(lab_name, "mgmt"), "ss", "-ltnH") == ""
+        folder = state_folder / "labs" / lab_name
+        assert not (folder / "prometheus").exists() and not (folder / "prometheus.log").exists()
+
+
+# ---- trouble
+
+
+def test_two_observed_labs_are_apart(lab: testbed.Lab, lab_name: str) -> None:
+    with testbed.up("intra-metro-5km", name=lab_name, agents=False, observe=True):
+        oracle.until(lambda: asked(lab_name, 'up{job="lab"} == 1'), 20.0, "its own exporter is scraped")
+        assert {dict(labels)["lab"] for labels in asked(lab_name, "testbed_link_up")} == {lab_name}
+    assert len(asked(lab.name, "up == 1")) == 5
+
+
+def test_killed_with_its_keeper_and_down_leaves_nothing(lab_name: str, state_folder: Path, lab: testbed.Lab) -> None:
+    others = servers(state_folder)
+    testbed.up("metro-40km", name=lab_name, agents=False, observe=True)
+    (mine,) = set(servers(state_folder)) - set(others)
+    oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+    oracle.until(lambda: not Path(f"/proc/{mine}").exists(), 5.0, "it dies with the keeper")
+    assert testbed.down(lab_name) is True
+    assert oracle.left_behind(lab_name, state_folder) == []
+    assert servers(state_folder) == others
+
+
+def test_that_it_ended_is_told_and_stops_nothing_else(
+    lab_name: str, state_folder: Path, lab: testbed.Lab, command: oracle.Command
+) -> None:
+    others = servers(state_folder)
+    with testbed.up("metro-40km", name=lab_name, agents=False, observe=True) as mine:
+        with observing(lab_name, "--port", "0") as (child, _):
+            oracle.kill(list(set(servers(state_folder)) - set(others)))
+            _, err = child.communicate(timeout=10)
+            assert child.returncode == LabError.exit_code and f"the prometheus of lab {lab_name} has ended" in err
+        (why,) = mine.status().why
+        assert why == "its prometheus was killed by SIGKILL: it is not observed any more"
+        assert mine.status().state == "degraded"
+        with pytest.raises(LabError, match="was killed by SIGKILL"):
+            mine.observe(0)
+        assert "prometheus was killed by SIGKILL: the lab goes on, unobserved" in command("logs", "-l", lab_name).stdout
+        with mine.cut("north"):
+            assert oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")
+
+
+def test_without_the_program_nothing_is_built(
+    lab_name: str, state_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingTool, match=r"prometheus is missing: .*install it with: apt-get install prometheus"):
+        testbed.up("metro-40km", name=lab_name, agents=False, observe=True)
+    assert not (state_folder / "labs" / lab_name).exists()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may look into; pytest's own are closed to the user that the server runs as."""
+    with tempfile.TemporaryDirectory(prefix="testbed-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_one_that_does_not_come_up_is_quoted_and_the_lab_undone(
+    lab_name: str, state_folder: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = open_folder / "prometheus"
+    fake.write_text("#!/bin/sh\necho 'err=\"no room for the head block\"' >&2\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{open_folder}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises((LabError, HostError), match=r"prometheus ended with status 3: .*no room for the head block"):
+        testbed.up("metro-40km", name=lab_name, agents=False, observe=True)
+    assert oracle.left_behind(lab_name, state_folder) == []
