@@ -6,8 +6,8 @@ Commands talk to it over a socket in the lab's folder (``service.py``); its verb
 ``do_``.
 
 Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events,
-faults' times, scheduled faults, protection's, the emulator and the agents. If the keeper dies its children die with it; `down` and
-`heal` then work from the journal alone (``testbed.lab.recovery``).
+faults' times, scheduled faults, protection's times, the emulator and the agents. If the keeper dies its children die
+with it; `down` and `heal` then work from the journal alone (``testbed.lab.recovery``).
 """
 
 from __future__ import annotations
