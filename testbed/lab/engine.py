@@ -58,6 +58,24 @@ class Engine:
             self.journal.undone(waiting)
             raise
 
+    def apply_together(self, plans: Mapping[str, Plan]) -> None:
+        """Apply the plans of several owners as one: written down in one write, their settings set at once and first.
+
+        On any error what was begun stays in the journal, as with :meth:`apply`.
+        """
+        if len(plans) == 1:
+            ((owner, plan),) = plans.items()
+            return self.apply(owner, plan)
+        entries = self.journal.intend_all(plans)
+        makings = deque(it for it in entries if not isinstance(it.step, Setting))
+        try:
+            self._assign([it for it in entries if isinstance(it.step, Setting)])
+            while makings:
+                self._make(makings)
+        except BaseException:
+            self.journal.undone(makings)
+            raise
+
     def _make(self, waiting: deque[Entry]) -> None:
         """Make the first of ``waiting`` and take it off; one whose name is taken was not begun."""
         entry = waiting.popleft()

@@ -116,6 +116,14 @@ class Journal:
         """Write down a plan, all of it in one write, before any of it is applied."""
         return self.exchange(owner, (), plan)
 
+    def intend_all(self, plans: Mapping[str, Iterable[Step]]) -> list[Entry]:
+        """Write down the plans of several owners, all of them in one write."""
+        owned = [(owner, step) for owner, plan in plans.items() for step in plan]
+        fresh = [Entry(number, owner, step) for number, (owner, step) in enumerate(owned, self._next)]
+        self._write({"id": it.id, "owner": it.owner, "intend": steps.to_dict(it.step)} for it in fresh)
+        self._stand(fresh)
+        return fresh
+
     def exchange(self, owner: str, old: Iterable[Entry], plan: Iterable[Step]) -> list[Entry]:
         """Forget ``old`` and write down ``plan`` in its place, in one write: a crash leaves either, never neither."""
         gone = list(old)
@@ -161,9 +169,13 @@ class Journal:
 
     def note(self, kind: str, **content: Any) -> None:
         """Something to remember across a crash that is not a Step (a fault's times)."""
-        record = {"note": kind, **content}
-        self._write([record])
-        self.notes.append(record)
+        self.note_all(kind, [content])
+
+    def note_all(self, kind: str, contents: Iterable[Mapping[str, Any]]) -> None:
+        """Several notes in one write."""
+        records = [{"note": kind, **content} for content in contents]
+        self._write(records)
+        self.notes.extend(records)
 
     def owned(self, owner: str) -> list[Entry]:
         """What stands of ``owner``. Any thread may ask, while the engine's goes on writing."""
