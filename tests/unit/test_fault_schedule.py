@@ -75,8 +75,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def cut(link: str, planned_t: float, for_s: float | None = None) -> tuple[dict[str, Any], Compiled]:
-    fault = {"type": "cut", "target": link, "links": [link], "parameters": {}, "for_s": for_s, "planned_t": planned_t}
-    return fault, Compiled.at_once("dark", (Carrier("plant", f"{link}-a", False),), (link,))
+    fault = {"type": "cut", "target": link, "links": [link], "nodes": [], "parameters": {}, "for_s": for_s}
+    return {**fault, "planned_t": planned_t}, Compiled.at_once("dark", (Carrier("plant", f"{link}-a", False),), (link,))
 
 
 def test_each_begins_at_its_time_and_in_order(bench: Bench) -> None:
