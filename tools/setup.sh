@@ -65,6 +65,22 @@ check_machine() {
 
 # ---- Debian packages for tests
 
+readonly policy=/usr/sbin/policy-rc.d
+
+# Debian starts the service of what it installs (deb-systemd-invoke asks this file first). Tests start their own docker
+# and prometheus; the host's would take port 9090, and was not asked for. A policy that is there already is left alone.
+hold_services() {
+    [ ! -e "$policy" ] || return 0
+    trap release_services EXIT
+    printf '#!/bin/sh\n# by %s, while it installs\nexit 101\n' "$0" >"$policy"
+    chmod 755 "$policy"
+}
+
+release_services() {
+    ! grep -qs "by $0, while" "$policy" || rm -f "$policy"
+    trap - EXIT
+}
+
 install_test_tools() {
     local -a missing=()
     have iperf3 || missing+=(iperf3)
@@ -73,12 +89,14 @@ install_test_tools() {
     have dockerd || missing+=(docker.io)
     have iptables || missing+=(iptables)
     have debootstrap || missing+=(debootstrap)
+    { have prometheus && have promtool; } || missing+=(prometheus)
     [ "${#missing[@]}" -gt 0 ] || return 0
     if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
         warn "tests that need ${missing[*]} are skipped; install with: sudo apt-get install ${missing[*]}"
         return 0
     fi
     say "installing Debian packages: ${missing[*]}"
+    hold_services
     local -a apt=(apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
     if ! { DEBIAN_FRONTEND=noninteractive "${apt[@]}" update &&
         DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "${missing[@]}"; } \
@@ -86,6 +104,7 @@ install_test_tools() {
         tail -n 3 "$log.apt" >&2
         warn "apt-get failed (its words: $log.apt): tests that need ${missing[*]} are skipped"
     fi
+    release_services
 }
 
 # Labs of containers are made by a docker daemon of the tests' own; the machine's need not run.

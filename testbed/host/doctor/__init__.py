@@ -21,6 +21,7 @@ def examine() -> tuple[Check, ...]:
         *kernel.emulators(tried),
         *programs.tools(),
         programs.torch(),
+        programs.prometheus(),
         *machine.resources(),
         *machine.clock(),
         *machine.headroom(),

@@ -10,9 +10,10 @@ from typing import Final
 
 from testbed.errors import TestbedError
 from testbed.host import containerlab, docker_client, images
+from testbed.host import prometheus as prometheus_host
 from testbed.host.doctor.check import AS_ROOT, Check, State
 
-__all__ = ["containers", "tools", "torch"]
+__all__ = ["containers", "prometheus", "tools", "torch"]
 
 _NO_TRAINING: Final = "fibers come up without it, training does not"
 
@@ -26,6 +27,17 @@ def tools() -> Iterator[Check]:
         state: State = "ok" if not lacking else "missing"
         detail = f"{purpose}: {', '.join(lacking)} not found" if lacking else purpose
         yield Check(name, state, detail, f"apt-get install {package}" if lacking else "", needed)
+
+
+def prometheus() -> Check:
+    if shutil.which("prometheus") is None:
+        return Check(
+            "prometheus",
+            "missing",
+            "up --observe runs one in the lab; all else does without",
+            prometheus_host.INSTALL,
+        )
+    return Check("prometheus", "ok", "up --observe runs one in the lab; the host's own service has no part in it")
 
 
 def torch() -> Check:
