@@ -1,4 +1,4 @@
-"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab`` and ``look``, a thin layer over the library."""
+"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab``, ``look``, ``audit``; all thin layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 
 from testbed import __version__
-from testbed.cli import containers, lab, look, screen, streams, verb, work
+from testbed.cli import audit, containers, lab, look, screen, streams, verb, work
 from testbed.cli.streams import OutputError
 from testbed.errors import HostError
 
 __all__ = ["app", "main"]
 
 app = verb.app
-_VERBS = (work, lab, look, containers)  # importing them is what registers the verbs
+_VERBS = (work, lab, look, audit, containers)  # importing them is what registers the verbs
 app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
 
 
