@@ -1,0 +1,67 @@
+"""`up --observe` on containers: Prometheus is a process of the host's inside the network of the container `mgmt`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from contract.lab_contract import FILE
+
+import testbed
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"
+    ),
+]
+
+
+def asked(url: str, expression: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.request.quote(expression)}", timeout=10) as answer:
+        return list(json.load(answer)["data"]["result"])
+
+
+def servers(folder: Path) -> list[int]:
+    """Processes that work in this folder, also when it is gone."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if str((entry / "cwd").readlink()).startswith(str(folder.resolve())):
+                    found.append(int(entry.name))
+    return found
+
+
+def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
+    containers: str, lab_name: str, tmp_path: Path, state_folder: Path
+) -> None:
+    path, folder = tmp_path / "two.yaml", state_folder / "labs" / lab_name / "prometheus"
+    path.write_text(FILE)
+    lab = testbed.up(testbed.load(str(path)), name=lab_name, driver="containerlab", observe=True)
+    try:
+        (server,) = servers(folder)
+        mgmt = subprocess.run(
+            ["docker", "inspect", "--format", "{{.State.Pid}}", f"clab-{lab_name}-mgmt"],
+            check=True, capture_output=True, text=True,
+        ).stdout.strip()  # fmt: skip
+        assert Path(f"/proc/{server}/ns/net").readlink() == Path(f"/proc/{mgmt}/ns/net").readlink()
+        with lab.observe(0) as forwarder:
+            oracle.until(lambda: len(asked(forwarder.url, "up == 1")) == 3, 20.0, "two ranks and the keeper are up")
+            sent = asked(forwarder.url, 'testbed_transmit_bytes_total{node="east-gw",interface="north"}')
+            assert float(sent[0]["value"][1]) > 0
+            with lab.cut("south"):
+                oracle.until(lambda: len(asked(forwarder.url, "testbed_link_up == 0")) == 2, 5.0, "both ends are dark")
+            oracle.until(lambda: not asked(forwarder.url, "testbed_link_up == 0"), 5.0, "both are lit")
+        # A container is no shelter: what runs in its network is not its child, and does not end with it.
+        oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+    finally:
+        assert testbed.down(lab_name) is True
+    assert servers(folder) == []
