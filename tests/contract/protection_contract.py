@@ -1,0 +1,171 @@
+"""What users of a protected link see, whichever emulator it is on: subclass and give ``lab``.
+
+The oracles are ping, with the kernel's timestamps, and the kernel's own count of lost carriers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+
+FILE = """
+scale: 1000
+defaults: {link: {optics: OpenZR+}}
+sites: {east: {}, west: {}}
+ducts: {bridge: 3 km, motorway: 37 km, coast: 437 km, valley: 337 km}
+links:
+  one: {between: [east, west], via: [bridge, motorway],
+        protection: {type: 1+1, via: [bridge, coast], switch: SWITCH, wait_to_restore: 1s}}
+  two: {between: [east, west], via: [motorway],
+        protection: {type: restoration, via: [valley], switch: 1s, wait_to_restore: 1s}}
+"""
+GATEWAYS = ("east-gw", "west-gw")
+EVERY_S = 0.004
+ERROR_S = 1e-3
+"""Of a median RTT on a machine with one noisy CPU; the paths are 3 and 4 ms apart."""
+
+
+class Pings:
+    """A ping every 4 ms between the two ends of a link, as long as the block lasts; when each answer came."""
+
+    def __init__(self, lab: testbed.Lab, link: str) -> None:
+        self._netns = oracle.netns(lab.name, "east-gw")
+        self._to = oracle.addresses(oracle.netns(lab.name, "west-gw"), link)["inet"]
+
+    def __enter__(self) -> Pings:
+        argv = ["ip", "netns", "exec", self._netns, "ping", "-D", "-n", "-i", str(EVERY_S), self._to]
+        self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        time.sleep(0.2)  # some before; how many does not matter
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        time.sleep(0.2)
+        self._process.send_signal(2)
+        said = self._process.communicate(timeout=10)[0]
+        found = re.findall(r"^\[([\d.]+)\].*icmp_seq=(\d+) .*time=([\d.]+) ms", said, re.MULTILINE)
+        self.answers = [(float(at), int(number), float(rtt_ms) / 1e3) for at, number, rtt_ms in found]
+
+    def gap_s(self) -> float:
+        """How long no answer came, around the pings that have none: the time that was dark, and up to two pings more.
+
+        0 if every ping was answered.
+        """
+        around = [
+            (after[0] - before[0]) for before, after in itertools.pairwise(self.answers) if after[1] > before[1] + 1
+        ]
+        return max(around, default=0.0)
+
+
+def protected_lab(folder: Path, emulator: str, switch_s: float = 0.05) -> AbstractContextManager[testbed.Lab]:
+    """A lab of :data:`FILE`, 1+1 within ``switch_s``.
+
+    Uncertified is allowed: one noisy CPU may push a median out of tolerance.
+    """
+    file = folder / "protected.yaml"
+    file.write_text(FILE.replace("SWITCH", f"{switch_s * 1e3:g}ms"))
+    return testbed.up(str(file), name=oracle.unused_name(), agents=False, emulator=emulator, allow_uncertified=True)
+
+
+class ProtectionContract:
+    switch_s = 0.05
+    late_s = 0.010 + 2 * EVERY_S
+    """How much longer than the switch no answer comes, of three the median."""
+
+    @pytest.fixture(autouse=True)
+    def _on_the_working_path(self, lab: testbed.Lab) -> Iterator[None]:
+        yield
+        lab.heal()
+        self.until_on(lab, "one", None)
+        self.until_on(lab, "two", None)
+
+    @staticmethod
+    def says(lab: testbed.Lab, link: str) -> str | None:
+        """What status tells of the protection of a link, beside its faults."""
+        (found,) = (it for it in lab.status().links if it.name == link)
+        return next((it for it in found.phases if it in ("on protection", "switching", "dark")), None)
+
+    def until_on(self, lab: testbed.Lab, link: str, state: str | None) -> None:
+        oracle.until(lambda: self.says(lab, link) == state, 8.0, f"{link} is {state or 'on its working path'}")
+
+    @staticmethod
+    def rtt_s(lab: testbed.Lab, link: str) -> float:
+        to = oracle.addresses(oracle.netns(lab.name, "west-gw"), link)["inet"]
+        return statistics.median(oracle.ping(oracle.netns(lab.name, "east-gw"), to, count=20))
+
+    @staticmethod
+    def downs(lab: testbed.Lab, link: str) -> list[int]:
+        counter = f"/sys/class/net/{link}/carrier_down_count"
+        return [
+            int(oracle.run("ip", "netns", "exec", oracle.netns(lab.name, gateway), "cat", counter))
+            for gateway in GATEWAYS
+        ]
+
+    def test_1_plus_1_is_a_short_gap_that_no_port_sees_then_the_second_path(self, lab: testbed.Lab) -> None:
+        before, bare, gaps, backs = self.downs(lab, "one"), self.rtt_s(lab, "one"), [], []
+        for _ in range(3):
+            with Pings(lab, "one") as there, lab.cut("one"):
+                self.until_on(lab, "one", "on protection")
+                # 400 km more, at 5 us per km, there and back
+                assert self.rtt_s(lab, "one") - bare == pytest.approx(4e-3, abs=ERROR_S)
+            gaps.append(there.gap_s())
+            with Pings(lab, "one") as back:
+                self.until_on(lab, "one", None)
+            backs.append(back.gap_s())
+            assert self.rtt_s(lab, "one") == pytest.approx(bare, abs=ERROR_S)
+        # The switch, 4 ms that the first answer takes longer, and what lies between two pings. Back: 50 ms at most.
+        assert self.switch_s <= statistics.median(gaps) <= self.switch_s + self.late_s, gaps
+        assert statistics.median(backs) <= 0.050 + self.late_s, backs
+        assert self.downs(lab, "one") == before, "routing never sees it"
+
+    def test_what_both_paths_share_is_not_protected(self, lab: testbed.Lab) -> None:
+        with lab.cut("bridge"):
+            for gateway in GATEWAYS:
+                oracle.until(
+                    lambda at=gateway: oracle.no_carrier(oracle.netns(lab.name, at), "one"), 3.0, "one is dark"
+                )  # type: ignore[misc]
+            assert self.says(lab, "one") == "dark"
+        oracle.until(lambda: not oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "one"), 3.0, "one is lit")
+
+    def test_two_cuts_in_the_two_paths_are_dark_and_heal_in_any_order(self, lab: testbed.Lab) -> None:
+        east, bare = oracle.netns(lab.name, "east-gw"), self.rtt_s(lab, "one")
+        first = lab.cut("one")
+        self.until_on(lab, "one", "on protection")
+        second = lab.cut("coast")
+        oracle.until(lambda: oracle.no_carrier(east, "one"), 3.0, "both paths are cut")
+        first.heal()
+        self.until_on(lab, "one", None)
+        oracle.until(lambda: not oracle.no_carrier(east, "one"), 3.0, "the working path is lit")
+        assert self.rtt_s(lab, "one") == pytest.approx(bare, abs=ERROR_S)
+        second.heal()
+        assert self.says(lab, "one") is None
+
+    def test_restoration_loses_the_carrier_for_a_second_and_comes_back_longer(self, lab: testbed.Lab) -> None:
+        before, bare, east = self.downs(lab, "two"), self.rtt_s(lab, "two"), oracle.netns(lab.name, "east-gw")
+        began = time.monotonic()
+        with lab.cut("two"):
+            oracle.until(lambda: oracle.no_carrier(east, "two"), 0.9, "the carrier is lost")
+            oracle.until(lambda: not oracle.no_carrier(east, "two"), 4.0, "it is restored")
+            assert time.monotonic() - began >= 1.0
+            self.until_on(lab, "two", "on protection")
+            # 300 km more
+            assert self.rtt_s(lab, "two") - bare == pytest.approx(3e-3, abs=ERROR_S)
+        self.until_on(lab, "two", None)
+        assert [after - it for after, it in zip(self.downs(lab, "two"), before, strict=True)] == [1, 1]
+
+    def test_events_tell_each_switch_and_when(self, lab: testbed.Lab, tmp_path: Path) -> None:
+        with lab.cut("one"):
+            self.until_on(lab, "one", "on protection")
+        log = [line for line in lab.logs() if "protection-switched link=one was=switching to=protection" in line]
+        times = {key: float(value) for key, value in re.findall(r"(\w+_t)=([\d.]+)", log[-1])}
+        assert times["planned_t"] <= times["command_t"] <= times["ack_t"]

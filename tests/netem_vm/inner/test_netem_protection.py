@@ -1,0 +1,32 @@
+"""Protected links of a lab on netem: the contract."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contract.protection_contract import ProtectionContract, protected_lab
+
+import testbed
+from testbed.host.netem import available
+
+WHY_NOT = available() if os.geteuid() == 0 else "needs root"
+if WHY_NOT:
+    pytest.skip(f"netem: {WHY_NOT}; test_in_vm.py runs this on a kernel that has it", allow_module_level=True)
+pytestmark = pytest.mark.netns
+
+SWITCH_S = 0.4
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterator[testbed.Lab]:
+    with protected_lab(tmp_path_factory.mktemp("t"), "netem", SWITCH_S) as made:
+        yield made
+
+
+class TestProtectionOnNetem(ProtectionContract):
+    # The one CPU of this machine is away for tens of milliseconds at a time: 50 ms could pass between two pings.
+    switch_s = SWITCH_S
+    late_s = 0.3
