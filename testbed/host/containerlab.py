@@ -26,6 +26,7 @@ from testbed.host import namespace, netlink
 from testbed.host.docker_client import INSTALL, NotThere, client, translated
 from testbed.host.driver import Facts
 from testbed.host.graft import graft
+from testbed.host.process_watch import ProcessWatch
 
 __all__ = [
     "OLDEST",
@@ -33,6 +34,8 @@ __all__ = [
     "Containerlab",
     "agent_user",
     "container_name",
+    "dead",
+    "living_netns",
     "missing",
     "netns_of",
     "refuse_taken",
@@ -58,6 +61,27 @@ def container_name(lab: str, node: str) -> str:
 def netns_of(lab: str, node: str) -> Path:
     """Handle of a container's network namespace, as containerlab names it for ``ip netns``."""
     return namespace.netns_path(container_name(lab, node))
+
+
+def living_netns(lab: str, node: str) -> Path | None:
+    """As :func:`netns_of`; None if there is no container of that name. Raises HostError if it does not run any more.
+
+    The handle is a link into /proc, which a process that got the same number since would make one of the host's own.
+    """
+    found = netns_of(lab, node)
+    if not found.is_symlink():
+        return found if found.exists() else None
+    if namespace.inode(found) in (0, namespace.inode("/proc/self/ns/net")):
+        raise HostError(dead(lab, node))
+    return found
+
+
+def dead(lab: str, node: str) -> str:
+    """What is said of a container that has ended by itself."""
+    return (
+        f"the container of {node} does not run any more (docker inspect {container_name(lab, node)});"
+        f" take the lab down with: testbed down {lab}"
+    )
 
 
 def topology_file(folder: Path, lab: str) -> Path:
@@ -140,25 +164,26 @@ class Containerlab:
     Args:
         lab: name of the lab, and of containerlab's.
         folder: of the lab's state: the topology file lies in it, and containerlab's own folder.
+        died: called with the node, from a thread, when one of the containers that were made here ends unasked.
     """
 
     kinds = (Containers,)
 
-    def __init__(self, lab: str, folder: Path) -> None:
-        self._lab, self._folder = lab, folder
+    def __init__(self, lab: str, folder: Path, died: Callable[[str], None] | None = None) -> None:
+        self._lab, self._folder, self._died = lab, folder, died
+        self._watch: ProcessWatch | None = None
         self._file = topology_file(folder, lab)
 
     def path(self, node: str) -> Path | None:
-        """Network namespace of a container, as containerlab names it for ``ip netns``; None if there is none of it."""
-        found = netns_of(self._lab, node)
-        return found if found.exists() else None
+        """Network namespace of a container; None if there is none. Raises HostError if it does not run any more."""
+        return living_netns(self._lab, node)
 
     def show(self, folder: Path, nodes: Sequence[str]) -> None:
         """Have a folder of the host inside these containers too, at the same path. Raises HostError."""
         pids = self._pids()
         for node in nodes:
             if not pids.get(node):
-                raise HostError(f"the container of {node} does not run any more")
+                raise HostError(dead(self._lab, node))
             graft(folder, pids[node])
 
     def own(self, folder: Path) -> None:
@@ -178,14 +203,24 @@ class Containerlab:
             raise StorageError(f"cannot write {self._file}: {error.strerror}") from error
         bound = _DEPLOY_BASE_S + _DEPLOY_EACH_S * len(step.names)
         # What comes next is made ready while containerlab works.
-        self._containerlab(["deploy", "--topo", str(self._file)], bound, meanwhile=netlink.prepare)
+        try:
+            said = self._containerlab(["deploy", "--topo", str(self._file)], bound, meanwhile=netlink.prepare)
+        except HostError as error:
+            raise HostError(f"{error}{self._late()}") from error
+        for name in step.names:
+            if complaint := _complaint(said, name):
+                raise HostError(f"the network of {name} was not set up: {complaint}")
         pids = self._pids()
         if lacking := [name for name in step.names if not pids.get(name)]:
             raise HostError(f"containers do not run: {', '.join(lacking)}{self._last_words(lacking[0])}")
         self._await_networks(step.names, pids)
+        if self._died is not None:
+            self._watch = ProcessWatch(pids, self._died)
         return {"pids": pids}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         failure: HostError | None = None
         if self._file.exists() and self._ours():
             try:
@@ -195,7 +230,7 @@ class Containerlab:
         for container in self._ours():
             with contextlib.suppress(NotThere), translated(f"remove the container {container.short_id}"):
                 container.remove(force=True, v=True)
-        self._sweep(step.names if isinstance(step, Containers) else ())
+        self._sweep(step.names if isinstance(step, Containers) else (), facts.get("pids", {}))
         if failure is not None and self._ours():
             raise failure
 
@@ -214,7 +249,8 @@ class Containerlab:
     def _pids(self) -> dict[str, int]:
         return {it.labels["clab-node-name"]: int(it.attrs["State"]["Pid"]) for it in self._ours(whole=True)}
 
-    def _containerlab(self, words: Sequence[str], bound_s: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def _containerlab(self, words: Sequence[str], bound_s: float, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Run containerlab; what it said. Raises MissingTool, HostError."""
         tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")
         if tool is None or setpriv is None:
             raise MissingTool("containerlab" if tool is None else "setpriv", INSTALL)
@@ -236,18 +272,28 @@ class Containerlab:
             raise
         if child.returncode != 0:
             raise HostError(f"containerlab {words[0]} failed: {_essence(words_said)}")
+        return words_said
 
     def _await_networks(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
-        """Each container marks its file system when its addresses and routes are set."""
         until = time.monotonic() + _READY_BOUND_S
         waiting = list(names)
-        while waiting := [it for it in waiting if not Path(f"/proc/{pids[it]}/root{READY_FILE}").exists()]:
+        while waiting := [it for it in waiting if not _ready(pids[it])]:
             if time.monotonic() > until:
                 raise HostError(f"the network of {', '.join(waiting)} was not set up{self._last_words(waiting[0])}")
             time.sleep(0.02)
         for name in names:
             with netlink.Namespace(netns_of(self._lab, name)) as space:
                 space.up("lo")
+
+    def _late(self) -> str:
+        """Which containers run and have no network yet, to be appended; empty if docker does not tell."""
+        with contextlib.suppress(HostError):
+            late = [
+                it for it, pid in self._pids().items() if pid and not Path(f"/proc/{pid}/root{READY_FILE}").exists()
+            ]
+            if late:
+                return f"; without a network {'is' if len(late) == 1 else 'are'} {', '.join(sorted(late))}"
+        return ""
 
     def _last_words(self, node: str) -> str:
         try:
@@ -258,12 +304,14 @@ class Containerlab:
         words = raw.decode(errors="replace").strip()
         return f"; the last lines of {node}: {words}" if words else ""
 
-    def _sweep(self, names: Sequence[str]) -> None:
+    def _sweep(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
         """What a containerlab that was killed leaves on the host."""
         for name in names:
             with contextlib.suppress(OSError):
                 handle = netns_of(self._lab, name)
-                if handle.is_symlink() and not handle.exists():
+                # Of the process that the container had, even if its number is somebody else's by now; else it dangles.
+                ours = handle.is_symlink() and str(handle.readlink()) == f"/proc/{pids.get(name)}/ns/net"
+                if ours or (handle.is_symlink() and not handle.exists()):
                     handle.unlink()
         with contextlib.suppress(FileNotFoundError):
             (_SSH / f"clab-{self._lab}.conf").unlink()
@@ -275,6 +323,11 @@ class Containerlab:
                 _HOSTS.write_text(kept)
         shutil.rmtree(self._folder / f"clab-{self._lab}", ignore_errors=True)
         self._file.unlink(missing_ok=True)
+
+
+def _ready(pid: int) -> bool:
+    """Whether the container whose first process this is has its addresses and routes: then it marks its file system."""
+    return Path(f"/proc/{pid}/root{READY_FILE}").exists()
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -292,3 +345,15 @@ def _essence(words: str) -> str:
     lines = [line for line in lines if line and not line.startswith(("INFO", "│", "╭", "├", "╰"))]
     start = next((index for index, line in enumerate(lines) if line.startswith("ERR")), 0)
     return " ".join(lines[start:])[:600] or "it said nothing"
+
+
+def _complaint(words: str, node: str) -> str:
+    """The last lines of the command that failed in a node, from containerlab's output; empty if none failed.
+
+    It says ``node=east-0 rc=2 stdout="" stderr=…``, and exits with 0; several lines are framed by │.
+    """
+    found = re.search(rf'\bnode={re.escape(node)} rc=(\d+)(?s:.*?)\bstderr=("[^"\n]*"|(?:\s*\n\s*│.*)+|\S*)', words)
+    if found is None or found[1] == "0":
+        return ""
+    lines = [line.strip(' │"') for line in found[2].splitlines()]
+    return "; ".join([line for line in lines if line][-5:]) or f"its command ended with status {found[1]}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,11 +19,13 @@ from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
 if TYPE_CHECKING:
     from docker import DockerClient
 
-__all__ = ["INSTALL", "NotThere", "client", "translated", "why_not"]
+__all__ = ["INSTALL", "NotThere", "client", "refuse_silence", "translated", "why_not"]
 
 INSTALL: Final = "sudo tools/install-containerlab.sh (in the testbed's repository; docs/containerlab.md)"
 ANSWER_BOUND_S: Final = 60
 _SOCKET: Final = Path("/var/run/docker.sock")
+_DOES_NOT_RUN: Final = "docker does not run; start it: service docker start"
+_NO_PERMISSION: Final = "no permission for docker's socket; use sudo, or join the group docker"
 
 
 class NotThere(HostError):
@@ -35,7 +39,9 @@ def client() -> DockerClient:
     Raises MissingTool, NotAllowed or HostError.
     """
     if not os.environ.get("DOCKER_HOST") and not _SOCKET.exists():
-        raise MissingTool("docker", INSTALL, "its socket is not there: it is not installed, or does not run")
+        if shutil.which("dockerd") is None:
+            raise MissingTool("docker", INSTALL)
+        raise HostError(_DOES_NOT_RUN)
     import docker
 
     with translated("reach the docker daemon"):
@@ -51,6 +57,21 @@ def why_not() -> str:
     except TestbedError as error:
         return str(error)
     return ""
+
+
+def refuse_silence() -> None:
+    """Raise NotAllowed or HostError if nobody listens at docker's socket: at a thousandth of what the SDK costs."""
+    kind, _, path = (os.environ.get("DOCKER_HOST") or f"unix://{_SOCKET}").partition("://")
+    if kind != "unix":
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as asking:
+        asking.settimeout(ANSWER_BOUND_S)
+        try:
+            asking.connect(path)
+        except PermissionError as error:
+            raise NotAllowed(_NO_PERMISSION) from error
+        except OSError as error:
+            raise HostError(_DOES_NOT_RUN) from error
 
 
 @contextlib.contextmanager
@@ -80,7 +101,9 @@ def _translation(error: Exception, doing: str) -> TestbedError | None:
     if not isinstance(error, docker.errors.DockerException | requests.exceptions.RequestException):
         return None
     if "PermissionError" in words or "Permission denied" in words:
-        return NotAllowed(f"could not {doing}: no permission for docker's socket; use sudo, or join the group docker")
+        return NotAllowed(f"could not {doing}: {_NO_PERMISSION}")
     if "FileNotFoundError" in words or "ConnectionRefused" in words or "Connection refused" in words:
-        return HostError(f"could not {doing}: docker does not run; start it: service docker start")
+        return HostError(f"could not {doing}: {_DOES_NOT_RUN}")
+    if isinstance(error, requests.exceptions.Timeout):
+        return HostError(f"could not {doing}: docker did not answer within {ANSWER_BOUND_S} s")
     return HostError(f"could not {doing}: {words}")

@@ -156,9 +156,13 @@ def up(
                 progress.certificate(certificate)
                 if not certificate.certified and not allow_uncertified:
                     raise FidelityError("the lab is outside tolerance: " + "; ".join(certificate.why))
-            except BaseException:
+            except BaseException as error:
+                # Whatever failed, that is why.
+                dead = _dead_containers(builder) if isinstance(error, HostError | LabError) else []
                 if keep:
                     builder.call("open", state="kept")
+                if dead:
+                    raise HostError(f"the container of {dead[0]} died while the lab came up") from error
                 raise
             builder.call("open")
     except BaseException:
@@ -319,6 +323,13 @@ def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> 
             progress.phase(phase, phases[phase])
 
     builder.call("build", notice=notice, plan=[steps.to_dict(it) for it in plan])
+
+
+def _dead_containers(builder: client.Connection) -> list[str]:
+    try:
+        return list(builder.call("hello")["dead_containers"])
+    except (LabError, HostError):
+        return []
 
 
 def _phases(plan: steps.Plan) -> dict[str, str]:

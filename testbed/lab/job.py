@@ -114,6 +114,8 @@ class Job:
 
     def failure(self) -> str:
         """Why the job cannot end well; empty as long as it can."""
+        if dead := client.call(self._lab, "hello")["dead_containers"]:
+            return f"the container of {dead[0]} died"
         bad = [it for it in client.call(self._lab, "ranks") if it["state"] in ("failed", "gone", "stopped")]
         if not bad:
             return ""

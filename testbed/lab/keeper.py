@@ -76,7 +76,8 @@ class Keeper:
         self._lock.acquire(timeout=0)
         pid = os.getpid()
         self.journal = Journal.create(lab.journal, lab.name, process.boot_id(), (pid, process.started(pid)))
-        self._containers = Containerlab(lab.name, lab.path) if containers else None
+        self._containers = Containerlab(lab.name, lab.path, self._container_died) if containers else None
+        self._dead_containers: list[str] = []
         elsewhere = self._containers.path if self._containers else nowhere
         self._driver = NetnsDriver(lab.name, lab.handles, elsewhere)
         self._emulator = hands.EmulatorHand(self._driver, lab.emulator_log, self._emulator_died)
@@ -159,6 +160,7 @@ class Keeper:
             "emulator_pid": emulator.pid if emulator else None,
             "emulator_died": bool(self.journal.owned(EMULATOR_DIED)),
             "segmented": list(emulator.segmented()) if emulator else [],
+            "dead_containers": self._dead_containers,
             "prometheus": self._prometheus.address,
             "prometheus_ended": self._prometheus.ended,
         }
@@ -294,6 +296,10 @@ class Keeper:
         )
         return Exporter(topology, sources, {site.gateway: self._driver.path(site.gateway) for site in topology.sites})
 
+    def _container_died(self, node: str) -> None:
+        self._dead_containers.append(node)
+        self._events.add("container-died", node=node)
+
     def _agent_event(self, event: dict[str, Any]) -> None:
         kinds = {"began": "job-began", "finished": "job-ended", "died": "rank-died", "gone": "agents-gone"}
         if event["event"] in kinds:
@@ -334,7 +340,11 @@ class Keeper:
             self._events.add("note", text=f"routes could not be changed: {error}")
 
     def _down(self) -> None:
-        """Undo everything; afterwards only the folder is left, for whoever asked to remove."""
+        """Undo everything, and end; afterwards only the folder is left, for whoever asked to remove.
+
+        What does not go stays in the journal, for `testbed down`: a keeper that waited for docker to come back might
+        wait for ever.
+        """
 
         def work() -> None:
             if self.journal.state == "down":
@@ -350,8 +360,12 @@ class Keeper:
             self.journal.state = "down"
 
         self._agents.abandon()
-        self._do(work)
-        if self._builder is not None or self.journal.state == "down":
+        try:
+            self._do(work)
+        except TestbedError as error:
+            log(f"not all of lab {self._lab.name} went, the journal keeps the rest: {error}")
+            raise
+        finally:
             self._ended_soon()
 
     def _ended_soon(self) -> None:

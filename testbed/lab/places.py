@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.core.plan.addressing import namespace_name
-from testbed.host import namespace, runner
-from testbed.host.containerlab import ContainerPlace, agent_user, container_name, netns_of, topology_file
+from testbed.host import docker_client, namespace, runner
+from testbed.host.containerlab import ContainerPlace, agent_user, container_name, living_netns, topology_file
 from testbed.lab.state import LabFolder
 
 __all__ = ["driver", "netns", "place"]
@@ -18,8 +18,11 @@ def driver(lab: LabFolder) -> str:
 
 
 def netns(lab: LabFolder, node: str) -> Path:
-    """Handle of the network namespace of a node, a gateway, the plant or the management network."""
-    if driver(lab) == "containerlab" and (found := netns_of(lab.name, node)).exists():
+    """Handle of the network namespace of a node, a gateway, the plant or the management network.
+
+    Raises HostError if it is a container that does not run any more.
+    """
+    if driver(lab) == "containerlab" and (found := living_netns(lab.name, node)):
         return found
     return namespace.netns_path(namespace_name(lab.name, node))
 
@@ -27,8 +30,11 @@ def netns(lab: LabFolder, node: str) -> Path:
 def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> runner.Place | ContainerPlace:
     """Where programs of ``node`` run; ``isolated``: it is a node, not a gateway, the plant or the management network.
 
-    A ``job``'s program in a container has no privileges, as ranks have none.
+    A ``job``'s program in a container has no privileges, as ranks have none. Raises HostError if the container does not
+    run any more, or docker does not.
     """
     if driver(lab) == "containerlab":
+        docker_client.refuse_silence()
+        living_netns(lab.name, node)
         return ContainerPlace(container_name(lab.name, node), agent_user() if job else "")
     return runner.Place(netns(lab, node), lab.handles / node if isolated else None)

@@ -16,7 +16,7 @@ import filelock
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.step import Carrier, Containers, Fibers, Namespace, Step
-from testbed.errors import LabError, StorageError
+from testbed.errors import HostError, LabError, StorageError
 from testbed.host import process, prometheus
 from testbed.host.containerlab import Containerlab
 from testbed.host.driver import Hand
@@ -43,13 +43,17 @@ def down(lab: LabFolder) -> bool:
     keeper = _keeper(lab)
     if keeper is not None:
         try:
-            client.call(lab, "down")
+            with contextlib.suppress(HostError):  # something did not go: it ends, and that is tried once more below
+                client.call(lab, "down")
             if not process.wait_gone(*keeper, KEEPER_BOUND_S):
                 raise LabError("the keeper does not end")
         except LabError:
             # It is stuck or died of it: its journal knows the rest.
             process.end(*keeper)
-    _from_journal(lab)
+    try:
+        _from_journal(lab)
+    except HostError as error:
+        raise HostError(f"{error}; what is left of the lab goes with: testbed down {lab.name}") from error
     _remove(lab.path)
     return True
 

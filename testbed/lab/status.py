@@ -11,8 +11,8 @@ from typing import Any
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
-from testbed.errors import HostError, LabError
-from testbed.host import namespace, netlink, process, scrape
+from testbed.errors import HostError, LabError, TestbedError
+from testbed.host import containerlab, docker_client, namespace, netlink, process, scrape
 from testbed.lab import client, places, recovery
 from testbed.lab.journal import Journal
 from testbed.lab.state import LabFolder
@@ -111,7 +111,7 @@ def summary(lab: LabFolder) -> LabSummary:
     with contextlib.suppress(LabError):
         hello = client.call(lab, "hello")
         since = hello["since_unix_s"]
-        if not hello["emulator_died"]:
+        if not hello["emulator_died"] and not hello["dead_containers"]:
             state = hello["state"]
     return LabSummary(lab.name, topology, state, since, nodes)
 
@@ -144,7 +144,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     return LabStatus(
         lab.name,
         "degraded" if found.why else found.hello.get("state", "degraded"),
-        tuple(found.why),
+        tuple(dict.fromkeys(found.why)),
         topology.name,
         max(0.0, time.time() - found.hello["since_unix_s"]) if found.hello else 0.0,
         places.driver(lab),
@@ -179,6 +179,12 @@ def _ask(lab: LabFolder) -> _Found:
         found.why.append(f"its emulator died, so its fibers are dark; take it down with: testbed down {lab.name}")
     if found.hello["prometheus_ended"]:
         found.why.append(f"its prometheus {found.hello['prometheus_ended']}: it is not observed any more")
+    found.why += [containerlab.dead(lab.name, node) for node in found.hello["dead_containers"]]
+    if places.driver(lab) == "containerlab":
+        try:
+            docker_client.refuse_silence()
+        except TestbedError as error:
+            found.why.append(str(error))
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
     return found
 

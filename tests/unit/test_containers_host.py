@@ -53,7 +53,7 @@ def test_versions_of_containerlab(tools: Path, says: str, wrong: str) -> None:
         (requests.exceptions.ConnectionError("Connection refused"), HostError, "docker does not run"),
         (docker.errors.APIError("x", explanation="no space left on device"), HostError, "no space left on device"),
         (docker.errors.ImageNotFound("x", explanation="no such image"), docker_client.NotThere, "docker has none"),
-        (requests.exceptions.ReadTimeout("read timed out"), HostError, "read timed out"),
+        (requests.exceptions.ReadTimeout("read timed out"), HostError, "did not answer within 60 s"),
     ],
 )
 def test_dockers_exceptions_become_ours(foreign: Exception, ours: type[TestbedError], words: str) -> None:
@@ -68,12 +68,15 @@ def test_what_is_not_dockers_passes_through() -> None:
         raise KeyError("mine")
 
 
-def test_without_a_socket_nothing_is_imported_or_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_socket_docker_is_missing_or_does_not_run(monkeypatch: pytest.MonkeyPatch, tools: Path) -> None:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr(docker_client, "_SOCKET", tmp_path / "none.sock")
+    monkeypatch.setattr(docker_client, "_SOCKET", tools / "none.sock")
     docker_client.client.cache_clear()
     try:
-        with pytest.raises(MissingTool, match=r"tools/install-containerlab.sh"):
+        with pytest.raises(MissingTool, match=r"^docker is missing; install it with: .*tools/install-containerlab.sh"):
+            docker_client.client()
+        program(tools, "dockerd", "")
+        with pytest.raises(HostError, match=r"^docker does not run; start it"):
             docker_client.client()
     finally:
         docker_client.client.cache_clear()
@@ -100,3 +103,33 @@ def test_ranks_are_never_root(monkeypatch: pytest.MonkeyPatch, uid: str, gid: st
     monkeypatch.setenv("SUDO_UID", uid)
     monkeypatch.setenv("SUDO_GID", gid)
     assert containerlab.agent_user() == user
+
+
+SAID = """12:32:25 INFO Created link: west-gw:west-0 ▪┄┄▪ west-0:fabric0
+12:32:25 ERRO Failed to execute command
+  command=
+  │ sh -ec
+  │ ip route add 10.0.0.0/8 via 10.2.0.1
+ node=west-0 rc=2 stdout=""
+  stderr=
+  │ RTNETLINK answers: Network is unreachable
+  │ and more
+
+12:32:26 INFO Executed command node=east-0 rc=0 command="true" stdout=""
+12:32:26 ERRO Failed to execute command command="sh" node=east-1 rc=7 stdout="" stderr="a pity"
+12:32:27 ERRO Failed to execute command command="sh" node=east-2 rc=9 stdout="" stderr=""
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint"),
+    [
+        ("west-0", "RTNETLINK answers: Network is unreachable; and more"),
+        ("east-0", ""),
+        ("east-1", "a pity"),
+        ("east-2", "its command ended with status 9"),
+        ("west-gw", ""),
+    ],
+)
+def test_what_a_nodes_command_complained_of_is_found(node: str, complaint: str) -> None:
+    assert containerlab._complaint(SAID, node) == complaint

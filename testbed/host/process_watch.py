@@ -1,0 +1,52 @@
+"""Which of some processes ends, as soon as it does: pidfd_open(2) and poll(2), for processes that are not our children.
+
+For containers: docker is not asked, for it may be what died, and nothing is polled while all is well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable, Mapping
+
+__all__ = ["ProcessWatch"]
+
+
+class ProcessWatch:
+    """Calls ``ended`` from a thread of its own, once for each name of ``pids`` (name to pid) whose process ends."""
+
+    def __init__(self, pids: Mapping[str, int], ended: Callable[[str], None]) -> None:
+        self._ended = ended
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._names: dict[int, str] = {}
+        gone = []
+        for name, pid in pids.items():
+            try:
+                self._names[os.pidfd_open(pid)] = name
+            except ProcessLookupError:
+                gone.append(name)
+        threading.Thread(target=self._run, args=(gone,), name="processes", daemon=True).start()
+
+    def stop(self) -> None:
+        """From now on nothing that ends is told of: it is expected."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._stop, 1)
+
+    def _run(self, gone: list[str]) -> None:
+        for name in gone:
+            self._ended(name)
+        poll = select.poll()
+        for descriptor in (self._stop, *self._names):
+            poll.register(descriptor, select.POLLIN)
+        while self._names:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._stop in ready:
+                break
+            for descriptor in ready:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                self._ended(self._names.pop(descriptor))
+        for descriptor in (*self._names, self._stop):
+            os.close(descriptor)
