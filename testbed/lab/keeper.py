@@ -33,7 +33,7 @@ from testbed.core.faults.fault import Compiled, compile_fault
 from testbed.core.plan import routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import PLANT
-from testbed.core.plan.step import Carrier, Fibers, Step, Veth
+from testbed.core.plan.step import Carrier, Fibers, Step
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host import process
@@ -169,7 +169,7 @@ class Keeper:
         """Apply the lab's own plan; the connection that asks must stay open until ``do_open``."""
         parsed = tuple(steps.from_dict(it) for it in plan)
         self._do(lambda: self.engine.apply(engine_module.LAB, parsed, notice))
-        self._watch_carriers(parsed)
+        self._watch_carriers()
 
     def do_open(self, state: str = "up") -> None:
         """The lab is whole (or ``kept``, broken, on the user's wish)."""
@@ -305,14 +305,14 @@ class Keeper:
         if event["event"] in kinds:
             self._events.add(kinds[event["event"]], **{key: value for key, value in event.items() if key != "event"})
 
-    def _watch_carriers(self, plan: tuple[Step, ...]) -> None:
-        """Listen for the carriers of all gateways."""
-        ends = {it for step in plan for it in _fiber_ends(step)}
-        watched: dict[str, set[str]] = {}
-        for step in plan:
-            if isinstance(step, Veth) and step.a.name in ends:
-                watched.setdefault(step.b.namespace, set()).add(step.b.name)
+    def _watch_carriers(self) -> None:
+        """Listen for the carriers of all gateways; which they are the topology says, for a plan of containers has no
+        cables of its own."""
         self._topology = topology_from_dict(json.loads(self._lab.topology.read_text()))
+        watched: dict[str, set[str]] = {}
+        for link in self._topology.links:
+            for site in link.between:
+                watched.setdefault(self._topology.site(site).gateway, set()).add(link.name)
         self._protection.know(self._topology)
         places = {gateway: self._driver.path(gateway) for gateway in watched}
         self._watch = CarrierWatch(places, watched, self._carrier_changed)
