@@ -45,12 +45,18 @@ def rules() -> str:
 
 
 def prepare(folder: Path, files: dict[str, str]) -> None:
-    """Make ``folder`` with ``files`` (text by relative path), and the folder of data. Raises StorageError."""
+    """Make ``folder`` with ``files`` (text by relative path), and the folder of data. Raises StorageError.
+
+    Whatever our umask is, the server may read them; who else may look into the lab's folder, that one says.
+    """
     try:
         for name, text in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(0o755)
             path.write_text(text)
+            path.chmod(0o644)
+        folder.chmod(0o755)
         data = folder / config.DATA_FOLDER
         data.mkdir()
         if os.geteuid() == 0:
@@ -123,7 +129,7 @@ class PrometheusServer:
 
 def _command(netns: Path, arguments: Sequence[str]) -> list[str]:
     nsenter, setpriv = runner.tool("nsenter"), runner.tool("setpriv")
-    privileges = ["--no-new-privs", "--pdeathsig", "KILL"]
+    privileges = ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig", "KILL"]
     if os.geteuid() == 0:
         privileges += [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     # setpriv last, for a change of user takes the signal at the parent's death away (prctl(2)).

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.core.observe import config
 from testbed.core.plan.step import Prometheus, Setting, Step
+from testbed.errors import LabError
 from testbed.host import process
 from testbed.host import prometheus as prometheus_host
 from testbed.host.driver import Facts
@@ -100,7 +101,7 @@ class PrometheusResidue:
         self._lab = lab
 
     def make(self, step: Step) -> Facts:
-        raise AssertionError("nothing is observed without a keeper")
+        raise LabError("the keeper of this lab is gone: take it down and up again")
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
         if "pid" in facts:

@@ -85,6 +85,17 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         prometheus.prepare(tmp_path / "prometheus", {"prometheus.yml": "x"})
 
 
+def test_files_can_be_read_by_the_server_whatever_our_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        prometheus.prepare(tmp_path / "p", {"prometheus.yml": "x", "targets/lab.json": "[]"})
+    finally:
+        os.umask(before)
+    modes = {str(it.relative_to(tmp_path)): it.stat().st_mode & 0o777 for it in tmp_path.rglob("*")}
+    assert modes.pop("p/data") & 0o077 == 0, "nobody else's"
+    assert modes == {"p": 0o755, "p/prometheus.yml": 0o644, "p/targets": 0o755, "p/targets/lab.json": 0o644}
+
+
 def test_a_server_is_found_by_the_folder_that_it_works_in(tmp_path: Path) -> None:
     """And nobody else in that folder, and no server in another one."""
     mine, other = tmp_path / "mine" / "prometheus", tmp_path / "other" / "prometheus"
