@@ -237,6 +237,17 @@ static void do_stats(struct control *control) {
     answer(control, "ok\n");
 }
 
+static void do_flush(struct control *control, char **words) {
+    const char *name = strtok_r(NULL, " ", words);
+    struct fiber *fiber = name ? plant_find(control->plant, name) : NULL;
+    if (!fiber || strtok_r(NULL, " ", words)) {
+        answer(control, "error flush: expected the NAME of a direction\n");
+        return;
+    }
+    plant_flush(control->plant, fiber);
+    answer(control, "ok\n");
+}
+
 static void do_line(struct control *control, char *line) {
     char *words = NULL;
     const char *command = strtok_r(line, " ", &words);
@@ -244,6 +255,8 @@ static void do_line(struct control *control, char *line) {
         answer(control, "error empty line\n");
     else if (strcmp(command, "set") == 0)
         do_set(control, &words);
+    else if (strcmp(command, "flush") == 0)
+        do_flush(control, &words);
     else if (strcmp(command, "stats") == 0)
         do_stats(control);
     else if (strcmp(command, "ping") == 0)
@@ -253,7 +266,7 @@ static void do_line(struct control *control, char *line) {
     else if (strcmp(command, "go") == 0)
         do_go(control);
     else
-        answer(control, "error %.64s: no such command; there is add, set, go, stats, ping\n", command);
+        answer(control, "error %.64s: no such command; there is add, set, flush, go, stats, ping\n", command);
 }
 
 /* ---- the socket ----------------------------------------------------------------------------------------------------- */

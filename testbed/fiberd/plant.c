@@ -90,6 +90,11 @@ void plant_set(struct plant *plant, struct fiber *fiber, const struct impairment
     }
 }
 
+void plant_flush(struct plant *plant, struct fiber *fiber) {
+    fiber_down(fiber, now_ns());
+    refresh_next(plant, fiber);
+}
+
 /* The light that was on its way to or from this end is lost. */
 static void end_went_down(struct plant *plant, struct port *port) {
     const uint64_t now = now_ns();

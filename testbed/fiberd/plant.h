@@ -24,6 +24,9 @@ struct fiber *plant_find(const struct plant *plant, const char *name);
 
 void plant_set(struct plant *plant, struct fiber *fiber, const struct impairment *impairment);
 
+/* Lose what is under way, as when an end goes down (counted so), and nothing that comes after. */
+void plant_flush(struct plant *plant, struct fiber *fiber);
+
 /* Read what has arrived at port number `index`. Returns how many packets. */
 int plant_receive(struct plant *plant, size_t index);
 

@@ -85,6 +85,9 @@ class Emulator(Protocol):
             LabError: no such direction, an impossible value, or the emulator is gone or silent.
         """
 
+    def flush(self, directions: Sequence[str]) -> None:
+        """Lose what is under way in these directions; no port loses its carrier. Raises as :meth:`set` does."""
+
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in. Raises LabError as :meth:`set` does."""
 
@@ -115,6 +118,9 @@ class NoopEmulator:
             if name not in self.impairments:
                 raise LabError(f"the emulator has no direction named '{name}'")
         self.impairments.update(changes)
+
+    def flush(self, directions: Sequence[str]) -> None:
+        self.set({name: self.impairments[name] for name in directions if name in self.impairments})
 
     def stats(self) -> tuple[DirectionStats, ...]:
         return tuple(DirectionStats(name) for name in self.impairments)

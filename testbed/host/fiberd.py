@@ -115,6 +115,14 @@ class Fiberd:
         refuse_impossible(changes)
         self._ask([_set_line(name, impairment) for name, impairment in changes.items()])
 
+    def flush(self, directions: Sequence[str]) -> None:
+        """Lose what is under way in these directions, counted as ``down``; no port loses its carrier.
+
+        Raises:
+            LabError: no such direction, or fiberd is gone or silent.
+        """
+        self._ask([f"flush {name}" for name in directions])
+
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in.
 

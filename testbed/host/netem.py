@@ -94,6 +94,18 @@ class _Way:
     seen: tuple[int, int] = (0, 0)
     lost: int = 0
     crowded: int = 0
+    turn: int = 0
+    """How often its qdiscs were replaced; the next three are what those before had counted."""
+    segments_before: int = 0
+    bytes_before: int = 0
+    queue_drops_before: int = 0
+
+    def replaced(self, gone: Mapping[str, tc.Counters]) -> None:
+        """Its qdiscs go, after they were counted for the last time; fresh ones begin at 0."""
+        self.segments_before += gone["netem"].packets
+        self.bytes_before += gone["netem"].bytes
+        self.queue_drops_before += gone["tbf"].drops
+        self.seen, self.turn, self.changes = (0, 0), self.turn + 1, self.changes + 1
 
     def count(self, drops: tuple[int, int]) -> None:
         """netem counts its child's drops too. What is over is chance where there is loss, else the packet limit."""
@@ -190,7 +202,9 @@ class Netem:
                 if impairment.touches_packets:
                     self._offload(self._ways[name], impairment)
             requests = [
-                qdisc.request(self._ways[name].egress, False) for name, pair in wanted.items() for qdisc in pair
+                qdisc.request(self._ways[name].egress, False, self._ways[name].turn)
+                for name, pair in wanted.items()
+                for qdisc in pair
             ]
             with _translated("change netem"):
                 for lot in _lots(requests):
@@ -208,6 +222,27 @@ class Netem:
         ]
         if wrong:
             raise LabError("the kernel's netem is not as asked: " + "; ".join(wrong))
+
+    def flush(self, directions: Sequence[str]) -> None:
+        """Lose what is under way in these directions; no port loses its carrier. Raises LabError as :meth:`set` does.
+
+        The kernel does not count what is lost so. A fresh netem takes the place of the one before; until its tbf is
+        there, microseconds later, nothing limits the rate.
+        """
+        with self._lock:
+            self._refuse_stopped()
+            if lacking := [name for name in directions if name not in self._ways]:
+                raise LabError(f"the emulator has no direction named '{lacking[0]}'")
+            found = self._count()
+            requests: list[bytes] = []
+            for name in directions:
+                way = self._ways[name]
+                way.replaced(found[way.egress])
+                pair = qdiscs_of(name, way.impairment, way.mtu, self._next_seed(way))
+                requests += [qdisc.request(way.egress, True, way.turn) for qdisc in pair]
+            with _translated("replace netem"):
+                for lot in _lots(requests):
+                    rtnetlink.exchange(self._raw, lot)
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in. What a cut loses the kernel does not count,
@@ -356,7 +391,7 @@ def _stats(
     netem, tbf = qdiscs[way.egress]["netem"], qdiscs[way.egress]["tbf"]
     packets, missed = _own_counters(way, counters)
     drops = dict.fromkeys(DROP_CAUSES, 0)
-    drops |= {"loss": way.lost, "memory": way.crowded, "queue": tbf.drops}
+    drops |= {"loss": way.lost, "memory": way.crowded, "queue": way.queue_drops_before + tbf.drops}
     # What a filter has dropped the place of filters counts (net/core/dev.c, tc_run).
     drops["size"] = qdiscs[way.ingress]["clsact"].drops
     drops["receive"] = missed - way.missed_before
@@ -364,8 +399,8 @@ def _stats(
         direction=way.direction.name,
         packets=packets - way.packets_before,
         # The kernel counts a super-packet as its segments, and their headers (qdisc_pkt_len_init).
-        segments=netem.packets,
-        bytes=netem.bytes,
+        segments=way.segments_before + netem.packets,
+        bytes=way.bytes_before + netem.bytes,
         drops=drops,
         queue_bytes=tbf.backlog,
         in_flight_packets=netem.qlen,

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from testbed.core.physics.impairment import GilbertElliott
 from testbed.errors import HostError, MissingTool
-from testbed.host.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR, attribute, message
+from testbed.host.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLMSG_ERROR, attribute, message
 
 __all__ = [
     "Counters",
@@ -103,8 +103,10 @@ class Netem:
         """The unit of the table: as small as lets its greatest entry fit into 16 bits."""
         return -(-max(map(abs, self.offsets_ns), default=0) * DIST_SCALE // (2**15 - 1))
 
-    def request(self, link: int, fresh: bool) -> bytes:
+    def request(self, link: int, fresh: bool, turn: int = 0) -> bytes:
         """Attach it to interface ``link`` (``fresh``), or give the one that is there all of these values at once.
+
+        A fresh one of a later ``turn`` takes the place of the one before, with which all goes that is under way in it.
 
         Every value is said each time: netem keeps what a change leaves out (a rate, a table, correlations, flips).
         """
@@ -124,7 +126,7 @@ class Netem:
         body += attribute(TCA_NETEM_RATE, struct.pack("=IiIi", _U32 if self.in_order else 0, 0, 0, 0))
         if self.seed is not None:
             body += attribute(TCA_NETEM_PRNG_SEED, struct.pack("=Q", self.seed % 2**64))
-        return _qdisc(link, NETEM_HANDLE, TC_H_ROOT, "netem", body, fresh)
+        return _qdisc(link, NETEM_HANDLE + _shift(turn), TC_H_ROOT, "netem", body, fresh, turn)
 
 
 def _or_less(probability: float) -> int:
@@ -151,7 +153,7 @@ class Tbf:
     burst: int
     overhead: int
 
-    def request(self, link: int, fresh: bool) -> bytes:
+    def request(self, link: int, fresh: bool, turn: int = 0) -> bytes:
         """As :meth:`Netem.request`; what waits goes on waiting, at the new rate."""
         rate = struct.pack("=BBHhHI", 0, TC_LINKLAYER_ETHERNET, self.overhead, 0, 0, min(self.rate, _U32))
         none = struct.pack("=BBHhHI", 0, 0, 0, 0, 0, 0)
@@ -159,7 +161,7 @@ class Tbf:
         if self.rate > _U32:
             body += attribute(TCA_TBF_RATE64, struct.pack("=Q", self.rate))
         body += attribute(TCA_TBF_BURST, struct.pack("=I", self.burst))
-        return _qdisc(link, TBF_HANDLE, NETEM_CLASS, "tbf", body, fresh)
+        return _qdisc(link, TBF_HANDLE + _shift(turn), NETEM_CLASS + _shift(turn), "tbf", body, fresh)
 
 
 def clsact(link: int) -> bytes:
@@ -237,11 +239,18 @@ def no_qdiscs(link: int) -> tuple[bytes, bytes]:
                  for parent in (TC_H_ROOT, TC_H_CLSACT))  # type: ignore[return-value]  # fmt: skip
 
 
-def _qdisc(link: int, handle: int, parent: int, kind: str, options: bytes, fresh: bool) -> bytes:
+def _shift(turn: int) -> int:
+    """The kernel changes what has the same handle, and replaces what has another: handles take turns."""
+    return 0x20000 * (turn % 2)
+
+
+def _qdisc(link: int, handle: int, parent: int, kind: str, options: bytes, fresh: bool, turn: int = 0) -> bytes:
     body = struct.pack("=BxxxiIII", 0, link, handle, parent, 0) + attribute(TCA_KIND, kind.encode() + b"\0")
     if options:
         body += attribute(TCA_OPTIONS, options)
-    return message(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL if fresh else 0, body)
+    # Never in the place of somebody else's: only what we have put there ourselves is replaced.
+    flags = NLM_F_CREATE | (NLM_F_REPLACE if turn else NLM_F_EXCL)
+    return message(RTM_NEWQDISC, flags if fresh else 0, body)
 
 
 # ---- read back

@@ -55,7 +55,10 @@ class EmulatorHand:
     def assign(self, settings: Sequence[Setting]) -> None:
         if (emulator := self.emulator) is None:
             return  # it died: there is no light to shape, and the ends are down
-        emulator.set({it.direction: it.impairment for it in settings if isinstance(it, Shape)})
+        shapes = [it for it in settings if isinstance(it, Shape)]
+        emulator.set({it.direction: it.impairment for it in shapes})
+        if flushed := [it.direction for it in shapes if it.flush]:
+            emulator.flush(flushed)
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
         """For each end in the plant the gateway's end of the same cable, which is called as the link is."""

@@ -4,8 +4,8 @@ Faults say which paths they cut (``Phase.cuts``); of each protected link a :clas
 is on, and what stands for that in the journal is owned by ``protection LINK``. So the switch back outlives the fault
 that began it, two faults on one link add up, and `down` needs to know nothing of protection.
 
-What stands: nothing on the working path; the second path's delay on that; while it is dark both directions lose all
-that enters them, and where the carrier is lost both ends are down.
+What stands: nothing on the working path; the second path's delay on that; while it is switched both directions lose
+all that enters them and what was under way, and where the carrier is lost both ends are down.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _standing(link: Link, selector: Selector) -> Plan:
     if not selector.carrier:
         return tuple(Carrier(PLANT, end, False) for end in link.ends)
     if selector.state == "switching":
-        return silenced((link, direction) for direction in link.directions)
+        return silenced([(link, direction) for direction in link.directions], flush=True)
     if selector.state == "protection":
         return tuple(Shape(direction, link.switched(direction)) for direction in link.directions)
     return ()

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from contract.impairment_contract import NOTHING, ImpairmentContract, begin
@@ -127,6 +128,27 @@ class EmulatorContract(ImpairmentContract):
 
         assert send(lab, 600, between=change) == list(range(600))
         assert lab.rtts_s(20)[0] < 5e-3
+
+    def test_a_flush_loses_what_is_under_way_and_nothing_else(self, lab: Lab, start: Start) -> None:
+        """200 datagrams within 0.1 s into a fiber of 0.4 s: all of the first 100 are under way when it is flushed."""
+        emulator = start(lab, Impairment(delay_s=0.4), NOTHING)
+        lab.rtts_s(2)
+        near, _ = lab.ends()
+        downs = Path(f"/sys/class/net/{near}/carrier_down_count")
+        before = lab.inside(lab.plant, "cat", downs)
+        counted = emulator.stats()[0]
+
+        def flush(number: int) -> None:
+            if number == 100:
+                emulator.flush(["l0:b"])
+
+        assert send(lab, 200, between=flush) == list(range(100, 200))
+        assert lab.inside(lab.plant, "cat", downs) == before
+        assert lab.rtts_s(3, 0.01, "10.77.0.2", "-W", "3")[0] >= 0.4, "the fiber is as it was"
+        after = emulator.stats()[0]
+        assert after.packets >= counted.packets + 100 and after.bytes >= counted.bytes + 100 * 1400
+        with pytest.raises(LabError):
+            emulator.flush(["l0:c"])
 
     def test_what_cannot_be_is_refused_and_changes_nothing(self, lab: Lab, start: Start) -> None:
         emulator = start(lab, Impairment(delay_s=3e-3), NOTHING)

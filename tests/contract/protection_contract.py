@@ -16,6 +16,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+from contract.measuring import undisturbed
 
 import testbed
 
@@ -33,7 +34,7 @@ links:
 GATEWAYS = ("east-gw", "west-gw")
 EVERY_S = 0.004
 ERROR_S = 1e-3
-"""Of a median RTT on a machine with one noisy CPU; the paths are 3 and 4 ms apart."""
+"""Of the least of 20 RTTs on a machine with one noisy CPU; the paths are 3 and 4 ms apart."""
 
 
 class Pings:
@@ -101,7 +102,7 @@ class ProtectionContract:
     @staticmethod
     def rtt_s(lab: testbed.Lab, link: str) -> float:
         to = oracle.addresses(oracle.netns(lab.name, "west-gw"), link)["inet"]
-        return statistics.median(oracle.ping(oracle.netns(lab.name, "east-gw"), to, count=20))
+        return min(oracle.ping(oracle.netns(lab.name, "east-gw"), to, count=20))
 
     @staticmethod
     def downs(lab: testbed.Lab, link: str) -> list[int]:
@@ -112,7 +113,12 @@ class ProtectionContract:
         ]
 
     def test_1_plus_1_is_a_short_gap_that_no_port_sees_then_the_second_path(self, lab: testbed.Lab) -> None:
-        before, bare, gaps, backs = self.downs(lab, "one"), self.rtt_s(lab, "one"), [], []
+        before, bare = self.downs(lab, "one"), self.rtt_s(lab, "one")
+        undisturbed(lambda: self._gaps_are_those_of_the_switches(lab, bare))
+        assert self.downs(lab, "one") == before, "routing never sees it"
+
+    def _gaps_are_those_of_the_switches(self, lab: testbed.Lab, bare: float) -> None:
+        gaps, backs = [], []
         for _ in range(3):
             with Pings(lab, "one") as there, lab.cut("one"):
                 self.until_on(lab, "one", "on protection")
@@ -126,7 +132,6 @@ class ProtectionContract:
         # The switch, 4 ms that the first answer takes longer, and what lies between two pings. Back: 50 ms at most.
         assert self.switch_s <= statistics.median(gaps) <= self.switch_s + self.late_s, gaps
         assert statistics.median(backs) <= 0.050 + self.late_s, backs
-        assert self.downs(lab, "one") == before, "routing never sees it"
 
     def test_what_both_paths_share_is_not_protected(self, lab: testbed.Lab) -> None:
         with lab.cut("bridge"):

@@ -153,7 +153,7 @@ def line(sanitized: Path) -> Iterator[Callable[[bytes], list[str]]]:
         ("ping", "ok"),
         ("stats", "ok"),
         ("", "error empty line"),
-        ("fly", "error fly: no such command; there is add, set, go, stats, ping"),
+        ("fly", "error fly: no such command; there is add, set, flush, go, stats, ping"),
         ("add x", "error add: expected NAME INGRESS EGRESS"),
         ("add x lo lo", "error x: begins where it ends"),
         ("add x nosuch0 lo", "error nosuch0: cannot find the interface: No such device"),

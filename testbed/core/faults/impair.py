@@ -30,14 +30,15 @@ def impair(topology: Topology, target: str, parameters: Mapping[str, str]) -> Co
     return Compiled.at_once("impaired", tuple(steps), target_links(topology, target)[0])
 
 
-def silenced(directions: Iterable[tuple[Link, str]]) -> tuple[Shape, ...]:
+def silenced(directions: Iterable[tuple[Link, str]], flush: bool = False) -> tuple[Shape, ...]:
     """Each direction loses everything that enters it from now on; no port loses its carrier.
 
-    What is under way has passed the place of the cut, at the sender's end, and arrives.
+    What is under way has passed the place of the cut, at the sender's end, and arrives; with ``flush`` that is at the
+    receiver's end, and what is under way is lost.
     """
     # Doubled packets must not be left: a double may be made before chance decides over the original.
     return tuple(
-        Shape(direction, dataclasses.replace(lay({"loss": 1.0}, link.impairment(direction)), duplicate=0.0))
+        Shape(direction, dataclasses.replace(lay({"loss": 1.0}, link.impairment(direction)), duplicate=0.0), flush)
         for link, direction in directions
     )
 

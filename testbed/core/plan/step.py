@@ -282,10 +282,11 @@ class Carrier(Setting):
 
 @dataclass(frozen=True)
 class Shape(Setting):
-    """What one direction of a fiber does to packets, from now on."""
+    """What one direction of a fiber does to packets, from now on; ``flush``: what is under way is lost."""
 
     direction: str
     impairment: Impairment
+    flush: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
