@@ -22,6 +22,7 @@ __all__ = [
     "RankLog",
     "RankSample",
     "RunInfo",
+    "SteadyCheck",
     "StepRecord",
     "read_events",
     "read_metrics",
@@ -105,6 +106,40 @@ class Expectation:
 
 
 @dataclass(frozen=True)
+class SteadyCheck:
+    """A condition of the steady state and what came out; ``holds`` is None when it could not be told.
+
+    ``when`` is before, during, after or always. ``violations`` are (began, ended, measured), in CLOCK_MONOTONIC.
+    """
+
+    when: str
+    text: str
+    holds: bool | None = None
+    measured: float | None = None
+    bound: float | None = None
+    why: str = ""
+    violations: tuple[tuple[float, float, float | None], ...] = ()
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> SteadyCheck:
+        return cls(
+            when=text(fields, "when"),
+            text=text(fields, "text"),
+            holds=holds if isinstance(holds := fields.get("holds"), bool) else None,
+            measured=number(fields, "measured"),
+            bound=number(fields, "bound"),
+            why=text(fields, "why"),
+            violations=tuple(
+                (began_t, ended_t, number(each, "measured"))
+                for each in sequence(fields, "violations")
+                if isinstance(each, Mapping)
+                and (began_t := number(each, "began_t")) is not None
+                and (ended_t := number(each, "ended_t")) is not None
+            ),
+        )
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """``run.json``. ``status`` is running, finished, interrupted or failed; "" when the file is missing."""
 
@@ -118,6 +153,9 @@ class RunInfo:
     ended_t: float | None = None
     experiment: Fields = field(default_factory=dict)
     expectations: tuple[Expectation, ...] = ()
+    hypothesis: tuple[SteadyCheck, ...] = ()
+    schedule: tuple[Fields, ...] = ()
+    """Each fault as it was planned, and as ``began`` how often it was injected."""
     workload: Fields = field(default_factory=dict)
     driver: str = ""
     emulator: str = ""
@@ -148,6 +186,10 @@ class RunInfo:
                 for each in sequence(fields, "expectations")
                 if isinstance(each, Mapping)
             ),
+            hypothesis=tuple(
+                SteadyCheck.from_dict(each) for each in sequence(fields, "hypothesis") if isinstance(each, Mapping)
+            ),
+            schedule=tuple(each for each in sequence(fields, "schedule") if isinstance(each, Mapping)),
             workload=mapping(fields, "workload"),
             driver=text(fields, "driver"),
             emulator=text(fields, "emulator"),

@@ -161,6 +161,11 @@ class _Watch:
             return other if one is None else one
         return min(one, other) if self.condition.check.op in (">=", ">") else max(one, other)
 
+    def holds_by_now(self) -> bool | None:
+        if self.told or (self.last_holds is False and not self.held):
+            return False
+        return True if self.held and self.missing_since is None else None
+
     def standing(self) -> tuple[Violation, ...]:
         """Violations, the one that goes on included."""
         if self.failing_since is not None and self.told:
@@ -205,8 +210,9 @@ class Monitor:
                     watch.see(t, value, True, self._tell)
 
     def steady(self) -> bool | None:
-        """Whether all of *before* holds now; None if some of it was not measured, True if there is none."""
-        told = [it.last_holds for it in self._watches if it.condition.when == "before"]
+        """Whether all of *before* holds by now, its grace allowed; None if some of it was not measured. True if there
+        is nothing to hold."""
+        told = [it.holds_by_now() for it in self._watches if it.condition.when == "before"]
         return False if False in told else None if None in told else True
 
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -245,7 +251,7 @@ class Monitor:
         if violations:
             holds, measured = False, violations[-1].measured
             why = "did not hold for longer than its grace"
-        elif condition.when == "before" and watch.samples and watch.last_holds is False:
+        elif condition.when == "before" and watch.holds_by_now() is False:
             holds, why = False, "did not hold when the first fault was due"
         elif not watch.samples:
             holds, why = None, f"there was nothing to see of '{condition.when}'"

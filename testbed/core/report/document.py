@@ -17,7 +17,8 @@ from testbed.core.evidence.record import Event, Expectation, FiberSample, RunInf
 from testbed.core.evidence.recovery import FaultRecovery, JobEvidence, RankTime
 from testbed.core.evidence.run import RunData
 from testbed.core.evidence.timeline import fault_windows
-from testbed.core.report import promise, words
+from testbed.core.report import hypothesis, promise, words
+from testbed.core.report.hypothesis import Steady
 from testbed.core.report.promise import Fidelity, Machine
 from testbed.core.topology.model import Topology
 
@@ -127,6 +128,7 @@ class Report:
     fibers: tuple[FiberSeries, ...]
     ranks: tuple[RankTime, ...]
     machine: Machine
+    steady: tuple[Steady, ...] = ()
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
 
@@ -177,12 +179,18 @@ def build(run: RunData) -> Report:
     crossed = wire.check(run.ranks, run.fibers, mtu)
     faults = tuple(_fault(each, origin) for each in job.faults)
     launched = text(run.info.workload, "command")
+    checks = hypothesis.steady(run.info, origin)
     answers = (
         _ran(run.info, launched) if launched else _trained(run.info, job),
         *([_came_through(faults)] if faults and not launched else []),
         _held(emulator, run.info.uncertified, run.certificate, under_load, host),
         # What somebody else's program must move is not known to us.
         *([] if launched else [Answer("wire", "Did the bytes cross it?", _word(crossed.ok), crossed.sentence)]),
+        *_happened(run.info),
+        *(
+            Answer(f"steady-{index}", "Steady state?", _word(each.holds), hypothesis.sentence(each))
+            for index, each in enumerate(checks, 1)
+        ),
         *(_expected(index, each) for index, each in enumerate(run.info.expectations, 1)),
     )
     verdict = _verdict(run.info.status, answers)
@@ -209,6 +217,7 @@ def build(run: RunData) -> Report:
         fibers=_throughput(run.fibers, origin),
         ranks=job.rank_times,
         machine=host,
+        steady=checks,
         missing=run.missing,
         malformed=run.malformed,
     )
@@ -354,6 +363,12 @@ def _held(
     return Answer("fidelity", "Did the fiber hold its promise?", told, f"{before}; {during}.")
 
 
+def _happened(info: RunInfo) -> tuple[Answer, ...]:
+    """What did not happen cannot have been survived."""
+    said = hypothesis.missing_faults(info)
+    return (Answer("scheduled", "Did all faults happen?", "unknown", said),) if said else ()
+
+
 def _expected(index: int, expectation: Expectation) -> Answer:
     measured = "" if expectation.measured is None else f" Measured: {expectation.measured:.4g}."
     return Answer(f"expected-{index}", "As expected?", _word(expectation.holds), f"{expectation.text}.{measured}")
@@ -382,13 +397,15 @@ def _headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: 
     if info.status == "failed" and info.reason:
         return f"The run failed: {info.reason.rstrip('.')}."
     if verdict == "fail":
+        failed = next((answer.id for answer in answers if answer.answer == "no"), "")
         return {
             "ran": "The program did not end well.",
             "trained": "It did not train as planned.",
             "recovered": "It did not come through the fault.",
             "fidelity": "It ran, but the fiber did not hold its promise.",
             "wire": "It ran, but not over the fiber.",
-        }.get(next((answer.id for answer in answers if answer.answer == "no"), ""), "It ran, but not as expected.")
+            "steady": "It ran, but its steady state did not hold.",
+        }.get(failed.partition("-")[0], "It ran, but not as expected.")
     return "Too little was measured for a verdict."
 
 

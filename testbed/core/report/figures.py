@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from testbed.core.evidence.recovery import BACK
 from testbed.core.report import words
 from testbed.core.report.document import Fault, Report
+from testbed.core.report.hypothesis import Steady
 
 __all__ = ["Figure", "figures"]
 
@@ -79,6 +80,33 @@ def _shade(figure: go.Figure, faults: tuple[Fault, ...], last_s: float, place: C
             xshift=3,
             showarrow=False,
         )
+
+
+def _mark_violations(figure: go.Figure, checks: tuple[Steady, ...]) -> None:
+    """A bar at the foot of a plot over time for each time in which the steady state did not hold."""
+    for check in checks:
+        for each in check.violations:
+            figure.add_shape(
+                type="rect",
+                xref="x",
+                yref="paper",
+                x0=each.began_s,
+                x1=each.ended_s,
+                y0=0,
+                y1=0.05,
+                fillcolor=PURPLE,
+                line_width=0,
+            )
+            figure.add_annotation(
+                text=_plain(f"not {check.text}"),
+                x=each.began_s,
+                xref="x",
+                y=0.05,
+                yref="paper",
+                xanchor="left",
+                yanchor="bottom",
+                showarrow=False,
+            )
 
 
 def _plain(text: str) -> str:
@@ -160,6 +188,7 @@ def _step_time(report: Report) -> Figure | None:
         if max(steps.duration_s) > 20 * median:
             figure.update_yaxes(type="log")
     _shade(figure, report.faults, _last_s(report), lambda t_s: t_s)
+    _mark_violations(figure, report.steady)
     figure.update_layout(xaxis_title="time since the job began (s)", yaxis_title="step time (ms)", showlegend=False)
     figure.update_yaxes(rangemode="tozero")
     return _figure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.core.report import certified, words
+from testbed.core.report import certified, hypothesis, words
 from testbed.core.report.document import Report
 from testbed.core.report.render import facts, shortcomings
 
@@ -37,6 +37,8 @@ def markdown(report: Report) -> str:
     )
     blocks += ["## Training", _table(("quantity", "value"), measured)]
     blocks += _links(report) + _fidelity(report) + _faults(report)
+    if report.steady:
+        blocks += ["## Steady state", _table(hypothesis.HEAD, hypothesis.rows(report.steady))]
     if report.events:
         rows = [(f"{event.t_s:.3f}", event.event, event.text) for event in report.events]
         blocks += ["## Events", _table(("time s", "event", "what"), rows)]

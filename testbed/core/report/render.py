@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.report import certified, drawing, words
+from testbed.core.report import certified, drawing, hypothesis, words
 from testbed.core.report.document import Report
 from testbed.core.report.figures import Figure, figures
 from testbed.core.report.markup import Markup, element, join
@@ -48,6 +48,7 @@ def html(report: Report) -> str:
             _scale_model(report),
             _plots(plots),
             _faults(report),
+            _steady(report),
             _events(report),
             _host(report),
         ),
@@ -291,6 +292,19 @@ def _faults(report: Report) -> Markup | None:
         for fault in report.faults
     ]
     return element("section", element("h2", "Faults"), _table(head, rows, range(1, 7), "Faults"))
+
+
+def _steady(report: Report) -> Markup | None:
+    if not report.steady:
+        return None
+    rows = [(*row[:-1], _yes(row[-1])) for row in hypothesis.rows(report.steady)]
+    lead = "What was to hold of the job before, during and after its faults. A grace is allowed; see the experiment."
+    table = _table(hypothesis.HEAD, rows, (2, 3), "Steady state")
+    return element("section", element("h2", "Steady state"), element("p", lead, class_="lead"), table)
+
+
+def _yes(word: str) -> Markup:
+    return element("strong", word, class_=word)
 
 
 def _events(report: Report) -> Markup | None:

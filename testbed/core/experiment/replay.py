@@ -1,0 +1,97 @@
+"""An experiment as it was run, as an experiment file: what was drawn has its times, what was overridden its values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from testbed.core.experiment.schedule import Planned
+from testbed.core.experiment.schema import Experiment
+from testbed.core.experiment.steady import WHEN
+
+__all__ = ["to_yaml"]
+
+
+def to_yaml(
+    experiment: Experiment,
+    planned: Iterable[Planned],
+    *,
+    topology: str,
+    overrides: Mapping[str, object],
+    steps: int,
+    seed: int,
+    data: str | None = None,
+) -> str:
+    """A file that does the same faults again: ``topology`` as it can be found from anywhere, ``overrides`` all of them.
+
+    Values are written as JSON, which is YAML too: a user's text cannot become anything else.
+    """
+    workload = {"steps": steps, "seed": seed, "data": data, **_workload(experiment)}
+    lines = [
+        "# as it was run: random faults with the times that were drawn",
+        *_entry("name", experiment.name),
+        *_entry("teaches", experiment.teaches or None),
+        *_entry("topology", topology),
+        *_entry("set", dict(overrides) or None),
+        *_entry("workload", {key: value for key, value in workload.items() if value is not None}),
+        *_hypothesis(experiment),
+        *_listed("schedule", [_fault(it) for it in planned]),
+        *_listed("expect", [it.text for it in experiment.expectations]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _workload(experiment: Experiment) -> dict[str, Any]:
+    written = experiment.workload
+    timeout = None if written.timeout_s is None else _seconds(written.timeout_s)
+    return {"checkpoint": written.checkpoint, "restarts": written.restarts, "timeout": timeout}
+
+
+def _hypothesis(experiment: Experiment) -> list[str]:
+    if not experiment.hypothesis:
+        return []
+    lines = ["hypothesis:"]
+    for when in WHEN:
+        checks: list[object] = []
+        for it in experiment.hypothesis:
+            if it.when == when:
+                within = {"within": _seconds(it.within_s)} if when == "after" else {}
+                checks.append({"check": it.check.text, "for": _seconds(it.grace_s), **within})
+        lines += [f"  {line}" for line in _listed(when, checks)]
+    return lines
+
+
+def _fault(planned: Planned) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if planned.at_s is not None:
+        written["at"] = _seconds(planned.at_s)
+    elif planned.when is not None:
+        written["when"] = planned.when.text
+    else:
+        written["after"] = f"step {planned.after_step}"
+    written |= {"inject": planned.inject, "target": planned.target}
+    if planned.for_s is not None:
+        written["for"] = _seconds(planned.for_s)
+    if planned.repeat > 1:
+        written |= {"repeat": planned.repeat, "every": _seconds(planned.every_s)}
+    if planned.parameters:
+        written["with"] = dict(planned.parameters)
+    return written
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.9g}s"
+
+
+def _entry(key: str, value: object) -> list[str]:
+    return [] if value is None else [f"{key}: {_text(value)}"]
+
+
+def _listed(key: str, values: Iterable[object]) -> list[str]:
+    lines = [f"  - {_text(value)}" for value in values]
+    return [f"{key}:", *lines] if lines else []
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""The steady state in a report: each condition, what came out, and when it was violated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from testbed.core.evidence.record import RunInfo, SteadyCheck, integer, text
+from testbed.core.report import words
+
+__all__ = ["HEAD", "Steady", "Violated", "missing_faults", "rows", "sentence", "steady"]
+
+HEAD = ("when", "condition", "measured", "to be compared with", "violated", "held")
+
+
+@dataclass(frozen=True)
+class Violated:
+    """A time in which a condition did not hold; ``measured`` is its worst."""
+
+    began_s: float
+    ended_s: float
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A condition of the steady state; ``bound`` is what ``measured`` was compared with."""
+
+    when: str
+    text: str
+    holds: bool | None
+    measured: float | None
+    bound: float | None
+    why: str
+    violations: tuple[Violated, ...]
+
+
+def steady(info: RunInfo, origin: float) -> tuple[Steady, ...]:
+    """Times from ``origin``, the job's beginning."""
+    return tuple(_steady(each, origin) for each in info.hypothesis)
+
+
+def _steady(check: SteadyCheck, origin: float) -> Steady:
+    violations = tuple(Violated(began - origin, ended - origin, value) for began, ended, value in check.violations)
+    return Steady(check.when, check.text, check.holds, check.measured, check.bound, check.why, violations)
+
+
+def sentence(check: Steady) -> str:
+    """What came out, in words."""
+    said = f"{check.when}: {check.text}"
+    if check.violations:
+        times = "; ".join(_words(each) for each in check.violations[:3])
+        more = len(check.violations) - 3
+        return f"{said} was violated {times}{f'; and {more} more times' if more > 0 else ''}."
+    if check.holds is not True:
+        return f"{said} {check.why or 'is not known'}."
+    measured = "" if check.measured is None else f" Measured last: {check.measured:.4g}."
+    return f"{said}.{measured}"
+
+
+def rows(checks: Iterable[Steady]) -> Iterable[tuple[str, ...]]:
+    """As :data:`HEAD`."""
+    for check in checks:
+        yield (
+            check.when,
+            check.text,
+            _number(check.measured),
+            _number(check.bound),
+            "; ".join(_words(each) for each in check.violations) or check.why,
+            "unknown" if check.holds is None else "yes" if check.holds else "no",
+        )
+
+
+def missing_faults(info: RunInfo) -> str:
+    """A sentence about faults that were planned and did not happen; empty if all did."""
+    planned = sum(integer(it, "repeat") or 1 for it in info.schedule)
+    missing = [it for it in info.schedule if (integer(it, "began") or 0) < (integer(it, "repeat") or 1)]
+    if not missing:
+        return ""
+    names = ", ".join(dict.fromkeys(f"{text(it, 'inject')} {text(it, 'target')}" for it in missing))
+    began = sum(integer(it, "began") or 0 for it in info.schedule)
+    return f"{began} of {words.plural(planned, 'fault')} happened; not, or not as often as planned: {names}."
+
+
+def _words(each: Violated) -> str:
+    worst = "" if each.measured is None else f" (worst {each.measured:.4g})"
+    return f"from {words.duration(each.began_s)} to {words.duration(each.ended_s)}{worst}"
+
+
+def _number(value: float | None) -> str:
+    return words.UNKNOWN if value is None else f"{value:.4g}"

@@ -1,0 +1,22 @@
+"""What expectations are judged by: the numbers of a report by the names of ``core.experiment.expect.METRICS``."""
+
+from __future__ import annotations
+
+from testbed.core.report.document import Report
+
+__all__ = ["measured"]
+
+
+def measured(report: Report) -> dict[str, float | None]:
+    """In SI units. A metric that is not in here, or None, was not measured: what is expected of it is unknown."""
+    training = report.training
+    first, last = training.train_loss_first, training.train_loss_last
+    crossed, minimum = report.wire.measured_bytes, report.wire.minimum_bytes
+    return {
+        "goodput": training.goodput,
+        "recovery": training.recovery_s,
+        "compute_utilization": training.compute_utilization,
+        "train_loss_drop": None if first is None or last is None else first - last,
+        "steps_lost": float(training.steps_lost) if training.steps_committed else None,
+        "wire_ratio": None if not crossed or not minimum else crossed / minimum,
+    }
