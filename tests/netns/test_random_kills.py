@@ -1,0 +1,22 @@
+"""Some of the rounds of tests/random_kills.py, which can be run for as many as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import oracle
+import pytest
+import random_kills
+
+pytestmark = [pytest.mark.netns]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 5])
+def test_whatever_is_killed_is_undone(seed: int, state_folder: Path) -> None:
+    random_kills.one_round(oracle.unused_name(), seed, state_folder)
+
+
+def test_all_victims_are_among_them() -> None:
+    import random
+
+    assert {random.Random(seed).choice(random_kills.VICTIMS) for seed in (0, 1, 2, 5)} == {*random_kills.VICTIMS}
