@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from testbed.core.plan import build
 from testbed.core.plan import step as steps
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from testbed.core.evidence.certificate import Certificate
     from testbed.lab.lab import Lab
     from testbed.lab.observe import LiveState
-
-T = TypeVar("T")
 
 DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
@@ -132,14 +130,12 @@ def up(
     if agents and choice.driver == "netns" and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
-
-    def planned() -> steps.Plan:
-        plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
-        return plan if choice.driver == "netns" else containers.plan_of(topology, plan, lab_name)
-
+    plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
+    if choice.driver == "containerlab":
+        plan = containers.plan_of(topology, plan, lab_name)
     folder = _make_folder(lab_name)
     try:
-        plan = _start_keeper(folder, agents, choice.driver, meanwhile=planned)
+        _start_keeper(folder, agents, choice.driver)
         with client.Connection(folder, patience_s=300.0) as builder:
             try:
                 _write(folder.topology, topology_to_dict(topology))
@@ -288,13 +284,11 @@ def _state_now(folder: LabFolder) -> str:
     )
 
 
-def _start_keeper(folder: LabFolder, agents: bool, driver: str, meanwhile: Callable[[], T]) -> T:
-    """Start the keeper, and do ``meanwhile`` until it listens: both take some tenths of a second."""
+def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
     arguments = [sys.executable, "-m", "testbed.lab.keeper", str(folder.path)] + ["--agents"] * agents
     arguments += ["--containers"] * (driver == "containerlab")
     child = runner.start_resident(arguments, folder.keeper_log)
     try:
-        done = meanwhile()
         word = runner.first_line(child, KEEPER_READY_S)
     except BaseException:
         # Interrupted while it was starting: it must not come to life behind our back.
@@ -306,7 +300,6 @@ def _start_keeper(folder: LabFolder, agents: bool, driver: str, meanwhile: Calla
             last = folder.keeper_log.read_text(errors="replace").strip().splitlines()[-1:]
             word = word or (last[0] if last else "")
         raise LabError(f"the keeper did not start: {word or 'it said nothing'}")
-    return done
 
 
 def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> None:
