@@ -70,7 +70,7 @@ def by_mininet(plan: str, *options: str) -> dict[str, float]:
 
 
 def by_up(topology_file: str, options: tuple[str, ...] = ("--no-agents",)) -> dict[str, float]:
-    """Seconds of the commands `up` and `down`."""
+    """Seconds of the commands `up` and `down`, of a lab of namespaces."""
     lab = f"bench{os.getpid()}"
     with tempfile.TemporaryDirectory() as state:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}", "TESTBED_STATE": state}
@@ -84,7 +84,7 @@ def by_up(topology_file: str, options: tuple[str, ...] = ("--no-agents",)) -> di
 
         try:
             # Outside tolerance on a busy machine is no reason not to know how long it took.
-            up_s = call("up", topology_file, "--name", lab, "--allow-uncertified", *options)
+            up_s = call("up", topology_file, "--name", lab, "--driver", "netns", "--allow-uncertified", *options)
         finally:
             down_s = call("down", "--all")
         return {"build_s": up_s, "remove_s": down_s}

@@ -83,7 +83,7 @@ def measured(quick: bool) -> dict[str, Any]:
     samples: dict[str, list[dict[str, float]]] = {"idle": [], "training": []}
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"TESTBED_STATE": f"{folder}/state", "TESTBED_RUNS": f"{folder}/runs"}
-        with testbed.up("metro-40km", name=f"bench{os.getpid()}", allow_uncertified=True) as lab:
+        with testbed.up("metro-40km", name=f"bench{os.getpid()}", driver="netns", allow_uncertified=True) as lab:
             assert lab.certificate is not None
             each = next(link for link in lab.certificate.links if link.name == LINK).directions
             errors = [it.measured.median - it.target_s - it.bare.median for it in each if it.measured and it.bare]
