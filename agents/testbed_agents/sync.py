@@ -21,6 +21,17 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from testbed_agents.checks import Checks
+
+Summed = torch.futures.Future[list[torch.Tensor]]
+
+
+def all_reduce(tensor: torch.Tensor) -> Summed:
+    """Begin to sum ``tensor`` over all ranks, in place."""
+    # Named, because get_future() has no type in torch before 2.15.
+    summed: Summed = dist.all_reduce(tensor, async_op=True).get_future()
+    return summed
+
 
 @dataclass(frozen=True)
 class Synchronised:
@@ -40,12 +51,21 @@ class TimedAllReduce:
     """State and hook in one: ``ddp.register_comm_hook(it, TimedAllReduce.hook)``.
 
     Around each backward call ``begin`` before and ``end`` after. ``origin_t`` is one and the same moment on all ranks;
-    ``observe`` is called with the seconds from start to end of each collective, from a thread of gloo's.
+    ``observe`` is called with the seconds from start to end of each collective, from a thread of gloo's. ``checks``
+    is told of each. ``reduce`` is what sums: a test may put a wrong one there.
     """
 
-    def __init__(self, rank: int, world_size: int, origin_t: float, observe: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        origin_t: float,
+        observe: Callable[[float], None],
+        checks: Checks | None = None,
+    ) -> None:
         self._rank, self._world_size = rank, world_size
-        self._origin_t, self._observe = origin_t, observe
+        self._origin_t, self._observe, self._checks = origin_t, observe, checks
+        self.reduce: Callable[[torch.Tensor], Summed] = all_reduce
         self._train_loss, self._stop = 0.0, False
         self._ready_t = 0.0
         self._notes = torch.zeros(0)
@@ -61,17 +81,18 @@ class TimedAllReduce:
             self._ready_t = began
             gradients = torch.cat((gradients, self._write_notes()))
 
-        def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        checked = self._checks.entered(gradients) if self._checks else None
+
+        def done(future: Summed) -> torch.Tensor:
             summed = future.value()[0]  # raises what went wrong in the collective
             self._observe(time.monotonic() - began)
+            if self._checks and checked:
+                self._checks.left(checked, summed)
             if last:
                 self._notes = summed[size:].clone()
             return summed[:size]
 
-        work = dist.all_reduce(gradients, async_op=True)
-        # Named, because get_future() has no type in torch before 2.15.
-        reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
-        return reduced
+        return self.reduce(gradients).then(done)
 
     def end(self) -> Synchronised:
         """Read what came with the last bucket of the backward that just returned."""

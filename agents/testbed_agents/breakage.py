@@ -1,0 +1,105 @@
+"""For tests alone: training that is wrong in one way, so that each checker can be shown to find its fault.
+
+The environment's ``TESTBED_BREAK`` names one fault, ``KIND:rank=R,step=N``; it happens in the first attempt, once:
+
+* ``wrong-sum``: at rank R the lowest bit of one element of the sum is flipped; the other ranks have the right one.
+* ``lost-input``: half of what rank R hands over is taken as zeros; all ranks have the same, wrong sum.
+* ``stale``: rank R trains step N, and goes on, from the parameters of two steps before.
+* ``lost-update``: the optimizer of rank R leaves out step N; without ``rank=``, of every rank.
+* ``hang``: rank R enters the first collective of step N an hour late, or by ``seconds=``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from testbed_agents.sync import Summed, TimedAllReduce, all_reduce
+
+VARIABLE = "TESTBED_BREAK"
+KINDS = ("wrong-sum", "lost-input", "stale", "lost-update", "hang")
+AN_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``rank`` None: every one."""
+
+    kind: str
+    rank: int | None
+    step: int
+    seconds: float
+
+    @classmethod
+    def parse(cls, written: str) -> Fault:
+        """Raises ValueError."""
+        kind, _, rest = written.partition(":")
+        if kind not in KINDS:
+            raise ValueError(f"{VARIABLE} names one of {', '.join(KINDS)}, not {kind!r}")
+        fields = dict(part.split("=", 1) for part in rest.split(","))
+        rank = fields.get("rank")
+        return cls(kind, None if rank is None else int(rank), int(fields["step"]), float(fields.get("seconds", 0)))
+
+
+def install(
+    sync: TimedAllReduce, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, done_steps: int
+) -> None:
+    """Nothing without TESTBED_BREAK in the environment, or where it is meant for another rank."""
+    written = os.environ.get(VARIABLE)
+    fault = Fault.parse(written) if written else None
+    if fault is not None and fault.rank in (None, rank):
+        print(f"broken on purpose: {written}", flush=True)
+        _Broken(fault, sync, model, optimizer, done_steps)
+
+
+class _Broken:
+    def __init__(
+        self,
+        fault: Fault,
+        sync: TimedAllReduce,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        done_steps: int,
+    ) -> None:
+        self._fault, self._model = fault, model
+        self._step, self._sequence = done_steps + 1, 0
+        self._before: deque[list[Tensor]] = deque(maxlen=2)
+        self._right_step = optimizer.step
+        optimizer.step = self._update  # type: ignore[method-assign]
+        sync.reduce = self._reduce
+
+    def _now(self, kind: str) -> bool:
+        return self._fault.kind == kind and self._step == self._fault.step
+
+    def _reduce(self, tensor: Tensor) -> Summed:
+        self._sequence += 1
+        if self._sequence > 1:
+            return all_reduce(tensor)
+        if self._now("hang"):
+            time.sleep(self._fault.seconds or AN_HOUR_S)
+        if self._now("lost-input"):
+            tensor[: tensor.numel() // 2] = 0.0
+        reduced = all_reduce(tensor)
+        return reduced.then(_flipped) if self._now("wrong-sum") else reduced
+
+    def _update(self, *args: Any, **kwargs: Any) -> Any:
+        self._before.append([each.detach().clone() for each in self._model.parameters()])
+        if not self._now("lost-update"):
+            self._right_step(*args, **kwargs)
+        self._step, self._sequence = self._step + 1, 0
+        if self._now("stale"):
+            with torch.no_grad():
+                for parameter, old in zip(self._model.parameters(), self._before[0], strict=True):
+                    parameter.copy_(old)
+
+
+def _flipped(reduced: Summed) -> list[Tensor]:
+    summed = reduced.value()
+    summed[0].view(torch.int32)[0] ^= 1
+    return summed
