@@ -1,0 +1,113 @@
+"""A port that leads into a network namespace: an echo server in there, and a client out here."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+from testbed.errors import NotAllowed, UserError
+from testbed.host.forward import Forwarder
+
+pytestmark = pytest.mark.netns
+
+PATIENCE_S = 10.0
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """What comes until its other end says that there is no more."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    """Name of a network namespace with a loopback."""
+    name = f"{oracle.unused_name()}-forward"
+    oracle.run("ip", "netns", "add", name)
+    try:
+        oracle.run("ip", "-n", name, "link", "set", "lo", "up")
+        yield name
+    finally:
+        oracle.run("ip", "netns", "del", name)
+
+
+@pytest.fixture
+def echo(place: str) -> Iterator[int]:
+    """Port of a server in ``place`` that says all that it heard, once it has heard the end of it."""
+    listener = oracle.inside(place, lambda: socket.create_server(("127.0.0.1", 0)))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.sendall(all_of(peer))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(PATIENCE_S)
+
+
+def handle(place: str) -> Path:
+    return Path("/run/netns", place)
+
+
+def said(port: int, words: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        sender = threading.Thread(target=lambda: (client.sendall(words), client.shutdown(socket.SHUT_WR)))
+        sender.start()
+        heard = all_of(client)
+        sender.join(PATIENCE_S)
+    return heard
+
+
+def test_what_is_said_comes_whole_and_in_both_directions(place: str, echo: int) -> None:
+    """An end of one direction leaves the other open: the answer comes after it."""
+    words = bytes(range(256)) * 20_000
+    with Forwarder(handle(place), ("127.0.0.1", echo), 0) as forwarder:
+        assert said(forwarder.port, words) == words
+        assert said(forwarder.port, b"") == b""
+        assert forwarder.url == f"http://127.0.0.1:{forwarder.port}"
+
+
+def test_where_nobody_listens_the_connection_is_closed(place: str) -> None:
+    with Forwarder(handle(place), ("127.0.0.1", 9), 0) as forwarder:
+        with socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S) as client:
+            assert client.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S) as client:
+            assert client.recv(1) == b"", "and the next one is taken too"
+
+
+def test_a_namespace_that_is_gone_closes_the_connection() -> None:
+    with (
+        Forwarder(Path("/run/netns/never-made"), ("127.0.0.1", 9), 0) as forwarder,
+        socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S) as client,
+    ):
+        assert client.recv(1) == b""
+
+
+def test_when_it_is_closed_nobody_listens(place: str, echo: int) -> None:
+    forwarder = Forwarder(handle(place), ("127.0.0.1", echo), 0)
+    forwarder.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S)
+
+
+def test_ports_that_cannot_be_had(place: str) -> None:
+    with pytest.raises(UserError, match=r"70000 is no port"):
+        Forwarder(handle(place), ("127.0.0.1", 9), 70_000)
+    with (
+        Forwarder(handle(place), ("127.0.0.1", 9), 0) as first,
+        pytest.raises(UserError, match=rf"port {first.port} of 127.0.0.1 is in use; choose another with --port"),
+    ):
+        Forwarder(handle(place), ("127.0.0.1", 9), first.port)
+    assert issubclass(NotAllowed, UserError)
