@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from testbed.core.physics.impairment import GilbertElliott
 from testbed.errors import HostError, MissingTool
-from testbed.host.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLMSG_ERROR, attribute, message
+from testbed.host.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR, attribute, message
 
 __all__ = [
     "Counters",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC, RTM_NEWTFILTER, RTM_DELTFILTER = 36, 37, 38, 44, 45
-NLMSG_DONE, NLM_F_DUMP = 3, 0x300
+NLMSG_DONE, NLM_F_DUMP, NLM_F_REPLACE = 3, 0x300, 0x100
 TCA_KIND, TCA_OPTIONS, TCA_STATS2 = 1, 2, 7
 TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 1, 3, 8
 TC_H_ROOT, TC_H_CLSACT, CLSACT_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFFFFF2
