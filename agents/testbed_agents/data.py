@@ -96,9 +96,21 @@ class Windows:
             )
         self._text, self._batch, self._context = corpus.text, batch, context
         self._generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
+        self.drawn = 0
+        """How often it was drawn from."""
+
+    @property
+    def position(self) -> Tensor:
+        """Where the draws stand, (bytes,) uint8; for :meth:`go_to`."""
+        return self._generator.get_state()
+
+    def go_to(self, position: Tensor, drawn: int) -> None:
+        self._generator.set_state(position)
+        self.drawn = drawn
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """(bytes, the bytes that follow them), each (batch, context) int64."""
+        self.drawn += 1
         starts = torch.randint(len(self._text) - self._context, (self._batch, 1), generator=self._generator)
         windows = self._text[starts + torch.arange(self._context + 1)].long()
         return windows[:, :-1], windows[:, 1:]

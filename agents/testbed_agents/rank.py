@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from testbed_agents import namespaces
+from testbed_agents.checkpoint import CheckpointError
 from testbed_agents.data import CorpusError
 from testbed_agents.metrics import RankMetrics
 from testbed_agents.records import Records, RecordsError
@@ -82,7 +83,7 @@ class Rank:
     def _train(self, message: Mapping[str, Any]) -> None:
         try:
             job = Job.from_message(message)
-            self._records = Records(job.directory / f"rank-{self._seat.rank}.jsonl")
+            self._records = Records(job.directory / f"rank-{self._seat.rank}.jsonl", job.fence)
             _print_to(job.directory / f"rank-{self._seat.rank}.log")
             self._metrics.job_state(self._job, "training")
             outcome = train(
@@ -92,7 +93,7 @@ class Rank:
         except TrainingFailed as error:
             # After a stop, a collective fails because a peer has hung up: that is how a stuck job ends.
             self._finish("stopped" if self._stop.is_set() else "failed", str(error), step=error.step)
-        except (CorpusError, RecordsError) as error:
+        except (CheckpointError, CorpusError, RecordsError) as error:
             self._finish("failed", str(error))
         except Exception as error:  # a mistake of ours: said like any other failure, with its place in the log
             import traceback

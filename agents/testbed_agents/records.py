@@ -10,16 +10,21 @@ import os
 import threading
 from pathlib import Path
 
+from testbed_agents.fence import Fence, Fenced
+
 
 class RecordsError(Exception):
     """A record could not be kept; says which file and why."""
 
 
 class Records:
-    """Appends to the file at ``path``, making its folder. May be used from several threads. Raises RecordsError."""
+    """Appends to the file at ``path``, making its folder. May be used from several threads. Raises RecordsError.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    With a ``fence`` each record says of which attempt it is, and none is written once a newer one has begun.
+    """
+
+    def __init__(self, path: Path, fence: Fence | None = None) -> None:
+        self.path, self._fence = path, fence
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,8 +34,14 @@ class Records:
 
     def write(self, kind: str, **fields: object) -> None:
         """Append one record. Numbers must be finite: JSON has no others."""
-        line = json.dumps({"kind": kind, **fields}, allow_nan=False).encode() + b"\n"
+        attempt = {"attempt": self._fence.attempt} if self._fence else {}
+        line = json.dumps({"kind": kind, **attempt, **fields}, allow_nan=False).encode() + b"\n"
         with self._lock:
+            try:
+                if self._fence:
+                    self._fence.check()
+            except Fenced as error:
+                raise RecordsError(str(error)) from error
             if self._file < 0:
                 raise RecordsError(f"{self.path} is closed")
             try:

@@ -34,7 +34,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from testbed_agents import data
+from testbed_agents import breakage, data
+from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
+from testbed_agents.checks import Checks
+from testbed_agents.fence import Fence
 from testbed_agents.metrics import RankMetrics, interface_bytes
 from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
 from testbed_agents.records import Records
@@ -67,7 +70,8 @@ class Job:
 
     ``master``: address and port of the store at rank 0. ``interface``: gloo's. ``timeout_s``: how long one wait inside
     a collective may take. ``extra_compute_s``: seconds that a rank sleeps in each forward pass, as a slower machine
-    would; ranks not named do not.
+    would; ranks not named do not. ``attempt``: from 1; a later one goes on from the checkpoint that all ranks have
+    of ``resume``: (step, attempt). ``checkpoint_every``: steps between two of them, 0 for none.
     """
 
     job: str
@@ -83,6 +87,13 @@ class Job:
     data: str | None = None
     learning_rate: float = 1e-3
     extra_compute_s: Mapping[int, float] = field(default_factory=dict)
+    attempt: int = 1
+    resume: tuple[int, int] | None = None
+    checkpoint_every: int = 0
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.directory, self.attempt)
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Job:
@@ -103,6 +114,9 @@ class Job:
                 data=message.get("data"),
                 learning_rate=float(message.get("learning_rate", 1e-3)),
                 extra_compute_s={int(r): float(s) for r, s in message.get("extra_compute_s", {}).items()},
+                attempt=int(message.get("attempt", 1)),
+                resume=(int(resume[0]), int(resume[1])) if (resume := message.get("resume")) else None,
+                checkpoint_every=int(message.get("checkpoint_every", 0)),
             )
         except KeyError as error:
             raise TrainingFailed(f"the train message has no {error}") from error
@@ -131,7 +145,7 @@ def train(
     """Train to the last step, or to the end of the step in which any rank's ``stop`` is set.
 
     Calls ``began`` once all ranks have met. A step's compute takes longer by the share ``slower_by`` (0: not at all)
-    of what it took in the step before. Raises TrainingFailed, CorpusError or RecordsError.
+    of what it took in the step before. Raises TrainingFailed, CorpusError, CheckpointError or RecordsError.
     """
     torch.set_num_threads(1)
     corpus = data.load(job.data)
@@ -140,12 +154,34 @@ def train(
     model = GPT(job.shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     tokens = job.batch * job.shape.context
+    state = State(model, optimizer, windows)
+    checkpoints = Checkpoints(job.directory / "checkpoints" / f"rank-{seat.rank}", job.fence)
+    resumed_from = 0
+    if job.resume:
+        checkpoints.load(*job.resume, state)
+        metrics.last_step = resumed_from = job.resume[0]
 
-    step, talk_t, own_compute_s = 0, 0.0, 0.0
+    step, talk_t, own_compute_s = resumed_from, 0.0, 0.0
+    checks: Checks | None = None
     try:
-        sync = TimedAllReduce(seat.rank, job.world_size, _meet(job, seat.rank), metrics.collective_done)
+        origin_t = _meet(job, seat.rank)
         ddp = DistributedDataParallel(model)  # there are no buffers that it would broadcast
+        checks = Checks(
+            Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
+            rank=seat.rank,
+            world_size=job.world_size,
+            model=model,
+            optimizer=optimizer,
+            seed=job.seed,
+            first=resumed_from + 1,
+            last=job.steps,
+            also_every=job.checkpoint_every,
+            timeout_s=job.timeout_s,
+        )
+        sync = TimedAllReduce(seat.rank, job.world_size, origin_t, metrics.collective_done, checks)
         ddp.register_comm_hook(sync, TimedAllReduce.hook)
+        if job.attempt == 1:
+            breakage.install(sync, model, optimizer, seat.rank, resumed_from)
         began()
         at_first = interface_bytes()[job.interface]
         records.write(
@@ -160,12 +196,14 @@ def train(
             gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
             tokens_per_step=tokens,
             steps=job.steps,
+            resumed_from=resumed_from,
             corpus=corpus.name,
             corpus_bytes=len(corpus),
             seed=job.seed,
             torch=torch.__version__,
         )
         while step < job.steps:
+            checks.begin(step + 1)
             t_begin = time.monotonic()
             inputs, targets = windows.draw()
             optimizer.zero_grad()
@@ -199,6 +237,7 @@ def train(
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
             )
+            checks.end()
             step += 1
             metrics.step_done(
                 step=step,
@@ -215,9 +254,18 @@ def train(
                 talk_t = t_end + TALK_S
             if told.stop:
                 return Outcome("stopped", step, fingerprint(model))
+            if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.steps:
+                size = checkpoints.save(step, state)
+                t = time.monotonic()
+                records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)
         return Outcome("ok", step, fingerprint(model))
+    except CheckpointError as error:
+        raise TrainingFailed(str(error), step) from error
     except RuntimeError as error:  # gloo's, which torch derives from it
         raise TrainingFailed(f"step {step + 1}: {reason_of(error)}", step) from error
+    finally:
+        if checks is not None:
+            checks.close()
 
 
 def _meet(job: Job, rank: int) -> float:
@@ -233,8 +281,8 @@ def _meet(job: Job, rank: int) -> float:
         _wait_for_listener(job.master, job.timeout_s)
     try:
         server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
-        # By job: a store that outlived an earlier job must not answer with its keys.
-        store = PrefixStore(job.job, server)
+        # By job and attempt: a store that outlived an earlier one must not answer with its keys.
+        store = PrefixStore(f"{job.job}/{job.attempt}", server)
         if rank == 0:
             store.set("origin", repr(time.monotonic()))
         origin = float(store.get("origin"))

@@ -115,6 +115,17 @@ class AgentsHand:
             for rank in free:
                 self._deploy(rank)
 
+    def is_down(self, rank: int) -> bool:
+        """Whether a fault keeps a job from beginning on this rank."""
+        return self._held[rank] > 0 or rank in self._paused
+
+    def revive(self) -> None:
+        """Start a parent again that has ended; its ranks ended with it. From a thread that lives as long as we do."""
+        for key, parent in list(self._parents.items()):
+            if parent.exited.is_set():
+                del self._parents[key]
+                self._start(key)
+
     def pause(self, rank: int, paused: bool) -> None:
         (self._paused.add if paused else self._paused.discard)(rank)
         before = self._signalled[rank]
@@ -149,7 +160,7 @@ class AgentsHand:
         """
         if ranks is None:
             ranks = {number: self.ranks[number] for number, it in self.states.items() if it["state"] != "waiting"}
-        if held := [number for number in ranks if self._held[number] or number in self._paused]:
+        if held := [number for number in ranks if self.is_down(number)]:
             raise LabError(f"ranks {held} are down, or paused, by a fault: heal it first")
         for number in ranks:
             self._deploy(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
 from testbed.core.topology.model import Topology
 from testbed.errors import JobFailed, LabError
-from testbed.lab import client
+from testbed.lab.attempts import Attempts
 from testbed.lab.state import LabFolder
 
 POLL_S = 0.02
@@ -24,7 +25,9 @@ class Workload:
     """What is trained. Rates of a lab are scaled down, so the model is too: its bytes are what the fiber carries.
 
     ``timeout_s`` is the process group's: a cut of all fibers that lasts longer (plus TCP's wait before it
-    tries again) ends the job.
+    tries again) ends the attempt. A job whose attempt failed is begun again up to ``restarts`` times, after the newest
+    checkpoint that all ranks have; they write one every ``checkpoint_every`` steps (0: none, and it begins from the
+    first step).
     """
 
     steps: int
@@ -37,6 +40,14 @@ class Workload:
     heads: int = 4
     width: int = 96
     learning_rate: float = 1e-3
+    checkpoint_every: int = 50
+    restarts: int = 3
+
+    @property
+    def stall_s(self) -> float:
+        """A job that commits no step for so long will not go on by itself: a wait ends after ``timeout_s``, and one
+        collective may have two of them."""
+        return 2.0 * self.timeout_s + 20.0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -48,6 +59,7 @@ class Workload:
             "context": self.context,
             "model": {"layers": self.layers, "heads": self.heads, "width": self.width},
             "learning_rate": self.learning_rate,
+            "checkpoint_every": self.checkpoint_every,
         }
 
 
@@ -58,6 +70,7 @@ class _Tail:
     path: Path
     offset: int = 0
     step: int = 0
+    attempt: int = 1
     last: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -73,7 +86,11 @@ class _Tail:
         self.offset += len(whole) + 1
         for line in whole.splitlines():
             record = json.loads(line)
-            if record.get("kind") == "step":
+            if record.get("attempt", 1) < self.attempt:
+                continue  # of a rank that did not know yet that its attempt was over
+            if record["kind"] == "job":
+                self.attempt, self.step = record.get("attempt", 1), record.get("resumed_from", 0)
+            elif record["kind"] == "step":
                 self.step, self.last = record["step"], record
 
 
@@ -81,31 +98,48 @@ class Job:
     """A job that was begun. All waits are bounded."""
 
     def __init__(self, lab: LabFolder, topology: Topology, workload: Workload, ranks_folder: Path, number: int) -> None:
-        self._lab = lab
         self.workload = workload
         self.id = f"j{number}"
         ranks = build.ranks(topology)
+        self._reading = threading.Lock()
         self._tails = [_Tail(ranks_folder / f"rank-{rank.rank}.jsonl") for rank in ranks]
         master = Addressing(topology).node(ranks[0].node)[0]
-        client.call(
+        message = {
+            "job": self.id,
+            "world_size": len(ranks),
+            "master": [str(master), MASTER_PORT],
+            "interface": FABRIC_INTERFACE,
+            "directory": str(ranks_folder),
+            **workload.to_dict(),
+        }
+        self._attempts = Attempts(
             lab,
-            "train",
-            message={
-                "job": self.id,
-                "world_size": len(ranks),
-                "master": [str(master), MASTER_PORT],
-                "interface": FABRIC_INTERFACE,
-                "directory": str(ranks_folder),
-                **workload.to_dict(),
-            },
+            topology,
+            message,
+            ranks_folder,
+            restarts=workload.restarts,
+            stall_s=workload.stall_s,
+            committed=lambda: self.step,
         )
 
     @property
     def step(self) -> int:
-        """The latest committed step: one that every rank has ended."""
-        for tail in self._tails:
-            tail.read()
-        return min(tail.step for tail in self._tails)
+        """The latest committed step: one that every rank has ended. After a restart it is less than it was."""
+        with self._reading:  # asked by whoever follows the job and by whoever restarts it
+            for tail in self._tails:
+                tail.read()
+            newest = max(tail.attempt for tail in self._tails)
+            return min(tail.step for tail in self._tails if tail.attempt == newest)
+
+    @property
+    def attempt(self) -> int:
+        """From 1."""
+        return self._attempts.number
+
+    @property
+    def waiting(self) -> str:
+        """What a restart waits for, in words; empty while none does."""
+        return self._attempts.waiting
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -113,19 +147,12 @@ class Job:
         return self._tails[0].last
 
     def failure(self) -> str:
-        """Why the job cannot end well; empty as long as it can."""
-        if dead := client.call(self._lab, "hello")["dead_containers"]:
-            return f"the container of {dead[0]} died"
-        bad = [it for it in client.call(self._lab, "ranks") if it["state"] in ("failed", "gone", "stopped")]
-        if not bad:
-            return ""
-        # The first one that ended is the cause, its peers' broken connections the effect.
-        worst = min(bad, key=lambda it: it["ended_t"] or 0.0)
-        return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
+        """Why the job cannot end well; empty as long as it can, be it by another attempt."""
+        return self._attempts.failure
 
     def over(self) -> bool:
-        """Whether no rank is training any more."""
-        return all(it["state"] != "training" for it in client.call(self._lab, "ranks"))
+        """Whether no rank is training any more, and none will."""
+        return self._attempts.over
 
     def wait_for(self, step: int, timeout: float = 60.0) -> None:
         """Return when ``step`` is committed. Raises JobFailed, or LabError after ``timeout`` seconds."""
@@ -156,4 +183,4 @@ class Job:
 
     def stop(self) -> None:
         """End it after the step that it is in, or after 2 s."""
-        client.call(self._lab, "stop", job=self.id)
+        self._attempts.stop()

@@ -245,13 +245,27 @@ class Keeper:
                 "node": rank.node,
                 "site": rank.site,
                 "metrics": [rank.metrics, rank.port],
+                "down": self._agents.is_down(number),
                 **self._agents.states[number],
             }
             for number, rank in sorted(self._agents.ranks.items())
         ]
 
     def do_train(self, message: dict[str, Any]) -> None:
-        self._do(lambda: self._agents.train(message))
+        """Give all ranks a job, fresh processes where they had one before."""
+        self._do(self._agents.revive)
+        if self._containers is not None:
+            self._do(lambda: self._agents.train(message))
+        else:  # deploying takes part of a second, and faults that are due meanwhile need the engine's thread
+            self._agents.train(message)
+
+    def do_dark(self) -> list[str]:
+        """Links without a carrier at one of their ends at least."""
+        return sorted(self._watch.dark()) if self._watch is not None else []
+
+    def do_tell(self, event: str, fields: dict[str, Any]) -> None:
+        """Put something that happened to a job among the lab's events."""
+        self._events.add(event, **fields)
 
     def do_stop(self, job: str) -> None:
         self._agents.stop(job)

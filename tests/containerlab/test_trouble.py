@@ -122,7 +122,7 @@ def test_a_docker_that_does_not_run_is_said(
 def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.Topology) -> None:
     name = oracle.unused_name()
     with up(topology, name, agents=True) as lab:
-        job = lab.train(steps=5000)
+        job = lab.train(steps=5000, restarts=0)
         job.wait_for(step=3, timeout=60)
         docker("kill", f"clab-{name}-west-0")
         with pytest.raises((JobFailed, LabError), match="rank"):

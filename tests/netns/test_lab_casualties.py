@@ -89,7 +89,7 @@ def gone(pid: int) -> bool:
 
 def begin(lab: testbed.Lab) -> Any:
     """A job that has done some steps and has many before it."""
-    job = lab.train(steps=100_000)
+    job = lab.train(steps=100_000, restarts=0)
     job.wait_for(step=5, timeout=60)
     return job
 

@@ -1,0 +1,162 @@
+"""Checkpoints of one rank, on its own node: no byte of them crosses a fiber.
+
+Each is a folder ``step-<n>.a<attempt>`` with what torch.distributed.checkpoint writes, and a manifest with the SHA-256
+of each file. It is written under another name, brought to disk, then renamed: under its name it is there as a whole or
+not at all, and what a disk spoils afterwards is found by the checksums. The two newest are kept: the ranks do not all
+get to the same step before they fail, so the newest that all have may be the last but one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+
+from testbed_agents.data import Windows
+from testbed_agents.fence import Fence, Fenced
+
+MANIFEST = "manifest.json"
+KEPT = 2
+_NAME = re.compile(r"step-(\d+)\.a(\d+)")
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written, or is not whole; says which and why."""
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a training step depends on. ``optimizer`` keeps per parameter what AdamW does: step and two moments."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    windows: Windows
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name; of the optimizer only what it has made by now. Its own tensors, so that loading fills them."""
+        found = {f"model.{name}": parameter.data for name, parameter in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for what, value in self.optimizer.state[parameter].items():
+                found[f"optimizer.{name}.{what}"] = value
+        return found | {"rng.torch": torch.get_rng_state(), "rng.windows": self.windows.position}
+
+
+class Checkpoints:
+    """Those of one rank, in ``folder``, written in the attempt that ``fence`` knows."""
+
+    def __init__(self, folder: Path, fence: Fence) -> None:
+        self.folder, self._fence = folder, fence
+
+    def save(self, step: int, state: State) -> int:
+        """Write the checkpoint after ``step``; its size in bytes. Raises CheckpointError."""
+        name = _name(step, self._fence.attempt)
+        unfinished = self.folder / f"unfinished-{name}"
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that nothing is distributed is what is wanted
+                state_dict_saver.save(state.tensors(), checkpoint_id=unfinished, no_dist=True)
+            files = {file.name: file.read_bytes() for file in sorted(unfinished.iterdir())}
+            manifest = {
+                "version": 1,
+                "step": step,
+                "attempt": self._fence.attempt,
+                "drawn": state.windows.drawn,
+                "python_rng": random.getstate(),
+                "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+            }
+            (unfinished / MANIFEST).write_text(json.dumps(manifest))
+            for file in unfinished.iterdir():
+                _sync(file)
+            _sync(unfinished)
+            self._fence.check()
+            shutil.rmtree(self.folder / name, ignore_errors=True)  # spoilt, or it would have been begun from
+            unfinished.rename(self.folder / name)
+            _sync(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the checkpoint of step {step}: {error.strerror}") from error
+        except (CheckpointException, Fenced) as error:
+            raise CheckpointError(f"cannot write the checkpoint of step {step}: {error}") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._forget_older()
+        return sum(map(len, files.values()))
+
+    def load(self, step: int, attempt: int, state: State) -> None:
+        """Fill ``state`` from the checkpoint that ``attempt`` wrote after ``step``. Raises CheckpointError."""
+        folder = self.folder / _name(step, attempt)
+        manifest = verified(folder)
+        _make_moments(state)
+        tensors = state.tensors()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                state_dict_loader.load(tensors, checkpoint_id=folder, no_dist=True)
+            torch.set_rng_state(tensors["rng.torch"])
+            state.windows.go_to(tensors["rng.windows"], manifest["drawn"])
+            version, internal, gauss = manifest["python_rng"]
+            random.setstate((version, tuple(internal), gauss))
+        except (CheckpointException, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"checkpoint {folder.name} does not fit this job: {error}") from error
+
+    def _forget_older(self) -> None:
+        there = sorted(self._named(), key=lambda it: it[:2])
+        for _, _, folder in there[:-KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _named(self) -> Iterator[tuple[int, int, Path]]:
+        for folder in self.folder.iterdir():
+            if match := _NAME.fullmatch(folder.name):
+                # An attempt that began from an older checkpoint has the say over those that were newer then.
+                yield int(match[2]), int(match[1]), folder
+
+
+def _name(step: int, attempt: int) -> str:
+    return f"step-{step:06d}.a{attempt}"
+
+
+def verified(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all what they were when it was written. Raises CheckpointError."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        for name, digest in manifest["files"].items():
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+                raise CheckpointError(f"checkpoint {folder.name} is spoilt: {name} is not what was written")
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder.name} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {folder.name} has no whole manifest") from error
+    return manifest
+
+
+def _make_moments(state: State) -> None:
+    """AdamW makes its tensors in its first step; they must be there to be filled."""
+    for parameter in state.model.parameters():
+        if not state.optimizer.state[parameter]:
+            state.optimizer.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
