@@ -118,13 +118,13 @@ def exported(lab: str, name: str, **labels: str) -> float:
     raise AssertionError(f"no sample {name} {labels}")
 
 
-def servers(state: Path) -> list[int]:
-    """Processes that work in a folder of a lab below ``state``: Prometheus does, whatever became of the folder."""
+def servers(folder: Path) -> list[int]:
+    """Processes that work in a folder below this one: Prometheus works in its lab's, whatever became of that."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if str((entry / "cwd").readlink()).startswith(str(state.resolve() / "labs")):
+                if str((entry / "cwd").readlink()).startswith(str(folder.resolve())):
                     found.append(int(entry.name))
     return found
 
@@ -463,3 +463,35 @@ def test_one_that_does_not_come_up_is_quoted_and_the_lab_undone(
     with pytest.raises((LabError, HostError), match=r"prometheus ended with status 3: .*no room for the head block"):
         testbed.up("metro-40km", name=lab_name, agents=False, observe=True)
     assert oracle.left_behind(lab_name, state_folder) == []
+
+
+STUBBORN = """#!/bin/sh
+exec setpriv --pdeathsig clear -- perl -e 'sleep 600' -- "$@"
+"""
+"""Never ready, and without the signal that a child gets when its parent dies."""
+
+
+def test_one_that_outlives_a_keeper_killed_while_it_starts_is_found_by_its_folder(
+    lab_name: str, state_folder: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal does not know its pid yet."""
+    fake = open_folder / "prometheus"
+    fake.write_text(STUBBORN)
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{open_folder}{os.pathsep}{os.environ['PATH']}")
+    folder = state_folder / "labs" / lab_name / "prometheus"
+    words = f"up metro-40km --name {lab_name} --no-agents --observe --keep".split()
+    argv = [sys.executable, "-m", "testbed.cli.main", *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+
+        def stubborn() -> list[int]:
+            return [pid for pid in servers(folder) if Path(f"/proc/{pid}/comm").read_text().strip() == "perl"]
+
+        oracle.until(stubborn, 30.0, "the server has been started")
+        (pid,) = stubborn()
+        oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+        _, err = child.communicate(timeout=30)
+        assert child.returncode == LabError.exit_code and "Traceback" not in err
+    assert Path(f"/proc/{pid}").exists(), "the kernel has not ended it"
+    assert testbed.down(lab_name) is True
+    assert servers(folder) == []
