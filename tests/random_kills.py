@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -154,9 +155,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kills") as state:
-        for number in range(asked.count):
-            print(one_round(f"kills{os.getpid()}", asked.seed * 1_000_000 + number, Path(state)), flush=True)
+    state = Path(tempfile.mkdtemp(prefix="kills"))
+    for number in range(asked.count):
+        try:
+            print(one_round(f"kills{os.getpid()}", asked.seed * 1_000_000 + number, state), flush=True)
+        except Left as left:
+            print(f"{left}\nwhat is left can be looked at: TESTBED_STATE={state}", file=sys.stderr)
+            return 1
+    shutil.rmtree(state)
     print(f"{asked.count} kills: nothing was left over, no port in a wrong state")
     return 0
 
