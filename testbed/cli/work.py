@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.cli import screen, tables, verb
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabName, Overrides, RunArgument
 from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
 
 RunsFolder = Annotated[
     Path | None,
@@ -27,6 +32,7 @@ RunsFolder = Annotated[
     "testbed run metro-40km --steps 100         # a short one",
     "testbed run metro-40km --set links.north.km=80",
     "testbed run my-experiment.yaml --json      # the report as JSON on stdout",
+    "testbed run flapping-fiber --junit out.xml # and its verdict for CI",
 )
 def run(
     what: RunArgument,
@@ -41,17 +47,20 @@ def run(
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the verdict as JUnit XML too, for CI.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Up, certify, train, cut and heal, report, down: the whole story in one command.
 
     A bare topology runs the shipped experiment first-cut on it, or only-fiber where nothing leads around its first
     link. Ctrl-C undoes everything and still writes the report of what was measured. Exit status 1: it was measured,
-    and it is not good.
+    and it does not hold; 3: it cannot be told.
     """
     from testbed.lab import api
 
-    with screen.progress() as progress:
+    with _verdict_for_ci(junit, what) as verdict, screen.progress() as progress:
         outcome = api.run(
             what,
             set=verb.read_overrides(set_),
@@ -65,6 +74,7 @@ def run(
             emulator=emulator,
             progress=progress,
         )
+        verdict.append(outcome.report)
     report = outcome.report
     if as_json:
         from testbed.core.report.document import to_json
@@ -76,6 +86,29 @@ def run(
         screen.show(tables.answers(report))
     screen.show(f"report: {outcome.directory / 'index.html'}")
     return outcome.exit_code
+
+
+@contextlib.contextmanager
+def _verdict_for_ci(file: Path | None, what: str) -> Iterator[list[Report]]:
+    """Writes ``file`` of the report that is put into the list; of what went wrong, if there is none."""
+    from testbed.errors import TestbedError
+    from testbed.host import store
+
+    if file is not None:
+        store.check_writable(file.absolute().parent)
+    reports: list[Report] = []
+    failed = ""
+    try:
+        yield reports
+    except TestbedError as error:
+        failed = str(error)
+        raise
+    finally:
+        if file is not None:
+            from testbed.core.report.junit import junit, junit_of_error
+
+            said = junit(reports[0]) if reports else junit_of_error(what, failed or "it was interrupted")
+            store.save_text(file, said)
 
 
 @verb.verb(

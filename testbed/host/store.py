@@ -339,6 +339,12 @@ def save_report(report: Report, folder: Path) -> None:
         write_whole(folder / "index.html", html(report))
 
 
+def save_text(path: Path, content: str) -> None:
+    """Write a file that the user named, whole or not at all. Raises StorageError."""
+    with _translated(path):
+        write_whole(path, content)
+
+
 def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:
     """((start in unix seconds, topology's name), verdict) of a run, from its small files only."""
     info, _ = _read_json(run.path / "run.json")
