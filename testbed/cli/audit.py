@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from testbed.cli import screen, tables, verb
-from testbed.cli.verb import AsJson, Overrides, TopologyArgument
-from testbed.core.units import format_delay, format_probability, format_rate
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides, TopologyArgument
+from testbed.core.units import format_delay, format_duration, format_probability, format_rate
+from testbed.errors import UserError
 
 if TYPE_CHECKING:
+    from testbed.core.evidence.impact import CutImpact
     from testbed.core.topology.advice import Finding
     from testbed.core.topology.audit import Audit, DuctCut, PairRisk
+    from testbed.lab.audit import Measured
 
 MOST_ROWS = 12
 _STYLES = {"single point": tables.BAD, "shared risk": tables.BAD, "shared power": tables.UNSURE}
@@ -23,24 +27,67 @@ _STYLES = {"single point": tables.BAD, "shared risk": tables.BAD, "shared power"
     verb.LOOK,
     "testbed audit regional-ring",
     "testbed audit my.yaml --set links.north.protection=none",
-    "testbed audit regional-ring --json",
+    "testbed audit regional-ring --measure      # in a lab: train, and cut each duct in turn",
+    "testbed audit regional-ring --measure --only river-bridge --hold 3s --json",
 )
-def audit(topology: TopologyArgument, set_: Overrides = None, as_json: AsJson = False) -> None:
+def audit(
+    topology: TopologyArgument,
+    set_: Overrides = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure what each duct's cut costs a training job.", show_default=False)
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="DUCT", help="With --measure: cut this one. May be repeated.")
+    ] = None,
+    hold: Annotated[str, typer.Option(metavar="TIME", help="With --measure: how long each is cut.")] = "5s",
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    driver: Driver = "auto",
+    emulator: Emulator = "auto",
+    allow_uncertified: AllowUncertified = False,
+    as_json: AsJson = False,
+) -> int:
     """Links that look diverse and share a duct, single points of failure, what each duct's cut costs.
 
-    Every duct, link, gateway and power domain is made to fail on paper, ducts also two at a time. Exit status 0
-    whatever is found: a risk is for you to judge; 2 if the file has mistakes.
+    Every duct, link, gateway and power domain is made to fail on paper, ducts also two at a time. With --measure a lab
+    comes up, a job trains, and each duct is cut in turn; Ctrl-C keeps what was measured. Exit status 0 whatever is
+    found: a risk is for you to judge; 2 if the file has mistakes, 3 if the lab failed.
     """
     from testbed.core.topology import advice
     from testbed.core.topology import audit as core
     from testbed.host import catalog
 
     wanted = catalog.load_topology(topology, verb.read_overrides(set_))
+    hold_s = verb.read_duration_s(hold, "--hold") or 0.0
+    if (only or name) and not measure:
+        raise UserError(f"--{'only' if only else 'name'} is of a measurement: say --measure too")
     found = core.audit(wanted)
     findings = advice.findings(wanted, found)
+    if not as_json:
+        _show(found, findings)
+    measured = None
+    if measure:
+        from testbed.lab import audit as lab
+
+        with screen.progress() as progress:
+            measured = lab.measure(
+                wanted,
+                only=only or (),
+                hold_s=hold_s,
+                name=name,
+                driver=driver,
+                emulator=emulator,
+                allow_uncertified=allow_uncertified,
+                progress=progress,
+            )
     if as_json:
-        screen.show_json({**tables.plain(found), "findings": tables.plain(findings)})
-        return
+        plain = {} if measured is None else {"measured": lab.to_dict(measured)}
+        screen.show_json({**tables.plain(found), "findings": tables.plain(findings), **plain})
+    elif measured is not None:
+        _show_measured(measured)
+    return {"interrupted": 130, "failed": 3}.get(measured.status, 0) if measured else 0
+
+
+def _show(found: Audit, findings: tuple[Finding, ...]) -> None:
     for each in (_pairs(found), _ducts(found)):
         if each.row_count:
             screen.show(each)
@@ -49,6 +96,41 @@ def audit(topology: TopologyArgument, set_: Overrides = None, as_json: AsJson = 
     else:
         screen.show(Text("no risks found: nothing fails by itself or in twos that separates sites", style=tables.GOOD))
     screen.say("capacities are those of all fibers together, as the lab runs; routing may use fewer", style="dim")
+
+
+def _show_measured(measured: Measured) -> None:
+    rows: list[tables.Row] = [
+        [
+            it.duct,
+            ", ".join(it.links),
+            format_duration(it.lasted_s, 2),
+            _number(it.steps_per_s_before),
+            _number(it.steps_per_s_during),
+            "-" if it.goodput is None else format_probability(it.goodput, 2),
+            "-" if it.longest_gap_s is None else format_duration(it.longest_gap_s, 3),
+            _back(it),
+        ]
+        for it in measured.impacts
+    ]
+    heads = ("duct cut", "links", "for", "steps/s before", "during", "goodput", "longest gap", "back after the heal")
+    if rows:
+        screen.show(tables.table(heads, rows, right=heads[2:], title="Measured"))
+    if measured.left:
+        screen.show(Text(f"not cut: {', '.join(measured.left)}", style=tables.UNSURE))
+    if measured.why:
+        screen.show(Text(f"{measured.status}: {measured.why}", style=tables.BAD))
+    if measured.directory is not None:
+        screen.say(f"all of it: testbed report {measured.directory}", style="dim")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _back(it: CutImpact) -> Text:
+    if not it.came_back:
+        return Text("never", style=tables.BAD)
+    return Text("-" if it.back_after_end_s is None else format_duration(it.back_after_end_s, 3))
 
 
 def _findings(findings: tuple[Finding, ...]) -> Table:

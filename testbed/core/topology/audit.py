@@ -25,6 +25,7 @@ __all__ = [
     "SharedRisk",
     "SinglePoint",
     "audit",
+    "ducts_of",
 ]
 
 MOST_SITES_FOR_ALL_PAIRS: Final = 16
@@ -134,7 +135,7 @@ class Audit:
 
 def audit(topology: Topology) -> Audit:
     """Every failure of one thing, and of two ducts, tried on ``topology``."""
-    fibers, pairs, used = Fibers(topology), _pairs(topology), _ducts(topology)
+    fibers, pairs, used = Fibers(topology), _pairs(topology), ducts_of(topology)
     healthy = {pair: way for pair, way in fibers.ways(_HEALTHY, pairs).items() if way is not None}
     singles = tuple(_single_points(topology, fibers, used))
     cuts = tuple(_duct_cut(topology, fibers, duct, healthy) for duct in used)
@@ -163,12 +164,12 @@ def _pairs(topology: Topology) -> list[tuple[str, str]]:
     return [pair for pair in itertools.combinations(names, 2) if pair in joined]
 
 
-def _ducts(topology: Topology) -> list[str]:
-    """Those that some link passes through, in the order of the links."""
-    return list(dict.fromkeys(duct for link in topology.links for duct in _ducts_of(link)))
+def ducts_of(topology: Topology) -> list[str]:
+    """Those that some link passes through, on its working or its second path, in the order of the links."""
+    return list(dict.fromkeys(duct for link in topology.links for duct in _of_link(link)))
 
 
-def _ducts_of(link: Link) -> tuple[str, ...]:
+def _of_link(link: Link) -> tuple[str, ...]:
     return link.via + (() if link.second_path is None else link.second_path.via)
 
 
@@ -181,7 +182,7 @@ def _power(topology: Topology) -> dict[str, tuple[str, ...]]:
 
 def _shared(topology: Topology, separating: frozenset[str]) -> Iterator[SharedRisk]:
     for duct in topology.ducts:
-        links = tuple(link.name for link in topology.links if duct.name in _ducts_of(link))
+        links = tuple(link.name for link in topology.links if duct.name in _of_link(link))
         if len(links) > 1:
             yield SharedRisk(duct.name, duct.length_m, links, duct.name in separating)
 

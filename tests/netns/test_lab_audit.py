@@ -1,0 +1,63 @@
+"""A measured audit: what the table says happened, and nothing left behind, whatever ended it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import oracle
+import pytest
+
+from testbed.host import agents, catalog
+from testbed.lab import audit
+
+pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(agents.missing()), reason="needs torch")]
+
+
+def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
+    """Of two diverse fibers each one's cut leaves the other: the job goes on while it lasts."""
+    name = oracle.unused_name()
+    topology = catalog.load_topology("metro-40km", {"sites.east.nodes": 1, "sites.west.nodes": 1})
+    found = audit.measure(topology, hold_s=1.5, name=name, allow_uncertified=True)
+    assert (found.status, found.left) == ("finished", ())
+    assert [it.duct for it in found.impacts] == ["north", "south"]
+    for impact in found.impacts:
+        assert impact.came_back
+        assert 1.4 <= impact.lasted_s < 5.0
+        assert impact.steps_per_s_during > 0, "there is another fiber"
+    assert found.directory is not None and (found.directory / "ranks" / "rank-0.jsonl").exists()
+    assert oracle.left_behind(name, state_folder) == []
+
+
+def test_an_interruption_keeps_what_was_measured(state_folder: Path) -> None:
+    name = oracle.unused_name()
+    argv = [
+        sys.executable,
+        "-m",
+        "testbed.cli.main",
+        "audit",
+        "metro-40km",
+        "--measure",
+        "--name",
+        name,
+        "--hold",
+        "1s",
+    ]
+    argv += ["--set", "sites.east.nodes=1", "--set", "sites.west.nodes=1", "--allow-uncertified"]
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "150"}
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "cut: south" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert "north" in said.rpartition("Measured")[2], "the first cut was over"
+    assert "not cut: south" in said
+    assert oracle.left_behind(name, state_folder) == []
