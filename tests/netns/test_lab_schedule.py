@@ -1,0 +1,139 @@
+"""Scheduled faults on real fibers: on time however busy the machine is, at once where they are of one time."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.core.experiment.schedule import Planned
+from testbed.lab import client, state
+from testbed.lab.playing import Player
+
+pytestmark = [pytest.mark.netns]
+
+LINKS = [f"link{number}" for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
+    """Two sites and eight fibers."""
+    file = tmp_path_factory.mktemp("schedule") / "eight.yaml"
+    links = "".join(f"  {link}: {{between: [east, west], km: 40}}\n" for link in LINKS)
+    file.write_text(f"scale: 1000\nsites: {{east: {{nodes: 1}}, west: {{nodes: 1}}}}\nlinks:\n{links}")
+    name = oracle.unused_name()
+    with testbed.up(str(file), name=name, agents=False, allow_uncertified=True) as found:
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+@pytest.fixture(autouse=True)
+def healed(lab: testbed.Lab) -> Iterator[None]:
+    yield
+    lab.heal()
+
+
+def play(lab: testbed.Lab, planned: list[Planned], began_t: float) -> Player:
+    """Hand everything over, as a run does when its job has begun."""
+    player = Player(state.folder(lab.name), tuple(planned))
+    player.hand_over(time.monotonic(), began_t, 0, {})
+    return player
+
+
+def told(lab: testbed.Lab, kind: str, since: int) -> list[dict]:
+    return [it for it in client.call(state.folder(lab.name), "events", since=since)["events"] if it["event"] == kind]
+
+
+def now(lab: testbed.Lab) -> int:
+    return int(client.call(state.folder(lab.name), "events", since=0)["next"])
+
+
+@contextlib.contextmanager
+def every_core_busy(for_s: float) -> Iterator[None]:
+    """As the orchestrator and the ranks of a job would have it."""
+    spin = f"import time; e = time.monotonic() + {for_s}\nwhile time.monotonic() < e: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def monitored(namespace: str) -> Iterator[list[tuple[float, str, bool]]]:
+    """(unix seconds, interface, has a carrier) of each link event of a namespace, by the clock of ``ip monitor``."""
+    command = ["ip", "-n", namespace, "-ts", "-o", "monitor", "link"]
+    seen: list[tuple[float, str, bool]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            time.sleep(0.3)  # it says nothing when it begins to listen
+            yield seen
+        finally:
+            process.terminate()
+            assert process.stdout is not None
+            for line in process.stdout:
+                found = re.match(r"\[(\S+)\] \d+: (\w+)@?\S*: <([^>]*)>", line)
+                if found:
+                    flags = found[3].split(",")
+                    seen.append((datetime.fromisoformat(found[1]).timestamp(), found[2], "NO-CARRIER" not in flags))
+
+
+def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
+    since = now(lab)
+    planned = [Planned("cut", LINKS[number % 8], 0.05, at_s=0.3 + 0.1 * number) for number in range(20)]
+    with every_core_busy(4.0), play(lab, planned, time.monotonic()):
+        oracle.until(lambda: len(told(lab, "fault-ended", since)) == 20, 15.0, "all are over")
+    began = told(lab, "fault-began", since)
+    late = [it["ack_t"] - it["planned_t"] for it in began]
+    print(f"planned to acknowledged: median {statistics.median(late) * 1e3:.2f} ms, worst {max(late) * 1e3:.2f} ms")
+    assert min(late) >= 0
+    assert statistics.median(late) < 0.005
+    assert [it["target"] for it in began] == [it.target for it in planned]
+
+
+def test_eight_links_go_dark_as_one(lab: testbed.Lab) -> None:
+    """Spread of the kernel's events of the eight at one gateway, five times over."""
+    spreads = []
+    for _ in range(5):
+        planned = [Planned("cut", link, 0.3, at_s=0.2) for link in LINKS]
+        since = now(lab)
+        with monitored(oracle.netns(lab.name, "west-gw")) as seen, play(lab, planned, time.monotonic()):
+            oracle.until(lambda s=since: len(told(lab, "fault-ended", s)) == 8, 10.0, "all are over")  # type: ignore[misc]
+            oracle.until(lambda s=since: len(told(lab, "carrier", s)) == 32, 5.0, "all events came")  # type: ignore[misc]
+        assert len({it["ack_t"] for it in told(lab, "fault-began", since)}) == 1
+        dark = {name: t for t, name, lit in reversed(seen) if not lit and name in LINKS}
+        assert sorted(dark) == LINKS
+        spreads.append(max(dark.values()) - min(dark.values()))
+    print(f"spread of eight links: {[f'{it * 1e3:.2f} ms' for it in spreads]}")
+    assert statistics.median(spreads) < 0.001
+
+
+def test_each_carrier_was_seen_to_change_once_each_way(lab: testbed.Lab) -> None:
+    since = now(lab)
+    planned = [Planned("cut", link, 0.2, at_s=0.1) for link in LINKS]
+    with play(lab, planned, time.monotonic()):
+        oracle.until(lambda: len(told(lab, "carrier", since)) >= 32, 10.0, "two gateways, two changes each")
+    changes = [(it["site"], it["link"], it["up"]) for it in told(lab, "carrier", since)]
+    assert sorted(changes) == sorted((site, link, up) for site in ("east", "west") for link in LINKS for up in (0, 1))
+
+
+def test_nothing_comes_after_whoever_planned_it_is_gone(lab: testbed.Lab) -> None:
+    since = now(lab)
+    gone = play(lab, [Planned("cut", "link0", 0.1, at_s=0.4)], time.monotonic())
+    gone._connection.close()  # as when its process is killed
+    with play(lab, [Planned("cut", "link1", 0.1, at_s=0.6)], time.monotonic()):
+        oracle.until(lambda: bool(told(lab, "fault-ended", since)), 5.0, "the other one's is over")
+    assert [it["target"] for it in told(lab, "fault-began", since)] == ["link1"]
+    assert not oracle.no_carrier(oracle.netns(lab.name, "west-gw"), "link0")
