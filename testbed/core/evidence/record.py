@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 __all__ = [
+    "CheckpointRecord",
     "EndRecord",
     "Event",
     "FiberSample",
@@ -202,7 +203,8 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The first line of a rank: what it is about to train. ``tokens_per_step`` is this rank's share."""
+    """The first line of a rank in an attempt: what it is about to train. ``tokens_per_step`` is this rank's share;
+    ``resumed_from`` the step whose checkpoint it goes on from, 0 where it begins anew."""
 
     t: float
     rank: int
@@ -214,6 +216,8 @@ class JobRecord:
     gradient_bytes: int | None
     tokens_per_step: int | None
     steps: int | None
+    attempt: int = 1
+    resumed_from: int = 0
 
     @classmethod
     def from_dict(cls, fields: Fields) -> JobRecord:
@@ -228,12 +232,14 @@ class JobRecord:
             gradient_bytes=integer(fields, "gradient_bytes"),
             tokens_per_step=integer(fields, "tokens_per_step"),
             steps=integer(fields, "steps"),
+            attempt=_attempt(fields),
+            resumed_from=integer(fields, "resumed_from") or 0,
         )
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the job began."""
+    """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began."""
 
     step: int
     t_begin: float
@@ -244,6 +250,7 @@ class StepRecord:
     train_loss: float | None = None
     sent_bytes: int | None = None
     received_bytes: int | None = None
+    attempt: int = 1
 
     @classmethod
     def from_dict(cls, fields: Fields) -> StepRecord:
@@ -257,6 +264,7 @@ class StepRecord:
             train_loss=number(fields, "train_loss"),
             sent_bytes=integer(fields, "sent_bytes"),
             received_bytes=integer(fields, "received_bytes"),
+            attempt=_attempt(fields),
         )
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
@@ -279,12 +287,43 @@ class EndRecord:
     status: str
     reason: str
     step: int | None
+    attempt: int = 1
 
     @classmethod
     def from_dict(cls, fields: Fields) -> EndRecord:
         return cls(
-            need_number(fields, "t"), need_text(fields, "status"), text(fields, "reason"), integer(fields, "step")
+            t=need_number(fields, "t"),
+            status=need_text(fields, "status"),
+            reason=text(fields, "reason"),
+            step=integer(fields, "step"),
+            attempt=_attempt(fields),
         )
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint of one rank that is on its disk; ``took_s`` is the time that training stood still for it."""
+
+    t: float
+    step: int
+    byte_count: int | None
+    took_s: float | None
+    attempt: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> CheckpointRecord:
+        return cls(
+            t=need_number(fields, "t"),
+            step=int(need_number(fields, "step")),
+            byte_count=integer(fields, "bytes"),
+            took_s=number(fields, "took_s"),
+            attempt=_attempt(fields),
+        )
+
+
+def _attempt(fields: Fields) -> int:
+    """Of the job that a record belongs to, from 1; records of a job that cannot restart do not say it."""
+    return integer(fields, "attempt") or 1
 
 
 @dataclass(frozen=True)
@@ -376,12 +415,13 @@ class HostSample:
 
 @dataclass(frozen=True)
 class RankLog:
-    """All that one rank wrote, in its order. A restarted job writes another ``job`` line and may repeat steps."""
+    """All that one rank wrote, in its order. A new attempt writes another ``job`` line and may repeat steps."""
 
     rank: int
     jobs: tuple[JobRecord, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     ends: tuple[EndRecord, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
 
     @property
     def job(self) -> JobRecord | None:
@@ -418,10 +458,11 @@ def _parse(
 
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
     """``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
-    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord]] = {
+    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord]] = {
         "job": JobRecord.from_dict,
         "step": StepRecord.from_dict,
         "end": EndRecord.from_dict,
+        "checkpoint": CheckpointRecord.from_dict,
     }
     found, malformed = _parse(lines, readers, "kind")
     log = RankLog(
@@ -429,6 +470,7 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         jobs=tuple(each for each in found if isinstance(each, JobRecord)),
         steps=tuple(each for each in found if isinstance(each, StepRecord)),
         ends=tuple(each for each in found if isinstance(each, EndRecord)),
+        checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
     )
     return log, malformed
 

@@ -46,13 +46,19 @@ _LOSS_STEPS = 10
 
 @dataclass(frozen=True)
 class Commit:
-    """A step that every rank finished. ``duration_s`` is since the commit before, for the first since its own begin."""
+    """A step that every rank finished. ``duration_s`` is since the commit before, for the first since its own begin.
+
+    ``attempt`` is the one whose run of the step counts; ``resumed`` marks the first commit of a later attempt, whose
+    duration has the failure, the steps that were lost and the restart in it.
+    """
 
     step: int
     t: float
     duration_s: float
     tokens: int
     train_loss: float | None
+    attempt: int = 1
+    resumed: bool = False
 
     @property
     def begin_t(self) -> float:
@@ -161,7 +167,8 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
     """The steps in the final parameters' lineage, in the order of time.
 
     A step that was run again after a restart counts once, as it was run last: that run is the one whose parameters went
-    on. A step that not all of ``world_size`` ranks recorded is not committed.
+    on. What an attempt did beyond the checkpoint that a later one went on from does not count, be it run again or not.
+    A step that not all of ``world_size`` ranks recorded is not committed.
     """
     records = [list(row.values()) for row in _lineage(logs).values() if len(row) == world_size]
     found: list[Commit] = []
@@ -169,7 +176,10 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
         t = max(record.t_end for record in row)
         before = found[-1].t if found else min(record.t_begin for record in row)
         losses = [record.train_loss for record in row if record.train_loss is not None]
-        found.append(Commit(row[0].step, t, t - before, sum(record.tokens for record in row), _mean(losses)))
+        attempt = row[0].attempt
+        resumed = attempt > (found[-1].attempt if found else 1)
+        tokens = sum(record.tokens for record in row)
+        found.append(Commit(row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed))
     return tuple(found)
 
 
@@ -186,7 +196,11 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
     if silent and ended_t is not None and began is not None and ended_t >= began:
         lasts.append(ended_t)
     ended = max(lasts, default=None)
-    calm = [commit for commit in committed if not any(_overlap(commit, window, 0.0) for window in windows)]
+    calm = [
+        commit
+        for commit in committed
+        if not commit.resumed and not any(_overlap(commit, window, 0.0) for window in windows)
+    ]
     median = statistics.median(commit.duration_s for commit in calm) if calm else None
     complete = job is not None and job.steps is not None and len(committed) >= job.steps
     faults = tuple(_recover(committed, window, median, ended, complete) for window in windows)
@@ -206,11 +220,13 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
 
 
 def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
-    """One sentence for all ranks that say the same. A rank that was told to stop did not fail."""
+    """One sentence for all ranks that say the same, of the last attempt: those before were made good by another. A rank
+    that was told to stop did not fail."""
     said: dict[str, list[str]] = {}
+    last = max((job.attempt for log in logs for job in log.jobs), default=1)
     for log in logs:
         for end in log.ends[-1:]:
-            if end.status == "failed":
+            if end.status == "failed" and end.attempt == last:
                 at = "" if end.step is None else f" at step {end.step}"
                 reason = f": {end.reason}" if end.reason else ""
                 said.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
@@ -218,19 +234,22 @@ def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
 
 
 def _lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:
-    """step -> rank -> its record, the last one where a step was run again."""
+    """step -> rank -> its record, the last one where a step was run again in one attempt."""
+    went_on_from = {job.attempt: job.resumed_from for log in logs for job in log.jobs}
     rows: dict[int, dict[int, StepRecord]] = {}
     for log in logs:
         for record in log.steps:
-            rows.setdefault(record.step, {})[log.rank] = record
+            later = (step for attempt, step in went_on_from.items() if attempt > record.attempt)
+            if record.step <= min(later, default=record.step):
+                rows.setdefault(record.step, {})[log.rank] = record
     return rows
 
 
 def _steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
     """Steps that were run by some rank and are in no lineage: run again later, or never finished by all."""
-    runs: Counter[int] = Counter()
+    runs: Counter[tuple[int, int]] = Counter()
     for log in logs:
-        runs |= Counter(record.step for record in log.steps)
+        runs |= Counter((record.attempt, record.step) for record in log.steps)
     return sum(runs.values()) - len(committed)
 
 
@@ -287,13 +306,14 @@ def _back(committed: Sequence[Commit], edge_t: float, median: float) -> float | 
 def _peer_waits(logs: Sequence[RankLog]) -> dict[int, list[tuple[StepRecord, float]]]:
     """rank -> (record, peer wait): until the last rank of that step was ready, at most the exposed time."""
     # The n-th run of a step on one rank belongs with the n-th on the others.
-    ready: dict[tuple[int, int], float] = {}
-    keyed: dict[int, list[tuple[StepRecord, tuple[int, int]]]] = {}
+    ready: dict[tuple[int, int, int], float] = {}
+    keyed: dict[int, list[tuple[StepRecord, tuple[int, int, int]]]] = {}
     for log in logs:
-        runs: Counter[int] = Counter()
+        runs: Counter[tuple[int, int]] = Counter()
         for record in log.steps:
-            key = (record.step, runs[record.step])
-            runs[record.step] += 1
+            run = (record.attempt, record.step)
+            key = (*run, runs[run])
+            runs[run] += 1
             ready[key] = max(ready.get(key, record.t_ready), record.t_ready)
             keyed.setdefault(log.rank, []).append((record, key))
     return {

@@ -8,6 +8,7 @@ algorithms"), so that is what is expected of it. Less than the minimum means tha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -89,11 +90,7 @@ def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[s
         )
     first_t = max(track[0].t for track in tracks.values())
     last_t = min(track[-1].t for track in tracks.values())
-    steps = min(
-        sum(1 for record in log.steps if record.t_begin >= first_t and record.t_end <= last_t)
-        for log in logs
-        if log.job
-    )
+    steps = _steps_between(logs, first_t, last_t)
     if not steps:
         return WireVerdict(
             None, "No step lies between two samples of the fibers' counters; the bytes were not checked."
@@ -120,6 +117,16 @@ def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[s
         minimum_bytes=sum(cut.minimum_bytes for cut in cuts),
         measured_bytes=sum(cut.measured_bytes for cut in cuts),
     )
+
+
+def _steps_between(logs: Sequence[RankLog], first_t: float, last_t: float) -> int:
+    """Steps that all ranks did wholly between two times, over all attempts: those that were lost crossed as well."""
+    counts = [
+        Counter(record.attempt for record in log.steps if record.t_begin >= first_t and record.t_end <= last_t)
+        for log in logs
+        if log.job
+    ]
+    return sum(min(count[attempt] for count in counts) for attempt in counts[0])
 
 
 def _increase(track: Sequence[FiberSample]) -> int:
