@@ -67,8 +67,9 @@ def run(argv: Sequence[str], environment: dict[str, str]) -> list[tuple[float, s
     """Lines of a command's stderr, each with the seconds since exec when it came; the last one, empty, is its end."""
     began = time.perf_counter()
     with subprocess.Popen(
-        argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-    ) as child:
+        argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        start_new_session=True,  # each session has a share of the CPU of its own (sched(7), autogroup), the keeper's too
+    ) as child:  # fmt: skip
         assert child.stderr is not None
         lines = [(time.perf_counter() - began, line) for line in child.stderr]
         status = child.wait(BOUND_S)
