@@ -68,7 +68,7 @@ def run(argv: Sequence[str], environment: dict[str, str]) -> list[tuple[float, s
     began = time.perf_counter()
     with subprocess.Popen(
         argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        start_new_session=True,  # each session has a share of the CPU of its own (sched(7), autogroup), the keeper's too
+        start_new_session=True,  # whose share of the CPU is its own, as the keeper's is (sched(7), autogroup)
     ) as child:  # fmt: skip
         assert child.stderr is not None
         lines = [(time.perf_counter() - began, line) for line in child.stderr]
