@@ -312,7 +312,7 @@ def _inject(
 ) -> None:
     from testbed.core.faults.fault import registry
 
-    for_s = verb.read_duration_s(lasting)
+    for_s = _repair_s(parameters) if lasting == "repair" else verb.read_duration_s(lasting)
     kind = registry().get(fault)
     if wait and for_s is None and not (kind and kind.ending & parameters.keys()):
         raise UserError("--wait waits for the fault to end: say for how long with --for, as in --for 10s --wait")
@@ -331,6 +331,18 @@ def _inject(
         )
 
 
+def _repair_s(parameters: dict[str, str]) -> float:
+    """How long the repair of the fault's cause usually takes, an hour of it in a second."""
+    from testbed.core.faults import causes
+
+    if "cause" not in parameters:
+        raise UserError(f"--for repair needs a cause, as in cause=excavator; there is {', '.join(causes.CAUSES)}")
+    try:
+        return causes.repair_s(causes.parse_cause(parameters["cause"]))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended.", show_default=False)]
 
 
@@ -342,6 +354,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended.", 
     "testbed inject flap north down=200ms up=800ms times=10 --wait",
     "testbed inject latency-step north extra=1ms gap=50ms",
     "testbed inject brown-out north:west loss=5% over=10s",
+    "testbed inject cut north cause=excavator --for repair",
     "testbed ls faults                          # those there are, with their parameters",
 )
 def inject(

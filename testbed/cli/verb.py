@@ -261,7 +261,10 @@ AllowUncertified = Annotated[
     ),
 ]
 Lasting = Annotated[
-    str | None, typer.Option("--for", metavar="TIME", help="Heal by itself after this: 10s, 500ms, 2min.")
+    str | None,
+    typer.Option(
+        "--for", metavar="TIME", help="Heal by itself after this: 10s, 500ms, 2min; repair: as its cause takes."
+    ),
 ]
 
 

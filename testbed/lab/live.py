@@ -14,7 +14,7 @@ from testbed.lab.state import LabFolder
 
 __all__ = ["Live"]
 
-WINDOW_S: Final = 2.0
+WINDOW_S: Final = 4.0
 """Rates are over so long: shorter and one slow step is an outage, longer and an outage is seen late."""
 WARM_STEPS: Final = 10
 """The first steps are slow: memory is touched for the first time, connections are opened."""

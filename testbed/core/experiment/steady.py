@@ -44,8 +44,8 @@ def _number(value: object) -> float:
 METRICS: Final = {
     metric.name: metric
     for metric in (
-        Metric("tokens_per_s", "tokens/s", "of all ranks together, over the last 2 s", _number),
-        Metric("steps_per_s", "steps/s", "committed, over the last 2 s", _number),
+        Metric("tokens_per_s", "tokens/s", "of all ranks together, over the last 4 s", _number),
+        Metric("steps_per_s", "steps/s", "committed, over the last 4 s", _number),
         Metric("step_seconds", "s", "median of the last 10 steps, or the one under way if it takes longer", _number),
         Metric("train_loss", "nats", "of the latest step", _number),
         Metric("ranks_up", "ranks", "that train, or have ended well", _number),
