@@ -164,4 +164,8 @@ def kind_of(name_or_path: str) -> Kind:
     except FileMistakes:
         return "topology"  # whoever loads it will say what is wrong
     keys = set(data) if isinstance(data, dict) else set()
-    return "experiment" if keys & {"schedule", "expect", "workload", "hypothesis", "random"} and "sites" not in keys else "topology"
+    return (
+        "experiment"
+        if keys & {"schedule", "expect", "workload", "hypothesis", "random"} and "sites" not in keys
+        else "topology"
+    )

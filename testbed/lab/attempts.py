@@ -13,6 +13,7 @@ The story of a restart, all of it in one thread beside the job:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -78,6 +79,8 @@ class Attempts:
             while self._follow():
                 self._restart()
         except TestbedError as error:
+            with contextlib.suppress(TestbedError):
+                self.failure = self.failure or self._dead()
             self.failure = self.failure or str(error)
         finally:
             self.waiting, self.over = "", True
@@ -92,15 +95,20 @@ class Attempts:
                 moved_t, step = now, reached
             if any(it.get("job", self._job) != self._job for it in ranks):
                 raise LabError("another job was begun on this lab")
-            why = _why(ranks)
+            dead = self._dead()
+            why = dead or _why(ranks)
             if not why and all(it["state"] == "finished" for it in ranks):
                 checkpoints.remove(self._folder)
                 return False
             if not why and now - moved_t > self._stall_s:
                 why = f"no step was committed for {now - moved_t:.0f} s"
+            if why and not dead:
+                time.sleep(POLL_S)  # a container's first process ends after the rank that its peers miss already
+                dead = self._dead()
+                why = dead or why
             if why:
                 self._tell("attempt-ended", attempt=self.number, why=why, detected_t=now, step=step)
-                if self._stopping.is_set() or not self._left:
+                if dead or self._stopping.is_set() or not self._left:
                     self.failure = why
                     return False
                 return True
@@ -144,6 +152,8 @@ class Attempts:
 
     def _obstacle(self) -> str:
         """Why a job cannot begin now; empty if it can."""
+        if dead := self._dead():
+            raise LabError(dead)  # it does not come back
         ranks = client.call(self._lab, "ranks")
         if down := [str(it["rank"]) for it in ranks if it["down"]]:
             return f"a fault keeps rank{'s' if len(down) > 1 else ''} {', '.join(down)} down"
@@ -151,6 +161,11 @@ class Attempts:
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
         return ""
+
+    def _dead(self) -> str:
+        """Which container has died, as a reason; empty if none has."""
+        dead = client.call(self._lab, "dead_containers")
+        return f"the container of {dead[0]} died" if dead else ""
 
     def _begin(self) -> None:
         """Raises LabError, StorageError."""

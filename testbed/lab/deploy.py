@@ -21,7 +21,7 @@ from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.words import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
-from testbed.host import containerlab, fiberd, netem, prometheus, runner
+from testbed.host import containerlab, docker_client, fiberd, netem, prometheus, runner
 from testbed.host.netns import refuse_taken
 from testbed.lab import client, containers, recovery, state
 from testbed.lab.interruption import unhurried
@@ -228,6 +228,8 @@ def _driver(wanted: str) -> tuple[str, str]:
     if not lacking:
         return "containerlab", said if wanted == "containerlab" else "docker, it and its image are there"
     if wanted == "containerlab":
+        with contextlib.suppress(HostError):
+            docker_client.refuse_silence()  # NotAllowed is the user's to mend, and netns needs root as well
         raise HostError(f"the driver containerlab cannot be used here: {lacking}; --driver netns does without")
     return "netns", short
 

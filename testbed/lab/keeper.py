@@ -36,7 +36,7 @@ from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.step import Carrier, Fibers, Step
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import LabError, StorageError, TestbedError
-from testbed.host import process
+from testbed.host import containerlab, process
 from testbed.host.containerlab import Containerlab
 from testbed.host.emulator import DirectionStats
 from testbed.host.netns import NetnsDriver, nowhere
@@ -214,6 +214,8 @@ class Keeper:
     def _compiled(self, fault: dict[str, Any]) -> tuple[dict[str, Any], Compiled]:
         if self._topology is None:
             raise LabError("the lab is not whole yet")
+        if self._dead_containers:
+            raise LabError(containerlab.dead(self._lab.name, self._dead_containers[0]))
         compiled = compile_fault(self._topology, fault["type"], fault["target"], fault["parameters"])
         return {**fault, "links": list(compiled.links), "nodes": list(compiled.nodes)}, compiled
 
@@ -262,6 +264,10 @@ class Keeper:
     def do_dark(self) -> list[str]:
         """Links without a carrier at one of their ends at least."""
         return sorted(self._watch.dark()) if self._watch is not None else []
+
+    def do_dead_containers(self) -> list[str]:
+        """Nodes, gateways and others whose containers have ended by themselves: they do not come back."""
+        return self._dead_containers
 
     def do_tell(self, event: str, fields: dict[str, Any]) -> None:
         """Put something that happened to a job among the lab's events."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import oracle
 import pytest
 
 from testbed.host import containerlab, docker_client, images
@@ -23,9 +25,49 @@ CACHE = ROOT / "build" / "docker"
 START_BOUND_S, BUILD_BOUND_S = 30.0, 900
 
 
+class Dockerd:
+    """A docker daemon that can be ended and started again, with its files in ``folder`` and its images in the cache."""
+
+    def __init__(self, tool: str, folder: Path) -> None:
+        self.address = f"unix://{folder}/docker.sock"
+        self._folder = folder
+        options = [f"--host={self.address}", f"--data-root={CACHE}", f"--exec-root={folder}/exec"]
+        options += [f"--pidfile={folder}/pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
+        self._argv = [tool, *options, "--ip-forward=false", "--ip-masq=false"]
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it answers. Raises RuntimeError with its last words."""
+        # It serves all modules: it must not look like something that one of them started and left behind.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
+        with (self._folder / "log").open("ab") as log:
+            self._child = subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+        until = time.monotonic() + START_BOUND_S
+        while subprocess.run(["docker", "--host", self.address, "version"], capture_output=True).returncode != 0:
+            if self._child.poll() is not None or time.monotonic() > until:
+                words = (self._folder / "log").read_text(errors="replace").strip().splitlines()[-3:]
+                raise RuntimeError(" ".join(words))
+            time.sleep(0.1)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        if self._child is None:
+            return
+        self._child.send_signal(number)
+        self._child.wait(60)
+        self._child = None
+        # After SIGKILL its containerd goes on, and would keep the next daemon from starting one; so do containers.
+        orphan = self._folder / "exec" / "containerd" / "containerd.pid"
+        if number == signal.SIGKILL and orphan.exists():
+            pid = int(orphan.read_text())
+            os.kill(pid, signal.SIGTERM)
+            oracle.until(lambda: not Path(f"/proc/{pid}").exists(), START_BOUND_S, "containerd ends")
+
+
 @pytest.fixture(scope="session")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a docker daemon that answers, for DOCKER_HOST."""
+def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
+    """The daemon of all these tests. Whoever ends it starts it again."""
     if os.geteuid() != 0:
         pytest.skip("not root: containers are made by root")
     tool = shutil.which("dockerd")
@@ -34,29 +76,27 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if why := containerlab.missing():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("docker")
-    address = f"unix://{folder}/docker.sock"
-    options = [f"--host={address}", f"--data-root={CACHE}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
-    options += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
-    with (folder / "log").open("wb") as log:
-        # It serves all modules: it must not look like something that one of them started and left behind.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
-        child = subprocess.Popen([tool, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+    made = Dockerd(tool, folder)
     try:
-        until = time.monotonic() + START_BOUND_S
-        while subprocess.run(["docker", "--host", address, "version"], capture_output=True).returncode != 0:
-            if child.poll() is not None or time.monotonic() > until:
-                words = (folder / "log").read_text(errors="replace").strip().splitlines()[-3:]
-                pytest.skip("docker cannot run here: " + " ".join(words))
-            time.sleep(0.1)
-        left = subprocess.run(["docker", "--host", address, "ps", "-aq"], capture_output=True, text=True).stdout.split()
+        try:
+            made.start()
+        except RuntimeError as error:
+            pytest.skip(f"docker cannot run here: {error}")
+        docker = ["docker", "--host", made.address]
+        left = subprocess.run([*docker, "ps", "-aq"], capture_output=True, text=True).stdout.split()
         if left:  # by a test run that was killed; nobody else uses this daemon
-            subprocess.run(["docker", "--host", address, "rm", "--force", *left], capture_output=True, check=True)
-        yield address
+            subprocess.run([*docker, "rm", "--force", *left], capture_output=True, check=True)
+        yield made
     finally:
-        child.terminate()
-        child.wait(60)
+        made.end()
         # It leaves the handle of its own network namespace mounted.
         subprocess.run(["umount", f"{folder}/exec/netns/default"], capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def daemon(dockerd: Dockerd) -> str:
+    """Address of a docker daemon that answers, for DOCKER_HOST."""
+    return dockerd.address
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import shutil
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import oracle
 import pytest
@@ -15,10 +22,19 @@ from contract.lab_contract import FILE
 import testbed
 from testbed.errors import HostError, JobFailed, LabError, NameTaken
 from testbed.host import docker_client, images
+from testbed.lab import containers as lab_containers
 from testbed.lab import recovery, state
 from testbed.lab.lab import Lab
 
 pytestmark = pytest.mark.netns
+
+TESTBED = [sys.executable, "-m", "testbed.cli.main"]
+
+
+def command(*before: str, words: list[str]) -> tuple[int, str]:
+    """Exit status and stderr of a command, behind those of ``before``."""
+    done = subprocess.run([*before, *TESTBED, *words], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
 
 
 @pytest.fixture
@@ -119,14 +135,120 @@ def test_a_docker_that_does_not_run_is_said(
         docker_client.client.cache_clear()
 
 
-def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.Topology) -> None:
+def test_without_permission_for_dockers_socket(topology: testbed.Topology, tmp_path: Path) -> None:
+    """As nobody, who may read all files (this interpreter's may lie where only root reads) and write to none."""
+    caps = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *caps]
+    done = command(*nobody, "env", "TESTBED_DRIVER=auto", words=["up", "metro-40km", "--driver", "containerlab"])
+    assert done == (2, "testbed: no permission for docker's socket; use sudo, or join the group docker\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("echo 0.57.1", "containerlab is 0.57.1, needed is 0.79.0 or newer; update it with: sudo tools/install-cont"),
+        ("exit 3", "containerlab does not say its version"),
+        (None, "containerlab is missing; install it with: sudo tools/install-containerlab.sh"),
+    ],
+)
+def test_containerlab_is_missing_or_too_old(containers: str, tmp_path: Path, script: str | None, sentence: str) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("setpriv", "ip", "docker", "env"):
+        (folder / tool).symlink_to(str(shutil.which(tool)))
+    if script is not None:
+        (folder / "containerlab").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "containerlab").chmod(0o755)
+    status, said = command("env", f"PATH={folder}", words=["up", "metro-40km", "--driver", "containerlab"])
+    assert status == 3
+    assert sentence in said
+    assert "--driver netns does without" in said
+
+
+@pytest.mark.parametrize("breaks", ["echo what a pity >&2; exit 7", "ip route add 10.77.0.0/16 via 10.66.0.1"])
+def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
+    topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    rendered = lab_containers._render
+
+    def broken(*words: Any, **more: Any) -> str:
+        before, mark, after = rendered(*words, **more).partition("    west-0:")
+        return before + mark + after.replace("sh -ec '\n", f"sh -ec '\n                {breaks}\n", 1)
+
+    monkeypatch.setattr(lab_containers, "_render", broken)
     name = oracle.unused_name()
-    with up(topology, name, agents=True) as lab:
-        job = lab.train(steps=5000, restarts=0)
+    began = time.monotonic()
+    with pytest.raises(HostError, match=r"^the network of west-0 was not set up: (what a pity$|Error: |RTNET)"):
+        up(topology, name)
+    assert time.monotonic() - began < 60
+    assert residue(name) == []
+    assert not state.folder(name).path.exists()
+
+
+@pytest.mark.parametrize("node", ["west-0", "west-gw"])
+def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.Topology, node: str) -> None:
+    """A gateway's ranks would wait 30 s for one another."""
+    name = oracle.unused_name()
+    with up(topology, name, agents=True, allow_uncertified=True) as lab:
+        job = lab.train(steps=5000)
         job.wait_for(step=3, timeout=60)
-        docker("kill", f"clab-{name}-west-0")
-        with pytest.raises((JobFailed, LabError), match="rank"):
+        docker("kill", f"clab-{name}-{node}")
+        killed = time.monotonic()
+        with pytest.raises(JobFailed):
             job.wait(60)
+        assert time.monotonic() - killed < 10
+        assert job.failure() == f"the container of {node} died"
+        now = lab.status()
+        assert now.state == "degraded"
+        assert any(f"the container of {node} does not run any more" in it for it in now.why)
+        with pytest.raises(LabError, match=f"the container of {node} does not run any more"):
+            lab.cut("north")
         report = lab.report()
         assert report.training.steps_committed >= 3
     assert residue(name) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, dockerd: Any, number: int) -> None:
+    """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
+    name = oracle.unused_name()
+    lab = up(topology, name, allow_uncertified=True)
+    assert oracle.keeper_pids(name, state.root())
+    try:
+        dockerd.end(number)
+        now = lab.status()
+        assert now.state == "degraded"
+        assert "docker does not run; start it: service docker start" in now.why
+        with pytest.raises(HostError, match="docker does not run"):
+            lab.exec("east-0", ["true"])
+        with pytest.raises(HostError, match=f"docker does not run; start it: .* goes with: testbed down {name}"):
+            lab.down()
+        oracle.until(lambda: not oracle.keeper_pids(name, state.root()), 10, "the keeper ends")
+        assert state.folder(name).journal.exists()
+    finally:
+        dockerd.start()
+        gone = recovery.down(state.folder(name))
+    assert gone
+    assert residue(name) == []
+    assert not state.folder(name).path.exists()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
+    topology: testbed.Topology, tmp_path: Path, seed: int
+) -> None:
+    name = oracle.unused_name()
+    words = ["up", str(tmp_path / "two.yaml"), "--name", name, "--driver", "containerlab", "--allow-uncertified"]
+    child = subprocess.Popen(TESTBED + words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(random.Random(seed).uniform(0.5, 5.0))
+    finally:
+        child.kill()
+        child.wait()
+        oracle.kill(oracle.keeper_pids(name, state.root()))
+    recovery.down(state.folder(name))
+    # A containerlab that lost its keeper ends with what it was about to make.
+    oracle.until(lambda: recovery.down(state.folder(name)) or not residue(name), 20, f"{name} goes")
+    assert residue(name) == []
+    assert not state.folder(name).path.exists()
