@@ -21,7 +21,7 @@ from testbed.core.evidence.record import Event, RankLog, integer, number, text
 from testbed.core.evidence.recovery import JobEvidence
 from testbed.core.evidence.timeline import FaultWindow
 
-__all__ = ["Attempt", "Standstill", "evaluate", "fenced", "measured"]
+__all__ = ["Attempt", "Standstill", "evaluate", "fenced"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def evaluate(
     resumed_from = {it.attempt: it.resumed_from for log in logs for it in log.jobs}
     ends = {integer(it.fields, "attempt"): it for it in events if it.event == "attempt-ended"}
     found = []
-    for this, next_ in zip(began, [*list(began)[1:], None], strict=True):
+    for index, this in enumerate(numbers := list(began)):
+        next_ = numbers[index + 1] if index + 1 < len(numbers) else None
         end = ends.get(this)
         detected_t = None if end is None else _detected(end)
         if detected_t is None and next_ is not None:
@@ -112,19 +113,6 @@ def evaluate(
             )
         )
     return tuple(found)
-
-
-def measured(attempts: Sequence[Attempt]) -> dict[str, float | None]:
-    """What expectations are judged by, in SI units; nothing is known of a job without attempts."""
-    detections = [it.detection_s for it in attempts if it.detection_s is not None]
-    resumes = [it.time_to_resume_s for it in attempts if it.time_to_resume_s is not None]
-    count = float(len(attempts)) if attempts else None
-    return {
-        "attempts": count,
-        "restarts": None if count is None else count - 1,
-        "detection": max(detections, default=None),
-        "time_to_resume": max(resumes, default=None),
-    }
 
 
 def _began(logs: Sequence[RankLog]) -> dict[int, float]:

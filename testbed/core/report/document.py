@@ -11,15 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from testbed.core.evidence import fidelity, recovery, wire
+from testbed.core.evidence import attempts, fidelity, recovery, wire
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.record import Event, Expectation, FiberSample, RunInfo, sequence, text
 from testbed.core.evidence.recovery import FaultRecovery, JobEvidence, RankTime
 from testbed.core.evidence.run import RunData
 from testbed.core.evidence.timeline import fault_windows
-from testbed.core.report import hypothesis, promise, words
+from testbed.core.report import hypothesis, promise, restarts, words
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.promise import Fidelity, Machine
+from testbed.core.report.restarts import AttemptLine
 from testbed.core.topology.model import Topology
 
 __all__ = ["VERSION", "Answer", "EventLine", "Fault", "FiberSeries", "Report", "StepSeries", "build", "to_json"]
@@ -129,6 +130,7 @@ class Report:
     ranks: tuple[RankTime, ...]
     machine: Machine
     steady: tuple[Steady, ...] = ()
+    attempts: tuple[AttemptLine, ...] = ()
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
 
@@ -169,20 +171,23 @@ def build(run: RunData) -> Report:
     """Judge a run from what its directory holds; every file of it may be missing."""
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event == "job-ended"]
-    job = recovery.evaluate(run.ranks, windows, max(ended, default=None))
+    logs = attempts.fenced(run.ranks)
+    job = recovery.evaluate(logs, windows, max(ended, default=None))
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
     under_load = tuple(promise.direction(each, emulator) for each in measured)
     host = promise.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
-    crossed = wire.check(run.ranks, run.fibers, mtu)
+    crossed = wire.check(logs, run.fibers, mtu)
+    tried = restarts.lines(attempts.evaluate(logs, run.events, windows, job), origin)
     faults = tuple(_fault(each, origin) for each in job.faults)
     launched = text(run.info.workload, "command")
     checks = hypothesis.steady(run.info, origin)
     answers = (
         _ran(run.info, launched) if launched else _trained(run.info, job),
         *([_came_through(faults)] if faults and not launched else []),
+        *([_went_on(tried)] if len(tried) > 1 else []),
         _held(emulator, run.info.uncertified, run.certificate, under_load, host),
         # What somebody else's program must move is not known to us.
         *([] if launched else [Answer("wire", "Did the bytes cross it?", _word(crossed.ok), crossed.sentence)]),
@@ -218,6 +223,7 @@ def build(run: RunData) -> Report:
         ranks=job.rank_times,
         machine=host,
         steady=checks,
+        attempts=tried,
         missing=run.missing,
         malformed=run.malformed,
     )
@@ -333,6 +339,11 @@ def _came_through(faults: tuple[Fault, ...]) -> Answer:
         _word(_all(fault.recovered for fault in faults)),
         " ".join(_fault_sentence(fault) for fault in faults),
     )
+
+
+def _went_on(tried: tuple[AttemptLine, ...]) -> Answer:
+    resumed = all(it.time_to_resume_s is not None for it in tried[:-1])
+    return Answer("restarted", "Did it go on?", _word(resumed), restarts.sentence(tried))
 
 
 def _fault_sentence(fault: Fault) -> str:

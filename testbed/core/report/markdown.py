@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.core.report import certified, hypothesis, words
+from testbed.core.report import certified, hypothesis, restarts, words
 from testbed.core.report.document import Report
 from testbed.core.report.render import facts, shortcomings
 
@@ -37,6 +37,8 @@ def markdown(report: Report) -> str:
     )
     blocks += ["## Training", _table(("quantity", "value"), measured)]
     blocks += _links(report) + _fidelity(report) + _faults(report)
+    if len(report.attempts) > 1:
+        blocks += ["## Attempts", _table(restarts.HEAD, restarts.rows(report.attempts))]
     if report.steady:
         blocks += ["## Steady state", _table(hypothesis.HEAD, hypothesis.rows(report.steady))]
     if report.events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testbed.core.report import restarts
 from testbed.core.report.document import Report
 
 __all__ = ["measured"]
@@ -18,5 +19,6 @@ def measured(report: Report) -> dict[str, float | None]:
         "compute_utilization": training.compute_utilization,
         "train_loss_drop": None if first is None or last is None else first - last,
         "steps_lost": float(training.steps_lost) if training.steps_committed else None,
+        **restarts.measured(report.attempts),
         "wire_ratio": None if not crossed or not minimum else crossed / minimum,
     }

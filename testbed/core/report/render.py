@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.report import certified, drawing, hypothesis, words
+from testbed.core.report import certified, drawing, hypothesis, restarts, words
 from testbed.core.report.document import Report
 from testbed.core.report.figures import Figure, figures
 from testbed.core.report.markup import Markup, element, join
@@ -48,6 +48,7 @@ def html(report: Report) -> str:
             _scale_model(report),
             _plots(plots),
             _faults(report),
+            _attempts(report),
             _steady(report),
             _events(report),
             _host(report),
@@ -292,6 +293,14 @@ def _faults(report: Report) -> Markup | None:
         for fault in report.faults
     ]
     return element("section", element("h2", "Faults"), _table(head, rows, range(1, 7), "Faults"))
+
+
+def _attempts(report: Report) -> Markup | None:
+    if len(report.attempts) < 2:
+        return None
+    lead = "A job that fails begins again after the newest checkpoint that all ranks have, as soon as the lab allows."
+    table = _table(restarts.HEAD, restarts.rows(report.attempts), (0, 1, 2, 3, 5, 6, 7, 8), "Attempts")
+    return element("section", element("h2", "Attempts"), element("p", lead, class_="lead"), table)
 
 
 def _steady(report: Report) -> Markup | None:
