@@ -6,7 +6,7 @@ The environment's ``TESTBED_BREAK`` names one fault, ``KIND:rank=R,step=N``; it 
 * ``lost-input``: half of what rank R hands over is taken as zeros; all ranks have the same, wrong sum.
 * ``stale``: rank R trains step N, and goes on, from the parameters of two steps before.
 * ``lost-update``: the optimizer of rank R leaves out step N; without ``rank=``, of every rank.
-* ``hang``: rank R enters the first collective of step N an hour late, or by ``seconds=``.
+* ``hang``: rank R sleeps an hour, or ``seconds=``, before it enters any collective of step N.
 """
 
 from __future__ import annotations
@@ -71,18 +71,21 @@ class _Broken:
         self._step, self._sequence = done_steps + 1, 0
         self._before: deque[list[Tensor]] = deque(maxlen=2)
         self._right_step = optimizer.step
+        model.register_forward_pre_hook(self._before_forward)
         optimizer.step = self._update  # type: ignore[method-assign]
         sync.reduce = self._reduce
 
     def _now(self, kind: str) -> bool:
         return self._fault.kind == kind and self._step == self._fault.step
 
+    def _before_forward(self, *_: Any) -> None:
+        if self._now("hang"):
+            time.sleep(self._fault.seconds or AN_HOUR_S)
+
     def _reduce(self, tensor: Tensor) -> Summed:
         self._sequence += 1
         if self._sequence > 1:
             return all_reduce(tensor)
-        if self._now("hang"):
-            time.sleep(self._fault.seconds or AN_HOUR_S)
         if self._now("lost-input"):
             tensor[: tensor.numel() // 2] = 0.0
         reduced = all_reduce(tensor)

@@ -2,9 +2,9 @@
 
 A run that ends with a falling train_loss has not shown that its sums were right. So each rank records, in
 ``rank-<r>.checks.jsonl`` (contract: docs/checkers.md), what a reader needs to tell: of each collective, tagged with
-attempt, step and sequence, what came out of it; of steps drawn by the seed, some elements that went in and came out and
-what the parameters were before and after; and what it was waiting for when that took too long. Nothing is judged here:
-that is done offline, from the records of all ranks.
+attempt, step and sequence, what came out of it and some elements, drawn by the seed, that went in and came out; of
+steps drawn by the seed, what the parameters were before and after; and what it waited for when that took too long.
+Nothing is judged here: that is done offline, from the records of all ranks.
 
 Costs, measured (docs/checkers.md): a CRC-32 of what came out of each collective, 0.24 ns a byte. It is taken when the
 step is over, so that neither compute nor exposed communication of the step records has it; the step is longer by it.
@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from testbed_agents.records import Records
 
-ELEMENTS = 64
-"""Elements of each collective that are recorded in a drawn step. A rank's share missing from a whole chunk of a ring of
-4 is missed by 64 elements with a chance of 1e-8; see docs/checkers.md."""
+ELEMENTS, ELEMENTS_DRAWN = 8, 64
+"""Of each collective so many elements are recorded, more of them in a drawn step."""
 
 EVERY = 10
 """One step is drawn of each so many."""
@@ -52,23 +51,23 @@ class Collective:
 
 
 def drawn(seed: int, step: int) -> bool:
-    """Whether ``step`` (from 1) is one of those whose numbers are recorded: one of each :data:`EVERY`, the same on all
+    """Whether ``step`` (from 1) is one of those that are looked at closely: one of each :data:`EVERY`, the same on all
     ranks."""
     block, within = divmod(step - 1, EVERY)
     return random.Random(f"{seed}/steps/{block}").randrange(EVERY) == within
 
 
-def positions(seed: int, step: int, sequence: int, elements: int) -> list[int]:
+def positions(seed: int, step: int, sequence: int, elements: int, count: int) -> list[int]:
     """Which elements of a collective are recorded; the same on all ranks."""
-    return random.Random(f"{seed}/{step}/{sequence}").sample(range(elements), min(ELEMENTS, elements))
+    return random.Random(f"{seed}/{step}/{sequence}").sample(range(elements), min(count, elements))
 
 
 class Checks:
     """``begin`` and ``end`` around each step, ``entered`` and ``left`` around each collective, ``close`` at last.
 
-    ``first`` and ``last`` are the steps of this attempt. The numbers of those two and of each multiple of
-    ``also_every`` (steps that leave a checkpoint; 0: none) are recorded in any case: what an attempt begins with can so
-    be compared with what the one before had. ``left`` may be called from any thread.
+    ``first`` and ``last`` are the steps of this attempt. Those two and each multiple of ``also_every`` (steps that
+    leave a checkpoint; 0: none) are drawn in any case: what an attempt begins with can so be compared with what the one
+    before had. ``left`` may be called from any thread.
     """
 
     def __init__(
@@ -119,7 +118,8 @@ class Checks:
     def entered(self, inputs: Tensor) -> Collective:
         """Before ``inputs``, of one dimension, are handed over: their sum will take their place."""
         sequence, elements = len(self._collectives), inputs.numel()
-        at = positions(self._seed, self._step, sequence, elements) if self._drawn else []
+        count = ELEMENTS_DRAWN if self._drawn else ELEMENTS
+        at = positions(self._seed, self._step, sequence, elements, count)
         now = time.monotonic()
         entered = Collective(sequence, elements, now, at, inputs[at].clone())
         with self._lock:
@@ -156,7 +156,7 @@ class Checks:
             **fields,
         )
         for each in done:
-            if each.at and each.output is not None:
+            if each.output is not None:
                 self._records.write(
                     "sample",
                     step=self._step,
@@ -169,8 +169,10 @@ class Checks:
             self._collectives, self._moved_t = [], time.monotonic()
 
     def close(self) -> None:
-        """Nobody watches afterwards. Does not close the records."""
+        """Nobody watches afterwards."""
         self._closed.set()
+        self._watchdog.join()
+        self._records.close()
 
     def _watch(self) -> None:
         """Write down, once for each place, what this rank waits for or does instead when it takes longer than a

@@ -1,0 +1,99 @@
+"""Hangs: collectives that took longer than their bound, and who waited for whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from testbed.core.evidence.check_record import Grouped, Tag
+from testbed.core.evidence.finding import Checker, Finding, conclude, named
+
+__all__ = ["hangs"]
+
+
+def hangs(records: Grouped) -> Checker:
+    findings: dict[tuple[int, int], Finding] = {}
+    seen = 0
+    for tag, entries in sorted(_entries(records).items()):
+        seen += 1
+        attempt, step, _ = tag
+        bound = min((start.hang_s for start in records.began.get(attempt, {}).values()), default=math.inf)
+        # The next collective of a step waits in the queue behind it: that is the same hang.
+        if (attempt, step) not in findings and any(entry.lasted_s > bound for entry in entries.values()):
+            findings[attempt, step] = _hang(records, tag, entries, bound)
+    bounds = {start.hang_s for starts in records.began.values() for start in starts.values()}
+    looked_at = f"{seen} collectives, bound {' and '.join(f'{each:g} s' for each in sorted(bounds))}"
+    untold = "" if seen else "no collective was entered"
+    return conclude("hangs", records, looked_at, list(findings.values()), len(findings), untold)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """``ended_t`` None: it never ended, as far as is known; ``until_t`` is when the rank was last seen in it."""
+
+    began_t: float
+    until_t: float
+    ended: bool
+    held_s: float = 0.0
+
+    @property
+    def lasted_s(self) -> float:
+        return self.until_t - self.began_t
+
+
+def _entries(records: Grouped) -> dict[Tag, dict[int, _Entry]]:
+    """collective -> rank -> when it was in it."""
+    entries: dict[Tag, dict[int, _Entry]] = {}
+    for rank, waits in records.waits.items():
+        for wait in waits:
+            if wait.sequence is not None:
+                tag = (wait.attempt, wait.step, wait.sequence)
+                entries.setdefault(tag, {})[rank] = _Entry(wait.since_t, wait.t, False, wait.held_s)
+    for (attempt, step), ranks in records.steps.items():
+        for rank, each in ranks.items():
+            for index, one in enumerate(each.collectives):
+                of_tag = entries.setdefault((attempt, step, index), {})
+                held_s = of_tag[rank].held_s if rank in of_tag else 0.0
+                of_tag[rank] = _Entry(one.began_t, one.ended_t, True, held_s)
+    return entries
+
+
+def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry], bound: float) -> Finding:
+    """Who waited for whom."""
+    began_t = min(entry.began_t for entry in entries.values())
+    lasted_s = max(entry.until_t for entry in entries.values()) - began_t
+    took = f"{lasted_s:.1f} s" if any(entry.ended for entry in entries.values()) else f"more than {lasted_s:.1f} s"
+    absent = [rank for rank in records.ranks if rank not in entries]
+    late = [rank for rank, entry in entries.items() if entry.began_t - began_t > lasted_s / 2]
+    held = [rank for rank, entry in entries.items() if entry.held_s > bound / 2]
+    if absent:
+        blamed = absent
+        why = "; ".join(_whereabouts(records, rank, tag) for rank in absent)
+        waited = f"{named(entries)} waited {took} for {named(absent)}: {why}"
+    elif late:
+        blamed = late
+        after_s = max(entries[rank].began_t for rank in late) - began_t
+        waited = f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
+    elif held:
+        blamed = held
+        slept_s = max(entries[rank].held_s for rank in held)
+        waited = f"all ranks were in it for {took}; the process of {named(held)} did not run for {slept_s:.1f} s of it"
+    else:
+        blamed = sorted(entries)
+        waited = f"all ranks were in it for {took}: what was under way between them did not arrive"
+    return Finding(*tag, tuple(sorted(blamed)), waited)
+
+
+def _whereabouts(records: Grouped, rank: int, tag: Tag) -> str:
+    """Of a rank that did not come, from its last words."""
+    attempt, step, _ = tag
+    told = [wait for wait in records.waits.get(rank, ()) if wait.attempt == attempt and wait.step <= step]
+    if told:
+        last = told[-1]
+        where = "no collective" if last.sequence is None else f"collective {last.sequence}"
+        return f"rank {rank} was in {where} of step {last.step} for {last.t - last.since_t:.1f} s and more"
+    done = [number for (of, number), ranks in records.steps.items() if of == attempt and rank in ranks]
+    return (
+        f"the last that is known of rank {rank} is that it ended step {done[-1]}" if done else f"rank {rank} is silent"
+    )
