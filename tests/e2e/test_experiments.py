@@ -1,0 +1,109 @@
+"""Experiment files from end to end: each exit status, and a run that is done again from what it left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import oracle
+import pytest
+
+pytestmark = [pytest.mark.netns, pytest.mark.e2e]
+
+
+class Ran:
+    """A run that has ended: its status, and what it left."""
+
+    def __init__(self, folder: Path, text: str, state_folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        file = folder / "x.yaml"
+        file.write_text(text)
+        self.name, self.junit = oracle.unused_name(), folder / "verdict.xml"
+        argv = [sys.executable, "-m", "testbed.cli.main", "run", str(file), "--name", self.name, "--allow-uncertified"]
+        argv += ["--runs", str(folder / "runs"), "--junit", str(self.junit)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=240.0)
+        self.status, self.said = done.returncode, done.stderr + done.stdout
+        assert oracle.left_behind(self.name, state_folder) == []
+        (self.directory,) = (folder / "runs").glob("*/") if (folder / "runs").is_dir() else [Path()]
+
+    def json(self, name: str) -> dict:
+        found = json.loads((self.directory / name).read_text())
+        assert isinstance(found, dict)
+        return found
+
+    def events(self, kind: str) -> list[dict]:
+        lines = (self.directory / "events.jsonl").read_text().splitlines()
+        return [it for it in map(json.loads, lines) if it["event"] == kind]
+
+    def cases(self) -> dict[str, str]:
+        found = {}
+        for case in ET.parse(self.junit).iter("testcase"):
+            found[case.attrib["name"]] = next((child.tag for child in case), "passed")
+        return found
+
+
+HEAD = "topology: metro-40km\nworkload: {steps: 60, seed: 3}\n"
+
+
+def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, state_folder: Path) -> None:
+    ran = Ran(
+        tmp_path,
+        HEAD + "hypothesis: {before: [links_up == 2, ranks_up == 5]}\n"
+        "schedule: [{after: step 80%, inject: cut, target: north, for: 1s}]\n",
+        state_folder,
+    )
+    assert ran.status == 1, ran.said
+    assert ran.events("fault-began") == []
+    assert [(it["text"], it["holds"]) for it in ran.json("run.json")["hypothesis"]] == [
+        ("links_up == 2", True),
+        ("ranks_up == 5", False),
+    ]
+    assert ran.json("report.json")["verdict"] == "fail"
+    assert ran.cases()["before: links_up == 2"] == "passed"
+    assert ran.cases()["before: ranks_up == 5"] == "failure"
+
+
+def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
+    """The job is over long before the second cut is due, and nothing was measured to be bad."""
+    ran = Ran(
+        tmp_path,
+        HEAD + "schedule:\n  - {at: 2s, inject: cut, target: north, for: 500ms}\n"
+        "  - {at: 500s, inject: cut, target: south, for: 1s}\nexpect: [steps_lost == 0]\n",
+        state_folder,
+    )
+    assert ran.cases()["Did all faults happen?"] == "error", ran.said
+    assert [it["began"] for it in ran.json("run.json")["schedule"]] == [1, 0]
+    assert ran.cases()["steps_lost == 0"] == "passed"
+    assert ran.status in (1, 3), "3, but for a machine that was too busy for its fibers"
+    assert ran.json("report.json")["verdict"] != "pass"
+
+
+def test_a_drawn_run_is_done_again_from_its_directory(tmp_path: Path, state_folder: Path) -> None:
+    first = Ran(
+        tmp_path / "first",
+        HEAD + "set: {links.south.km: 60}\ncompress: {time: 10 years = 1s, repair: 12 h = 200ms}\n"
+        "random: {from: 1s, to: 5s}\n"
+        "schedule: [{when: train_loss < 100, inject: flap, target: south, with: {times: 2, down: 50ms, up: 50ms}}]\n",
+        state_folder,
+    )
+    again = Ran(tmp_path / "again", (first.directory / "experiment.yaml").read_text(), state_folder)
+    planned = [
+        [(it["inject"], it["target"], it["at_s"], it["when"]) for it in ran.json("run.json")["schedule"]]
+        for ran in (first, again)
+    ]
+    assert planned[0] == planned[1]
+    assert len(planned[0]) > 3
+    began = [[(it["type"], it["target"]) for it in ran.events("fault-began")] for ran in (first, again)]
+    assert sorted(began[0]) == sorted(began[1])
+    assert [link["length_m"] for link in again.json("topology.json")["links"]] == [40_000, 60_000]
+
+
+def test_a_bad_file_is_2_and_says_so_to_ci(tmp_path: Path, state_folder: Path) -> None:
+    ran = Ran(tmp_path, HEAD + "schedule: [{at: 5s, inject: cot, target: north}]\nexpect: [speed > 3]\n", state_folder)
+    assert ran.status == 2
+    assert "x.yaml:3: no fault is called 'cot'" in ran.said
+    assert "x.yaml:4: 'speed' is not measured" in ran.said
+    assert set(ran.cases().values()) == {"error"}
