@@ -7,13 +7,14 @@
 SHELL := /bin/bash
 VENV := .venv
 
-.PHONY: help demo test test-netem test-ansible check bench fuzz clean
+.PHONY: help demo test test-netem test-netem-containers test-ansible check bench fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min)"
 	@echo "make test    set up, then run all tests (those that make namespaces need root)"
 	@echo "make test-netem  the tests of the netem emulator alone, on a kernel that has it: User-Mode Linux (docs/netem.md)"
+	@echo "make test-netem-containers  docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
 	@echo "make test-ansible  Ansible prepares a bare host (a container) twice and runs a lab on it (root, ~4 min; docs/ansible.md)"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
@@ -34,6 +35,11 @@ test-netem:
 	@tools/setup.sh test
 	@tools/verdict.sh test-netem "the tests of netem passed, or say why they could not run" \
 	    $(VENV)/bin/python -m pytest tests/netem_vm $(PYTEST_FLAGS)
+
+test-netem-containers:
+	@tools/setup.sh test
+	@tools/verdict.sh test-netem-containers "containers and netem work together, or it says why they could not run" \
+	    $(VENV)/bin/python -m pytest tests/containerlab/test_on_netem.py -rs $(PYTEST_FLAGS)
 
 test-ansible:
 	@tools/setup.sh test

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import Any, Final
 from testbed.core.plan.clab import LABEL, READY_FILE
 from testbed.core.plan.step import Containers, Setting, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
-from testbed.host import namespace, netlink
+from testbed.host import namespace, netlink, offload
 from testbed.host.docker_client import INSTALL, NotThere, client, translated
 from testbed.host.driver import Facts
 from testbed.host.graft import graft
@@ -284,6 +285,7 @@ class Containerlab:
         for name in names:
             with netlink.Namespace(netns_of(self._lab, name)) as space:
                 space.up("lo")
+            _checksums_on(netns_of(self._lab, name))
 
     def _late(self) -> str:
         """Which containers run and have no network yet, to be appended; empty if docker does not tell."""
@@ -328,6 +330,22 @@ class Containerlab:
 def _ready(pid: int) -> bool:
     """Whether the container whose first process this is has its addresses and routes: then it marks its file system."""
     return Path(f"/proc/{pid}/root{READY_FILE}").exists()
+
+
+def _checksums_on(path: Path) -> None:
+    """containerlab switches checksum offload off, for network systems that take packets as they come. Ours are kernels;
+    without it Linux before 6.11 sends no UDP super-packets, and a fiber's rate could not be measured. Raises HostError.
+    """
+
+    def switch() -> None:
+        for _, interface in socket.if_nameindex():
+            if interface != "lo":
+                offload.set_checksummed(interface, True)
+
+    try:
+        namespace.inside(path, switch)
+    except OSError as error:
+        raise HostError(f"cannot switch checksum offload on in {path.name}: {error.strerror}") from error
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Segmentation offload of one interface: whether super-packets leave it, and whether packets leave it in pieces.
+"""Offloads of one interface: whether super-packets leave it, and packets in pieces, or without their checksum.
 
 On a wire there are only MTU-sized packets, so chance must not see others. ``ethtool`` has a dozen switches for it, by
 protocol; two of the kernel's own limits cover all of them.
@@ -15,13 +15,14 @@ from typing import Final
 
 from testbed.host import rtnetlink
 
-__all__ = ["set_scattered", "set_segmented"]
+__all__ = ["set_checksummed", "set_scattered", "set_segmented"]
 
 OFFLOADED_SEGMENTS: Final = 65535
 """The kernel's default of segments in a super-packet (GSO_MAX_SEGS)."""
 
 IFLA_GSO_MAX_SEGS: Final = 40
 _SIOCETHTOOL: Final = 0x8946
+_ETHTOOL_STXCSUM: Final = 0x17
 _ETHTOOL_SSG: Final = 0x19
 
 
@@ -40,6 +41,19 @@ def set_segmented(interface: str, on: bool) -> None:
 def set_scattered(interface: str, on: bool) -> None:
     """Let packets out whose payload lies in pieces (the default), or only such as lie in one: netem flips bits of the
     first piece only, which would be the headers. ``ethtool -K interface sg``; raises OSError."""
-    value = ctypes.create_string_buffer(struct.pack("=II", _ETHTOOL_SSG, on))  # struct ethtool_value
+    _switch(interface, _ETHTOOL_SSG, on)
+
+
+def set_checksummed(interface: str, on: bool) -> None:
+    """Leave checksums of what is sent to the interface (the default of a veth), or have them computed before it.
+
+    Without it Linux before 6.11 refuses UDP super-packets (EIO, ``udp_send_skb`` of net/ipv4/udp.c). ``ethtool -K
+    interface tx``; raises OSError.
+    """
+    _switch(interface, _ETHTOOL_STXCSUM, on)
+
+
+def _switch(interface: str, command: int, on: bool) -> None:
+    value = ctypes.create_string_buffer(struct.pack("=II", command, on))  # struct ethtool_value
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP16x", interface.encode(), ctypes.addressof(value)))
