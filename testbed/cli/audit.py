@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from testbed.lab.audit import Measured
 
 MOST_ROWS = 12
-_STYLES = {"single point": tables.BAD, "shared risk": tables.BAD, "shared power": tables.UNSURE}
+_STYLES = {
+    **dict.fromkeys(("single point", "shared risk", "no failover"), tables.BAD),
+    "shared power": tables.UNSURE,
+}
 
 
 @verb.verb(

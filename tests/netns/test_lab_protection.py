@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import oracle
 import pytest
 from contract.protection_contract import ProtectionContract, protected_lab
 
@@ -21,3 +22,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterato
 
 class TestProtectionOnFiberd(ProtectionContract):
     pass
+
+
+def test_nothing_takes_the_place_of_a_link_whose_protection_is_none(state_folder: Path) -> None:
+    """Its traffic waits for the heal, although another fiber is lit; with ``route`` it would go over that one."""
+    topology = testbed.load("metro-40km", {"links.north.protection": "none"})
+    with testbed.up(topology, name=oracle.unused_name(), agents=False, allow_uncertified=True) as lab:
+        east, west = oracle.netns(lab.name, "east-0"), oracle.netns(lab.name, "west-0")
+        to = oracle.addresses(west, "fabric0")["inet"]
+        assert oracle.ping(east, to, count=3)
+        with lab.cut("north"):
+            oracle.until(lambda: oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "north"), 3.0, "north is dark")
+            assert oracle.ping(east, to, count=5, wait_s=0.3) == []
+            south = oracle.addresses(oracle.netns(lab.name, "west-gw"), "south")["inet"]
+            assert oracle.ping(oracle.netns(lab.name, "east-gw"), south, count=3), "the other fiber is lit"
+        oracle.until(lambda: oracle.ping(east, to, wait_s=0.3), 5.0, "packets pass again")

@@ -23,7 +23,7 @@ def link_between(name: str, between: tuple[str, str], km: float) -> Link:
         queue_bytes=1_000_000,
         loss=0.0,
         mtu=1500,
-        protection="none",
+        protection="route",
     )
 
 

@@ -6,6 +6,7 @@ blackhole has no link that could be dark. The oracle for reachability and distan
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -129,6 +130,42 @@ def test_any_one_cut_makes_no_circle_before_the_keeper_reroutes_nor_after(topolo
 def test_several_cuts_at_once_once_the_keeper_has_rerouted(topology: Topology, data: st.DataObject) -> None:
     dark = data.draw(st.sets(st.sampled_from([link.name for link in topology.links])))
     check(topology, frozenset(dark), rerouted=True)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(topologies(connected=True), st.data())
+def test_nothing_takes_the_place_of_a_link_without_protection(topology: Topology, data: st.DataObject) -> None:
+    """No circle in any case; and while links are lit as far as routing knows, what would take a dark one is lost."""
+    kinds = st.sampled_from(("none", "route"))
+    links = tuple(dataclasses.replace(link, protection=data.draw(kinds)) for link in topology.links)
+    mixed = dataclasses.replace(topology, links=links, routing="shortest")
+    dark = frozenset(data.draw(st.sets(st.sampled_from([link.name for link in links]))))
+    unknown = frozenset(link.name for link in links if link.protection == "none")
+    table = table_of([*routing.routes(mixed), *routing.detours(mixed, dark)])
+    believed = graph_of(mixed, dark - unknown)
+    for origin, target in itertools.permutations([site.name for site in mixed.sites], 2):
+        (taken,) = walk(mixed, table, dark, origin, target, 0)
+        if taken[-1:] == ["blackhole"]:
+            ways = networkx.all_shortest_paths(believed, origin, target, weight="weight")
+            reachable = networkx.has_path(believed, origin, target)
+            assert not reachable or any(_may_be_dark(mixed, way, dark & unknown) for way in ways)
+        else:
+            metres = sum(mixed.link(name).length_m for name in taken)
+            assert metres == networkx.shortest_path_length(believed, origin, target, weight="weight")
+
+
+def _may_be_dark(topology: Topology, sites: list[str], dark: Dark) -> bool:
+    """Whether one of the links between two neighbours on this way is dark."""
+    hops = [{*hop} for hop in itertools.pairwise(sites)]
+    return any({*topology.link(name).between} in hops for name in dark)
+
+
+def test_a_cut_of_a_link_without_protection_stops_what_goes_over_it() -> None:
+    topology = catalog.load_topology("metro-40km", {"links.north.protection": "none"})
+    table = table_of(routing.routes(topology))
+    assert next_links(table, "east-gw", "10.2.0.0/16", frozenset()) == ["north"]
+    assert next_links(table, "east-gw", "10.2.0.0/16", frozenset({"north"})) == []
+    assert routing.detours(topology, frozenset({"north"})) == ()
 
 
 def test_parallel_links_are_backed_up_by_the_gateway_alone() -> None:

@@ -3,6 +3,10 @@
 Every gateway has plain metric routes to every other site, the shortest way first and loop-free detours behind it:
 the kernel itself moves traffic within milliseconds when a link *of its own* loses the carrier. Carrier says nothing
 of links elsewhere, so the keeper adds :func:`detours` where the shortest way over what is still lit is another one.
+
+Nothing takes the place of a link whose protection is ``none``: no route stands behind the one over it, and none is
+added when it is dark. What would have taken it waits for the heal. Only flows that are spread over several links
+(``routing: multipath``) go on over the others: the kernel sees to that by itself.
 """
 
 from __future__ import annotations
@@ -41,8 +45,11 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
     Only where the kernels' own choice among the healthy routes is not the shortest lit way, or leads nowhere: two
     gateways that each see the other as their detour to a third site would send packets round in a circle.
     """
+    gone = dark
+    dark -= {link.name for link in topology.links if link.protection == "none"}
     if not dark:
         return ()
+    # `lit` is what routing believes: it does not know of links that nothing takes the place of.
     plan, lit = _at_rest(topology), _Map(topology, dark)
     found: list[tuple[str, float, list[Route]]] = []
     for site in topology.sites:
@@ -52,10 +59,11 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
             ways = plan.ways[site.name, remote.name]
             if ways and lit.still_shortest(site.name, remote.name, ways[0], dark):
                 continue
-            by_itself = [it for it in ways if it.name not in dark]
-            wanted = lit.downhill(site.name, remote.name)
+            by_itself, wanted = ways, lit.downhill(site.name, remote.name)
             if topology.routing != "multipath":
-                by_itself, wanted = by_itself[:1], wanted[:1]
+                by_itself, wanted = [it for it in ways if it.name not in gone][:1], wanted[:1]
+            # A kernel passes over a route that is dark, to one that may lead back: none of those is ever wanted.
+            by_itself, wanted = ([it for it in some if it.name not in gone] for some in (by_itself, wanted))
             if wanted != by_itself:
                 distance = lit.distance(site.name, remote.name)
                 found.append((remote.name, distance, list(plan.route(site, remote, wanted, DETOUR_METRIC))))
@@ -84,7 +92,12 @@ class _AtRest:
     def __init__(self, topology: Topology) -> None:
         net, healthy = Addressing(topology), _Map(topology, frozenset())
         names = [site.name for site in topology.sites]
-        self.ways = {(here, there): healthy.ways(here, there) for here in names for there in names if here != there}
+        self.ways = {
+            (here, there): _as_protected(healthy.ways(here, there), topology)
+            for here in names
+            for there in names
+            if here != there
+        }
         self._networks = {name: tuple(str(it) for it in net.site_networks(name)) for name in names}
         self._hops = {
             (link.name, site): tuple((str(it), link.name) for it in net.link_end(link, _other(link, site)))
@@ -116,6 +129,12 @@ def _healthy(plan: _AtRest, site: Site, remote: Site, multipath: bool) -> Iterat
     else:
         for place, link in enumerate(ways, 1):
             yield from plan.route(site, remote, [link], FIRST_METRIC * place)
+
+
+def _as_protected(ways: list[Link], topology: Topology) -> list[Link]:
+    """Without those behind the first one that nothing takes the place of."""
+    last = next((place for place, link in enumerate(ways) if link.protection == "none"), len(ways))
+    return ways if topology.routing == "multipath" else ways[: last + 1]
 
 
 class _Map:

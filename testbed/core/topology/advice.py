@@ -15,7 +15,7 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """``risk`` is ``single point``, ``shared risk``, ``shared power`` or ``second failure``, from bad to worth knowing.
+    """``risk`` is ``single point``, ``shared risk``, ``no failover``, ``shared power`` or ``second failure``.
 
     ``what`` was found, and what to ``do`` about it.
     """
@@ -31,6 +31,7 @@ def findings(topology: Topology, found: Audit) -> tuple[Finding, ...]:
         *_single_points(found),
         *_shared(found),
         *_protected(topology),
+        *_no_failover(topology, found),
         *_power(topology, found),
         *_second_failures(found),
     )
@@ -94,6 +95,28 @@ def _protected(topology: Topology) -> Iterator[Finding]:
                 f"both paths of {link.name} pass through {_names(common)}: a cut there is not protected against",
                 f"lead the second path of {link.name} around {_names(common)}",
             )
+
+
+def _no_failover(topology: Topology, found: Audit) -> Iterator[Finding]:
+    for link in topology.links:
+        stuck = [
+            detour.between
+            for cut in found.ducts
+            if link.protection == "none" and link.name in cut.lost and not cut.separated_pairs
+            for detour in cut.detours
+            if detour.rtt_after_s is None and link.name in _way_of(found, detour.between)
+        ]
+        if stuck:
+            pairs = _names([" - ".join(pair) for pair in dict.fromkeys(stuck)])
+            yield Finding(
+                "no failover",
+                f"while {link.name} is cut, {pairs} stands still although other fibers lead there",
+                f"write protection: route in place of none for {link.name}, or give it a second path",
+            )
+
+
+def _way_of(found: Audit, between: tuple[str, str]) -> tuple[str, ...]:
+    return next((pair.via for pair in found.pairs if pair.between == between), ())
 
 
 def _looks_diverse(pair: PairRisk) -> bool:

@@ -88,8 +88,9 @@ class Fibers:
         return tuple(sorted((frozenset(it) for it in found), key=lambda it: (-len(it), min(it))))
 
     def ways(self, failure: Failure, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
-        """The way between the two sites of each pair; None where there is none."""
-        graph, found = self._graph(failure), {}
+        """The way between the two sites of each pair; None where nothing arrives: there is none, or routing goes on to
+        send over a link that is lost (``protection: none``)."""
+        graph, found = self._routed(failure), {}
         for origin, some in itertools.groupby(sorted(pairs), key=lambda pair: pair[0]):
             reached = networkx.single_source_dijkstra_path(graph, origin) if origin in graph else {}
             found.update({pair: _way(graph, reached.get(pair[1])) for pair in some})
@@ -162,18 +163,30 @@ class Fibers:
             return None
         return next((path for path in self._paths[link.name] if not path.ducts & failure.ducts), None)
 
-    def _graph(self, failure: Failure) -> networkx.Graph:
-        """Sites that stand; an edge for each two of them that a link joins, with the shortest link's way."""
+    def _routed(self, failure: Failure) -> networkx.Graph:
+        """Sites that stand; of each two that links join, the one that routing takes: the shortest that it thinks lit.
+
+        ``rtt_s`` of an edge is None where the link is lost and nothing takes its place.
+        """
         graph = networkx.Graph()
         graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
         for link in self._topology.links:
             path = self._path(link, failure)
-            if path is None:
+            if failure.sites & {*link.between} or (path is None and link.protection != "none"):
                 continue
-            _widen(graph, *link.between, rate_bps=self.rate_bps(link.name), links=1)
-            edge = graph.edges[link.between]
-            if link.length_m < edge.get("weight", float("inf")):
-                edge.update(weight=link.length_m, link=link.name, rtt_s=path.rtt_s)
+            one, other = link.between
+            if link.length_m < graph.get_edge_data(one, other, {}).get("weight", float("inf")):
+                rtt_s = None if path is None else path.rtt_s
+                graph.add_edge(one, other, weight=link.length_m, link=link.name, rtt_s=rtt_s)
+        return graph
+
+    def _graph(self, failure: Failure) -> networkx.Graph:
+        """Sites that stand; an edge for each two of them that a link joins, with how many and their rate."""
+        graph = networkx.Graph()
+        graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
+        for link in self._topology.links:
+            if self._path(link, failure) is not None:
+                _widen(graph, *link.between, rate_bps=self.rate_bps(link.name), links=1)
         return graph
 
 
@@ -195,6 +208,8 @@ def _way(graph: networkx.Graph, sites: list[str] | None) -> Way | None:
     if sites is None:
         return None
     edges = [graph.edges[hop] for hop in itertools.pairwise(sites)]
+    if any(it["rtt_s"] is None for it in edges):
+        return None
     return Way(tuple(it["link"] for it in edges), sum(it["weight"] for it in edges), sum(it["rtt_s"] for it in edges))
 
 
