@@ -60,9 +60,10 @@ class Follower:
         sampled_t = checked_t = 0.0
         while True:
             step, now = self._job.step, time.monotonic()
-            if step > seen:
-                moved_t, seen = now, step
+            if step > 0:
                 self._begun(now)
+            if step != seen or self._begins_again():
+                moved_t, seen = now, step
             self._live.note(now, step)
             if now - sampled_t >= SAMPLE_S:
                 sampled_t = now
@@ -78,6 +79,10 @@ class Follower:
             time.sleep(POLL_S)
         self._job.wait(timeout=30.0)
         self._show(self._total)
+
+    def _begins_again(self) -> bool:
+        """A job that waits until it may begin again stands still for a good reason."""
+        return bool(self._job.waiting)
 
     def _begun(self, now: float) -> None:
         """The job's beginning is that of its first step, as rank 0 wrote it down."""

@@ -27,6 +27,7 @@ class Live:
     def __init__(self, folder: LabFolder, topology: Topology, job: Job, observer: Observer) -> None:
         self._folder, self._topology, self._job, self._observer = folder, topology, job, observer
         self._commits: deque[tuple[float, int]] = deque()
+        self._step = 0
         self._durations: deque[float] = deque(maxlen=10)
         self._heard = 0
         self._dark: set[tuple[str, str]] = set()
@@ -41,13 +42,18 @@ class Live:
         self._mine: set[str] = set()
 
     def note(self, t: float, step: int) -> None:
-        """``step`` was seen to be committed at ``t``; call it often."""
+        """``step`` was seen to be committed at ``t``; call it often.
+
+        A job that begins again goes back, and what it does again counts again: these are rates of work.
+        """
+        before_t, done = self._commits[-1] if self._commits else (t, 0)
+        moved = step - self._step
+        self._step = step
+        if moved <= 0 and self._commits:
+            return
         if self._commits:
-            before_t, before = self._commits[-1]
-            if step <= before:
-                return
-            self._durations.append((t - before_t) / (step - before))
-        self._commits.append((t, step))
+            self._durations.append((t - before_t) / moved)
+        self._commits.append((t, done + moved))
         while len(self._commits) > 2 and self._commits[1][0] < t - 2 * WINDOW_S:
             self._commits.popleft()
 

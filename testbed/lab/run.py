@@ -36,7 +36,6 @@ from testbed.lab import deploy, record, state
 from testbed.lab.deploy import Progress, Silent, Unbreakable
 from testbed.lab.follow import Follower, teller
 from testbed.lab.interruption import interruptible, unhurried
-from testbed.lab.job import Workload
 from testbed.lab.lab import Lab, runs_root
 from testbed.lab.live import Live
 from testbed.lab.playing import Player
@@ -103,7 +102,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """All that is known of a run before anything is built. ``workload``: what :class:`Workload` takes beyond steps;
+    """All that is known of a run before anything is built. ``workload``: what ``lab.job.Workload`` takes beyond steps;
     ``again``: an experiment file that does the same again."""
 
     experiment: Experiment
@@ -138,7 +137,6 @@ def _prepare(
         "restarts": written.restarts,
         "timeout_s": written.timeout_s,
     }
-    known = {it.name for it in dataclasses.fields(Workload)}
     again = replay.to_yaml(
         experiment,
         planned,
@@ -148,7 +146,7 @@ def _prepare(
         seed=chosen,
         data=None if data is None else str(data),
     )
-    given = {key: value for key, value in workload.items() if value is not None and key in known}
+    given = {key: value for key, value in workload.items() if value is not None}
     return _Prepared(experiment, topology, planned, total, chosen, given, again)
 
 
