@@ -5,7 +5,6 @@ For containers: docker is not asked, for it may be what died, and nothing is pol
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import threading
@@ -19,6 +18,8 @@ class ProcessWatch:
 
     def __init__(self, pids: Mapping[str, int], ended: Callable[[str], None]) -> None:
         self._ended = ended
+        self._closing = threading.Lock()
+        self._closed = False
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._names: dict[int, str] = {}
         gone = []
@@ -30,9 +31,10 @@ class ProcessWatch:
         threading.Thread(target=self._run, args=(gone,), name="processes", daemon=True).start()
 
     def stop(self) -> None:
-        """From now on nothing that ends is told of: it is expected."""
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._stop, 1)
+        """From now on nothing that ends is told of: it is expected. Does nothing where all have ended, or stopped."""
+        with self._closing:  # a descriptor that is closed may be somebody else's file by now
+            if not self._closed:
+                os.eventfd_write(self._stop, 1)
 
     def _run(self, gone: list[str]) -> None:
         for name in gone:
@@ -48,5 +50,7 @@ class ProcessWatch:
                 poll.unregister(descriptor)
                 os.close(descriptor)
                 self._ended(self._names.pop(descriptor))
-        for descriptor in (*self._names, self._stop):
-            os.close(descriptor)
+        with self._closing:
+            self._closed = True
+            for descriptor in (*self._names, self._stop):
+                os.close(descriptor)

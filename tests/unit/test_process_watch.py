@@ -1,0 +1,54 @@
+"""Processes that are watched for their end, with real ones."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import threading
+from pathlib import Path
+
+import oracle
+
+from testbed.host.process_watch import ProcessWatch
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "60"])
+
+
+def watchers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "processes"]
+
+
+def test_each_end_is_told_once_by_its_name() -> None:
+    heard: queue.Queue[str] = queue.Queue()
+    with sleeper() as one, sleeper() as other, sleeper() as gone:
+        gone.kill()
+        gone.wait()
+        watch = ProcessWatch({"one": one.pid, "other": other.pid, "gone": gone.pid}, heard.put)
+        assert heard.get(timeout=10) == "gone"
+        other.kill()
+        assert heard.get(timeout=10) == "other"
+        watch.stop()
+        oracle.until(lambda: not watchers(), 10, "it stops")
+        one.kill()
+    assert heard.empty()
+
+
+def test_stopping_what_has_stopped_by_itself_writes_into_nobody_elses_file(tmp_path: Path) -> None:
+    """When all have ended its descriptors are closed, and the next file that is opened gets their numbers."""
+    heard: queue.Queue[str] = queue.Queue()
+    with sleeper() as only:
+        watch = ProcessWatch({"only": only.pid}, heard.put)
+        only.kill()
+        assert heard.get(timeout=10) == "only"
+    oracle.until(lambda: not watchers(), 10, "it stops")
+    files = [os.open(tmp_path / str(number), os.O_WRONLY | os.O_CREAT) for number in range(8)]
+    try:
+        watch.stop()
+        watch.stop()
+    finally:
+        for file in files:
+            os.close(file)
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 8
