@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +149,24 @@ def _from_journal(lab: LabFolder) -> None:
         except LabError:
             _by_mark(lab)
             return
-        if journal.state != "down" and journal.boot == process.boot_id():
+        if journal.state != "down":
             driver, makers = _makers(lab, journal.lab)
-            Engine(journal, makers).undo_all()
+            if journal.boot == process.boot_id():
+                Engine(journal, makers).undo_all()
+            else:
+                _undo_what_outlives_a_reboot(journal, makers)
             driver.close()
         journal.close()
     finally:
         lock.release()
+
+
+def _undo_what_outlives_a_reboot(journal: Journal, makers: Mapping[type[Step], Hand]) -> None:
+    """Containers: docker keeps them, stopped. All else went with the kernel that had it, and who has the pids and
+    inodes of then is somebody else: no facts are passed on."""
+    for entry in list(journal.entries.values()):
+        if isinstance(entry.step, Containers):
+            makers[Containers].unmake(entry.step, {})
 
 
 def _makers(lab: LabFolder, name: str) -> tuple[NetnsDriver, dict[type[Step], Hand]]:

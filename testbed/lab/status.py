@@ -199,7 +199,8 @@ def _without_keeper(lab: LabFolder) -> list[str]:
     if journal.boot != process.boot_id():
         return [
             f"{gone}, so its fibers are dark; {down}",
-            "the machine was restarted since: nothing of it is left but its folder",
+            "the machine was restarted since: nothing of it is left but its folder"
+            + (" and its containers, stopped" if places.driver(lab) == "containerlab" else ""),
         ]
     if recovery.lit_by_the_kernel(journal):
         lit = "the kernel keeps its fibers lit, unwatched"

@@ -21,7 +21,7 @@ from contract.lab_contract import FILE
 
 import testbed
 from testbed.errors import HostError, JobFailed, LabError, NameTaken
-from testbed.host import docker_client, images
+from testbed.host import docker_client, images, process
 from testbed.lab import containers as lab_containers
 from testbed.lab import recovery, state
 from testbed.lab.lab import Lab
@@ -104,6 +104,18 @@ def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> Non
     victims = oracle.keeper_pids(name, state.root())
     assert victims
     oracle.kill([*victims, *(emulator_pids(name) if everything else [])])
+    assert recovery.down(state.folder(name))
+    assert residue(name) == []
+    assert not state.folder(name).path.exists()
+
+
+def test_down_after_a_reboot(topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a lab is made of docker alone keeps something: the containers, stopped."""
+    name = oracle.unused_name()
+    up(topology, name)
+    oracle.kill([*oracle.keeper_pids(name, state.root()), *emulator_pids(name)])
+    docker("kill", *docker("ps", "--quiet", "--filter", f"label=containerlab={name}").split())
+    monkeypatch.setattr(process, "boot_id", lambda: "that of the next boot")
     assert recovery.down(state.folder(name))
     assert residue(name) == []
     assert not state.folder(name).path.exists()
