@@ -49,7 +49,7 @@ OLDEST: Final = (0, 79, 0)
 IMAGE_USER: Final = "1000:1000"
 """The user ``testbed`` of agents/Dockerfile."""
 
-_DEPLOY_BASE_S: Final = 120.0
+_DEPLOY_BASE_S, _DEPLOY_EACH_S, _DESTROY_BOUND_S, _READY_BOUND_S = 120.0, 5.0, 120.0, 30.0
 _HOSTS: Final = Path("/etc/hosts")
 _SSH: Final = Path("/etc/ssh/ssh_config.d")
 
