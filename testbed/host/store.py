@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.check_record import read_checks
 from testbed.core.evidence.record import RunInfo, number, read_events, read_metrics, read_rank, text
 from testbed.core.evidence.run import RunData
 from testbed.core.report.document import Report, build, to_json
@@ -43,6 +44,7 @@ NEEDED_BYTES = 50_000_000
 """Room that a run asks for before its lab is built: records and metrics of an hour, logs, and the report."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
+_CHECKS_FILE = re.compile(r"rank-(\d{1,6})\.checks\.jsonl")
 
 
 @contextlib.contextmanager
@@ -242,10 +244,15 @@ class RunDirectory:
             malformed["events.jsonl"] = malformed.get("events.jsonl", 0) + bad_events
             malformed["metrics.jsonl"] = malformed.get("metrics.jsonl", 0) + bad_metrics
             logs = []
-            for rank, name in self._rank_files():
+            for rank, name in self._files_of_ranks(_RANK_FILE):
                 log, bad = read_rank(rank, lines(name))
                 malformed[name] = malformed.get(name, 0) + bad
                 logs.append(log)
+            checks = []
+            for rank, name in self._files_of_ranks(_CHECKS_FILE):
+                check_log, bad = read_checks(rank, lines(name))
+                malformed[name] = malformed.get(name, 0) + bad
+                checks.append(check_log)
         if not logs:
             missing.append("ranks/rank-*.jsonl")
         return RunData(
@@ -257,14 +264,15 @@ class RunDirectory:
             rank_samples=rank_samples,
             hosts=hosts,
             ranks=tuple(logs),
+            checks=tuple(checks),
             malformed={name: count for name, count in malformed.items() if count},
             missing=tuple(missing),
         )
 
-    def _rank_files(self) -> list[tuple[int, str]]:
+    def _files_of_ranks(self, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
         if not self.ranks.is_dir():
             return []
-        found = ((_RANK_FILE.fullmatch(path.name), path) for path in self.ranks.iterdir())
+        found = ((pattern.fullmatch(path.name), path) for path in self.ranks.iterdir())
         return sorted((int(match[1]), f"ranks/{path.name}") for match, path in found if match)
 
 

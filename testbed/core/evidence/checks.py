@@ -198,10 +198,11 @@ def _parameters(records: Grouped) -> Checker:
 def _updates(records: Grouped) -> Checker:
     lost: dict[tuple[int, int, str], list[int]] = {}
     counted = 0
-    before: dict[tuple[int, int], int] = {}
+    before: dict[tuple[int, int], tuple[int, int]] = {}
+    """(attempt, rank) -> the last step before and what the optimizer counted then."""
     for attempt, starts in records.began.items():
         for rank, start in starts.items():
-            before[attempt, rank] = start.optimizer_steps
+            before[attempt, rank] = start.step, start.optimizer_steps
             if start.optimizer_steps != start.step:
                 said = (
                     f"attempt {attempt} began after this step with an optimizer that had made {start.optimizer_steps}"
@@ -210,10 +211,10 @@ def _updates(records: Grouped) -> Checker:
     for (attempt, step), ranks in records.steps.items():
         for rank, each in ranks.items():
             counted += 1
-            earlier = before.get((attempt, rank))
-            before[attempt, rank] = each.optimizer_steps
-            if earlier is not None and each.optimizer_steps != earlier + 1:
-                said = f"the optimizer counts {each.optimizer_steps} steps after it and {earlier} before"
+            last, count = before.get((attempt, rank), (step - 1, each.optimizer_steps - 1))
+            before[attempt, rank] = step, each.optimizer_steps
+            if each.optimizer_steps - count != step - last:
+                said = f"the optimizer counts {each.optimizer_steps} steps after it and {count} after step {last}"
                 lost.setdefault((attempt, step, said), []).append(rank)
             elif each.trained_on and each.trained_on == each.became:
                 lost.setdefault((attempt, step, "the parameters are the same after it as before"), []).append(rank)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.check_record import CheckLog
 from testbed.core.evidence.record import (
     Event,
     FiberSample,
@@ -31,5 +32,7 @@ class RunData:
     rank_samples: tuple[RankSample, ...] = ()
     hosts: tuple[HostSample, ...] = ()
     ranks: tuple[RankLog, ...] = ()
+    checks: tuple[CheckLog, ...] = ()
+    """What the ranks recorded for the checkers."""
     malformed: Mapping[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()

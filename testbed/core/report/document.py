@@ -13,11 +13,13 @@ from itertools import pairwise
 
 from testbed.core.evidence import attempts, fidelity, recovery, wire
 from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.checks import Checked, check
+from testbed.core.evidence.finding import Checker
 from testbed.core.evidence.record import Event, Expectation, FiberSample, RunInfo, sequence, text
 from testbed.core.evidence.recovery import FaultRecovery, JobEvidence, RankTime
 from testbed.core.evidence.run import RunData
 from testbed.core.evidence.timeline import fault_windows
-from testbed.core.report import hypothesis, promise, restarts, words
+from testbed.core.report import checked, hypothesis, promise, restarts, words
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.promise import Fidelity, Machine
 from testbed.core.report.restarts import AttemptLine
@@ -131,6 +133,7 @@ class Report:
     machine: Machine
     steady: tuple[Steady, ...] = ()
     attempts: tuple[AttemptLine, ...] = ()
+    checkers: tuple[Checker, ...] = ()
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
 
@@ -184,6 +187,7 @@ def build(run: RunData) -> Report:
     faults = tuple(_fault(each, origin) for each in job.faults)
     launched = text(run.info.workload, "command")
     checks = hypothesis.steady(run.info, origin)
+    found = check(run.checks)
     answers = (
         _ran(run.info, launched) if launched else _trained(run.info, job),
         *([_came_through(faults)] if faults and not launched else []),
@@ -191,6 +195,7 @@ def build(run: RunData) -> Report:
         _held(emulator, run.info.uncertified, run.certificate, under_load, host),
         # What somebody else's program must move is not known to us.
         *([] if launched else [Answer("wire", "Did the bytes cross it?", _word(crossed.ok), crossed.sentence)]),
+        *_right(found),
         *_happened(run.info),
         *(
             Answer(f"steady-{index}", "Steady state?", _word(each.holds), hypothesis.sentence(each))
@@ -224,6 +229,7 @@ def build(run: RunData) -> Report:
         machine=host,
         steady=checks,
         attempts=tried,
+        checkers=found.checkers,
         missing=run.missing,
         malformed=run.malformed,
     )
@@ -374,6 +380,13 @@ def _held(
     return Answer("fidelity", "Did the fiber hold its promise?", told, f"{before}; {during}.")
 
 
+def _right(found: Checked) -> tuple[Answer, ...]:
+    """Not asked of a job whose ranks record nothing for the checkers."""
+    if not found.checkers:
+        return ()
+    return (Answer("checked", "Is it right?", _word(checked.right(found)), checked.sentence(found)),)
+
+
 def _happened(info: RunInfo) -> tuple[Answer, ...]:
     """What did not happen cannot have been survived."""
     said = hypothesis.missing_faults(info)
@@ -415,6 +428,7 @@ def _headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: 
             "recovered": "It did not come through the fault.",
             "fidelity": "It ran, but the fiber did not hold its promise.",
             "wire": "It ran, but not over the fiber.",
+            "checked": "It ran, but what it trained is wrong.",
             "steady": "It ran, but its steady state did not hold.",
         }.get(failed.partition("-")[0], "It ran, but not as expected.")
     return "Too little was measured for a verdict."

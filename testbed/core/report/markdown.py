@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.core.report import certified, hypothesis, restarts, words
+from testbed.core.report import certified, checked, hypothesis, restarts, words
 from testbed.core.report.document import Report
 from testbed.core.report.render import facts, shortcomings
 
@@ -39,6 +39,10 @@ def markdown(report: Report) -> str:
     blocks += _links(report) + _fidelity(report) + _faults(report)
     if len(report.attempts) > 1:
         blocks += ["## Attempts", _table(restarts.HEAD, restarts.rows(report.attempts))]
+    if report.checkers:
+        blocks += ["## Checkers", checked.LEAD, _table(checked.HEAD, checked.rows(report.checkers))]
+        found = list(checked.found_rows(report.checkers))
+        blocks += [_table(checked.FOUND_HEAD, found)] if found else []
     if report.steady:
         blocks += ["## Steady state", _table(hypothesis.HEAD, hypothesis.rows(report.steady))]
     if report.events:

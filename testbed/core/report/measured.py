@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testbed.core.evidence.checks import Checked
 from testbed.core.report import restarts
 from testbed.core.report.document import Report
 
@@ -20,5 +21,6 @@ def measured(report: Report) -> dict[str, float | None]:
         "train_loss_drop": None if first is None or last is None else first - last,
         "steps_lost": float(training.steps_lost) if training.steps_committed else None,
         **restarts.measured(report.attempts),
+        **Checked(report.checkers).metrics(),
         "wire_ratio": None if not crossed or not minimum else crossed / minimum,
     }

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.report import certified, drawing, hypothesis, restarts, words
+from testbed.core.report import certified, checked, drawing, hypothesis, restarts, words
 from testbed.core.report.document import Report
 from testbed.core.report.figures import Figure, figures
 from testbed.core.report.markup import Markup, element, join
@@ -49,6 +49,7 @@ def html(report: Report) -> str:
             _plots(plots),
             _faults(report),
             _attempts(report),
+            _checkers(report),
             _steady(report),
             _events(report),
             _host(report),
@@ -301,6 +302,20 @@ def _attempts(report: Report) -> Markup | None:
     lead = "A job that fails begins again after the newest checkpoint that all ranks have, as soon as the lab allows."
     table = _table(restarts.HEAD, restarts.rows(report.attempts), (0, 1, 2, 3, 5, 6, 7, 8), "Attempts")
     return element("section", element("h2", "Attempts"), element("p", lead, class_="lead"), table)
+
+
+def _checkers(report: Report) -> Markup | None:
+    if not report.checkers:
+        return None
+    rows = [(*row[:-1], _yes(row[-1])) for row in checked.rows(report.checkers)]
+    found = list(checked.found_rows(report.checkers))
+    return element(
+        "section",
+        element("h2", "Checkers"),
+        element("p", checked.LEAD, class_="lead"),
+        _table(checked.HEAD, rows, (2,), "Checkers"),
+        _table(checked.FOUND_HEAD, found, (1, 2, 3), "What the checkers found") if found else None,
+    )
 
 
 def _steady(report: Report) -> Markup | None:
