@@ -97,6 +97,7 @@ def _mark_violations(figure: go.Figure, checks: tuple[Steady, ...]) -> None:
                 fillcolor=PURPLE,
                 line_width=0,
             )
+        for each in check.violations[:1]:  # one name for all of them: they may lie close together
             figure.add_annotation(
                 text=_plain(f"not {check.text}"),
                 x=each.began_s,
