@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from testbed.errors import HostError
+from testbed.errors import HostError, UserError
 from testbed.host import namespace
 
 __all__ = ["graft"]
@@ -22,14 +22,26 @@ _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (Documentat
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH = 1, os.O_CLOEXEC, 4
 _AT_FDCWD = -100
 
+_OWN: Final = tuple(map(Path, (
+    "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt/testbed/agents", "/opt/testbed/bin", "/opt/testbed/lib", "/proc",
+    "/sbin", "/sys", "/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib", "/usr/sbin",
+)))  # fmt: skip
+"""What a container has of its own and cannot do without (agents/Dockerfile): it may not be hidden by ours."""
+
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def graft(folder: Path, pid: int) -> None:
     """Show ``folder`` (absolute) in the mount namespace of process ``pid``, read and write. Nothing if it is there.
 
-    It goes with the container. Raises HostError.
+    It goes with the container. Raises UserError for a folder that would hide what the container lives by, HostError.
     """
+    plain = Path(os.path.normpath(folder))
+    if any(plain.is_relative_to(own) or own.is_relative_to(plain) for own in _OWN):
+        raise UserError(
+            f"{folder} cannot be shown inside containers, which have system folders of their own there; work in another"
+            " folder, or take --driver netns"
+        )
     here = _call("clone the mount of", folder, "syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder),
                  _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC)  # fmt: skip
 
