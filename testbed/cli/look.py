@@ -221,7 +221,10 @@ def _findings(name: str) -> list[Finding]:
     from testbed.host import catalog
 
     try:
-        (catalog.load_topology if catalog.kind_of(name) == "topology" else catalog.load_experiment)(name)
+        if catalog.kind_of(name) == "topology":
+            catalog.load_topology(name)
+        else:
+            _check_experiment(name)
     except FileMistakes as mistakes:
         return list(mistakes.findings)
     except UnknownName as error:
@@ -229,6 +232,16 @@ def _findings(name: str) -> list[Finding]:
     except UserError as error:
         return [Finding(name, 0, str(error).removeprefix(f"{name} "))]
     return []
+
+
+def _check_experiment(name: str) -> None:
+    """Also whether its faults are possible on the topology that it names. Raises UserError."""
+    from testbed.core.experiment import schedule
+    from testbed.host import catalog
+
+    experiment = catalog.load_experiment(name)
+    if experiment.topology is not None:
+        schedule.plan(experiment, catalog.load_topology_of(experiment))
 
 
 @verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")

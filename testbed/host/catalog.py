@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -28,6 +29,7 @@ __all__ = [
     "list_topologies",
     "load_experiment",
     "load_topology",
+    "load_topology_of",
 ]
 
 Kind = Literal["topology", "experiment"]
@@ -145,6 +147,24 @@ def load_experiment(name_or_path: str) -> Experiment:
     """The experiment in a file or shipped under a name; raises as ``schema.load_text``."""
     text, label = find(name_or_path, "experiment")
     return experiment_schema.load_text(text, label)
+
+
+def load_topology_of(experiment: Experiment, overrides: Mapping[str, object] | None = None) -> Topology:
+    """The topology that an experiment names, with its ``set`` and then ``overrides`` laid over it.
+
+    Raises:
+        UserError: it names none. FileMistakes: of the topology's file; what the experiment sets is told with its line.
+    """
+    if experiment.topology is None:
+        raise UserError(f"{experiment.source} names no topology; write 'topology: metro-40km' into it")
+    try:
+        return load_topology(experiment.topology, {**experiment.set, **(overrides or {})})
+    except FileMistakes as error:
+        theirs = {f"--set {key}": line for key, line in experiment.set_lines.items() if key not in (overrides or {})}
+        raise FileMistakes(
+            replace(it, file=experiment.source, line=theirs[it.file]) if it.file in theirs else it
+            for it in error.findings
+        ) from error
 
 
 def kind_of(name_or_path: str) -> Kind:

@@ -158,9 +158,7 @@ def _found_anywhere(name_or_path: str) -> str:
 def _read(what: str, overrides: Mapping[str, object] | None) -> tuple[Experiment, Topology]:
     if catalog.kind_of(what) == "experiment":
         experiment = catalog.load_experiment(what)
-        if experiment.topology is None:
-            raise UserError(f"{what} names no topology; write 'topology: metro-40km' into it")
-        return experiment, catalog.load_topology(experiment.topology, {**experiment.set, **(overrides or {})})
+        return experiment, catalog.load_topology_of(experiment, overrides)
     topology = catalog.load_topology(what, overrides)
     if not topology.links:
         raise UserError(f"{what} has no links, so there is no fiber to train across; testbed up {what} brings it up")

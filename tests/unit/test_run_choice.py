@@ -48,3 +48,15 @@ def test_the_topology_of_only_fiber_has_one() -> None:
     topology = catalog.load_experiment("only-fiber").topology
     assert topology is not None
     assert run._read(topology, None)[0].name == "only-fiber"
+
+
+def test_what_an_experiment_sets_is_laid_over_its_topology_and_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("topology: metro-40km\nset:\n  links.north.km: 60\n  links.south.km: 70\nexpect: []\n")
+    _, topology = run._read(str(file), {"links.south.km": 75})
+    assert [link.length_m for link in topology.links] == [60_000, 75_000]
+    file.write_text("topology: metro-40km\nset:\n  links.north.km: 60\n  links.south.km: long\nexpect: []\n")
+    with pytest.raises(UserError, match=r"x\.yaml:4: .*long"):
+        run._read(str(file), None)
+    with pytest.raises(UserError, match=r"--set links\.south\.km: .*far"):
+        run._read(str(file), {"links.south.km": "far"})

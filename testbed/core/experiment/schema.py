@@ -114,7 +114,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Experiment:
-    """``text`` is the file's own text, kept for the record of a run; ``set`` is laid over the topology."""
+    """``text`` is the file's own text, kept for the record of a run.
+
+    ``set`` is laid over the topology; ``set_lines`` says in which line each of it stands.
+    """
 
     name: str
     teaches: str
@@ -130,6 +133,7 @@ class Experiment:
     expectations: tuple[Expectation, ...]
     source: str
     text: str
+    set_lines: Mapping[str, int] = field(default_factory=dict)
 
 
 _AFTER: Final = re.compile(r"step\s+([0-9]{1,9})|step\s+([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
@@ -250,6 +254,7 @@ def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = 
         expectations=tuple(expectation for expectation in expectations if expectation is not None),
         source=label,
         text=text.decode("utf-8-sig"),
+        set_lines={key: document.line(("set", key)) for key in overrides},
     )
 
 
