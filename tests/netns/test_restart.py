@@ -1,0 +1,216 @@
+"""Jobs that restart: on a live lab, seen by `ip netns pids`, signals and the ranks' own records; and late writers of an
+old attempt, which are kept out, among ranks of two warm parents."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from agents_lab import Nodes, Parent, records, steps, until
+
+import testbed
+from testbed.errors import JobFailed
+
+pytest.importorskip("torch", reason="the training agents need torch")
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+]
+
+STEPS = 45
+EVERY = 10
+SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": EVERY}
+
+
+@pytest.fixture(scope="module")
+def lab(state_folder: Path) -> Iterator[testbed.Lab]:
+    with testbed.up("metro-40km", name=oracle.unused_name(), allow_uncertified=True) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def healed(lab: testbed.Lab) -> Iterator[None]:
+    yield
+    lab.heal()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lab: testbed.Lab) -> str:
+    """SHA-256 of the parameters that the job comes to when nothing happens."""
+    lab.train(STEPS, restarts=0, **SMALL).wait(60)
+    return parameters(lab)
+
+
+def ranks_folder(lab: testbed.Lab) -> Path:
+    assert lab.run_directory is not None
+    return lab.run_directory.path / "ranks"
+
+
+def parameters(lab: testbed.Lab) -> str:
+    """Of the end of the job, the same on all ranks."""
+    ends = [records(ranks_folder(lab), rank)[-1] for rank in range(4)]
+    assert [it["status"] for it in ends] == ["ok"] * 4
+    (found,) = {it["parameters_sha256"] for it in ends}
+    return str(found)
+
+
+def attempts(lab: testbed.Lab) -> list[dict[str, Any]]:
+    """What rank 0 wrote when it began each."""
+    return [it for it in records(ranks_folder(lab), 0) if it["kind"] == "job"]
+
+
+def events(lab: testbed.Lab, kind: str) -> list[dict[str, Any]]:
+    assert lab.run_directory is not None
+    lines = (lab.run_directory.path / "events.jsonl").read_text().splitlines()
+    return [it for it in map(json.loads, lines) if it["event"] == kind]
+
+
+def begun(lab: testbed.Lab, step: int, **more: Any) -> Any:
+    job = lab.train(STEPS, **SMALL, **more)
+    job.wait_for(step, timeout=60)
+    return job
+
+
+def test_a_killed_rank_costs_the_steps_since_the_checkpoint(lab: testbed.Lab, undisturbed: str) -> None:
+    job = begun(lab, 25)
+    (victim,) = oracle.inside_pids(oracle.netns(lab.name, "west-0"))
+    os.kill(victim, signal.SIGKILL)
+    job.wait(60)
+    report = lab.report()
+    assert [(it["attempt"], it["resumed_from"] % EVERY) for it in attempts(lab)] == [(1, 0), (2, 0)]
+    resumed_from = attempts(lab)[1]["resumed_from"]
+    assert 20 <= resumed_from <= 40
+    first, second = ([it["step"] for it in steps(ranks_folder(lab), 0) if it["attempt"] == n] for n in (1, 2))
+    assert second == list(range(resumed_from + 1, STEPS + 1))
+    # As if nothing had happened: parameters, optimizer, place in the data.
+    assert parameters(lab) == undisturbed
+    assert (report.attempts[0].cause, report.attempts[0].steps_lost) == ("rank 2 died", len(first) - resumed_from)
+    assert report.wire.ok
+    assert report.malformed == {}
+    assert report.training.steps_committed == STEPS
+    assert victim not in oracle.inside_pids(oracle.netns(lab.name, "west-0"))
+    assert not (ranks_folder(lab) / "checkpoints").exists()
+
+
+def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturbed: str) -> None:
+    job = begun(lab, 15, timeout_s=1.5)
+    with lab.cut("north"), lab.cut("south"):
+        oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
+        assert "not connected while north, south are dark" in job.waiting
+        assert not job.over()
+        assert job.failure() == ""
+        time.sleep(0.5)
+        assert job.attempt == 1  # nothing begins while all fibers are dark
+    job.wait(60)
+    assert [it["attempt"] for it in attempts(lab)] == [1, 2]
+    assert parameters(lab) == undisturbed
+    assert "dark" in events(lab, "restart-waits")[0]["for"]
+
+
+def test_a_node_that_is_down_is_waited_for(lab: testbed.Lab, undisturbed: str) -> None:
+    job = begun(lab, 15)
+    fault = lab.inject("node-kill", "east-1")
+    oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
+    assert job.waiting == "a fault keeps rank 1 down"
+    fault.heal()
+    job.wait(60)
+    assert parameters(lab) == undisturbed
+    assert lab.report().attempts[0].cause == "node-kill east-1"
+
+
+def test_a_spoilt_checkpoint_is_not_begun_from(lab: testbed.Lab, undisturbed: str) -> None:
+    job = begun(lab, 22)
+    fault = lab.inject("node-kill", "east-1")
+    oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
+    (newest, *_) = sorted((ranks_folder(lab) / "checkpoints" / "rank-3").glob("step-*"), reverse=True)
+    data = newest / "__0_0.distcp"
+    os.truncate(data, data.stat().st_size // 2)
+    fault.heal()
+    job.wait(60)
+    assert attempts(lab)[1]["resumed_from"] == int(newest.name[5:11]) - EVERY
+    assert parameters(lab) == undisturbed
+
+
+def test_no_more_restarts_than_allowed(lab: testbed.Lab) -> None:
+    job = begun(lab, 5, restarts=1)
+    for attempt in (1, 2):
+        oracle.until(lambda attempt=attempt: job.attempt == attempt, 30.0, f"attempt {attempt}")  # type: ignore[misc]
+        oracle.until(lambda: oracle.inside_pids(oracle.netns(lab.name, "west-1")), 10.0, "its rank is there")
+        os.kill(oracle.inside_pids(oracle.netns(lab.name, "west-1"))[0], signal.SIGKILL)
+    with pytest.raises(JobFailed, match=r"rank 3 on west-1 gone"):
+        job.wait(60)
+    assert job.over()
+    assert job.attempt == 2
+
+
+def test_a_job_that_is_stopped_does_not_begin_again(lab: testbed.Lab) -> None:
+    job = begun(lab, 5)
+    job.stop()
+    oracle.until(job.over, 10.0, "the job is over")
+    assert job.attempt == 1
+
+
+def test_a_rank_that_wakes_in_the_next_attempt_cannot_commit(tmp_path: Path) -> None:
+    """In a lab its process is ended before its successor begins; here nobody does, as on a node out of reach."""
+    nodes = Nodes(f"tbrs{os.getpid()}", 2)
+    old, new = (Parent(tmp_path / f"{it}.log") for it in ("old", "new"))
+
+    def begin(parent: Parent, attempt: int, resume: list[int] | None, steps_: int) -> list[int]:
+        for rank in (0, 1):
+            place = {"node": f"node-{rank}", "site": "east", "namespaces": nodes.namespaces(rank)}
+            parent.say({"do": "rank", "rank": rank, "metrics": [nodes.address(rank), 9100 + attempt], **place})
+        pids = {it["rank"]: it["pid"] for it in parent.next("ready", 2)}
+        parent.say(
+            {
+                "do": "train",
+                "job": "j1",
+                "world_size": 2,
+                "master": [nodes.address(0), 29500 + attempt],
+                "interface": "fabric0",
+                "directory": str(tmp_path),
+                "steps": steps_,
+                "timeout_s": 60.0,
+                "model": {"layers": 1, "heads": 2, "width": 32},
+                "checkpoint_every": 5,
+                "attempt": attempt,
+                "resume": resume,
+            }
+        )
+        return [pids[0], pids[1]]
+
+    try:
+        nodes.build()
+        (tmp_path / "attempt").write_text("1\n")
+        pids = begin(old, 1, None, 1_000_000)
+        until(lambda: (tmp_path / "rank-1.jsonl").exists() and len(steps(tmp_path, 1)) >= 12, 60, "twelve steps")
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        whole = sorted(it.name for it in (tmp_path / "checkpoints" / "rank-0").glob("step-*"))
+        there = {it.name for it in (tmp_path / "checkpoints" / "rank-1").glob("step-*")}
+        resume = max(int(name[5:11]) for name in whole if name in there)
+        (tmp_path / "attempt").write_text("2\n")
+        begin(new, 2, [resume, 1], resume + 8)
+        ends = new.next("finished", 2, timeout_s=60)
+        assert [it["status"] for it in ends] == ["ok", "ok"]
+        before = {rank: records(tmp_path, rank) for rank in (0, 1)}
+        folders = {it for rank in (0, 1) for it in (tmp_path / "checkpoints" / f"rank-{rank}").iterdir()}
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        ends = old.next("finished", 2, timeout_s=60)
+        assert {it["status"] for it in ends} == {"failed"}
+        assert any("attempt 2 has begun" in it["reason"] for it in ends)
+        for rank in (0, 1):
+            assert records(tmp_path, rank) == before[rank]
+        assert {it for rank in (0, 1) for it in (tmp_path / "checkpoints" / f"rank-{rank}").iterdir()} == folders
+    finally:
+        for parent in (old, new):
+            parent.process.kill()
+            parent.process.wait()
+        nodes.remove()
