@@ -10,6 +10,8 @@ import pytest
 from contract.protection_contract import ProtectionContract, protected_lab
 
 import testbed
+from testbed.lab.journal import Journal
+from testbed.lab.protection import PROTECTED
 
 pytestmark = [pytest.mark.netns]
 
@@ -22,6 +24,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterato
 
 class TestProtectionOnFiberd(ProtectionContract):
     pass
+
+
+def test_a_dead_keeper_is_healed_and_leaves_nothing(tmp_path: Path, state_folder: Path) -> None:
+    """While a link is on its second path: what stands for that is no fault's, and goes all the same."""
+    with protected_lab(tmp_path, "fiberd") as lab:
+        lab.cut("one")
+        oracle.until(lambda: ProtectionContract.says(lab, "one") == "on protection", 3.0, "it has switched")
+        oracle.kill(oracle.keeper_pids(lab.name, state_folder))
+        assert [it.target for it in lab.heal()] == ["one"]
+        assert Journal.read(state_folder / "labs" / lab.name / "journal.jsonl").owned(PROTECTED + "one") == []
+    assert oracle.left_behind(lab.name, state_folder) == []
 
 
 def test_nothing_takes_the_place_of_a_link_whose_protection_is_none(state_folder: Path) -> None:

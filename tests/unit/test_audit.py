@@ -223,6 +223,14 @@ def test_a_second_path_takes_the_bridge_off_the_list() -> None:
     assert (bridge.lost, bridge.switched) == (("costa-alba",), ("alba-brava",))
 
 
+def test_the_shipped_ring_that_is_protected_has_no_single_point_and_no_shared_risk() -> None:
+    topology = catalog.load_topology("regional-protected")
+    found = audit(topology)
+    assert [it.duct for it in found.shared] == ["river-bridge"]
+    assert not found.single_points
+    assert {it.risk for it in findings(topology, found)} == {"second failure"}
+
+
 def test_a_second_path_through_the_same_duct_is_no_protection() -> None:
     topology = _with_second_path(catalog.load_topology("regional-ring"), "alba-brava", ("river-bridge", "coast"))
     found = audit(topology)

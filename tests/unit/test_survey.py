@@ -43,6 +43,7 @@ CLASSES = {
     "metro-triangle": "metro",
     "regional-400km": "regional",
     "regional-ring": "regional",
+    "regional-protected": "regional",
     "ring-64": "regional",
     "longhaul-1000km": "long-haul",
     "continental-4000km": "continental",

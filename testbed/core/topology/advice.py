@@ -69,7 +69,10 @@ def _mend(point: SinglePoint, found: Audit) -> str:
 
 
 def _shared(found: Audit) -> Iterator[Finding]:
+    lost = {cut.duct: cut.lost for cut in found.ducts}
     for risk in found.shared:
+        if len(lost[risk.duct]) < 2:
+            continue  # those with a second path go on over it
         others = [pair for pair in found.pairs if _looks_diverse(pair) and {*pair.via} & {*risk.links}]
         why = "separates sites" if risk.separates else "one dig cuts them all"
         more = ""
