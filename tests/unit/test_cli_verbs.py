@@ -149,6 +149,16 @@ def test_inject_passes_parameters(cli: Cli, fake_lab: FakeLab) -> None:
     assert fake_lab.asked[-1] == ("inject", "impair", "north:west", 2.0, False, {"delay": "5ms", "loss": "0.1%"})
 
 
+def test_a_repair_takes_as_long_as_its_cause_usually_does(cli: Cli, fake_lab: FakeLab) -> None:
+    assert cli("inject", "cut", "north", "cause=excavator", "--for", "repair").status == 0
+    assert fake_lab.asked[-1] == ("inject", "cut", "north", 12.0, False, {"cause": "excavator"})  # 12 h
+    for words in (("cause=gremlin",), ()):
+        said = cli("inject", "cut", "north", *words, "--for", "repair")
+        assert said.status == 2
+        assert "excavator" in said.err
+    assert sum(it[0] == "inject" for it in fake_lab.asked) == 1
+
+
 @pytest.mark.parametrize("word", ["delay", "=5", "for_s=3", "wait=1"])
 def test_bad_parameters_are_refused_before_the_lab_is_touched(cli: Cli, fake_lab: FakeLab, word: str) -> None:
     assert cli("inject", "impair", "north", word).status == 2
