@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,10 @@ LOOPBACK: Final = "127.0.0.1"
 
 CONNECT_BOUND_S: Final = 5.0
 CHUNK: Final = 1 << 16
+AT_ONCE: Final = 64
+"""Connections that are led at a time: each takes two threads and two descriptors. More wait to be taken."""
+
+RETRY_S: Final = 0.1
 
 
 class Forwarder:
@@ -42,6 +47,7 @@ class Forwarder:
             raise UserError(f"port {port} of {LOOPBACK} {why}; choose another with --port (0: any)") from error
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
+        self._room = threading.BoundedSemaphore(AT_ONCE)
         threading.Thread(target=self._accept, name="forward", daemon=True).start()
 
     @property
@@ -63,11 +69,21 @@ class Forwarder:
 
     def _accept(self) -> None:
         while not self._closed:
+            self._room.acquire()
             try:
                 ours, _ = self._listener.accept()
             except OSError:
-                return
-            threading.Thread(target=self._lead, args=(ours,), name="forward", daemon=True).start()
+                self._room.release()
+                if not self._closed:  # no descriptor is free: those who wait are taken when there is one
+                    time.sleep(RETRY_S)
+                continue
+            threading.Thread(target=self._take, args=(ours,), name="forward", daemon=True).start()
+
+    def _take(self, ours: socket.socket) -> None:
+        try:
+            self._lead(ours)
+        finally:
+            self._room.release()
 
     def _lead(self, ours: socket.socket) -> None:
         with ours:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import oracle
 import pytest
 
 from testbed.errors import NotAllowed, UserError
-from testbed.host.forward import Forwarder
+from testbed.host.forward import AT_ONCE, Forwarder
 
 pytestmark = pytest.mark.netns
 
@@ -93,6 +96,37 @@ def test_a_namespace_that_is_gone_closes_the_connection() -> None:
         socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S) as client,
     ):
         assert client.recv(1) == b""
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_more_connections_than_are_led_at_once_are_served_in_turn(place: str, echo: int) -> None:
+    """A browser with many panels, or somebody hostile: neither ends it, nor takes all descriptors of the process."""
+    before = descriptors()
+    with Forwarder(handle(place), ("127.0.0.1", echo), 0) as forwarder, contextlib.ExitStack() as held:
+        for _ in range(2 * AT_ONCE):
+            held.enter_context(socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S))
+        oracle.until(lambda: descriptors() - before >= 4 * AT_ONCE, PATIENCE_S, "as many as there is room for are led")
+        assert descriptors() - before < 5 * AT_ONCE  # 2 of the clients, 1 taken, 1 inside; not 2 and 2
+        held.close()
+        assert said(forwarder.port, b"still there") == b"still there"
+
+
+def test_without_a_free_descriptor_it_waits_for_one(place: str, echo: int) -> None:
+    """accept(2) fails with EMFILE while the process is at its limit, and the forwarder goes on afterwards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Forwarder(handle(place), ("127.0.0.1", echo), 0) as forwarder:
+        with socket.socket() as client:
+            client.settimeout(PATIENCE_S)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
+            try:
+                client.connect(("127.0.0.1", forwarder.port))
+                time.sleep(0.3)  # it tries meanwhile, and must not give up
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert said(forwarder.port, b"still there") == b"still there"
 
 
 def test_when_it_is_closed_nobody_listens(place: str, echo: int) -> None:
