@@ -84,6 +84,13 @@ class LabContract:
         assert lab.launch(["python3", "who.py"], directory=tmp_path, echo=said.append) == 0
         assert sorted(said) == ["[rank 0] 0 east-0", "[rank 1] 1 west-0"]
 
+    def test_a_node_waits_for_no_name_server(self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever the host's is: with one in 10.0.0.0/8 each name that is not in /etc/hosts would take 10 s."""
+        monkeypatch.chdir(tmp_path)
+        said: list[str] = []
+        assert lab.launch(["grep", "^nameserver", "/etc/resolv.conf"], directory=tmp_path, echo=said.append) == 0
+        assert sorted(said) == [f"[rank {rank}] nameserver 127.0.0.1" for rank in (0, 1)]
+
     def test_a_failed_program_is_its_status_and_the_others_end(
         self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

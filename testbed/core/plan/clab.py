@@ -118,6 +118,9 @@ def _defaults(name: str, image: str, version: str) -> CommentedMap:
             "image": image,
             "image-pull-policy": "Never",  # its version must be the testbed's: `testbed image build` makes it
             "network-mode": "none",  # all interfaces are the links below
+            # A node reaches no name server. docker would give it the host's: in 10.0.0.0/8 each name that is not in
+            # /etc/hosts would be waited for 10 s, where no fiber leads. Loopback refuses at once.
+            "dns": CommentedMap({"servers": _flow(["127.0.0.1"]), "options": _flow(["timeout:1", "attempts:1"])}),
             "restart-policy": DoubleQuotedScalarString("no"),  # a restarted container has lost its links
             "privileged": False,
             "cap-add": _flow(["NET_ADMIN"]),
