@@ -34,6 +34,9 @@ HANG_SHARE = 0.5
 """A collective hangs when it takes longer than this share of the process group's timeout: before gloo ends it, and with
 it whatever could be asked."""
 
+HELD_SHARE = 0.25
+"""A process that does not run for this share of the bound is said to be held."""
+
 _LONGEST_NAP_S = 1.0
 
 
@@ -176,10 +179,10 @@ class Checks:
 
     def _watch(self) -> None:
         """Write down, once for each place, what this rank waits for or does instead when it takes longer than a
-        collective may. A rank that is held (SIGSTOP) does not watch either: ``held_s`` says how long it slept in."""
+        collective may; and when this process was held (SIGSTOP), which shows in a nap that was far too long."""
         nap = min(_LONGEST_NAP_S, self._hang_s / 10)
         place: tuple[int, int | None] = (0, None)
-        told, held_s, woke_t = False, 0.0, time.monotonic()
+        told, woke_t = False, time.monotonic()
         while not self._closed.wait(nap):
             now = time.monotonic()
             with self._lock:
@@ -187,17 +190,16 @@ class Checks:
                 here = (self._step, waiting.sequence if waiting else None)
                 since_t = waiting.began_t if waiting else self._moved_t
             if here != place:
-                place, told, held_s = here, False, 0.0
-            held_s = max(held_s, min(now - woke_t - nap, now - since_t))
+                place, told = here, False
+            try:
+                if now - woke_t > nap + HELD_SHARE * self._hang_s:
+                    self._records.write("held", t=now, since_t=woke_t)
+                if now - since_t > self._hang_s and not told:
+                    told = True
+                    self._records.write("waits", t=now, step=place[0], sequence=place[1], since_t=since_t)
+            except Exception:  # a full disk, or a newer attempt: the trainer meets it at its next record
+                return
             woke_t = now
-            if now - since_t > self._hang_s and not told:
-                told = True
-                try:
-                    self._records.write(
-                        "waits", t=now, step=place[0], sequence=place[1], since_t=since_t, held_s=held_s
-                    )
-                except Exception:  # a full disk, or a newer attempt: the trainer meets it at its next record
-                    return
 
 
 def crc32(tensors: Iterable[Tensor]) -> str:

@@ -248,9 +248,12 @@ def test_what_cannot_be_read_is_counted(line: object) -> None:
 # Hangs
 
 
-def wait(number: int, sequence: int | None, since_t: float, t: float, held_s: float = 0.0) -> Line:
-    tag = {"attempt": 1, "step": number, "sequence": sequence}
-    return {"kind": "waits", **tag, "t": t, "since_t": since_t, "held_s": held_s}
+def wait(number: int, sequence: int | None, since_t: float, t: float) -> Line:
+    return {"kind": "waits", "attempt": 1, "step": number, "sequence": sequence, "t": t, "since_t": since_t}
+
+
+def held(since_t: float, t: float) -> Line:
+    return {"kind": "held", "attempt": 1, "t": t, "since_t": since_t}
 
 
 def hung(*waits: tuple[int, Line]) -> Checker:
@@ -291,8 +294,8 @@ def test_all_in_it_is_the_network() -> None:
 
 
 def test_a_rank_that_was_held_while_all_were_in_it_is_named() -> None:
-    waits = [(rank, wait(6, 1, 100.7, 105.8, held_s=4.9 if rank == 2 else 0.0)) for rank in range(WORLD)]
-    (found,) = hung(*waits).findings
+    waits = [(rank, wait(6, 1, 100.7, 105.8)) for rank in range(WORLD)]
+    (found,) = hung(*waits, (2, held(100.8, 105.7)), (1, held(90.0, 101.0))).findings
     assert found.ranks == (2,)
     assert "the process of rank 2 did not run for 4.9 s" in found.text
 
@@ -306,6 +309,9 @@ def test_a_collective_that_ended_late_is_a_hang_once_and_the_late_rank_is_named(
     (found,) = hangs.findings
     assert (hangs.metric, found.sequence, found.ranks) == (1, 0, (1,))
     assert found.text == "ranks 0, 2 waited 3.1 s for rank 1, which entered it 3.0 s late"
+    run[1].append(held(200.2, 202.9))
+    (found,) = of(judged(run), "hangs").findings
+    assert found.text.endswith("; the process of rank 1 did not run for 2.7 s of it")
 
 
 # Parameters

@@ -16,13 +16,12 @@ from testbed.core.evidence.record import (
     integer,
     need_number,
     need_text,
-    number,
     numbers,
     sequence,
     text,
 )
 
-__all__ = ["Began", "CheckLog", "CheckedStep", "Collective", "Grouped", "Sample", "Tag", "Wait", "read_checks"]
+__all__ = ["Began", "CheckLog", "CheckedStep", "Collective", "Grouped", "Held", "Sample", "Tag", "Wait", "read_checks"]
 
 
 @dataclass(frozen=True)
@@ -72,17 +71,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Wait:
-    """At ``t`` a rank had been in a collective, or (``sequence`` None) in none, since ``since_t``, beyond the bound.
-
-    ``held_s``: how long of it the process did not run at all.
-    """
+    """At ``t`` a rank had been in a collective, or (``sequence`` None) in none, since ``since_t``, beyond the bound."""
 
     attempt: int
     t: float
     step: int
     sequence: int | None
     since_t: float
-    held_s: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """From ``since_t`` to ``t`` the process of a rank did not run."""
+
+    since_t: float
+    t: float
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class CheckLog:
     steps: tuple[CheckedStep, ...] = ()
     samples: tuple[Sample, ...] = ()
     waits: tuple[Wait, ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 Tag = tuple[int, int, int]
@@ -106,6 +110,7 @@ def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
     steps: list[CheckedStep] = []
     samples: list[Sample] = []
     waits: list[Wait] = []
+    held: list[Held] = []
     malformed = 0
     for line in lines:
         try:
@@ -120,11 +125,13 @@ def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
                     samples.append(_sample(line))
                 case "waits":
                     waits.append(_wait(line))
+                case "held":
+                    held.append(Held(need_number(line, "since_t"), need_number(line, "t")))
                 case _:
                     raise Malformed("of an unknown kind")
         except Malformed:
             malformed += 1
-    return CheckLog(rank, tuple(began), tuple(steps), tuple(samples), tuple(waits)), malformed
+    return CheckLog(rank, tuple(began), tuple(steps), tuple(samples), tuple(waits), tuple(held)), malformed
 
 
 def _whole(fields: Fields, key: str) -> int:
@@ -189,7 +196,6 @@ def _wait(fields: Fields) -> Wait:
         step=_whole(fields, "step"),
         sequence=integer(fields, "sequence"),
         since_t=need_number(fields, "since_t"),
-        held_s=number(fields, "held_s") or 0.0,
     )
 
 
@@ -204,6 +210,7 @@ class Grouped:
     """(attempt, step) -> rank -> what it did, in the order of both."""
     samples: Mapping[Tag, Mapping[int, Sample]]
     waits: Mapping[int, Sequence[Wait]]
+    held: Mapping[int, Sequence[Held]]
     incomplete: str
 
     @classmethod
@@ -225,6 +232,7 @@ class Grouped:
             steps=dict(sorted(steps.items())),
             samples=dict(sorted(samples.items())),
             waits={log.rank: log.waits for log in logs},
+            held={log.rank: log.held for log in logs},
             incomplete=_incomplete(began, steps),
         )
 

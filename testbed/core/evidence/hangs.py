@@ -21,7 +21,7 @@ def hangs(records: Grouped) -> Checker:
         bound = min((start.hang_s for start in records.began.get(attempt, {}).values()), default=math.inf)
         # The next collective of a step waits in the queue behind it: that is the same hang.
         if (attempt, step) not in findings and any(entry.lasted_s > bound for entry in entries.values()):
-            findings[attempt, step] = _hang(records, tag, entries, bound)
+            findings[attempt, step] = _hang(records, tag, entries)
     bounds = {start.hang_s for starts in records.began.values() for start in starts.values()}
     looked_at = f"{seen} collectives, bound {' and '.join(f'{each:g} s' for each in sorted(bounds))}"
     untold = "" if seen else "no collective was entered"
@@ -30,12 +30,11 @@ def hangs(records: Grouped) -> Checker:
 
 @dataclass(frozen=True)
 class _Entry:
-    """``ended_t`` None: it never ended, as far as is known; ``until_t`` is when the rank was last seen in it."""
+    """``until_t``: when it ended, else when the rank was last seen in it."""
 
     began_t: float
     until_t: float
     ended: bool
-    held_s: float = 0.0
 
     @property
     def lasted_s(self) -> float:
@@ -49,40 +48,47 @@ def _entries(records: Grouped) -> dict[Tag, dict[int, _Entry]]:
         for wait in waits:
             if wait.sequence is not None:
                 tag = (wait.attempt, wait.step, wait.sequence)
-                entries.setdefault(tag, {})[rank] = _Entry(wait.since_t, wait.t, False, wait.held_s)
+                entries.setdefault(tag, {})[rank] = _Entry(wait.since_t, wait.t, ended=False)
     for (attempt, step), ranks in records.steps.items():
         for rank, each in ranks.items():
             for index, one in enumerate(each.collectives):
-                of_tag = entries.setdefault((attempt, step, index), {})
-                held_s = of_tag[rank].held_s if rank in of_tag else 0.0
-                of_tag[rank] = _Entry(one.began_t, one.ended_t, True, held_s)
+                entries.setdefault((attempt, step, index), {})[rank] = _Entry(one.began_t, one.ended_t, ended=True)
     return entries
 
 
-def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry], bound: float) -> Finding:
+def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry]) -> Finding:
     """Who waited for whom."""
     began_t = min(entry.began_t for entry in entries.values())
-    lasted_s = max(entry.until_t for entry in entries.values()) - began_t
+    until_t = max(entry.until_t for entry in entries.values())
+    lasted_s = until_t - began_t
     took = f"{lasted_s:.1f} s" if any(entry.ended for entry in entries.values()) else f"more than {lasted_s:.1f} s"
     absent = [rank for rank in records.ranks if rank not in entries]
     late = [rank for rank, entry in entries.items() if entry.began_t - began_t > lasted_s / 2]
-    held = [rank for rank, entry in entries.items() if entry.held_s > bound / 2]
+    held_s = {rank: _held_s(records, rank, began_t, until_t) for rank in records.ranks}
+    held = [rank for rank in records.ranks if held_s[rank] > lasted_s / 2]
     if absent:
         blamed = absent
         why = "; ".join(_whereabouts(records, rank, tag) for rank in absent)
-        waited = f"{named(entries)} waited {took} for {named(absent)}: {why}"
+        said = f"{named(entries)} waited {took} for {named(absent)}: {why}"
     elif late:
         blamed = late
         after_s = max(entries[rank].began_t for rank in late) - began_t
-        waited = f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
+        said = f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
     elif held:
         blamed = held
-        slept_s = max(entries[rank].held_s for rank in held)
-        waited = f"all ranks were in it for {took}; the process of {named(held)} did not run for {slept_s:.1f} s of it"
+        said = f"all ranks were in it for {took}"
     else:
         blamed = sorted(entries)
-        waited = f"all ranks were in it for {took}: what was under way between them did not arrive"
-    return Finding(*tag, tuple(sorted(blamed)), waited)
+        said = f"all ranks were in it for {took}: what was under way between them did not arrive"
+    if held:
+        said += f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"
+    return Finding(*tag, tuple(sorted(blamed)), said)
+
+
+def _held_s(records: Grouped, rank: int, began_t: float, until_t: float) -> float:
+    """How long of that time the process of ``rank`` did not run."""
+    pauses = records.held.get(rank, ())
+    return sum(max(0.0, min(pause.t, until_t) - max(pause.since_t, began_t)) for pause in pauses)
 
 
 def _whereabouts(records: Grouped, rank: int, tag: Tag) -> str:
