@@ -22,6 +22,8 @@ from typing import Final
 from testbed import __version__
 from testbed.core.plan.clab import LABEL
 from testbed.errors import HostError, MissingTool, StorageError, UserError
+from testbed.host import runner
+from testbed.host.containerlab import IMAGE_USER
 from testbed.host.docker_client import NotThere, client, translated
 
 __all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference"]
@@ -40,6 +42,7 @@ TORCH: Final = "torch>=2.4"
 _PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 _DEBOOTSTRAP: Final = ("python3", "python3-venv", "iproute2", "iputils-ping", "iperf3")
 _BOUND_S: Final = 1800
+_END_BOUND_S: Final = 10.0
 NEEDED_BYTES: Final = 4_000_000_000
 
 
@@ -108,7 +111,7 @@ def build(
             name,
             ["python", "-c", "import torch, testbed_agents.warm; print(torch.__version__)"],
             remove=True,
-            user="testbed",
+            user=IMAGE_USER,
             network_mode="none",
         )
     size = client().images.get(name).attrs["Size"]
@@ -126,13 +129,16 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
         raise MissingTool("debootstrap", "apt-get install debootstrap", "the base is made of Debian's packages")
     if os.geteuid() != 0:
         raise HostError("debootstrap makes a root file system: run with sudo")
+    client()  # before the minute that the rest takes
     name = f"{REPOSITORY}-base:{suite}"
     with tempfile.TemporaryDirectory(prefix="testbed-base-") as folder:
         root = Path(folder) / "root"
         say(f"Debian {suite} with {', '.join(_DEBOOTSTRAP)} (a minute)")
-        _run(
-            [tool, "--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)], say, "I: Base system"
-        )
+        # It mounts /proc and more below the new root. In a mount namespace of its own: if it breaks off with them still
+        # mounted, removing the folder here cannot reach the host's own files through them.
+        apart = [runner.tool("unshare"), "--mount", "--propagation", "private", "--"]
+        words = ["--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)]
+        _run([*apart, tool, *words], say, "I: Base system", name="debootstrap")
         for useless in (
             "var/cache/apt/archives",
             "var/lib/apt/lists",
@@ -247,7 +253,7 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say)
         with translated(f"build {name}"):
             steps = client().api.build(
                 fileobj=archive, custom_context=True, tag=name, buildargs=arguments, decode=True, rm=True, forcerm=True,
-                timeout=_BOUND_S,
+                timeout=_BOUND_S, network_mode="none" if arguments["BASE_IMAGE"] == BASE else None,
             )  # fmt: skip
             last = ""
             for step in steps:
@@ -260,17 +266,29 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say)
                             say(last)
 
 
-def _run(argv: Sequence[str], say: Say, telling: str) -> None:
-    """Run, and pass on the lines that begin with ``telling``. Raises HostError with the last words of what fails."""
+def _run(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:
+    """Run, and pass on the lines that begin with ``telling``. Raises HostError with the last words of what fails.
+
+    It has ended when this returns or raises, Ctrl-C included: what it works in is removed next.
+    """
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as child:
         assert child.stdout is not None
         lines: list[str] = []
-        for line in child.stdout:
-            lines = [*lines[-20:], line.strip()]
-            if line.startswith(telling):
-                say("  " + line.strip().removeprefix(telling).rpartition("/")[2])
+        try:
+            for line in child.stdout:
+                lines = [*lines[-20:], line.strip()]
+                if line.startswith(telling):
+                    say("  " + line.strip().removeprefix(telling).rpartition("/")[2])
+        except BaseException:
+            child.terminate()
+            try:
+                child.wait(_END_BOUND_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            raise
         if child.wait() != 0:
             worst = [it for it in lines if "error" in it.lower()] or lines[-1:]
-            raise HostError(f"{Path(argv[0]).name} failed: {'; '.join(worst[-3:])}")
+            raise HostError(f"{name or Path(argv[0]).name} failed: {'; '.join(worst[-3:])}")

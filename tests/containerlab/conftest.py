@@ -1,7 +1,8 @@
 """A docker daemon of the tests' own, and the image of this version in it, made once and kept below ``build/``.
 
-The daemon has no bridge and touches no firewall: a lab's containers have no other network than their links. A machine
-that cannot run it skips the suite, with the reason.
+The daemon has no bridge and touches no firewall: a lab's containers have no other network than their links. It has a
+network namespace of its own, for a dockerd without a bridge removes docker0, which is that of the host's own docker. A
+machine that cannot run it skips the suite, with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Dockerd:
         self._folder = folder
         options = [f"--host={self.address}", f"--data-root={CACHE}", f"--exec-root={folder}/exec"]
         options += [f"--pidfile={folder}/pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
-        self._argv = [tool, *options, "--ip-forward=false", "--ip-masq=false"]
+        self._argv = ["unshare", "--net", tool, *options, "--ip-forward=false", "--ip-masq=false"]
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
