@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ STALL_BOUND_S: Final = 120.0
 SAMPLE_S: Final = 0.25
 CHECK_S: Final = 0.5
 POLL_S: Final = 0.02
+TOLD_S: Final = 0.2
+"""An event is told at most so long after it happened."""
 
 
 def teller(run: RunDirectory, progress: Progress) -> Any:
@@ -52,6 +55,7 @@ class Follower:
         self._longest_s = max((it.lasts_s or 0.0 for it in player.planned), default=0.0)
         self._began_t: float | None = None
         self._values: dict[str, float | None] = {}
+        self._samples: deque[tuple[float, dict[str, float | None]]] = deque()
 
     def follow(self) -> None:
         """Raises JobFailed where the job, or what must hold before any fault, is measured to be bad; LabError where
@@ -77,6 +81,7 @@ class Follower:
                 if now - moved_t > STALL_BOUND_S + self._longest_s:
                     raise LabError(f"no step was committed for {now - moved_t:.0f} s; the job stands at step {step}")
             time.sleep(POLL_S)
+        self._judge(time.monotonic())
         self._job.wait(timeout=30.0)
         self._show(self._total)
 
@@ -95,19 +100,31 @@ class Follower:
             raise LabError(self._observer.trouble)
         if any(event["event"] == "emulator-died" for event in list(self._observer.heard)):
             raise LabError("the emulator died, so all fibers are dark")
-        if self._live.failed:
-            raise LabError(self._live.failed)
+        for event in list(self._observer.heard):
+            if event["event"] == "fault-failed":
+                raise LabError(f"{event['type']} {event['target']} could not be injected: {event['why']}")
         if reason := self._job.failure():
             raise JobFailed(reason)
         return step >= self._total or self._job.over()
 
     def _sample(self, now: float) -> None:
-        self._live.hear()
-        if not self._live.is_warm(now):
-            return
-        self._values = self._live.values(now)
-        all_over = self._player.all_handed_over and 0 < self._player.total <= self._live.ended
-        self._monitor.sample(now, self._values, bool(self._live.standing), all_over)
+        if self._live.is_warm(now):
+            taken = self._live.values(now)
+            self._values = {**self._values, **taken}
+            self._samples.append((now, taken))
+        self._judge(self._observer.heard_until - TOLD_S)
+
+    def _judge(self, known_t: float) -> None:
+        """Give the monitor what was sampled up to ``known_t``, when all events up to then are known: a sample that is
+        from within a fault must not count as one from before it."""
+        while self._samples and self._samples[0][0] <= known_t:
+            t, values = self._samples.popleft()
+            self._live.hear(t)
+            values["links_up"] = self._values["links_up"] = self._live.links_up
+            all_over = self._player.all_handed_over and 0 < self._player.total <= self._live.ended
+            self._monitor.sample(t, values, bool(self._live.standing), all_over)
+        if not self._samples:
+            self._live.hear(known_t)
 
     def _play(self, now: float, step: int) -> None:
         if self._began_t is None or self._player.all_handed_over:

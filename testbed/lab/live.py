@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Final
 
 from testbed.core.topology.model import Topology
@@ -37,8 +39,6 @@ class Live:
         """How often each fault of the schedule began, by its number."""
         self.ended = 0
         """How many faults of the schedule are over."""
-        self.failed = ""
-        """Why a fault of the schedule could not begin; empty if none failed."""
         self._mine: set[str] = set()
 
     def note(self, t: float, step: int) -> None:
@@ -57,14 +57,14 @@ class Live:
         while len(self._commits) > 2 and self._commits[1][0] < t - 2 * WINDOW_S:
             self._commits.popleft()
 
-    def hear(self) -> None:
-        """Take in the events since the last time."""
+    def hear(self, until_t: float = math.inf) -> None:
+        """Take in what happened since the last time, but nothing after ``until_t``."""
         events = self._observer.heard
-        while self._heard < len(events):
+        while self._heard < len(events) and _happened_t(events[self._heard]) <= until_t:
             self._take(events[self._heard])
             self._heard += 1
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: Mapping[str, Any]) -> None:
         kind, number = event["event"], event.get("scheduled")
         if kind == "carrier":
             (self._dark.discard if event["up"] else self._dark.add)((event["link"], event["site"]))
@@ -76,30 +76,31 @@ class Live:
         elif kind == "fault-ended":
             self.standing.pop(event["fault"], None)
             self.ended += event["fault"] in self._mine
-        elif kind == "fault-failed":
-            self.failed = f"{event['type']} {event['target']} could not be injected: {event['why']}"
 
     def is_warm(self, t: float) -> bool:
         """Whether there is enough to measure rates by."""
         return bool(self._commits) and self._commits[-1][1] >= WARM_STEPS and t - self._commits[0][0] >= WINDOW_S
 
     def values(self, t: float) -> dict[str, float | None]:
-        """By the names of ``steady.METRICS``; None for what cannot be told."""
+        """By the names of ``steady.METRICS`` but for ``links_up``; None for what cannot be told."""
         steps_per_s = self._steps_per_s(t)
         last = self._job.last
         tokens = last.get("tokens")
         loss = last.get("train_loss")
         world = len(self._topology.node_names)
         states = [it["state"] for it in client.call(self._folder, "ranks")]
-        links = {link.name for link in self._topology.links}
         return {
             "steps_per_s": steps_per_s,
             "tokens_per_s": None if steps_per_s is None or tokens is None else steps_per_s * tokens * world,
             "step_seconds": self._step_seconds(t),
             "train_loss": None if loss is None else float(loss),
             "ranks_up": float(sum(state in _GOOD for state in states)),
-            "links_up": float(len(links - {link for link, _ in self._dark})),
         }
+
+    @property
+    def links_up(self) -> float:
+        """As of what was heard."""
+        return float(len({link.name for link in self._topology.links} - {link for link, _ in self._dark}))
 
     def _steps_per_s(self, t: float) -> float | None:
         """Steps committed in the window that ends at ``t``."""
@@ -112,3 +113,9 @@ class Live:
         if len(self._durations) < 3:
             return None
         return max(statistics.median(self._durations), t - self._commits[-1][0])
+
+
+def _happened_t(event: Mapping[str, Any]) -> float:
+    """A fault may act from the moment it was asked for; its end is when it was acknowledged."""
+    key = "command_t" if event["event"] == "fault-began" else "t"
+    return float(event.get(key, event["t"]))

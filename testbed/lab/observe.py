@@ -54,6 +54,8 @@ class Observer:
         self.heard: list[dict[str, Any]] = []
         """Events so far, and how many of them whoever shows them live has shown."""
         self.told = 0
+        self.heard_until = 0.0
+        """Everything that was told before this moment of CLOCK_MONOTONIC is in :attr:`heard`."""
         self._thread = threading.Thread(target=self._observe, name="observer", daemon=True)
 
     def start(self) -> None:
@@ -95,11 +97,13 @@ class Observer:
                 self.heard.append(event)
 
     def _events(self) -> None:
+        asked_t = time.monotonic()
         answer = client.call(self._lab, "events", since=self._seen)
         self._seen = answer["next"]
         for event in answer["events"]:
             self._run.append("events.jsonl", event)
             self.heard.append(event)
+        self.heard_until = asked_t
 
     def _scrape(self) -> None:
         tokens = 0.0

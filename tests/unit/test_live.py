@@ -39,7 +39,7 @@ def test_rates_of_a_job_that_runs_evenly(followed: Live) -> None:
     assert values["steps_per_s"] == pytest.approx(10, rel=0.05)
     assert values["tokens_per_s"] == pytest.approx(10 * 50 * 4, rel=0.05)
     assert values["step_seconds"] == pytest.approx(0.1)
-    assert (values["train_loss"], values["ranks_up"], values["links_up"]) == (3.5, 3, 1)
+    assert (values["train_loss"], values["ranks_up"], followed.links_up) == (3.5, 3, 1)
 
 
 def test_nothing_is_told_before_there_is_enough(followed: Live) -> None:
@@ -67,24 +67,25 @@ def test_a_job_that_begins_again_works_from_then_on(followed: Live) -> None:
 
 def test_a_link_is_up_when_both_its_ends_are(followed: Live) -> None:
     heard: list[dict[str, Any]] = followed._observer.heard
-    for site, up in (("east", False), ("west", False), ("east", True)):
-        heard.append({"event": "carrier", "link": "north", "site": site, "up": up})
+    for t, site, up in ((1.0, "east", False), (2.0, "west", False), (3.0, "east", True), (4.0, "west", True)):
+        heard.append({"t": t, "event": "carrier", "link": "north", "site": site, "up": up})
+    followed.hear(3.5)
+    assert followed.links_up == 0
     followed.hear()
-    assert followed.values(0.0)["links_up"] == 0
-    heard.append({"event": "carrier", "link": "north", "site": "west", "up": True})
-    followed.hear()
-    assert followed.values(0.0)["links_up"] == 1
+    assert followed.links_up == 1
 
 
 def test_faults_of_the_schedule_are_told_from_those_of_others(followed: Live) -> None:
+    cut = {"event": "fault-began", "type": "cut", "target": "north"}
     heard: list[dict[str, Any]] = followed._observer.heard
     heard += [
-        {"event": "fault-began", "fault": "f1", "type": "cut", "target": "north", "scheduled": 0},
-        {"event": "fault-began", "fault": "f2", "type": "cut", "target": "north"},
-        {"event": "fault-ended", "fault": "f1"},
+        {**cut, "t": 5.1, "command_t": 5.0, "fault": "f1", "scheduled": 0},
+        {**cut, "t": 6.1, "command_t": 6.0, "fault": "f2", "scheduled": None},
+        {"t": 7.0, "event": "fault-ended", "fault": "f1"},
     ]
+    followed.hear(4.99)
+    assert (followed.began, followed.standing) == ({}, {})
+    followed.hear(5.0)
+    assert list(followed.standing) == ["f1"], "it may have acted from its command on"
     followed.hear()
     assert (followed.began, followed.ended, list(followed.standing)) == ({0: 1}, 1, ["f2"])
-    heard.append({"event": "fault-failed", "type": "cut", "target": "north", "scheduled": 1, "why": "no room"})
-    followed.hear()
-    assert "no room" in followed.failed
