@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 VENV := .venv
 
-.PHONY: help demo test test-netem test-netem-containers test-ansible check bench fuzz clean
+.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check bench fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test-netem-containers  docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
 	@echo "make test-ansible  Ansible prepares a bare host (a container) twice and runs a lab on it (root, ~4 min; docs/ansible.md)"
 	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make test-thorough  all tests, and those that take long and show more of the same"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets (docs/fuzzing.md)"
 	@echo "make clean   remove what make made: $(VENV), the compiled helper, caches; runs/ stays"
@@ -40,6 +41,11 @@ test-netem-containers:
 	@tools/setup.sh test
 	@tools/verdict.sh test-netem-containers "containers and netem work together, or it says why they could not run" \
 	    $(VENV)/bin/python -m pytest tests/containerlab/test_on_netem.py -rs $(PYTEST_FLAGS)
+
+test-thorough:
+	@tools/setup.sh test
+	@tools/verdict.sh test-thorough "every test that could run here passed, the long ones too" \
+	    env TESTBED_THOROUGH=1 $(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
 
 test-ansible:
 	@tools/setup.sh test

@@ -16,6 +16,16 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
 
 import oracle  # noqa: E402
 
+THOROUGH = "thorough: make test-thorough runs it; the ordinary tests show the same by less"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The ordinary run stays below twenty minutes on two cores."""
+    if not os.environ.get("TESTBED_THOROUGH"):
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                item.add_marker(pytest.mark.skip(reason=THOROUGH))
+
 
 @pytest.fixture(scope="module", autouse=True)
 def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -245,7 +245,7 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
     assert not state.folder(name).path.exists()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.thorough) for it in range(1, 12))])
 def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
     topology: testbed.Topology, tmp_path: Path, seed: int
 ) -> None:

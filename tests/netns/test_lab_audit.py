@@ -32,6 +32,7 @@ def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
     assert oracle.left_behind(name, state_folder) == []
 
 
+@pytest.mark.thorough
 def test_an_interruption_keeps_what_was_measured(state_folder: Path) -> None:
     name = oracle.unused_name()
     argv = [

@@ -7,6 +7,7 @@ darkens or silences it. Whatever was begun and ended, in whatever order, that mu
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -136,7 +137,7 @@ def test_any_sequence_of_faults_and_heals_ends_as_the_model_says(lab: testbed.La
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=12,
+            max_examples=60 if os.environ.get("TESTBED_THOROUGH") else 6,
             stateful_step_count=12,
             deadline=None,
             derandomize=True,
