@@ -1,0 +1,46 @@
+"""Making the images: what becomes of the programs that are called for it, with stand-ins for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import HostError
+from testbed.host import images
+
+
+def test_what_is_interrupted_has_ended_before_its_folder_goes(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+
+    def interrupted(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        images._run(["sh", "-c", f"echo $$ > {pid}; echo Saved one; exec sleep 60"], interrupted, "Saved ")
+    assert not Path("/proc", pid.read_text().strip()).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts: needs root")
+def test_a_debootstrap_that_breaks_off_with_the_hosts_folders_mounted_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("of the host")
+    tool = tmp_path / "debootstrap"
+    tool.write_text(
+        "#!/bin/sh -e\n"
+        'for root; do :; done; mkdir -p "$root/dev"\n'
+        f'mount --bind {precious} "$root/dev"; [ -e "$root/dev/file" ]\n'
+        "echo E: no such mirror; exit 1\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(images, "client", lambda: None)
+    monkeypatch.setattr(images.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(HostError, match=r"^debootstrap failed: E: no such mirror$"):
+        images.make_base()
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["debootstrap", "precious"]
+    assert (precious / "file").read_text() == "of the host"
