@@ -312,17 +312,17 @@ class Containerlab:
             with contextlib.suppress(OSError):
                 handle = netns_of(self._lab, name)
                 # Of the process that the container had, even if its number is somebody else's by now; else it dangles.
-                ours = handle.is_symlink() and str(handle.readlink()) == f"/proc/{pids.get(name)}/ns/net"
-                if ours or (handle.is_symlink() and not handle.exists()):
+                its_own = handle.is_symlink() and str(handle.readlink()) == f"/proc/{pids.get(name)}/ns/net"
+                if its_own or (handle.is_symlink() and not handle.exists()):
                     handle.unlink()
         with contextlib.suppress(FileNotFoundError):
             (_SSH / f"clab-{self._lab}.conf").unlink()
         begin, end = f"###### CLAB-{self._lab}-START ######", f"###### CLAB-{self._lab}-END ######"
         with contextlib.suppress(OSError):
-            text = _HOSTS.read_text()
-            if begin in text and end in text:
-                kept = re.sub(rf"{re.escape(begin)}.*?{re.escape(end)}\n?", "", text, flags=re.DOTALL)
-                _HOSTS.write_text(kept)
+            text = _HOSTS.read_bytes()  # in whatever encoding its owner writes it
+            ours = re.escape(begin.encode()) + rb".*?" + re.escape(end.encode()) + rb"\n?"
+            if (kept := re.sub(ours, b"", text, flags=re.DOTALL)) != text:
+                _HOSTS.write_bytes(kept)
         shutil.rmtree(self._folder / f"clab-{self._lab}", ignore_errors=True)
         self._file.unlink(missing_ok=True)
 

@@ -105,6 +105,21 @@ def test_ranks_are_never_root(monkeypatch: pytest.MonkeyPatch, uid: str, gid: st
     assert containerlab.agent_user() == user
 
 
+def test_of_etc_hosts_only_the_labs_own_section_goes(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an encoding that is not ours, and beside the section of another lab whose name begins alike."""
+    before, other = (
+        b"127.0.0.1 localhost # B\xfcro\n",
+        b"###### CLAB-metro-2-START ######\n###### CLAB-metro-2-END ######\n",
+    )
+    mine = b"###### CLAB-metro-START ######\n10.1.1.1\tclab-metro-east-0\n###### CLAB-metro-END ######\n"
+    hosts = tools / "hosts"
+    hosts.write_bytes(before + mine + other)
+    monkeypatch.setattr(containerlab, "_HOSTS", hosts)
+    monkeypatch.setattr(containerlab, "_SSH", tools)
+    containerlab.Containerlab("metro", tools)._sweep((), {})
+    assert hosts.read_bytes() == before + other
+
+
 SAID = """12:32:25 INFO Created link: west-gw:west-0 ▪┄┄▪ west-0:fabric0
 12:32:25 ERRO Failed to execute command
   command=
