@@ -248,7 +248,8 @@ Overrides = Annotated[
 Driver = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="What makes the nodes: auto (containerlab if it, docker and the image are there, else netns), containerlab, netns."
+        metavar="NAME",
+        help="What makes the nodes: auto (containerlab if it, docker and the image are there), containerlab, netns.",
     ),
 ]
 Emulator = Annotated[
