@@ -151,12 +151,15 @@ Part = TypeVar("Part", "Site", "Link", "Duct", Impairment, SecondPath)
 
 def topology_to_dict(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain JSON data, with nothing left out: the content of ``topology.json``."""
-    plain = dataclasses.asdict(topology)
-    plain["links"] = [
-        {key: list(value) if isinstance(value, tuple) else value for key, value in link.items()}
-        for link in plain["links"]
-    ]
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+    plain: dict[str, Any] = _lists(dataclasses.asdict(topology))
+    return plain
+
+
+def _lists(value: Any) -> Any:
+    """``value`` with lists in place of its tuples, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _lists(it) for key, it in value.items()}
+    return [_lists(it) for it in value] if isinstance(value, list | tuple) else value
 
 
 def topology_from_dict(data: Mapping[str, Any]) -> Topology:
