@@ -41,12 +41,19 @@ class Exposition(http.server.ThreadingHTTPServer):
         threading.Thread(target=self._serve, name="exporter", daemon=True).start()
 
     def answer(self) -> bytes:
+        """What is told now. Raises HostError once it is closed."""
         with self._one_at_a_time:
+            if self._closing:
+                raise HostError("the lab is being taken down")
             return self._text()
 
     def close(self) -> None:
-        """Stop answering. Does nothing the second time."""
-        self._closing = True
+        """Stop answering; ``text`` is not being called any more when this returns, and what it reads may be closed.
+
+        Does nothing the second time.
+        """
+        with self._one_at_a_time:
+            self._closing = True
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits, at once
         self.server_close()
