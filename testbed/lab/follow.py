@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from testbed.core.experiment.steady import Condition, Monitor
+from testbed.core.experiment.steady import Condition, Monitor, Told
 from testbed.errors import JobFailed, LabError
 from testbed.host.store import RunDirectory
 from testbed.lab.deploy import Progress
@@ -27,7 +27,7 @@ TOLD_S: Final = 0.2
 """An event is told at most so long after it happened."""
 
 
-def teller(run: RunDirectory, progress: Progress) -> Any:
+def teller(run: RunDirectory, progress: Progress) -> Told:
     """Writes down, and shows, when a condition of the steady state is violated and when that is over."""
 
     def tell(t: float, condition: Condition, again: bool, measured: float | None) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Final
 from testbed.core.experiment.expect import Expectation, Metric
 from testbed.core.units import parse_number
 
-__all__ = ["GRACE_S", "METRICS", "WHEN", "WITHIN_S", "Condition", "Monitor", "Verdict", "Violation"]
+__all__ = ["GRACE_S", "METRICS", "WHEN", "WITHIN_S", "Condition", "Monitor", "Told", "Verdict", "Violation"]
 
 WHEN: Final = ("before", "during", "after", "always")
 GRACE_S: Final = 2.0
