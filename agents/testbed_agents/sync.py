@@ -51,20 +51,14 @@ class TimedAllReduce:
     """State and hook in one: ``ddp.register_comm_hook(it, TimedAllReduce.hook)``.
 
     Around each backward call ``begin`` before and ``end`` after. ``origin_t`` is one and the same moment on all ranks;
-    ``observe`` is called with the seconds from start to end of each collective, from a thread of gloo's. ``checks``
-    is told of each. ``reduce`` is what sums: a test may put a wrong one there.
+    ``observe`` is called with the seconds from start to end of each collective, from a thread of gloo's. ``checks``,
+    once it is there, is told of each. ``reduce`` is what sums: a test may put a wrong one there.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        origin_t: float,
-        observe: Callable[[float], None],
-        checks: Checks | None = None,
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, origin_t: float, observe: Callable[[float], None]) -> None:
         self._rank, self._world_size = rank, world_size
-        self._origin_t, self._observe, self._checks = origin_t, observe, checks
+        self._origin_t, self._observe = origin_t, observe
+        self.checks: Checks | None = None
         self.reduce: Callable[[torch.Tensor], Summed] = all_reduce
         self._train_loss, self._stop = 0.0, False
         self._ready_t = 0.0
@@ -87,13 +81,14 @@ class TimedAllReduce:
             self._ready_t = began
             gradients = torch.cat((gradients, self._write_notes()))
 
-        checked = self._checks.entered(gradients) if self._checks else None
+        checks = self.checks
+        checked = checks.entered(gradients) if checks else None
 
         def done(future: Summed) -> torch.Tensor:
             summed = future.value()[0]  # raises what went wrong in the collective
             self._observe(time.monotonic() - began)
-            if self._checks and checked:
-                self._checks.left(checked, summed)
+            if checks and checked:
+                checks.left(checked, summed)
             if last:
                 self._notes = summed[size:].clone()
             return summed[:size]

@@ -163,7 +163,13 @@ def train(
     try:
         origin_t = _meet(job, seat.rank)
         ddp = DistributedDataParallel(model)  # there are no buffers that it would broadcast
-        checks = Checks(
+        sync = TimedAllReduce(seat.rank, job.world_size, origin_t, metrics.collective_done)
+        ddp.register_comm_hook(sync, TimedAllReduce.hook)
+        if job.resume:
+            _rehearse(ddp, sync, windows)
+            checkpoints.load(*job.resume, state)
+            metrics.last_step = resumed_from
+        sync.checks = checks = Checks(
             Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
             rank=seat.rank,
             world_size=job.world_size,
@@ -175,12 +181,6 @@ def train(
             also_every=job.checkpoint_every,
             timeout_s=job.timeout_s,
         )
-        sync = TimedAllReduce(seat.rank, job.world_size, origin_t, metrics.collective_done, checks)
-        ddp.register_comm_hook(sync, TimedAllReduce.hook)
-        if job.resume:
-            _rehearse(ddp, sync, windows)
-            checkpoints.load(*job.resume, state)
-            metrics.last_step = resumed_from
         if job.attempt == 1:
             breakage.install(sync, model, optimizer, seat.rank, resumed_from)
         began()

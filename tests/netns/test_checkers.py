@@ -56,7 +56,7 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
         it.process.wait()
 
 
-def begin(parent: Parent, nodes: Nodes, directory: Path, steps: int = STEPS) -> list[Message]:
+def begin(parent: Parent, nodes: Nodes, directory: Path, steps: int = STEPS, **changed: object) -> list[Message]:
     """What the ranks said when they were ready."""
     for rank in range(RANKS):
         place = {"rank": rank, "node": f"node-{rank}", "site": "east", "namespaces": nodes.namespaces(rank)}
@@ -74,6 +74,7 @@ def begin(parent: Parent, nodes: Nodes, directory: Path, steps: int = STEPS) -> 
             "seed": 0,
             "timeout_s": TIMEOUT_S,
             "model": {"layers": 2, "heads": 2, "width": 64},
+            **changed,
         }
     )
     return ready
@@ -89,8 +90,8 @@ def checked(directory: Path) -> Checked:
     return check(logs)
 
 
-def trained(parent: Parent, nodes: Nodes, directory: Path) -> dict[str, Checker]:
-    begin(parent, nodes, directory)
+def trained(parent: Parent, nodes: Nodes, directory: Path, **changed: object) -> dict[str, Checker]:
+    begin(parent, nodes, directory, **changed)
     ends = parent.next("finished", RANKS, timeout_s=60)
     assert [it["status"] for it in ends] == ["ok"] * RANKS, ends
     return {each.id: each for each in checked(directory).checkers}
@@ -109,6 +110,16 @@ def test_nothing_is_found_in_a_right_job(parent: Parent, nodes: Nodes, tmp_path:
     checkers = trained(parent, nodes, tmp_path)
     assert wrong(checkers) == set()
     assert len(set(fingerprints(tmp_path))) == 1
+
+
+def test_nothing_is_found_in_an_attempt_that_goes_on(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
+    trained(parent, nodes, tmp_path, checkpoint_every=4)
+    once = fingerprints(tmp_path)
+    (tmp_path / "attempt").write_text("2")
+    checkers = trained(parent, nodes, tmp_path, checkpoint_every=4, attempt=2, resume=[4, 1])
+    assert wrong(checkers) == set()
+    assert "at 7 steps" in checkers["parameters"].looked_at  # 1, 3, 4, 8; what the second began with; 5, 8
+    assert fingerprints(tmp_path) == once
 
 
 @broken("wrong-sum:rank=1,step=3")
