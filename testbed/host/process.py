@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import time
@@ -129,6 +130,19 @@ def _wait(files: dict[int, int], bound_s: float) -> None:
             poll.unregister(handle)
             os.close(handle)
             del files[handle]
+
+
+MOST_FILES = 65_536
+"""Enough for the largest lab; without a bound there are programs, started by us, that walk over all that may be."""
+
+
+def allow_many_files() -> None:
+    """Have as many files open as our hard limit allows, up to :data:`MOST_FILES`: some are held for each node and link,
+    and the soft limit of a login is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -251,6 +251,7 @@ class Keeper:
                 **self._agents.states[number],
             }
             for number, rank in sorted(self._agents.ranks.items())
+            if number in self._agents.states  # else its parent is only being started
         ]
 
     def do_train(self, message: dict[str, Any]) -> None:
@@ -417,6 +418,7 @@ def _fiber_ends(step: Step) -> list[str]:
 def main(arguments: list[str]) -> int:
     """``python -m testbed.lab.keeper FOLDER [--agents] [--containers]``; says "ready" on stdout once it listens."""
     folder = LabFolder(Path(arguments[0]))
+    process.allow_many_files()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():

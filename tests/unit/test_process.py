@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -35,3 +36,17 @@ def test_another_process_of_the_same_pid_is_not_it() -> None:
         assert process.end(child.pid, began)
         assert time.monotonic() - asked < 5
         assert child.wait() == -9
+
+
+@pytest.mark.parametrize(("soft", "hard", "then"), [(64, 256, 256), (256, 256, 256), (64, 1 << 20, 65_536)])
+def test_as_many_files_as_the_hard_limit_allows(soft: int, hard: int, then: int) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and hard > most:
+        pytest.skip(f"the hard limit here is {most}")
+    code = "import resource as r; from testbed.host import process; process.allow_many_files()"
+    said = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*r.getrlimit(r.RLIMIT_NOFILE))"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert said.split() == [str(then), str(hard)]
