@@ -27,6 +27,7 @@ from testbed.lab import client
 from testbed.lab.state import LabFolder
 
 POLL_S = 0.05
+SETTLE_S = 0.1
 STOP_BOUND_S = 5.0
 WAIT_BOUND_S = 600.0
 """How long a restart waits for the lab: a fault that lasts longer is not waited out."""
@@ -197,8 +198,8 @@ def _why(ranks: list[dict[str, Any]]) -> str:
     bad = [it for it in ranks if it["state"] in OVER]
     if not bad:
         return ""
-    # The first one that ended is the cause, its peers' broken connections the effect.
-    worst = min(bad, key=lambda it: it["ended_t"] or 0.0)
+    # One that is gone, or else the first that ended, is the cause; its peers' broken connections are the effect.
+    worst = min(bad, key=lambda it: (it["state"] != "gone", it["ended_t"] or 0.0))
     return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
 
 
