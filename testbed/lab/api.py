@@ -181,8 +181,7 @@ def labs() -> tuple[LabSummary, ...]:
 
 def down(name: str) -> bool:
     """Remove everything that carries the lab's mark, whatever is left of it; False if there was nothing."""
-    if not state.NAME.fullmatch(name):
-        raise UserError(f"'{name}' cannot be the name of a lab")
+    state.refuse_bad_name(name)
     return recovery.down(state.folder(name))
 
 

@@ -10,6 +10,7 @@ from testbed.core.plan import build, clab
 from testbed.core.plan.step import Containers, Plan, Sysctls
 from testbed.core.topology.model import Topology
 from testbed.host import containerlab, docker_client, images
+from testbed.lab import state
 
 __all__ = ["plan_of", "render", "why_not"]
 
@@ -19,9 +20,12 @@ _SYSCTLS = Path("/proc/sys")
 def render(topology: Topology, *, name: str = "", image: str = "") -> str:
     """The ``*.clab.yml`` of a lab: what :func:`testbed.up` deploys with the driver containerlab.
 
-    Values of /proc/sys that this host's kernel does not have are left out: docker would refuse the containers.
+    Values of /proc/sys that this host's kernel does not have are left out: docker would refuse the containers. Raises
+    UserError for a name that no lab can have.
     """
-    return _render(topology, build.build(topology), name or topology.name, image)
+    lab = name or topology.name
+    state.refuse_bad_name(lab)
+    return _render(topology, build.build(topology), lab, image)
 
 
 def plan_of(topology: Topology, plan: Plan, name: str, image: str = "") -> Plan:

@@ -188,8 +188,7 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
     Raises UserError for a name or a word that means nothing, HostError or MissingTool when what was asked for by name
     cannot be had here.
     """
-    if not state.NAME.fullmatch(name):
-        raise UserError(f"{shown(name)} cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
+    state.refuse_bad_name(name)
     if driver not in ("auto", *DRIVERS):
         raise UserError(
             f"no driver {shown(driver)}; there are containerlab and netns (and auto: containerlab, else netns)"

@@ -10,10 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import LabError, StorageError
+from testbed.core.words import shown
+from testbed.errors import LabError, StorageError, UserError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 """Of a lab."""
+
+
+def refuse_bad_name(name: str) -> None:
+    """Raise UserError for what cannot be a lab's name."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"{shown(name)} cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
 
 
 def root() -> Path:

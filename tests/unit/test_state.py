@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from testbed.errors import LabError, StorageError
-from testbed.lab import api, client, state, status
+from testbed.errors import LabError, StorageError, UserError
+from testbed.lab import api, client, containers, state, status
 
 NOBODY = 65534
 
@@ -112,3 +113,18 @@ def test_a_lab_that_was_taken_down_meanwhile(labs: Path) -> None:
     for ask in (lambda: client.call(folder, "hello"), lambda: status.status(folder, topology, None)):
         with pytest.raises(LabError, match=r"^lab mine was taken down$"):
             ask()
+
+
+@pytest.mark.parametrize("name", ["A", "a b", "-a", "a" * 41, "../a", "a\nb"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda name: api.down(name),
+        lambda name: api.choose(api.load("metro-40km"), name),
+        lambda name: containers.render(api.load("metro-40km"), name=name),
+    ],
+    ids=["down", "up", "render"],
+)
+def test_what_cannot_be_a_labs_name(labs: Path, verb: Callable[[str], object], name: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -$"):
+        verb(name)
