@@ -96,7 +96,7 @@ def test_a_file_named_as_if_it_were_shipped(tmp_path: Path, monkeypatch: pytest.
     ("text", "says"),
     [
         ("sites: {east: {nodez: 1}}\nsites: {}\nscale: x\n", ["nodez", "here twice", "scale of"]),
-        ("workload: {steps: 0, steps: 1}\nexpect: [nothing]\n", ["steps of", "here twice", "no expectation"]),
+        ("workload: {steps: 0, steps: 1}\nexpect: [nothing]\n", ["steps of", "here twice", "no condition"]),
     ],
 )
 def test_a_duplicate_key_hides_no_other_mistake(tmp_path: Path, text: str, says: list[str]) -> None:
