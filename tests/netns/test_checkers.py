@@ -56,7 +56,7 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
         it.process.wait()
 
 
-def begin(parent: Parent, nodes: Nodes, directory: Path, steps: int = STEPS, **changed: object) -> list[Message]:
+def begin(parent: Parent, nodes: Nodes, directory: Path, **changed: object) -> list[Message]:
     """What the ranks said when they were ready."""
     for rank in range(RANKS):
         place = {"rank": rank, "node": f"node-{rank}", "site": "east", "namespaces": nodes.namespaces(rank)}
@@ -70,7 +70,7 @@ def begin(parent: Parent, nodes: Nodes, directory: Path, steps: int = STEPS, **c
             "master": [nodes.address(0), 29500],
             "interface": "fabric0",
             "directory": str(directory),
-            "steps": steps,
+            "steps": STEPS,
             "seed": 0,
             "timeout_s": TIMEOUT_S,
             "model": {"layers": 2, "heads": 2, "width": 64},
@@ -171,8 +171,7 @@ def test_who_waited_for_whom(parent: Parent, nodes: Nodes, tmp_path: Path) -> No
 
 
 def test_a_paused_rank_is_named(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
-    steps = 10_000
-    pids = {int(it["rank"]): int(it["pid"]) for it in begin(parent, nodes, tmp_path, steps)}
+    pids = {int(it["rank"]): int(it["pid"]) for it in begin(parent, nodes, tmp_path, steps=10_000)}
     parent.next("began", RANKS)
     waits = tmp_path / "rank-0.checks.jsonl"
     until(lambda: waits.exists() and waits.read_text().count('"step"') > 5, 30, "it trains")
