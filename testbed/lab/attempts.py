@@ -28,6 +28,7 @@ from testbed.lab.state import LabFolder
 
 POLL_S = 0.05
 SETTLE_S = 0.1
+"""How much later the cause of a failure may be heard of than its effects."""
 STOP_BOUND_S = 5.0
 WAIT_BOUND_S = 600.0
 """How long a restart waits for the lab: a fault that lasts longer is not waited out."""
@@ -104,9 +105,10 @@ class Attempts:
             if not why and now - moved_t > self._stall_s:
                 why = f"no step was committed for {now - moved_t:.0f} s"
             if why and not dead:
-                time.sleep(POLL_S)  # a container's first process ends after the rank that its peers miss already
+                # A rank that died, or its container, may be heard of after the peers that miss it already.
+                time.sleep(SETTLE_S)
                 dead = self._dead()
-                why = dead or why
+                why = dead or _why(client.call(self._lab, "ranks")) or why
             if why:
                 self._tell("attempt-ended", attempt=self.number, why=why, detected_t=now, step=step)
                 if dead or self._stopping.is_set() or not self._left:
