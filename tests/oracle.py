@@ -374,6 +374,17 @@ def processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
                 yield int(entry.name), words, dict(it.split("=", 1) for it in pairs if "=" in it)
 
 
+def working_in(folder: Path) -> list[int]:
+    """Processes that work in this folder or below it, also when it is gone: a lab's Prometheus does."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if str((entry / "cwd").readlink()).startswith(str(folder.resolve())):
+                    found.append(int(entry.name))
+    return found
+
+
 def keeper_pids(lab: str, state: Path) -> list[int]:
     folder = str(state / "labs" / lab)
     return [pid for pid, words, _ in processes() if "testbed.lab.keeper" in words and folder in words]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -29,17 +28,6 @@ def asked(url: str, expression: str) -> list[dict[str, Any]]:
         return list(json.load(answer)["data"]["result"])
 
 
-def servers(folder: Path) -> list[int]:
-    """Processes that work in this folder, also when it is gone."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if str((entry / "cwd").readlink()).startswith(str(folder.resolve())):
-                    found.append(int(entry.name))
-    return found
-
-
 def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
     containers: str, lab_name: str, tmp_path: Path, state_folder: Path
 ) -> None:
@@ -47,7 +35,7 @@ def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
     path.write_text(FILE)
     lab = testbed.up(testbed.load(str(path)), name=lab_name, driver="containerlab", observe=True)
     try:
-        (server,) = servers(folder)
+        (server,) = oracle.working_in(folder)
         mgmt = subprocess.run(
             ["docker", "inspect", "--format", "{{.State.Pid}}", f"clab-{lab_name}-mgmt"],
             check=True, capture_output=True, text=True,
@@ -64,4 +52,4 @@ def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
         oracle.kill(oracle.keeper_pids(lab_name, state_folder))
     finally:
         assert testbed.down(lab_name) is True
-    assert servers(folder) == []
+    assert oracle.working_in(folder) == []

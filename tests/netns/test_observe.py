@@ -83,7 +83,7 @@ def lab(state_folder: Path) -> Iterator[testbed.Lab]:
         oracle.until(lambda: len(asked(name, "up == 1")) == 5, 20.0, "every target is up")
         yield found
     assert oracle.left_behind(name, state_folder) == []
-    assert servers(state_folder) == []
+    assert oracle.working_in(state_folder) == []
 
 
 def fetch(lab: str, where: str) -> str:
@@ -116,17 +116,6 @@ def exported(lab: str, name: str, **labels: str) -> float:
         if series.partition("{")[0] == name and dict(re.findall(r'(\w+)="([^"]*)"', series)) == labels:
             return float(value)
     raise AssertionError(f"no sample {name} {labels}")
-
-
-def servers(folder: Path) -> list[int]:
-    """Processes that work in a folder below this one: Prometheus works in its lab's, whatever became of that."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if str((entry / "cwd").readlink()).startswith(str(folder.resolve())):
-                    found.append(int(entry.name))
-    return found
 
 
 # ---- what is scraped
@@ -321,7 +310,7 @@ def test_another_page_is_not_there(lab: testbed.Lab) -> None:
 
 
 def test_the_server_has_no_privileges_and_is_nowhere_else(lab: testbed.Lab, state_folder: Path) -> None:
-    (pid,) = servers(state_folder)
+    (pid,) = oracle.working_in(state_folder)
     fields = dict(
         line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
     )
@@ -407,23 +396,23 @@ def test_two_observed_labs_are_apart(lab: testbed.Lab, lab_name: str) -> None:
 
 
 def test_killed_with_its_keeper_and_down_leaves_nothing(lab_name: str, state_folder: Path, lab: testbed.Lab) -> None:
-    others = servers(state_folder)
+    others = oracle.working_in(state_folder)
     testbed.up("metro-40km", name=lab_name, agents=False, observe=True)
-    (mine,) = set(servers(state_folder)) - set(others)
+    (mine,) = set(oracle.working_in(state_folder)) - set(others)
     oracle.kill(oracle.keeper_pids(lab_name, state_folder))
     oracle.until(lambda: not Path(f"/proc/{mine}").exists(), 5.0, "it dies with the keeper")
     assert testbed.down(lab_name) is True
     assert oracle.left_behind(lab_name, state_folder) == []
-    assert servers(state_folder) == others
+    assert oracle.working_in(state_folder) == others
 
 
 def test_that_it_ended_is_told_and_stops_nothing_else(
     lab_name: str, state_folder: Path, lab: testbed.Lab, command: oracle.Command
 ) -> None:
-    others = servers(state_folder)
+    others = oracle.working_in(state_folder)
     with testbed.up("metro-40km", name=lab_name, agents=False, observe=True) as mine:
         with observing(lab_name, "--port", "0") as (child, _):
-            oracle.kill(list(set(servers(state_folder)) - set(others)))
+            oracle.kill(list(set(oracle.working_in(state_folder)) - set(others)))
             _, err = child.communicate(timeout=10)
             assert child.returncode == LabError.exit_code and f"the prometheus of lab {lab_name} has ended" in err
         (why,) = mine.status().why
@@ -485,7 +474,7 @@ def test_one_that_outlives_a_keeper_killed_while_it_starts_is_found_by_its_folde
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
 
         def stubborn() -> list[int]:
-            return [pid for pid in servers(folder) if Path(f"/proc/{pid}/comm").read_text().strip() == "perl"]
+            return [pid for pid in oracle.working_in(folder) if Path(f"/proc/{pid}/comm").read_text().strip() == "perl"]
 
         oracle.until(stubborn, 30.0, "the server has been started")
         (pid,) = stubborn()
@@ -494,4 +483,4 @@ def test_one_that_outlives_a_keeper_killed_while_it_starts_is_found_by_its_folde
         assert child.returncode == LabError.exit_code and "Traceback" not in err
     assert Path(f"/proc/{pid}").exists(), "the kernel has not ended it"
     assert testbed.down(lab_name) is True
-    assert servers(folder) == []
+    assert oracle.working_in(folder) == []
