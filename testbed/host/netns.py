@@ -97,7 +97,7 @@ class NetnsDriver:
         if found and expected and found != expected:
             raise HostError(f"{path} is not the namespace that this lab made: left alone")
         if found and found != namespace.inode("/proc/self/ns/net"):
-            stuck = process.end_all((pid, process.started(pid)) for pid in process.inside({found}))
+            stuck = process.end_all(process.inside({found}))
             if stuck:
                 raise HostError(f"processes {stuck} in {name} do not end")
         namespace.remove(name, self._handles / step.name if step.isolated else None)

@@ -40,14 +40,20 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def inside(inodes: Collection[int]) -> list[int]:
-    """Pids of all processes whose network namespace is one of ``inodes``."""
-    found: list[int] = []
+def inside(inodes: Collection[int]) -> list[tuple[int, int]]:
+    """(pid, start time) of all processes whose network namespace is one of ``inodes``.
+
+    A process that gets the pid of one that ends meanwhile has another start time, or is inside too.
+    """
+    found: list[tuple[int, int]] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if (entry / "ns" / "net").stat().st_ino in inodes:
-                    found.append(int(entry.name))
+                netns = entry / "ns" / "net"
+                if netns.stat().st_ino in inodes:
+                    began = started(int(entry.name))
+                    if began and netns.stat().st_ino in inodes:
+                        found.append((int(entry.name), began))
     return found
 
 

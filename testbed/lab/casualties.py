@@ -55,9 +55,9 @@ class CasualtiesHand:
         inside = process.inside({inode}) if inode else []
         # Started while we looked: once more, and a third time finds nobody who could start anything.
         for _ in range(3):
-            victims = [pid for pid in inside if not process.is_first(pid)]
+            victims = [(pid, began) for pid, began in inside if not process.is_first(pid)]
             if not victims:
                 return
-            if stuck := process.end_all((pid, process.started(pid)) for pid in victims):
+            if stuck := process.end_all(victims):
                 raise HostError(f"processes {stuck} of {node} do not end")
             inside = process.inside({inode})
