@@ -40,11 +40,11 @@ class Fault:
     def parse(cls, written: str) -> Fault:
         """Raises ValueError."""
         kind, _, rest = written.partition(":")
-        if kind not in KINDS:
-            raise ValueError(f"{VARIABLE} names one of {', '.join(KINDS)}, not {kind!r}")
-        fields = dict(part.split("=", 1) for part in rest.split(","))
-        rank = fields.get("rank")
-        return cls(kind, None if rank is None else int(rank), int(fields["step"]), float(fields.get("seconds", 0)))
+        fields = dict(part.partition("=")[::2] for part in rest.split(","))
+        if kind not in KINDS or not fields.keys() <= {"rank", "step", "seconds"} or "step" not in fields:
+            raise ValueError(f"{VARIABLE}={written}: write KIND:rank=R,step=N with one of {', '.join(KINDS)}")
+        rank = int(fields["rank"]) if "rank" in fields else None
+        return cls(kind, rank, int(fields["step"]), float(fields.get("seconds", 0)))
 
 
 def install(
