@@ -219,7 +219,8 @@ class AgentsHand:
     def stop(self, job: str) -> None:
         """Have all ranks end a job after the step that they are in."""
         for parent in self._all_parents().values():
-            parent.say({"do": "stop", "job": job})
+            with contextlib.suppress(LabError):  # it is gone, and its ranks with it
+                parent.say({"do": "stop", "job": job})
 
     # ---- parents
 

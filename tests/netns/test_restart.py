@@ -138,6 +138,17 @@ def test_a_spoilt_checkpoint_is_not_begun_from(lab: testbed.Lab, undisturbed: st
     assert parameters(lab) == undisturbed
 
 
+def test_agents_whose_parent_died_are_deployed_by_another(lab: testbed.Lab, undisturbed: str) -> None:
+    job = begun(lab, 15)
+    (rank,) = oracle.inside_pids(oracle.netns(lab.name, "east-0"))
+    status = Path(f"/proc/{rank}/status").read_text()
+    (parent,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+    os.kill(parent, signal.SIGKILL)
+    job.wait(90)
+    assert [it["attempt"] for it in attempts(lab)] == [1, 2]
+    assert parameters(lab) == undisturbed
+
+
 def test_no_more_restarts_than_allowed(lab: testbed.Lab) -> None:
     job = begun(lab, 5, restarts=1)
     for attempt in (1, 2):
