@@ -322,7 +322,10 @@ class Containerlab:
             text = _HOSTS.read_bytes()  # in whatever encoding its owner writes it
             ours = re.escape(begin.encode()) + rb".*?" + re.escape(end.encode()) + rb"\n?"
             if (kept := re.sub(ours, b"", text, flags=re.DOTALL)) != text:
-                _HOSTS.write_bytes(kept)
+                # In place, and shorter than before: a full disk cannot make it fail half way, with the file empty.
+                with _HOSTS.open("r+b") as file:
+                    file.write(kept)
+                    file.truncate()
         shutil.rmtree(self._folder / f"clab-{self._lab}", ignore_errors=True)
         self._file.unlink(missing_ok=True)
 

@@ -45,7 +45,10 @@ def client() -> DockerClient:
     import docker
 
     with translated("reach the docker daemon"):
-        made = docker.from_env(timeout=ANSWER_BOUND_S)
+        try:
+            made = docker.from_env(timeout=ANSWER_BOUND_S)
+        except ValueError as error:
+            raise HostError(f"DOCKER_HOST={os.environ.get('DOCKER_HOST', '')} is no address: {error}") from error
         made.ping()
         return made
 
@@ -104,6 +107,6 @@ def _translation(error: Exception, doing: str) -> TestbedError | None:
         return NotAllowed(f"could not {doing}: {_NO_PERMISSION}")
     if "FileNotFoundError" in words or "ConnectionRefused" in words or "Connection refused" in words:
         return HostError(f"could not {doing}: {_DOES_NOT_RUN}")
-    if isinstance(error, requests.exceptions.Timeout):
+    if isinstance(error, requests.exceptions.Timeout) or "timed out" in words:  # while it connects, it is wrapped
         return HostError(f"could not {doing}: docker did not answer within {ANSWER_BOUND_S} s")
     return HostError(f"could not {doing}: {words}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,13 @@ from typing import Final
 
 from testbed import __version__
 from testbed.core.plan.clab import LABEL
+from testbed.core.words import shown
 from testbed.errors import HostError, MissingTool, StorageError, UserError
 from testbed.host import runner
 from testbed.host.containerlab import IMAGE_USER
 from testbed.host.docker_client import NotThere, client, translated
 
-__all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference"]
+__all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name"]
 
 Say = Callable[[str], None]
 """Hears one line of progress."""
@@ -44,11 +46,25 @@ _DEBOOTSTRAP: Final = ("python3", "python3-venv", "iproute2", "iputils-ping", "i
 _BOUND_S: Final = 1800
 _END_BOUND_S: Final = 10.0
 NEEDED_BYTES: Final = 4_000_000_000
+_NAME: Final = re.compile(
+    r"([a-zA-Z0-9][a-zA-Z0-9.-]*(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+"""Of an image, about as docker reads it (github.com/distribution/reference)."""
 
 
 def reference(version: str = __version__, gpu: bool = False) -> str:
     """Name and tag of the image that fits a version of the testbed."""
     return f"{REPOSITORY}:{version}" + ("-gpu" if gpu else "")
+
+
+def refuse_bad_name(name: str) -> None:
+    """Raise UserError for what docker takes for no image's name; empty is none and passes.
+
+    Else it would be said once all that the image needs was fetched, or when the lab is deployed.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise UserError(f"{shown(name)} cannot be an image's name: [HOST/]NAME[:TAG], lower-case but for the TAG")
 
 
 def missing(image: str = "") -> str:
@@ -92,6 +108,8 @@ def build(
     """
     if wheels is not None and not wheels.is_dir():
         raise UserError(f"{wheels} is no folder; --wheels names one that holds wheels")
+    for given in (base, tag):
+        refuse_bad_name(given)
     chosen, name = base or _default_base(), tag or reference(gpu=gpu)
     with tempfile.TemporaryDirectory(prefix="testbed-image-") as folder:
         context = Path(folder)

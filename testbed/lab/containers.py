@@ -21,10 +21,11 @@ def render(topology: Topology, *, name: str = "", image: str = "") -> str:
     """The ``*.clab.yml`` of a lab: what :func:`testbed.up` deploys with the driver containerlab.
 
     Values of /proc/sys that this host's kernel does not have are left out: docker would refuse the containers. Raises
-    UserError for a name that no lab can have.
+    UserError for a name that no lab can have, or that no image can have.
     """
     lab = name or topology.name
     state.refuse_bad_name(lab)
+    images.refuse_bad_name(image)
     return _render(topology, build.build(topology), lab, image)
 
 

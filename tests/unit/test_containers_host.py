@@ -54,6 +54,7 @@ def test_versions_of_containerlab(tools: Path, says: str, wrong: str) -> None:
         (docker.errors.APIError("x", explanation="no space left on device"), HostError, "no space left on device"),
         (docker.errors.ImageNotFound("x", explanation="no such image"), docker_client.NotThere, "docker has none"),
         (requests.exceptions.ReadTimeout("read timed out"), HostError, "did not answer within 60 s"),
+        (docker.errors.DockerException("Pool(port=None): Read timed out."), HostError, "did not answer within 60 s$"),
     ],
 )
 def test_dockers_exceptions_become_ours(foreign: Exception, ours: type[TestbedError], words: str) -> None:
@@ -80,6 +81,13 @@ def test_without_a_socket_docker_is_missing_or_does_not_run(monkeypatch: pytest.
             docker_client.client()
     finally:
         docker_client.client.cache_clear()
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:http", "::"])
+def test_an_address_of_docker_that_is_none_is_said(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    docker_client.client.cache_clear()
+    assert f"DOCKER_HOST={address} is no address" in docker_client.why_not()
 
 
 def test_a_program_of_a_job_is_on_a_leash_and_has_only_the_environment_that_it_is_given(tools: Path) -> None:

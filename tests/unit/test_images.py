@@ -7,8 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import HostError
+import testbed
+import testbed.lab.containers
+from testbed.errors import HostError, UserError
 from testbed.host import images
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "python:3.12-slim", "localhost:5000/a/b_c:1.0-X", "scale-across-testbed:0.1.0-gpu", f"a@sha256:{'0' * 64}"],
+)
+def test_names_that_docker_takes(name: str) -> None:
+    images.refuse_bad_name(name)
+
+
+@pytest.mark.parametrize("name", ["a b", "A", "x\ny: z", "bad::", "-a", "${HOME}", "a:", "../x", "é"])
+def test_an_image_that_docker_would_refuse_is_refused_before_anything_is_fetched(name: str) -> None:
+    with pytest.raises(UserError, match="cannot be an image's name"):
+        images.build(name)
+    with pytest.raises(UserError, match="cannot be an image's name"):
+        images.build("python:3.12-slim", tag=name)
+    with pytest.raises(UserError, match="cannot be an image's name"):
+        testbed.lab.containers.render(testbed.load("metro-40km"), image=name)
 
 
 def test_what_is_interrupted_has_ended_before_its_folder_goes(tmp_path: Path) -> None:
