@@ -47,9 +47,9 @@ def step(number: int, attempt: int = 1, **changes: Any) -> Line:
     } | changes
 
 
-def sample(number: int, inputs: Sequence[float], outputs: Sequence[float], attempt: int = 1) -> Line:
+def sample(number: int, inputs: Sequence[float], outputs: Sequence[float], attempt: int = 1, sequence: int = 0) -> Line:
     at = list(range(len(inputs)))
-    tag = {"attempt": attempt, "step": number, "sequence": 0}
+    tag = {"attempt": attempt, "step": number, "sequence": sequence}
     return {"kind": "sample", **tag, "at": at, "inputs": hexed(inputs), "outputs": hexed(outputs)}
 
 
@@ -73,7 +73,15 @@ def good_run(steps: int = 5) -> list[list[Line]]:
     sums = [float32(sum(column)) for column in zip(*inputs, strict=True)]
     return [
         [begin(rank)]
-        + [line for number in range(1, steps + 1) for line in (step(number), sample(number, inputs[rank], sums))]
+        + [
+            line
+            for number in range(1, steps + 1)
+            for line in (
+                step(number),
+                sample(number, inputs[rank], sums, sequence=0),
+                sample(number, inputs[rank], sums, sequence=1),
+            )
+        ]
         for rank in range(WORLD)
     ]
 
@@ -106,7 +114,9 @@ def test_of_a_good_run_all_hold() -> None:
     assert [each.id for each in checked.checkers] == ["sums", "hangs", "parameters", "updates"]
     assert checked.holds is True
     assert checked.metrics() == {"wrong_sums": 0, "hangs": 0, "stale_parameters": 0, "lost_updates": 0}
-    assert of(checked, "sums").looked_at == "10 collectives compared over 3 ranks; 10 elements of 5 of them added again"
+    assert (
+        of(checked, "sums").looked_at == "10 collectives compared over 3 ranks; 20 elements of 10 of them added again"
+    )
 
 
 def test_without_any_record_nothing_is_known() -> None:
@@ -198,7 +208,18 @@ def test_without_a_sample_sums_are_unknown() -> None:
     run = [[line for line in lines if line["kind"] != "sample"] for lines in good_run()]
     sums = of(judged(run), "sums")
     assert (sums.holds, sums.metric) == (None, None)
-    assert sums.why == "nothing was recorded to be added again"
+    assert sums.why.startswith("not all ranks have elements of step 1, collective 0")
+
+
+def test_a_sample_that_one_rank_lacks_makes_sums_unknown_unless_it_is_of_the_last_step() -> None:
+    run = good_run()
+    run[2].remove(at_step(run, 2, 5, "sample"))
+    assert judged(run).holds is True
+    run[2].remove(at_step(run, 2, 4, "sample"))
+    sums = of(judged(run), "sums")
+    assert sums.holds is None
+    assert sums.why == "not all ranks have elements of step 4, collective 0, recorded in attempt 1"
+    assert others_hold(judged(run), "sums")
 
 
 # What is missing
@@ -342,7 +363,9 @@ def second_attempt(run: list[list[Line]], **changes: Any) -> list[list[Line]]:
     inputs = [[float(rank)] for rank in range(WORLD)]
     for rank, lines in enumerate(run):
         lines += [begin(rank, 2, 4, **(changes if rank == 1 else {}))]
-        lines += [step(number, 2) for number in (5, 6)] + [sample(6, inputs[rank], [3.0], attempt=2)]
+        for number in (5, 6):
+            lines += [step(number, 2)]
+            lines += [sample(number, inputs[rank], [3.0], attempt=2, sequence=sequence) for sequence in (0, 1)]
     return run
 
 

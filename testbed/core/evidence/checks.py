@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.evidence.check_record import CheckLog, Grouped, Sample, Tag
@@ -77,7 +77,7 @@ def check(logs: Sequence[CheckLog]) -> Checked:
 
 def _sums(records: Grouped) -> Checker:
     findings: list[Finding] = []
-    compared = 0
+    compared: list[Tag] = []
     for (attempt, step), ranks in records.steps.items():
         for index in range(max(len(each.collectives) for each in ranks.values())):
             results = {
@@ -86,26 +86,33 @@ def _sums(records: Grouped) -> Checker:
                 else (0, "")
                 for rank, each in ranks.items()
             }
-            compared += 1
+            compared.append((attempt, step, index))
             if odd := _odd(results):
                 said = f"what came out of it on {named(odd)} is not what came out on {named({*results} - {*odd})}"
                 findings.append(Finding(attempt, step, index, odd, said))
-    added, elements, unpaired = 0, 0, False
-    for tag, samples in records.samples.items():
-        if len(samples) < records.world_size or len({each.at for each in samples.values()}) > 1:
-            # Torn off by a rank's death in the job's last step, which then no rank can have gone on from.
-            unpaired = True
-            continue
-        added, elements = added + 1, elements + len(next(iter(samples.values())).at)
-        if found := _added_again(tag, samples):
-            findings.append(found)
-    wrong = {(it.attempt, it.step, it.sequence) for it in findings}
+    whole = {
+        tag: samples
+        for tag, samples in records.samples.items()
+        if len(samples) == records.world_size and len({each.at for each in samples.values()}) == 1
+    }
+    findings += [found for tag, samples in whole.items() if (found := _added_again(tag, samples))]
+    elements = sum(len(next(iter(samples.values())).at) for samples in whole.values())
     looked_at = (
-        f"{compared} collectives compared over {records.world_size} ranks; {elements} elements of {added} of them added"
-        " again"
+        f"{len(compared)} collectives compared over {records.world_size} ranks;"
+        f" {elements} elements of {len(whole)} of them added again"
     )
-    untold = "" if added else "no sample is complete" if unpaired else "nothing was recorded to be added again"
-    return conclude("sums", records, looked_at, findings, len(wrong), untold)
+    wrong = {(it.attempt, it.step, it.sequence) for it in findings}
+    return conclude("sums", records, looked_at, findings, len(wrong), _unsampled(compared, whole))
+
+
+def _unsampled(compared: Sequence[Tag], whole: Container[Tag]) -> str:
+    """Which elements must have been recorded and were not; a rank that dies may owe us those of an attempt's last
+    step."""
+    last = {attempt: step for attempt, step, _ in compared}
+    for attempt, step, index in compared:
+        if (attempt, step, index) not in whole and step < last[attempt]:
+            return f"not all ranks have elements of step {step}, collective {index}, recorded in attempt {attempt}"
+    return "" if any(tag in whole for tag in compared) else "nothing was recorded to be added again"
 
 
 def _added_again(tag: Tag, samples: Mapping[int, Sample]) -> Finding | None:
