@@ -114,6 +114,7 @@ def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturb
     assert "dark" in events(lab, "restart-waits")[0]["for"]
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_down_is_waited_for(lab: testbed.Lab, undisturbed: str) -> None:
     job = begun(lab, 15)
     fault = lab.inject("node-kill", "east-1")
@@ -125,6 +126,7 @@ def test_a_node_that_is_down_is_waited_for(lab: testbed.Lab, undisturbed: str) -
     assert lab.report().attempts[0].cause == "node-kill east-1"
 
 
+@pytest.mark.thorough
 def test_a_spoilt_checkpoint_is_not_begun_from(lab: testbed.Lab, undisturbed: str) -> None:
     job = begun(lab, 22)
     fault = lab.inject("node-kill", "east-1")
