@@ -30,12 +30,14 @@ from testbed.host.graft import graft
 from testbed.host.process_watch import ProcessWatch
 
 __all__ = [
+    "DESTROY_BOUND_S",
     "OLDEST",
     "ContainerPlace",
     "Containerlab",
     "agent_user",
     "container_name",
     "dead",
+    "deploy_bound_s",
     "living_netns",
     "missing",
     "netns_of",
@@ -49,9 +51,14 @@ OLDEST: Final = (0, 79, 0)
 IMAGE_USER: Final = "1000:1000"
 """The user ``testbed`` of agents/Dockerfile."""
 
-_DEPLOY_BASE_S, _DEPLOY_EACH_S, _DESTROY_BOUND_S, _READY_BOUND_S = 120.0, 5.0, 120.0, 30.0
+_DEPLOY_BASE_S, _DEPLOY_EACH_S, DESTROY_BOUND_S, _READY_BOUND_S = 120.0, 5.0, 120.0, 30.0
 _HOSTS: Final = Path("/etc/hosts")
 _SSH: Final = Path("/etc/ssh/ssh_config.d")
+
+
+def deploy_bound_s(containers: int) -> float:
+    """How long containerlab may take for so many."""
+    return _DEPLOY_BASE_S + _DEPLOY_EACH_S * containers
 
 
 def container_name(lab: str, node: str) -> str:
@@ -202,7 +209,7 @@ class Containerlab:
             self._file.write_text(step.topology)
         except OSError as error:
             raise StorageError(f"cannot write {self._file}: {error.strerror}") from error
-        bound = _DEPLOY_BASE_S + _DEPLOY_EACH_S * len(step.names)
+        bound = deploy_bound_s(len(step.names))
         # What comes next is made ready while containerlab works.
         try:
             said = self._containerlab(["deploy", "--topo", str(self._file)], bound, meanwhile=netlink.prepare)
@@ -225,7 +232,7 @@ class Containerlab:
         failure: HostError | None = None
         if self._file.exists() and self._ours():
             try:
-                self._containerlab(["destroy", "--topo", str(self._file), "--cleanup"], _DESTROY_BOUND_S)
+                self._containerlab(["destroy", "--topo", str(self._file), "--cleanup"], DESTROY_BOUND_S)
             except HostError as error:
                 failure = error
         for container in self._ours():

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
+BUILD_BOUND_S = 300.0
 NEEDED_BYTES = 20_000_000
 LONGEST_SOCKET = 107
 """Bytes of a socket's path, unix(7)."""
@@ -136,7 +137,7 @@ def up(
     folder = _make_folder(lab_name)
     try:
         _start_keeper(folder, agents, choice.driver)
-        with client.Connection(folder, patience_s=300.0) as builder:
+        with client.Connection(folder, patience_s=_build_bound_s(plan)) as builder:
             try:
                 _write(folder.topology, topology_to_dict(topology))
                 _write(folder.about, dataclasses.asdict(choice))
@@ -317,6 +318,12 @@ def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> 
             progress.phase(phase, phases[phase])
 
     builder.call("build", notice=notice, plan=[steps.to_dict(it) for it in plan])
+
+
+def _build_bound_s(plan: steps.Plan) -> float:
+    """How long the keeper may be silent: when containerlab takes too long it says so itself, and which node it is."""
+    names = sum(len(it.names) for it in plan if isinstance(it, steps.Containers))
+    return max(BUILD_BOUND_S, containerlab.deploy_bound_s(names) + client.PATIENCE_S)
 
 
 def _dead_containers(builder: client.Connection) -> list[str]:

@@ -19,7 +19,7 @@ from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.step import Carrier, Containers, Fibers, Namespace, Step
 from testbed.errors import HostError, LabError, StorageError
 from testbed.host import process, prometheus
-from testbed.host.containerlab import Containerlab
+from testbed.host.containerlab import DESTROY_BOUND_S, Containerlab
 from testbed.host.driver import Hand
 from testbed.host.namespace import NETNS_FOLDER
 from testbed.host.netns import NetnsDriver, nowhere
@@ -42,10 +42,15 @@ def down(lab: LabFolder) -> bool:
         return False
     lab.refuse_foreign()
     keeper = _keeper(lab)
+    # containerlab takes its time on a busy machine: a keeper that waits for it is not stuck.
+    destroy_s = DESTROY_BOUND_S if places.driver(lab) == "containerlab" else 0.0
     if keeper is not None:
         try:
-            with contextlib.suppress(HostError):  # something did not go: it ends, and that is tried once more below
-                client.call(lab, "down")
+            with (
+                contextlib.suppress(HostError),  # something did not go: it ends, and that is tried once more below
+                client.Connection(lab, client.PATIENCE_S + destroy_s) as connection,
+            ):
+                connection.call("down")
             if not process.wait_gone(*keeper, KEEPER_BOUND_S):
                 raise LabError("the keeper does not end")
         except LabError:
