@@ -74,7 +74,7 @@ def straggler(topology: Topology, target: str, parameters: Mapping[str, str]) ->
     by = reader.read("slower", _slower, 0.5)
     reader.finish()
     ranks = target_ranks(topology, target)
-    slowed = Phase(0.0, f"{by:.4g} slower", tuple(Slowed(rank, by) for rank in ranks))
+    slowed = Phase(0.0, f"compute x {1 + by:.4g}", tuple(Slowed(rank, by) for rank in ranks))
     return Compiled((slowed,), (), nodes=_nodes(topology, ranks))
 
 
