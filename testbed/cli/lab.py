@@ -93,7 +93,7 @@ def up(
 def _show_plan(topology: Topology, name: str, agents: bool, observe: bool, choice: Choice, as_json: bool) -> None:
     from testbed.lab import api
 
-    steps = [str(step) for step in api.plan(topology, agents, choice.emulator, observe)]
+    steps = [str(step) for step in api.plan(topology, agents, choice.emulator, observe, choice.driver)]
     if as_json:
         screen.show_json({"lab": name, **dataclasses.asdict(choice), "steps": steps})
         return

@@ -112,11 +112,18 @@ def choose(topology: Topology, name: str | None = None, driver: str = "auto", em
     return deploy.choose(topology, name or topology.name, driver, emulator)
 
 
-def plan(topology: Topology, agents: bool = True, emulator: str = "fiberd", observe: bool = False) -> Plan:
+def plan(
+    topology: Topology, agents: bool = True, emulator: str = "fiberd", observe: bool = False, driver: str = "netns"
+) -> Plan:
     """What :func:`up` would do, as values; ``str(step)`` is one line."""
     from testbed.core.plan import build
 
-    return build.build(topology, agents=agents, emulator=emulator, observe=observe)
+    found = build.build(topology, agents=agents, emulator=emulator, observe=observe)
+    if driver == "containerlab":
+        from testbed.lab import containers
+
+        return containers.plan_of(topology, found, topology.name)
+    return found
 
 
 def up(

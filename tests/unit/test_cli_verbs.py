@@ -11,7 +11,7 @@ from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_r
 
 from testbed.core.topology.model import Topology
 from testbed.errors import FidelityError, LabError
-from testbed.lab import api
+from testbed.lab import api, containers
 
 __all__ = ["cli", "fake_lab"]  # fixtures
 
@@ -66,6 +66,17 @@ def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.
         "emulator": "fiberd",
         "emulator_why": "asked for",
     }
+
+
+def test_a_dry_run_of_containers_shows_what_containerlab_does_and_what_is_left(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "why_not", lambda: ("", ""))
+    said = cli("up", "metro-40km", "--dry-run", "--driver", "containerlab", "--emulator", "fiberd")
+    first, *rest = said.out.splitlines()
+    assert first.startswith("containers plant ") and first.endswith(", as in: testbed render")
+    assert {"east-gw", "east-0", "west-1", "mgmt"} <= set(first.replace(",", "").split())
+    assert rest and not any(line.startswith(("namespace", "cable", "route", "sysctl")) for line in rest)
 
 
 @pytest.mark.parametrize("words", [("--emulator", "x"), ("--driver", "x"), ("--name", "A B")])
