@@ -45,6 +45,12 @@ def test_versions_of_containerlab(tools: Path, says: str, wrong: str) -> None:
     assert said == "" if not wrong else wrong in said
 
 
+def test_what_the_installer_builds_is_new_enough() -> None:
+    """tools/containerlab/go.mod is where its version is pinned."""
+    pinned = (Path(__file__).resolve().parents[2] / "tools/containerlab/go.mod").read_text().rpartition(" v")[2]
+    assert tuple(map(int, pinned.split("."))) >= containerlab.OLDEST
+
+
 @pytest.mark.parametrize(
     ("foreign", "ours", "words"),
     [
