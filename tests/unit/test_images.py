@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import testbed
 import testbed.lab.containers
 from testbed.errors import HostError, UserError
 from testbed.host import images
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,12 @@ def test_an_image_that_docker_would_refuse_is_refused_before_anything_is_fetched
         images.build("python:3.12-slim", tag=name)
     with pytest.raises(UserError, match="cannot be an image's name"):
         testbed.lab.containers.render(testbed.load("metro-40km"), image=name)
+
+
+def test_an_image_holds_what_the_agents_need_by_the_packages_own_word() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [it for it in project["dependencies"] if it.startswith("prometheus-client")]
+    assert sorted([*project["optional-dependencies"]["agents"], *needed]) == sorted([images.TORCH, *images.NEEDED])
 
 
 def test_what_is_interrupted_has_ended_before_its_folder_goes(tmp_path: Path) -> None:
