@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from testbed.lab.api import Choice, Fault, Lab
 
 WATCH_EVERY_S = 1.0
+MOMENT_S = 0.01
+"""A fault that lasts less is over when its line is read."""
 
 
 @verb.verb(
@@ -325,10 +327,13 @@ def _inject(
     _show_fault(made)
     if made.ended is None:
         lasts_s = made.lasts_s or for_s
-        screen.say(
-            f"it ends by itself after {format_duration(lasts_s)}" if lasts_s else f"to end it: testbed heal {made.id}",
-            style="dim",
-        )
+        if lasts_s and lasts_s < MOMENT_S:
+            words = "it is over at once"
+        elif lasts_s:
+            words = f"it ends by itself after {format_duration(lasts_s)}"
+        else:
+            words = f"to end it: testbed heal {made.id}"
+        screen.say(words, style="dim")
 
 
 def _repair_s(parameters: dict[str, str]) -> float:

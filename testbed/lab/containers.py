@@ -42,7 +42,7 @@ def why_not(image: str = "") -> tuple[str, str]:
         for short, found in (
             ("docker does not answer", docker_client.why_not),
             ("no containerlab", asked.result),
-            ("no image of this version", lambda: images.missing(image)),
+            ("no image that fits", lambda: images.missing(image)),
         ):
             if why := found():
                 return short, why

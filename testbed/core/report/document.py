@@ -348,7 +348,7 @@ def _came_through(faults: tuple[Fault, ...]) -> Answer:
 
 
 def _went_on(tried: tuple[AttemptLine, ...]) -> Answer:
-    resumed = all(it.time_to_resume_s is not None for it in tried[:-1])
+    resumed = all(it.time_to_resume_s is not None for it in tried[:-1]) and not tried[-1].why
     return Answer("restarted", "Did it go on?", _word(resumed), restarts.sentence(tried))
 
 
@@ -365,7 +365,10 @@ def _fault_sentence(fault: Fault) -> str:
     if not fault.recovered:
         return f"{began}: {gap}, and training never came back."
     if fault.back_s == 0:
-        return f"{began}: {gap}; no step near its beginning took more than {recovery.BACK:g} × the median."
+        after = (
+            f", back to that {words.duration(fault.back_after_end_s)} after its end" if fault.back_after_end_s else ""
+        )
+        return f"{began}: {gap}; no step near its beginning took more than {recovery.BACK:g} × the median{after}."
     return f"{began}: {gap}; back to {recovery.BACK:g} × the median step after {words.duration(fault.back_s)}."
 
 
