@@ -212,13 +212,13 @@ class AgentsHand:
         with self._changed:
             for state in self.states.values():
                 state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
-        for key, parent in self._all_parents().items():
+        for key, parent in list(self._all_parents().items()):
             ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
             parent.say({"do": "train", "ranks": ranks, **message})
 
     def stop(self, job: str) -> None:
         """Have all ranks end a job after the step that they are in."""
-        for parent in self._all_parents().values():
+        for parent in list(self._all_parents().values()):
             with contextlib.suppress(LabError):  # it is gone, and its ranks with it
                 parent.say({"do": "stop", "job": job})
 
@@ -243,6 +243,7 @@ class AgentsHand:
             raise LabError(f"there is no agent on {rank.node}") from None
 
     def _all_parents(self) -> dict[str, WarmParent]:
+        """Whoever goes through them copies first: a node that gets its power back gets another in between."""
         if not self._parents:
             raise LabError("this lab has no training agents")
         return self._parents

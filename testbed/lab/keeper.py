@@ -257,10 +257,8 @@ class Keeper:
     def do_train(self, message: dict[str, Any]) -> None:
         """Give all ranks a job, fresh processes where they had one before."""
         self._do(self._agents.revive)
-        if self._containers is not None:
-            self._do(lambda: self._agents.train(message))
-        else:  # deploying takes part of a second, and faults that are due meanwhile need the engine's thread
-            self._agents.train(message)
+        # Not in the engine's thread: deploying takes part of a second and more, and faults that are due need it.
+        self._agents.train(message)
 
     def do_dark(self) -> list[str]:
         """Links without a carrier at one of their ends at least."""
