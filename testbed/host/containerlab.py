@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -116,15 +116,26 @@ def missing() -> str:
     return ""
 
 
-def refuse_taken(lab: str) -> None:
-    """Raise NameTaken if somebody's containerlab lab has that name: it is not ours to take over or to remove."""
+def refuse_taken(lab: str, nodes: Iterable[str]) -> None:
+    """Raise NameTaken if somebody's containerlab lab has that name, or somebody's container or namespace the name of
+    one of ``nodes``: they are not ours to take over or to remove."""
     with translated("look for containers of that name"):
         there = client().containers.list(all=True, filters={"label": f"containerlab={lab}"})
+        alike = client().api.containers(all=True, filters={"name": f"clab-{lab}-"})
     if there:
         raise NameTaken(
             f"there are containers of a containerlab lab called {lab} already, and not of a lab of this state folder;"
             " choose another --name"
         )
+    taken = {name.removeprefix("/") for it in alike for name in it["Names"]}
+    for node in nodes:
+        name = container_name(lab, node)
+        if name in taken:
+            raise NameTaken(f"there is a container {name} already, and not of a lab of ours; choose another --name")
+        if netns_of(lab, node).exists():
+            raise NameTaken(
+                f"there is a network namespace {name} already, and not of a lab of ours; choose another --name"
+            )
 
 
 def agent_user() -> str:
@@ -204,7 +215,7 @@ class Containerlab:
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Containers)
-        refuse_taken(self._lab)
+        refuse_taken(self._lab, step.names)
         try:
             self._file.write_text(step.topology)
         except OSError as error:

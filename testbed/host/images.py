@@ -214,6 +214,8 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, say: Say)
             break
         except HostError as error:
             failure = str(error)
+            place = wheels if "--no-index" in source else source[-1] if source else "the index"
+            say(f"  torch is not taken from {place}: {failure}")
     else:
         raise HostError(
             f"torch for Python {python} could not be fetched: {failure}; --wheels FOLDER takes it from there"
@@ -273,15 +275,16 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say)
                 fileobj=archive, custom_context=True, tag=name, buildargs=arguments, decode=True, rm=True, forcerm=True,
                 timeout=_BOUND_S, network_mode="none" if arguments["BASE_IMAGE"] == BASE else None,
             )  # fmt: skip
-            last = ""
+            words: list[str] = []  # of the step's own command, which say why it failed; docker says with which status
             for step in steps:
                 if "error" in step:
-                    raise HostError(f"could not build {name}: {step['error'].strip()}; before that: {last}")
-                for line in step.get("stream", "").splitlines():
-                    if line.strip():
-                        last = line.strip()
-                        if last.startswith("Step "):
-                            say(last)
+                    raise HostError(f"could not build {name}: {'; '.join(words[-3:]) or step['error'].strip()}")
+                for line in map(str.strip, step.get("stream", "").splitlines()):
+                    if line.startswith("Step "):
+                        say(line)
+                        words = []
+                    elif line and not line.startswith(("--->", "Removing intermediate container ")):
+                        words.append(line)
 
 
 def _run(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:

@@ -207,11 +207,11 @@ def _check(name: str, topology: Topology, driver: str) -> None:
     if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
     if not state.folder(name).exists():  # else the lab's own folder says it better
+        nodes = (PLANT, MANAGEMENT, *(site.gateway for site in topology.sites), *topology.node_names)
         if driver == "containerlab":
-            containerlab.refuse_taken(name)
+            containerlab.refuse_taken(name, nodes)
             return
-        gateways = [site.gateway for site in topology.sites]
-        for node in (PLANT, MANAGEMENT, *gateways, *topology.node_names):
+        for node in nodes:
             refuse_taken(namespace_name(name, node))
 
 
@@ -267,6 +267,8 @@ def _make_folder(name: str) -> LabFolder:
             raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB are free")
         folder.path.mkdir(mode=0o700)
     except FileExistsError as error:
+        if folder.path.is_symlink() or not folder.path.is_dir():
+            raise StorageError(f"{folder.path} is no folder of a lab, and in the way of one; remove it") from error
         state_now = _state_now(folder)
         raise NameTaken(
             f"a lab named {name} {state_now}; take it down with: testbed down {name}, or choose --name"

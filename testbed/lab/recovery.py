@@ -72,7 +72,7 @@ def _remove(folder: Path) -> None:
             shutil.rmtree(folder)
         except OSError as error:
             if time.monotonic() > until:
-                raise StorageError(f"could not remove {folder}: {error.strerror}") from error
+                raise StorageError(f"could not remove {folder}: {error.strerror or error}") from error
             time.sleep(0.02)
 
 

@@ -97,6 +97,25 @@ def test_a_name_that_somebody_elses_lab_has_is_refused(topology: testbed.Topolog
     assert not state.folder(somebody_elses).path.exists()
 
 
+def test_names_that_somebody_elses_container_or_namespace_has_are_refused(
+    topology: testbed.Topology, containers: str
+) -> None:
+    name = oracle.unused_name()
+    docker("run", "--detach", "--name", f"clab-{name}-east-0", "--network", "none", containers, "sleep", "999")
+    try:
+        with pytest.raises(NameTaken, match=f"there is a container clab-{name}-east-0 already"):
+            up(topology, name)
+    finally:
+        docker("rm", "--force", f"clab-{name}-east-0")
+    oracle.run("ip", "netns", "add", f"clab-{name}-plant")
+    try:
+        with pytest.raises(NameTaken, match=f"there is a network namespace clab-{name}-plant already"):
+            up(topology, name)
+    finally:
+        oracle.run("ip", "netns", "del", f"clab-{name}-plant")
+    assert not state.folder(name).path.exists()
+
+
 @pytest.mark.parametrize("everything", [False, True])
 def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> None:
     name = oracle.unused_name()

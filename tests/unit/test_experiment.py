@@ -116,3 +116,12 @@ def test_any_bytes_load_or_are_refused(text: bytes) -> None:
         load_text(text, "x.yaml")
     except FileMistakes as error:
         str(error).encode("utf-8")
+
+
+def test_the_number_of_a_rank_needs_no_quotes() -> None:
+    """YAML reads it as a number; what is no name and no number stays a mistake."""
+    read = lambda target: load_text(b"schedule: [{at: 1s, inject: rank-kill, target: %s}]\n" % target, "x.yaml")  # noqa: E731
+    assert read(b"3").schedule[0].target == read(b'"3"').schedule[0].target == "3"
+    for wrong in (b"true", b"1.5", b"[1]"):
+        with pytest.raises(FileMistakes, match="is not a line of text"):
+            read(wrong)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import LabError, StorageError, UserError
-from testbed.lab import api, client, containers, state, status
+from testbed.lab import api, client, containers, deploy, state, status
 
 NOBODY = 65534
 
@@ -128,3 +128,15 @@ def test_a_lab_that_was_taken_down_meanwhile(labs: Path) -> None:
 def test_what_cannot_be_a_labs_name(labs: Path, verb: Callable[[str], object], name: str) -> None:
     with pytest.raises(UserError, match=r"cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -$"):
         verb(name)
+
+
+def test_what_is_no_folder_in_the_place_of_a_lab_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`down` removes what it made, and this it did not make: it must not be offered."""
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
+    (tmp_path / "labs").mkdir()
+    (tmp_path / "labs" / "one").symlink_to("/nonexistent")
+    (tmp_path / "labs" / "two").write_text("")
+    for name in ("one", "two"):
+        with pytest.raises(StorageError, match=f"labs/{name} is no folder of a lab, and in the way of one; remove it"):
+            deploy._make_folder(name)
+    assert (tmp_path / "labs" / "one").is_symlink()

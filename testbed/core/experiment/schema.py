@@ -159,6 +159,11 @@ def _line(value: object) -> str:
     return value.strip()
 
 
+def _target(value: object) -> str:
+    """A name; or the number of a rank, which YAML reads as a number where it has no quotes."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _line(value)
+
+
 REPAIR: Final = "repair"
 """In ``for:``, the usual time of the fault's cause."""
 
@@ -187,7 +192,7 @@ class _Fault(Part):
     at: Annotated[float | None, BeforeValidator(parse_duration_s)] = None
     when: Annotated[Expectation | None, BeforeValidator(_condition)] = None
     inject: Annotated[str | None, BeforeValidator(_line)] = None
-    target: Annotated[str | None, BeforeValidator(_line)] = None
+    target: Annotated[str | None, BeforeValidator(_target)] = None
     duration: Annotated[float | str | None, BeforeValidator(_duration), Field(alias="for")] = None
     repeat: Annotated[int | None, BeforeValidator(whole(1, MOST_ENTRIES))] = None
     every: Annotated[float | None, BeforeValidator(some_time)] = None
