@@ -156,8 +156,12 @@ class ContainerPlace:
     def enter(
         self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> list[str]:
-        """The argument list that runs ``argv`` inside; it ends when its stdin does. Raises MissingTool."""
-        options = ["--interactive", *(f"--env={key}={value}" for key, value in (environment or {}).items())]
+        """The argument list that runs ``argv`` inside; it ends when its stdin does. Raises MissingTool.
+
+        Variables of ``environment`` are handed on; whoever starts it has them in its environment.
+        """
+        # Names only: docker takes the values from its own environment, and no argument list shows them to other users.
+        options = ["--interactive", *(f"--env={key}" for key in environment or {})]
         options += ["--workdir", str(folder)] if folder else []
         return [*self._exec(options), "python", "-m", "testbed_agents.leash", "--", *argv]
 

@@ -101,7 +101,7 @@ def test_a_program_of_a_job_is_on_a_leash_and_has_only_the_environment_that_it_i
     line = ContainerPlace("clab-x-east-0", "1000:1000").enter(["python", "a b.py"], Path("/work"), {"RANK": "0"})
     assert line[0] == str(tools / "docker")
     assert line[1:] == [
-        "exec", "--interactive", "--env=RANK=0", "--workdir", "/work", "--user", "1000:1000", "clab-x-east-0",
+        "exec", "--interactive", "--env=RANK", "--workdir", "/work", "--user", "1000:1000", "clab-x-east-0",
         "python", "-m", "testbed_agents.leash", "--", "python", "a b.py",
     ]  # fmt: skip
     with pytest.raises(MissingTool, match="docker"):
