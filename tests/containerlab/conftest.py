@@ -90,8 +90,9 @@ def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
         yield made
     finally:
         made.end()
-        # It leaves the handle of its own network namespace mounted.
+        # It leaves the handle of its own network namespace mounted, and after SIGKILL its folder upon itself.
         subprocess.run(["umount", f"{folder}/exec/netns/default"], capture_output=True)
+        subprocess.run(["umount", str(CACHE)], capture_output=True)
 
 
 @pytest.fixture(scope="session")
