@@ -55,12 +55,17 @@ def _translated(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
+_NO_USER = 2**32 - 1
+"""What chown(2) takes for "leave it"; there is no user of that number or beyond."""
+
+
 def _caller() -> tuple[int, int] | None:
     """User and group that called sudo; None when nobody did, or when they cannot be given anything."""
     user, group = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     if os.geteuid() != 0 or not (user.isdecimal() and group.isdecimal()):
         return None
-    return int(user), int(group)
+    caller = int(user), int(group)
+    return caller if max(caller) < _NO_USER else None
 
 
 def _give(path: Path) -> None:

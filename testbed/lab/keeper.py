@@ -33,9 +33,9 @@ from testbed.core.faults.fault import Compiled, compile_fault
 from testbed.core.plan import routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import PLANT
-from testbed.core.plan.step import Carrier, Fibers, Step
+from testbed.core.plan.step import Carrier, Fibers, Killed, Paused, Slowed, Step
 from testbed.core.topology.model import Topology, topology_from_dict
-from testbed.errors import LabError, StorageError, TestbedError
+from testbed.errors import LabError, StorageError, TestbedError, UserError
 from testbed.host import containerlab, process
 from testbed.host.containerlab import Containerlab
 from testbed.host.emulator import DirectionStats
@@ -217,6 +217,9 @@ class Keeper:
         if self._dead_containers:
             raise LabError(containerlab.dead(self._lab.name, self._dead_containers[0]))
         compiled = compile_fault(self._topology, fault["type"], fault["target"], fault["parameters"])
+        steps = [step for phase in compiled.phases for step in phase.steps]
+        if not self._agents.ranks and any(isinstance(it, Killed | Paused | Slowed) for it in steps):
+            raise UserError(f"{fault['type']}: this lab has no training agents, which is what it happens to")
         return {**fault, "links": list(compiled.links), "nodes": list(compiled.nodes)}, compiled
 
     def do_heal(self, ids: list[str], everything: bool = False) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.faults.fault import compile_fault
+from testbed.core.faults.power import NO_POWER
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
@@ -270,11 +271,12 @@ class Lab:
         """A user's program once per rank with torchrun's environment; status of the worst rank.
 
         Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`). Raises
-        FidelityError as :meth:`train` does.
+        FidelityError as :meth:`train` does, LabError where a node has no power.
         """
         if not argv:
             raise UserError("nothing to launch; write: testbed launch -- python train.py")
         self._refuse_uncertified()
+        self._refuse_powerless()
         run = self._unused_run(directory)
         how, reason = "interrupted", "interrupted by the user"
         observer = Observer(self._folder, self.topology, run)
@@ -305,6 +307,13 @@ class Lab:
         self.observer.start()
         self._jobs += 1
         return Job(self._folder, self.topology, Workload(steps, **workload), run.ranks, self._jobs)
+
+    def _refuse_powerless(self) -> None:
+        """A node without power runs nothing; the namespace that stands for it would."""
+        standing = [it for it in client.call(self._folder, "faults") if it["ended_t"] is None]
+        dark = sorted({node for it in standing if it["phase"] == NO_POWER for node in it["nodes"]})
+        if dark:
+            raise LabError(f"{', '.join(dark)}: no power, by a fault; heal it first: testbed heal -l {self.name}")
 
     def _refuse_uncertified(self) -> None:
         if self.allow_uncertified or (self.certificate is not None and self.certificate.certified):

@@ -254,3 +254,27 @@ def test_a_killed_keeper_leaves_no_paused_rank_behind(state_folder: Path) -> Non
         )
     assert done.returncode == 0, done.stderr
     assert oracle.left_behind(name, state_folder) == []
+
+
+def test_nothing_is_launched_where_there_is_no_power(healthy: testbed.Lab, tmp_path: Path) -> None:
+    """A namespace would run it all the same. A site that is only warned still has its power."""
+    healthy.allow_uncertified = True
+    healthy.inject("evacuation", "east", warning="100s")
+    assert healthy.launch(["true"], directory=tmp_path) == 0
+    fault = healthy.inject("node-kill", "west-1")
+    with pytest.raises(LabError, match=r"^west-1: no power, by a fault; heal it first"):
+        healthy.launch(["true"], directory=tmp_path)
+    healthy.heal(fault.id)
+    assert healthy.launch(["true"], directory=tmp_path) == 0
+
+
+def test_faults_of_ranks_need_ranks() -> None:
+    """Else they would begin, do nothing, and whatever was expected of them would be found to hold."""
+    with testbed.up(
+        "metro-40km", name=oracle.unused_name(), driver="netns", agents=False, allow_uncertified=True
+    ) as bare:
+        for kind in ("rank-kill", "rank-pause", "straggler"):
+            with pytest.raises(UserError, match=f"^{kind}: this lab has no training agents"):
+                bare.inject(kind, "0")
+        bare.inject("node-kill", "east-0")
+        assert [it.type for it in bare.faults()] == ["node-kill"]

@@ -181,3 +181,12 @@ def test_a_topology_that_cannot_be_is_left_out_and_said(tmp_path, change):
     assert data.topology is None
     assert data.malformed == {"topology.json": 1}
     assert write_report(run).malformed == {"topology.json": 1}
+
+
+@needs_root
+def test_a_caller_whom_there_cannot_be_is_none(tmp_path, monkeypatch):
+    """chown(2) would take it for another number, or Python refuse it, after all that the run has measured."""
+    monkeypatch.setenv("SUDO_UID", str(2**32))
+    monkeypatch.setenv("SUDO_GID", "1")
+    run = RunDirectory.create(tmp_path / "runs", "r")
+    assert run.path.stat().st_uid == os.geteuid()

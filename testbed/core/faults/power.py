@@ -22,6 +22,7 @@ __all__ = [
     "GATEWAY_DOWN",
     "MANAGEMENT_PARTITION",
     "NODE_KILL",
+    "NO_POWER",
     "POWER_LOSS",
     "WARNED",
     "evacuation",
@@ -30,6 +31,9 @@ __all__ = [
     "node_kill",
     "power_loss",
 ]
+
+NO_POWER: Final = "no power"
+"""Name of the phase in which everything of a place is off."""
 
 WARNED: Final = "warned"
 """Name of the phase in which a site knows that it will lose its power: time to save what can be saved."""
@@ -40,7 +44,7 @@ def node_kill(topology: Topology, target: str, parameters: Mapping[str, str]) ->
     Reader(parameters).finish()
     if target not in topology.node_names:
         raise UnknownName("node", target, topology.node_names)
-    return Compiled((Phase(0.0, "no power", _nodes_off(topology, (target,))),), (), nodes=(target,))
+    return Compiled((Phase(0.0, NO_POWER, _nodes_off(topology, (target,))),), (), nodes=(target,))
 
 
 def gateway_down(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
@@ -48,7 +52,7 @@ def gateway_down(topology: Topology, target: str, parameters: Mapping[str, str])
     Reader(parameters).finish()
     site = _site(topology, target.removesuffix("-gw"), target)
     dark, links = _gateways_off(topology, (site,))
-    return Compiled.at_once("no power", dark, links)
+    return Compiled.at_once(NO_POWER, dark, links)
 
 
 def power_loss(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
@@ -84,7 +88,7 @@ def _power_loss(topology: Topology, target: str, before: tuple[Phase, ...], at_s
     dark, links = _gateways_off(topology, sites)
     management = tuple(Carrier(MANAGEMENT, site.gateway, False) for site in sites)
     # The light goes first, in one send: that is the moment of the power event. Ending what ran takes milliseconds more.
-    off = Phase(at_s, "no power", (*dark, *management, *_nodes_off(topology, nodes)))
+    off = Phase(at_s, NO_POWER, (*dark, *management, *_nodes_off(topology, nodes)))
     return Compiled((*before, off), links, nodes=nodes)
 
 
