@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -121,6 +123,14 @@ def _say_of(measured: Certificate) -> None:
         screen.say(note, style="yellow")
 
 
+def _this_python() -> str:
+    """The Python that we run with, as one would type it: it has what the agents have, the system's may not."""
+    try:
+        return str(Path(sys.executable).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return sys.executable
+
+
 def _say_next(lab: Lab, observed: bool) -> None:
     first, last = lab.topology.node_names[0], lab.topology.node_names[-1]
     lines = [f"testbed exec {first} -- ping -c 3 {last}"]
@@ -128,7 +138,8 @@ def _say_next(lab: Lab, observed: bool) -> None:
         lines.append(f"testbed cut {lab.topology.links[0].name} --for 10s")
     if observed:
         lines.append("testbed observe")
-    lines += ["testbed launch -- python your_training.py", "testbed status --watch", f"testbed down {lab.name}"]
+    python = "python" if lab.status().driver == "containerlab" else _this_python()
+    lines += [f"testbed launch -- {python} your_training.py", "testbed status --watch", f"testbed down {lab.name}"]
     screen.say(f"Lab {lab.name} is up. Next:")
     for line in lines:
         screen.say(f"  {line}", style="cyan")

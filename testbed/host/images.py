@@ -211,6 +211,10 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, say: Say)
     for source in sources:
         try:
             _run([*pip, "--no-deps", *source, TORCH], say, "Saved ")
+            if not gpu and not source:
+                say(
+                    "this torch is of the normal index, with CUDA in it; --wheels FOLDER takes a smaller one from there"
+                )
             break
         except HostError as error:
             failure = str(error)

@@ -266,9 +266,9 @@ class AgentsHand:
         with self._changed:
             state = self.states.get(event.get("rank", -1))
             if event["event"] == "gone":
-                reason = f"the warm parent {event['how']}"
                 for number, it in self.states.items():
                     if self._key(self.ranks[number]) == key:
+                        reason = "down by a fault" if self._held[number] else f"the warm parent {event['how']}"
                         it |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
                 self._signalled.update(number for number in self.states if self._key(self.ranks[number]) == key)
             elif event["event"] == "signalled":
