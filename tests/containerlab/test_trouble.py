@@ -116,7 +116,7 @@ def test_names_that_somebody_elses_container_or_namespace_has_are_refused(
     assert not state.folder(name).path.exists()
 
 
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> None:
     name = oracle.unused_name()
     up(topology, name)
@@ -216,7 +216,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
     assert not state.folder(name).path.exists()
 
 
-@pytest.mark.parametrize("node", ["west-0", "west-gw"])
+@pytest.mark.parametrize("node", ["west-0", pytest.param("west-gw", marks=pytest.mark.thorough)])
 def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.Topology, node: str) -> None:
     """A gateway's ranks would wait 30 s for one another."""
     name = oracle.unused_name()
@@ -239,7 +239,7 @@ def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.
     assert residue(name) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, dockerd: Any, number: int) -> None:
     """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
     name = oracle.unused_name()
