@@ -136,11 +136,13 @@ def run(argv: Sequence[str], out: Path, *, timeout_s: float, memory: str = "3G")
         *("con=null", "con0=null,fd:1", "console=tty0", "quiet", "panic=1"),
         *(f"vm_out={out}", f"vm_modules={_modules(unpacked)}", f"vm_modprobe={unpacked / 'bin' / 'modprobe'}"),
     ]
+    # What is inside has its own; and a machine that runs beside tests must not look like something of one of them.
+    outer = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
     # Its memory is a file in TMPDIR: on a disk it would be written back all the time.
     shared = {"TMPDIR": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}
     machine = subprocess.Popen(
         kernel, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | shared, start_new_session=True,
+        env={**outer, **shared}, start_new_session=True,
     )  # fmt: skip
     try:
         console, _ = machine.communicate(timeout=timeout_s)
