@@ -40,7 +40,7 @@ test-netem:
 test-netem-containers:
 	@tools/setup.sh test
 	@tools/verdict.sh test-netem-containers "containers and netem work together, or it says why they could not run" \
-	    $(VENV)/bin/python -m pytest tests/containerlab/test_whole_on_netem.py -rs $(PYTEST_FLAGS)
+	    env TESTBED_THOROUGH=1 $(VENV)/bin/python -m pytest tests/containerlab/test_whole_on_netem.py -rs $(PYTEST_FLAGS)
 
 test-thorough:
 	@tools/setup.sh test

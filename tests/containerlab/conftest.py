@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +20,6 @@ import oracle
 import pytest
 
 from testbed.host import containerlab, docker_client, images
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netem_vm"))
-
-import vm
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "docker"
@@ -104,56 +99,6 @@ def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
 def daemon(dockerd: Dockerd) -> str:
     """Address of a docker daemon that answers, for DOCKER_HOST."""
     return dockerd.address
-
-
-class WholeOnNetem:
-    """tests/netem_vm/containers on a machine with netem, begun at once; :meth:`result` waits for it."""
-
-    BOUND_S = 420.0
-
-    def __init__(self, out: Path) -> None:
-        self._out, self._found = out, (125, "it never began")
-        self._why_not = ""
-        self._thread = threading.Thread(target=self._run, name="whole on netem")
-        self._thread.start()
-
-    def result(self) -> tuple[int, str]:
-        """(status, words). Skips the test where there is no such machine."""
-        self._thread.join(self.BOUND_S + 30.0)
-        if self._why_not:
-            pytest.skip(f"no kernel with netem: {self._why_not}")
-        return self._found
-
-    def _run(self) -> None:
-        inner = ROOT / "tests" / "netem_vm" / "containers"
-        if any(inner.is_relative_to(hidden) for hidden in ("/mnt", "/run", "/dev")):
-            self._why_not = f"it has its own /mnt, /run and /dev, and cannot see {inner}"
-            return
-        argv = ["env", f"TESTBED_VM_IMAGES={CACHE}", sys.executable, "-m", "pytest", "-q", "-s"]
-        argv += ["-p", "no:cacheprovider", "--tb=short", "--color=no", str(inner)]
-        try:
-            self._found = vm.run(argv, self._out, timeout_s=self.BOUND_S, memory="4G")
-        except (vm.Unavailable, OSError) as error:
-            self._why_not = str(error)
-
-
-@pytest.fixture(scope="session")
-def whole_on_netem(
-    containers: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[WholeOnNetem | None]:
-    """Begun where the test that asks what became of it is among those that run, and at an end when they are."""
-    wanted = any(item.path.name == "test_whole_on_netem.py" for item in request.session.items)
-    begun = WholeOnNetem(tmp_path_factory.mktemp("whole")) if wanted else None
-    yield begun
-    if begun is not None:
-        begun._thread.join()
-
-
-@pytest.fixture(autouse=True)
-def _begin_early(request: pytest.FixtureRequest) -> None:
-    """It has the other CPU while the tests before it, which wait for docker most of the time, run on this one."""
-    if "containers" in request.fixturenames:
-        request.getfixturevalue("whole_on_netem")
 
 
 @pytest.fixture(scope="session")
