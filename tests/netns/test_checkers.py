@@ -140,6 +140,7 @@ def test_a_sum_that_is_wrong_on_all_ranks_alike(parent: Parent, nodes: Nodes, tm
     assert found.text.endswith("as if what rank 2 put in were missing")
 
 
+@pytest.mark.thorough
 @broken("stale:rank=2,step=6")
 def test_a_rank_on_stale_parameters(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
     checkers = trained(parent, nodes, tmp_path)
@@ -149,6 +150,7 @@ def test_a_rank_on_stale_parameters(parent: Parent, nodes: Nodes, tmp_path: Path
     assert all(found.step >= 6 for found in checkers["parameters"].findings)
 
 
+@pytest.mark.thorough
 @broken("lost-update:step=5")
 def test_an_update_that_no_rank_made(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
     checkers = trained(parent, nodes, tmp_path)
@@ -170,6 +172,7 @@ def test_who_waited_for_whom(parent: Parent, nodes: Nodes, tmp_path: Path) -> No
     assert "rank 1 was in no collective of step 4" in found.text
 
 
+@pytest.mark.thorough
 def test_a_paused_rank_is_named(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
     pids = {int(it["rank"]): int(it["pid"]) for it in begin(parent, nodes, tmp_path, steps=10_000)}
     parent.next("began", RANKS)

@@ -17,6 +17,7 @@ from testbed.lab import audit
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(agents.missing()), reason="needs torch")]
 
 
+@pytest.mark.thorough
 def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
     """Of two diverse fibers each one's cut leaves the other: the job goes on while it lasts."""
     name = oracle.unused_name()

@@ -388,6 +388,7 @@ def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folde
 # ---- trouble
 
 
+@pytest.mark.thorough
 def test_two_observed_labs_are_apart(lab: testbed.Lab, lab_name: str) -> None:
     with testbed.up("intra-metro-5km", name=lab_name, agents=False, observe=True):
         oracle.until(lambda: asked(lab_name, 'up{job="lab"} == 1'), 20.0, "its own exporter is scraped")
@@ -406,6 +407,7 @@ def test_killed_with_its_keeper_and_down_leaves_nothing(lab_name: str, state_fol
     assert oracle.working_in(state_folder) == others
 
 
+@pytest.mark.thorough
 def test_that_it_ended_is_told_and_stops_nothing_else(
     lab_name: str, state_folder: Path, lab: testbed.Lab, command: oracle.Command
 ) -> None:

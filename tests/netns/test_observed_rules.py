@@ -115,6 +115,7 @@ def test_a_dark_link_is_an_alert_until_it_is_lit(training: testbed.Lab) -> None:
     oracle.until(lambda: ("LinkDown", "south") not in firing(lab), 20.0, "LinkDown is over")
 
 
+@pytest.mark.thorough
 def test_a_rank_that_does_not_answer_is_down_and_training_stands_still(training: testbed.Lab) -> None:
     lab = training.name
     with training.inject("rank-pause", "3"):

@@ -140,6 +140,7 @@ def test_a_spoilt_checkpoint_is_not_begun_from(lab: testbed.Lab, undisturbed: st
     assert parameters(lab) == undisturbed
 
 
+@pytest.mark.thorough
 def test_agents_whose_parent_died_are_deployed_by_another(lab: testbed.Lab, undisturbed: str) -> None:
     job = begun(lab, 15)
     (rank,) = oracle.inside_pids(oracle.netns(lab.name, "east-0"))
@@ -163,6 +164,7 @@ def test_no_more_restarts_than_allowed(lab: testbed.Lab) -> None:
     assert job.attempt == 2
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_stopped_does_not_begin_again(lab: testbed.Lab) -> None:
     job = begun(lab, 5)
     job.stop()
