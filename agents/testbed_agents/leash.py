@@ -1,8 +1,18 @@
-"""Runs a program for as long as somebody holds our stdin: ``python -m testbed_agents.leash -- PROGRAM…``.
+"""Runs a program for as long as somebody holds our stdin: ``python -m testbed_agents.leash [--stdin] -- PROGRAM…``.
 
 What is started in a container by ``docker exec`` goes on when the one who asked for it is gone. This ends it: end of
 file on stdin is SIGTERM to the program's session, and SIGKILL when that did not help. Our status is the program's,
 128 + n for a signal n.
+
+The program has no stdin, or, with ``--stdin``, what comes on ours in frames, so that the end of what it is to read can
+be told from the end of whoever sends it. A frame is one byte that says what it is, the length of its content in four
+bytes, most significant first, and the content:
+
+==== ==========================================================
+D    what the program reads next
+E    nothing more: its stdin ends, and it goes on
+S    the number of a signal, in decimal, for its whole session
+==== ==========================================================
 """
 
 from __future__ import annotations
@@ -11,18 +21,25 @@ import contextlib
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 GRACE_S = 5.0
-READ_BYTES = 1 << 12
+READ_BYTES = 1 << 16
+HEAD = struct.Struct(">cI")
+MOST_WAITING_BYTES = 1 << 24
+"""What a program does not read is kept up to here: to learn that the sender is gone, all that it sent must be read."""
 
 
-def run(argv: Sequence[str], stdin: int = 0) -> int:
-    """Start ``argv`` without a stdin of its own and wait for it, or for the end of file on ``stdin``."""
+def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
+    """Start ``argv`` and wait for it, or for the end of file on ``stdin``."""
     try:
-        child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, start_new_session=True)
+        child = subprocess.Popen(
+            list(argv), bufsize=0, stdin=subprocess.PIPE if framed else subprocess.DEVNULL, start_new_session=True
+        )
     except FileNotFoundError:
         print(f"{argv[0]}: not found in this container", file=sys.stderr)
         return 127
@@ -30,16 +47,78 @@ def run(argv: Sequence[str], stdin: int = 0) -> int:
         print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
         return 126
     watched = os.pidfd_open(child.pid)
+    feed = None if child.stdin is None else Feed(child.stdin)
     held = True
     while child.poll() is None:
-        ready, _, _ = select.select([watched, stdin] if held else [watched], [], [], None if held else GRACE_S)
-        if stdin in ready and not os.read(stdin, READ_BYTES):
-            held = False
-            _signal(child.pid, signal.SIGTERM)
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        if held:
+            poll.register(stdin, select.POLLIN if feed is None or feed.has_room else 0)
+            if feed is not None and feed.waiting:
+                poll.register(feed.sink, select.POLLOUT)
+        ready = dict(poll.poll(None if held else GRACE_S * 1000))
+        if feed is not None and feed.sink in ready:
+            feed.write()
+        if stdin in ready:
+            heard = os.read(stdin, READ_BYTES) if ready[stdin] & select.POLLIN else b""
+            if not heard:
+                held = False
+                _signal(child.pid, signal.SIGTERM)
+            elif feed is not None:
+                for number in feed.hear(heard):
+                    _signal(child.pid, number)
         elif not ready:
             _signal(child.pid, signal.SIGKILL)
     _signal(child.pid, signal.SIGKILL)  # what it started and left behind
     return 128 - child.returncode if child.returncode < 0 else child.returncode
+
+
+class Feed:
+    """A program's stdin, from frames; it never waits."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self.sink = pipe.fileno()
+        self.waiting = bytearray()
+        self._unread = bytearray()
+        self._ending = False
+        os.set_blocking(self.sink, False)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.waiting) < MOST_WAITING_BYTES
+
+    def hear(self, data: bytes) -> Iterator[signal.Signals]:
+        """Take what came; the signals in it."""
+        self._unread += data
+        while len(self._unread) >= HEAD.size:
+            kind, length = HEAD.unpack_from(self._unread)
+            if len(self._unread) < HEAD.size + length:
+                return
+            content = bytes(self._unread[HEAD.size : HEAD.size + length])
+            del self._unread[: HEAD.size + length]
+            if kind == b"D" and not self._pipe.closed:
+                self.waiting += content
+            elif kind == b"E":
+                self._ending = True
+                self.write()
+            elif kind == b"S":
+                yield signal.Signals(int(content))
+
+    def write(self) -> None:
+        """As much as the program takes now."""
+        if self._pipe.closed:
+            return
+        try:
+            while self.waiting:
+                del self.waiting[: os.write(self.sink, self.waiting[:READ_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            self.waiting.clear()
+            self._ending = True
+        if self._ending:
+            self._pipe.close()
 
 
 def _signal(session: int, number: signal.Signals) -> None:
@@ -49,4 +128,6 @@ def _signal(session: int, number: signal.Signals) -> None:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    sys.exit(run(words[1:] if words[:1] == ["--"] else words))
+    with_stdin = words[:1] == ["--stdin"]
+    words = words[with_stdin:]
+    sys.exit(run(words[1:] if words[:1] == ["--"] else words, framed=with_stdin))

@@ -7,16 +7,15 @@ section of /etc/hosts, its ssh configuration, containers that it had just begun)
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +23,9 @@ from testbed.core.plan.clab import LABEL, READY_FILE
 from testbed.core.plan.step import Containers, Setting, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
 from testbed.host import namespace, netlink, offload
+from testbed.host.container_place import ContainerPlace
 from testbed.host.docker_client import INSTALL, NotThere, client, translated
+from testbed.host.docker_endpoint import ask, endpoint
 from testbed.host.driver import Facts
 from testbed.host.graft import graft
 from testbed.host.process_watch import ProcessWatch
@@ -41,6 +42,7 @@ __all__ = [
     "living_netns",
     "missing",
     "netns_of",
+    "paused",
     "refuse_taken",
     "topology_file",
 ]
@@ -90,6 +92,16 @@ def dead(lab: str, node: str) -> str:
         f"the container of {node} does not run any more (docker inspect {container_name(lab, node)});"
         f" take the lab down with: testbed down {lab}"
     )
+
+
+def paused(lab: str) -> dict[str, str]:
+    """Nodes of a lab whose containers somebody has paused, and what is said of each. Raises as :func:`ask`."""
+    filters = json.dumps({"label": [f"containerlab={lab}", f"{LABEL}.lab={lab}"], "status": ["paused"]})
+    nodes = sorted(it["Labels"]["clab-node-name"] for it in ask("/containers/json", filters=filters))
+    return {
+        it: f"the container of {it} is paused; let it go on with: docker unpause {container_name(lab, it)}"
+        for it in nodes
+    }
 
 
 def topology_file(folder: Path, lab: str) -> Path:
@@ -142,43 +154,6 @@ def agent_user() -> str:
     """``uid:gid`` that ranks have in containers: whoever called sudo, else the image's own user. Never root."""
     uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     return f"{uid}:{gid}" if uid.isdecimal() and gid.isdecimal() and uid != "0" else IMAGE_USER
-
-
-@dataclass(frozen=True)
-class ContainerPlace:
-    """Where a program of a container runs: ``docker exec``, as ``user`` (``uid:gid``; empty: the container's own)."""
-
-    name: str
-    user: str = ""
-    leashed = True
-    """What runs inside ends with its stdin: docker would let it go on."""
-
-    def enter(
-        self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
-    ) -> list[str]:
-        """The argument list that runs ``argv`` inside; it ends when its stdin does. Raises MissingTool.
-
-        Variables of ``environment`` are handed on; whoever starts it has them in its environment.
-        """
-        # Names only: docker takes the values from its own environment, and no argument list shows them to other users.
-        options = ["--interactive", *(f"--env={key}" for key in environment or {})]
-        options += ["--workdir", str(folder)] if folder else []
-        return [*self._exec(options), "python", "-m", "testbed_agents.leash", "--", *argv]
-
-    def visit(self, argv: Sequence[str]) -> list[str]:
-        """As :meth:`enter`, for a person: stdin is the program's own, with a terminal if ours is one."""
-        terminal = ["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-        return [*self._exec(["--interactive", *terminal]), *argv]
-
-    def speak(self, argv: Sequence[str]) -> list[str]:
-        """The argument list of a program that is spoken to over its stdin, and ends with it by itself."""
-        return [*self._exec(["--interactive"]), *argv]
-
-    def _exec(self, options: Sequence[str]) -> list[str]:
-        tool = shutil.which("docker")
-        if tool is None:
-            raise MissingTool("docker", INSTALL)
-        return [tool, "exec", *options, *(["--user", self.user] if self.user else []), self.name]
 
 
 class Containerlab:
@@ -376,6 +351,7 @@ def _checksums_on(path: Path) -> None:
 def _environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
+        "DOCKER_HOST": endpoint().address,  # it knows no contexts
         "CLAB_LABDIR_BASE": str(folder),
         "CLAB_VERSION_CHECK": "disable",  # else every call waits 3 s for an answer where there is no internet
         "NO_COLOR": "1",

@@ -9,12 +9,11 @@ import contextlib
 import functools
 import os
 import shutil
-import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
+from testbed.host.docker_endpoint import DOES_NOT_RUN, NO_PERMISSION, Elsewhere, ask, endpoint
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -23,9 +22,7 @@ __all__ = ["INSTALL", "NotThere", "client", "refuse_silence", "translated", "why
 
 INSTALL: Final = "sudo tools/install-containerlab.sh (in the testbed's repository; docs/containerlab.md)"
 ANSWER_BOUND_S: Final = 60
-_SOCKET: Final = Path("/var/run/docker.sock")
-_DOES_NOT_RUN: Final = "docker does not run; start it: service docker start"
-_NO_PERMISSION: Final = "no permission for docker's socket; use sudo, or join the group docker"
+"""For work that is asked of docker; whether it is there at all is known sooner (:func:`refuse_silence`)."""
 
 
 class NotThere(HostError):
@@ -34,23 +31,15 @@ class NotThere(HostError):
 
 @functools.cache
 def client() -> DockerClient:
-    """Connected to the daemon that DOCKER_HOST names, else to the local socket.
+    """Connected to the daemon of :func:`~testbed.host.docker_endpoint.endpoint`.
 
-    Raises MissingTool, NotAllowed or HostError.
+    Raises as :func:`refuse_silence`.
     """
-    if not os.environ.get("DOCKER_HOST") and not _SOCKET.exists():
-        if shutil.which("dockerd") is None:
-            raise MissingTool("docker", INSTALL)
-        raise HostError(_DOES_NOT_RUN)
+    refuse_silence()
     import docker
 
     with translated("reach the docker daemon"):
-        try:
-            made = docker.from_env(timeout=ANSWER_BOUND_S)
-        except ValueError as error:
-            raise HostError(f"DOCKER_HOST={os.environ.get('DOCKER_HOST', '')} is no address: {error}") from error
-        made.ping()
-        return made
+        return docker.DockerClient(base_url=endpoint().address, timeout=ANSWER_BOUND_S)
 
 
 def why_not() -> str:
@@ -63,18 +52,16 @@ def why_not() -> str:
 
 
 def refuse_silence() -> None:
-    """Raise NotAllowed or HostError if nobody listens at docker's socket: at a thousandth of what the SDK costs."""
-    kind, _, path = (os.environ.get("DOCKER_HOST") or f"unix://{_SOCKET}").partition("://")
-    if kind != "unix":
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as asking:
-        asking.settimeout(ANSWER_BOUND_S)
-        try:
-            asking.connect(path)
-        except PermissionError as error:
-            raise NotAllowed(_NO_PERMISSION) from error
-        except OSError as error:
-            raise HostError(_DOES_NOT_RUN) from error
+    """Raise UserError, NotAllowed, MissingTool or HostError unless docker answers, on this kernel, within seconds."""
+    where = endpoint()
+    if not where.said_by and not where.socket.exists():
+        raise HostError(DOES_NOT_RUN) if shutil.which("dockerd") else MissingTool("docker", INSTALL)
+    kernel, ours = ask("/version").get("KernelVersion", ""), os.uname().release
+    if kernel != ours:
+        raise Elsewhere(
+            f"the docker at {where.socket} runs on another kernel ({kernel}; this is {ours}), as Docker Desktop does: a"
+            " lab's links cannot be made there; install docker itself, or take --driver netns"
+        )
 
 
 @contextlib.contextmanager
@@ -104,9 +91,9 @@ def _translation(error: Exception, doing: str) -> TestbedError | None:
     if not isinstance(error, docker.errors.DockerException | requests.exceptions.RequestException):
         return None
     if "PermissionError" in words or "Permission denied" in words:
-        return NotAllowed(f"could not {doing}: {_NO_PERMISSION}")
+        return NotAllowed(f"could not {doing}: {NO_PERMISSION}")
     if "FileNotFoundError" in words or "ConnectionRefused" in words or "Connection refused" in words:
-        return HostError(f"could not {doing}: {_DOES_NOT_RUN}")
+        return HostError(f"could not {doing}: {DOES_NOT_RUN}")
     if isinstance(error, requests.exceptions.Timeout) or "timed out" in words:  # while it connects, it is wrapped
         return HostError(f"could not {doing}: docker did not answer within {ANSWER_BOUND_S} s")
     return HostError(f"could not {doing}: {words}")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
 import select
 import shutil
+import signal
+import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import IO, Final
 
 from testbed.errors import MissingTool
 
 UTIL_LINUX = "apt-get install util-linux"
+READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,9 @@ class Place:
             line.append(f"--wd={folder}")
         return [*line, "--", *argv]
 
-    def visit(self, argv: Sequence[str]) -> list[str]:
-        """As :meth:`enter`, for a person at our terminal, in the folder where they are."""
-        return self.enter(argv, Path.cwd())
+    def visit(self, argv: Sequence[str]) -> int:
+        """Run a program for a person, with our stdin, stdout and stderr, in the folder where they are; its status."""
+        return run(self.enter(argv, Path.cwd()))
 
 
 def tool(name: str) -> str:
@@ -60,6 +69,70 @@ def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> in
     """Run with our own stdin, stdout and stderr; exit status, 128 + n for a signal n as a shell says it."""
     status = subprocess.call(list(argv), env=dict(environment) if environment is not None else None)
     return 128 - status if status < 0 else status
+
+
+_FRAME: Final = struct.Struct(">cI")
+"""Before each frame of a leash's stdin (testbed_agents/leash.py): what it is, and how many bytes follow."""
+
+
+def run_leashed(argv: Sequence[str]) -> int:
+    """As :func:`run`, of a command that leads to a leash elsewhere which reads frames (testbed_agents/leash.py).
+
+    Our stdin is passed on, and Ctrl-C as the signal that it is. However we end, the program ends.
+    """
+    frames: queue.Queue[bytes] = queue.Queue(maxsize=16)
+    # In a session of its own, or a terminal's Ctrl-C would end the command before the program has heard of it.
+    with subprocess.Popen(list(argv), bufsize=0, stdin=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdin is not None
+        for work in (lambda: _read_into(frames), lambda: _write_from(frames, child.stdin)):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            with _interrupts(lambda: frames.put_nowait(_frame(b"S", b"%d" % signal.SIGINT))):
+                status = child.wait()
+        except BaseException:
+            child.kill()  # and the leash, whose stdin ends with it, ends the program
+            raise
+    return 128 - status if status < 0 else status
+
+
+def _frame(kind: bytes, content: bytes = b"") -> bytes:
+    return _FRAME.pack(kind, len(content)) + content
+
+
+def _read_into(frames: queue.Queue[bytes]) -> None:
+    with contextlib.suppress(OSError):  # closed, or a terminal that is gone: there is nothing more
+        while data := os.read(0, READ_BYTES):
+            frames.put(_frame(b"D", data))
+    frames.put(_frame(b"E"))
+
+
+def _write_from(frames: queue.Queue[bytes], sink: IO[bytes]) -> None:
+    with contextlib.suppress(OSError, ValueError):  # it has ended
+        while True:
+            frame = frames.get()
+            while frame:
+                frame = frame[sink.write(frame) :]
+
+
+@contextlib.contextmanager
+def _interrupts(pass_on: Callable[[], None]) -> Iterator[None]:
+    """Have SIGINT passed on before whoever hears it now does; in another thread than the main one nobody hears it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(queue.Full):
+            pass_on()
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], *, leashed: bool = False) -> subprocess.Popen[bytes]:

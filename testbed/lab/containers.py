@@ -9,7 +9,9 @@ from testbed import __version__
 from testbed.core.plan import build, clab
 from testbed.core.plan.step import Containers, Plan, Sysctls
 from testbed.core.topology.model import Topology
+from testbed.errors import TestbedError
 from testbed.host import containerlab, docker_client, images
+from testbed.host.docker_endpoint import Elsewhere
 from testbed.lab import state
 
 __all__ = ["plan_of", "render", "why_not"]
@@ -36,17 +38,31 @@ def plan_of(topology: Topology, plan: Plan, name: str, image: str = "") -> Plan:
 
 
 def why_not(image: str = "") -> tuple[str, str]:
-    """Why containers cannot be used here, in few words, and in full with what mends it; both empty if they can."""
+    """Why containers cannot be used here, in few words, and in full with what mends it; both empty if they can.
+
+    Whatever docker answers to the question is such a reason: ``auto`` goes on without it.
+    """
     with ThreadPoolExecutor(1) as beside:  # each is waited for 0.1 s, one for a process, one for docker
         asked = beside.submit(containerlab.missing)
         for short, found in (
-            ("docker does not answer", docker_client.why_not),
+            ("docker does not answer", _docker),
             ("no containerlab", asked.result),
             ("no image that fits", lambda: images.missing(image)),
         ):
-            if why := found():
+            try:
+                why = found()
+            except Elsewhere as error:
+                short, why = "docker is not of this machine", str(error)
+            except TestbedError as error:
+                why = str(error)
+            if why:
                 return short, why
     return "", ""
+
+
+def _docker() -> str:
+    docker_client.client()
+    return ""
 
 
 def _render(topology: Topology, plan: Plan, name: str, image: str) -> str:

@@ -19,7 +19,8 @@ from testbed.errors import LabError
 from testbed.host import agents as agent_host
 from testbed.host import process
 from testbed.host.agents import WarmParent
-from testbed.host.containerlab import Containerlab, ContainerPlace, agent_user, container_name
+from testbed.host.container_place import ContainerPlace
+from testbed.host.containerlab import Containerlab, agent_user, container_name
 from testbed.host.driver import Facts
 from testbed.host.netns import NetnsDriver
 
@@ -211,16 +212,16 @@ class AgentsHand:
                 self._containers.show(Path(message["data"]).absolute().parent, nodes)
         with self._changed:
             for state in self.states.values():
-                state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
+                state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"], "saved": False}
         for key, parent in list(self._all_parents().items()):
             ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
             parent.say({"do": "train", "ranks": ranks, **message})
 
-    def stop(self, job: str) -> None:
-        """Have all ranks end a job after the step that they are in."""
+    def stop(self, job: str, save: bool = False) -> None:
+        """Have all ranks end a job after the step that they are in; ``save``: with a checkpoint of it."""
         for parent in list(self._all_parents().values()):
             with contextlib.suppress(LabError):  # it is gone, and its ranks with it
-                parent.say({"do": "stop", "job": job})
+                parent.say({"do": "stop", "job": job, "save": save})
 
     # ---- parents
 
@@ -282,6 +283,7 @@ class AgentsHand:
                     "state": "finished" if event["status"] == "ok" else event["status"],
                     "reason": event["reason"],
                     "ended_t": event["t"],
+                    "saved": event["status"] == "saved",  # also when its process is gone by then
                 }
             elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
                 how = process.how_ended(-event["signal"] if event.get("signal") else event.get("code", 0))

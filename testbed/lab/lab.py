@@ -19,7 +19,7 @@ from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import FidelityError, LabError, StorageError, UnknownName, UserError
-from testbed.host import runner, store
+from testbed.host import store
 from testbed.host.forward import Forwarder
 from testbed.host.store import RunDirectory
 from testbed.lab import certify as certification
@@ -258,7 +258,7 @@ class Lab:
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
             raise UnknownName("node", node, sorted(nodes | others))
-        return runner.run(places.place(self._folder, node, isolated=node in nodes).visit(argv))
+        return places.place(self._folder, node, isolated=node in nodes).visit(argv)
 
     def launch(
         self,
@@ -306,7 +306,14 @@ class Lab:
         self.observer = Observer(self._folder, self.topology, run)
         self.observer.start()
         self._jobs += 1
-        return Job(self._folder, self.topology, Workload(steps, **workload), run.ranks, self._jobs)
+        return Job(
+            self._folder,
+            self.topology,
+            Workload(steps, **workload),
+            run.ranks,
+            self._jobs,
+            note=lambda attempts: record.amend(run, attempts=attempts),
+        )
 
     def _refuse_powerless(self) -> None:
         """A node without power runs nothing; the namespace that stands for it would."""

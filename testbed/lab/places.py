@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.core.plan.addressing import namespace_name
-from testbed.host import docker_client, namespace, runner
-from testbed.host.containerlab import ContainerPlace, agent_user, container_name, living_netns, topology_file
+from testbed.errors import LabError
+from testbed.host import containerlab, docker_client, namespace, runner
+from testbed.host.container_place import ContainerPlace
+from testbed.host.containerlab import agent_user, container_name, living_netns, topology_file
 from testbed.lab.state import LabFolder
 
 __all__ = ["driver", "netns", "place"]
@@ -31,10 +33,12 @@ def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> ru
     """Where programs of ``node`` run; ``isolated``: it is a node, not a gateway, the plant or the management network.
 
     A ``job``'s program in a container has no privileges, as ranks have none. Raises HostError if the container does not
-    run any more, or docker does not.
+    run any more, or docker does not; LabError if it is paused.
     """
     if driver(lab) == "containerlab":
         docker_client.refuse_silence()
         living_netns(lab.name, node)
+        if why := containerlab.paused(lab.name).get(node):
+            raise LabError(why)
         return ContainerPlace(container_name(lab.name, node), agent_user() if job else "")
     return runner.Place(netns(lab, node), lab.handles / node if isolated else None)

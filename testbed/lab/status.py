@@ -183,6 +183,7 @@ def _ask(lab: LabFolder) -> _Found:
     if places.driver(lab) == "containerlab":
         try:
             docker_client.refuse_silence()
+            found.why += containerlab.paused(lab.name).values()
         except TestbedError as error:
             found.why.append(str(error))
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]

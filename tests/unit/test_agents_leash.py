@@ -49,6 +49,57 @@ def test_what_it_started_ends_too() -> None:
     assert not alive(pid)
 
 
+FRAMED = [sys.executable, "-m", "testbed_agents.leash", "--stdin", "--"]
+
+
+def frame(kind: bytes, content: bytes = b"") -> bytes:
+    return kind + len(content).to_bytes(4, "big") + content
+
+
+def start_framed(*argv: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*FRAMED, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+
+def send(leash: subprocess.Popen[bytes], data: bytes) -> None:
+    assert leash.stdin is not None
+    while data:
+        data = data[leash.stdin.write(data) :]
+
+
+def test_what_the_program_reads_comes_in_frames_however_they_are_cut() -> None:
+    whole = b"".join(frame(b"D", b"x" * size) for size in (1, 70_000, 0, 300_000)) + frame(b"E")
+    with start_framed("wc", "-c") as leash:
+        for at in range(0, len(whole), 33_333):
+            send(leash, whole[at : at + 33_333])
+        assert leash.stdout is not None
+        assert int(leash.stdout.read()) == 370_001
+        assert leash.wait(BOUND_S) == 0
+
+
+def test_the_end_of_what_it_reads_is_not_the_end_of_the_program() -> None:
+    with start_framed("sh", "-c", "cat; sleep 0.3; exit 5") as leash:
+        send(leash, frame(b"E"))
+        assert leash.wait(BOUND_S) == 5
+
+
+def test_a_signal_in_a_frame_reaches_it() -> None:
+    with start_framed("sh", "-c", "trap 'exit 9' INT; echo on; while :; do sleep 0.05; done") as leash:
+        assert leash.stdout is not None
+        leash.stdout.readline()
+        send(leash, frame(b"S", b"2"))
+        assert leash.wait(BOUND_S) == 9
+
+
+def test_it_ends_with_its_sender_even_if_it_reads_nothing() -> None:
+    with start_framed("sh", "-c", "echo $$; exec sleep 1000") as leash:
+        assert leash.stdout is not None and leash.stdin is not None
+        pid = int(leash.stdout.readline())
+        send(leash, frame(b"D", b"x" * 1_000_000))
+        leash.stdin.close()
+        assert leash.wait(BOUND_S) == 128 + signal.SIGTERM
+    assert not alive(pid)
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -1,0 +1,58 @@
+"""How a program is run in a container: by ``docker exec``, ended with whoever asked for it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from testbed.errors import MissingTool
+from testbed.host import runner
+from testbed.host.docker_client import INSTALL
+from testbed.host.docker_endpoint import endpoint
+
+__all__ = ["ContainerPlace"]
+
+_LEASH: Final = ("python", "-m", "testbed_agents.leash")
+
+
+@dataclass(frozen=True)
+class ContainerPlace:
+    """Where a program of a container runs: ``docker exec``, as ``user`` (``uid:gid``; empty: the container's own)."""
+
+    name: str
+    user: str = ""
+    leashed = True
+    """What runs inside ends with whoever asked for it (testbed_agents/leash.py): docker would let it go on."""
+
+    def enter(
+        self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """The argument list that runs ``argv`` inside; it ends when its stdin does. Raises MissingTool.
+
+        Variables of ``environment`` are handed on; whoever starts it has them in its environment.
+        """
+        # Names only: docker takes the values from its own environment, and no argument list shows them to other users.
+        options = ["--interactive", *(f"--env={key}" for key in environment or {})]
+        options += ["--workdir", str(folder)] if folder else []
+        return [*self._exec(options), *_LEASH, "--", *argv]
+
+    def visit(self, argv: Sequence[str]) -> int:
+        """Run a program for a person, with our stdin, stdout and stderr, a terminal if they are one; its status."""
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return runner.run([*self._exec(["--interactive", "--tty"]), *argv])
+        return runner.run_leashed([*self._exec(["--interactive"]), *_LEASH, "--stdin", "--", *argv])
+
+    def speak(self, argv: Sequence[str]) -> list[str]:
+        """The argument list of a program that is spoken to over its stdin, and ends with it by itself."""
+        return [*self._exec(["--interactive"]), *argv]
+
+    def _exec(self, options: Sequence[str]) -> list[str]:
+        tool = shutil.which("docker")
+        if tool is None:
+            raise MissingTool("docker", INSTALL)
+        options = [*options, *(["--user", self.user] if self.user else [])]
+        return [tool, "--host", endpoint().address, "exec", *options, self.name]
