@@ -8,7 +8,7 @@ where it comes from are in ``judge.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +36,7 @@ class Wrong:
     """
 
     count: int = 0
-    indices: Indices = np.empty(0, np.uint64)  # noqa: RUF009, empty: nothing in it could change
+    indices: Indices = field(default_factory=lambda: np.empty(0, np.uint64))
     expected: float = 0.0
     got: float = 0.0
 
@@ -60,7 +60,8 @@ def compare(operation: Operation, rank: int, world: int, output: bytes) -> Wrong
                 kept.append(indices[bad])
     if first is None:
         return Wrong()
-    return Wrong(count, np.concatenate(kept)[:_MOST_KEPT], *first)
+    expected, got = first
+    return Wrong(count, np.concatenate(kept)[:_MOST_KEPT], expected, got)
 
 
 def agrees(

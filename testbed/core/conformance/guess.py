@@ -42,8 +42,8 @@ def guess(
     indices = indices[indices < np.uint64(segment.begin + segment.count)]
     data = b"".join(output[int(it) * size : (int(it) + 1) * size] for it in indices)
     offsets = indices - np.uint64(segment.begin)
-    if len(data) >= 4 and not any(data):
-        return "all that is wrong is zero, as in a buffer that nothing was written to"
+    if len(data) >= 4 and len(set(data)) == 1:
+        return f"all that is wrong is the byte {data[:1].hex()}, as in a buffer that nothing was written to"
     for words, other, sources in _candidates(operation, group, rank, segment):
         if _enough(other, sources, len(indices)) and agrees(other, sources, offsets, data).all():
             return words
@@ -124,7 +124,11 @@ def _shifted(operation: Operation, segment: Segment, output: bytes, index: int) 
         if length * 8 < _ENOUGH_BITS * 2:  # two bytes are sometimes alike
             break
         if got[at : at + length] == due[at + by : at + by + length]:
-            return f"{by} byte{'s' * (by > 1)} are lost there: what follows stands so much too early"
+            return f"{_bytes(by)} lost there: what follows stands so much too early"
         if got[at + by : at + by + length] == due[at : at + length]:
-            return f"{by} byte{'s' * (by > 1)} too many stand there: what follows comes so much too late"
+            return f"{_bytes(by)} too many there: what follows stands so much too late"
     return ""
+
+
+def _bytes(count: int) -> str:
+    return "1 byte is" if count == 1 else f"{count} bytes are"

@@ -148,9 +148,8 @@ def _early(done: Mapping[int, Answer]) -> Judgement | None:
 
 def _length(operation: Operation, got: int, due: int) -> str:
     size, off = operation.kind.size, abs(got - due)
-    what = "lacks" if got < due else "has too many:"
-    of = f" ({off // size} elements)" if off % size == 0 else ""
-    return f"its output {what} {off} bytes{of}; {due} are due, {got} came"
+    elements = f", {off // size} elements" if off % size == 0 else ""
+    return f"its output is {got} bytes long, {due} are due: {off} too {'few' if got < due else 'many'}{elements}"
 
 
 def _same_bits(operation: Operation, group: Group, done: Mapping[int, Answer]) -> Judgement:
