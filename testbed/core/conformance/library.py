@@ -21,8 +21,8 @@ class Library:
     """One collective library and its adapter, the rank program of docs/validate.md.
 
     ``argv`` starts the rank program (``PYTHON`` first: the nodes' Python). ``environment`` is set beside torchrun's.
-    ``modules`` are importable names that the program needs in the nodes' Python, ``install`` the command that brings
-    them. ``needs_gpu``: it is skipped where there is none.
+    ``modules`` are importable names that the program needs in the nodes' Python, ``programs`` executables beside it,
+    ``install`` the command that brings both. ``needs_gpu``: it is skipped where there is none.
     """
 
     name: str
@@ -31,5 +31,6 @@ class Library:
     environment: Mapping[str, str] = field(default_factory=dict)
     launcher: Launcher = "direct"
     modules: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
     install: str = ""
     needs_gpu: bool = False
