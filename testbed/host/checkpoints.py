@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from testbed.host import beneath
 
 FOLDER, FENCE = "checkpoints", "attempt"
 _NAME = re.compile(r"step-(\d+)\.a(\d+)")
@@ -41,12 +44,17 @@ def whole(ranks_folder: Path, rank: int) -> frozenset[Checkpoint]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        files = json.loads((folder / "manifest.json").read_text())["files"]
+        files = json.loads(_bytes(folder, "manifest.json"))["files"]
         return bool(files) and all(
-            hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in files.items()
+            hashlib.sha256(_bytes(folder, name)).hexdigest() == digest for name, digest in files.items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _bytes(folder: Path, name: str) -> bytes:
+    with os.fdopen(beneath.open_file(folder, name), "rb") as file:
+        return file.read()
 
 
 def newest_of_all(have: Iterable[frozenset[Checkpoint]], began_at: Mapping[int, int]) -> Checkpoint | None:
@@ -62,8 +70,8 @@ def newest_of_all(have: Iterable[frozenset[Checkpoint]], began_at: Mapping[int, 
 
 
 def set_fence(ranks_folder: Path, attempt: int) -> None:
-    """From now on no attempt before this one can write. In place: a rank that reads sees the old number or the new."""
-    (ranks_folder / FENCE).write_text(f"{attempt}\n")
+    """From now on no attempt before this one can write. A rank that reads sees the old number or the new."""
+    beneath.replace(ranks_folder, FENCE, b"%d\n" % attempt)
 
 
 def remove(ranks_folder: Path) -> None:

@@ -188,7 +188,7 @@ class Containerlab:
         """Let ranks write into a folder of ours. Raises StorageError."""
         uid, gid = map(int, agent_user().split(":"))
         try:
-            os.chown(folder, uid, gid)
+            os.chown(folder, uid, gid, follow_symlinks=False)
         except OSError as error:
             raise StorageError(f"cannot give {folder} to the ranks: {error.strerror}") from error
 

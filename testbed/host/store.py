@@ -8,6 +8,7 @@ everything belongs to the user who called it. A full disk or a folder that canno
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.check_record import read_checks
@@ -27,6 +29,7 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.render import html
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
+from testbed.host import beneath
 
 __all__ = [
     "NEEDED_BYTES",
@@ -42,6 +45,9 @@ __all__ = [
 
 NEEDED_BYTES = 50_000_000
 """Room that a run asks for before its lab is built: records and metrics of an hour, logs, and the report."""
+
+VALIDATION = "validate.json"
+"""What a run directory of ``testbed validate`` holds; see :mod:`testbed.host.validations`."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _CHECKS_FILE = re.compile(r"rank-(\d{1,6})\.checks\.jsonl")
@@ -85,20 +91,12 @@ def _make_folder(path: Path) -> None:
 
 def write_whole(path: Path, content: str) -> None:
     """Replace ``path`` at once and for good: after a power failure it is the old file or the new one, never a part."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    beside = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp's files are for their owner's eyes only; a report is to be shown around.
-        beside.chmod(0o644)
-        _give(beside)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    # Who names a path means the links that lead to its folder; a run directory has none (RunDirectory.write_text).
+    beneath.replace(path.parent.resolve(), path.name, _encoded(content), _caller())
+
+
+def _encoded(content: str) -> bytes:
+    return content.encode(errors="replace")
 
 
 def check_writable(folder: Path, need_bytes: int = NEEDED_BYTES) -> None:
@@ -118,7 +116,7 @@ def check_writable(folder: Path, need_bytes: int = NEEDED_BYTES) -> None:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run on disk."""
+    """One run on disk. ``path`` is a folder, and no link to one: ranks that write into it could make it one."""
 
     path: Path
 
@@ -144,10 +142,10 @@ class RunDirectory:
             UnknownName: there is no directory, or nothing in it that a run writes.
         """
         with _translated(path):
-            known = path.is_dir() and any((path / name).exists() for name in ("run.json", "events.jsonl", "ranks"))
+            known = path.is_dir() and any((path / name).exists() for name in ("run.json", VALIDATION, "events.jsonl", "ranks"))
         if not known:
             raise UnknownName("run", path.name, [run.path.name for run in list_runs(path.parent)])
-        return cls(path)
+        return cls(path.resolve() if path.is_symlink() else path)
 
     @property
     def name(self) -> str:
@@ -174,7 +172,7 @@ class RunDirectory:
         """
         with _translated(self.path / name):
             try:
-                value = json.loads((self.path / name).read_bytes())
+                value = json.loads(_bytes(self.path, name))
             except ValueError as error:
                 raise StorageError(f"{self.path / name}: no longer what was written there") from error
         if not isinstance(value, dict):
@@ -183,7 +181,7 @@ class RunDirectory:
 
     def write_text(self, name: str, content: str) -> None:
         with _translated(self.path / name):
-            write_whole(self.path / name, content)
+            beneath.replace(self.path, name, _encoded(content), _caller())
 
     def append(self, name: str, value: object) -> None:
         """Add ``value`` as one JSON line to ``name``; several processes may append to one file.
@@ -192,24 +190,29 @@ class RunDirectory:
             StorageError: it cannot be written.
         """
         line = (json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        path = self.path / name
-        with _translated(path):
-            new = not path.exists()
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with _translated(self.path / name):
+            handle = beneath.append(self.path, name, _caller())
             try:
                 written = os.write(handle, line)
             finally:
                 os.close(handle)
-            if new:
-                _give(path)
         if written < len(line):
-            raise StorageError(f"{path}: No space left on device")
+            raise StorageError(f"{self.path / name}: No space left on device")
+
+    def open_log(self, rank: int) -> IO[bytes]:
+        """The output of a rank, to write at its end.
+
+        Raises:
+            StorageError: it cannot be written, or is no ordinary file any more.
+        """
+        name = f"ranks/rank-{rank}.log"
+        with _translated(self.path / name):
+            return os.fdopen(beneath.append(self.path, name, _caller()), "ab", buffering=0)
 
     def give_to_caller(self) -> None:
         """Hand over what others wrote into the run (ranks run as root) to the user behind sudo."""
         with _translated(self.path):
-            for path in self.path.rglob("*"):
-                _give(path)
+            beneath.give_all(self.path, _caller())
 
     def read(self) -> RunData:
         """Everything there is, tolerant of all that a crash leaves behind: files missing, empty, torn."""
@@ -217,7 +220,7 @@ class RunDirectory:
         missing: list[str] = []
 
         def whole(name: str) -> Mapping[str, object]:
-            value, found = _read_json(self.path / name)
+            value, found = _read_json(self.path, name)
             if not found:
                 missing.append(name)
             elif not isinstance(value, Mapping):
@@ -225,10 +228,10 @@ class RunDirectory:
             return value if isinstance(value, Mapping) else {}
 
         def lines(name: str) -> list[object]:
-            if not (self.path / name).is_file():
+            decoded, bad, found = _read_lines(self.path, name)
+            if not found:
                 missing.append(name)
                 return []
-            decoded, bad = _read_lines(self.path / name)
             malformed[name] = malformed.get(name, 0) + bad
             return decoded
 
@@ -281,21 +284,39 @@ class RunDirectory:
         return sorted((int(match[1]), f"ranks/{path.name}") for match, path in found if match)
 
 
-def _read_json(path: Path) -> tuple[object, bool]:
+_NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
+"""Of a file: it is not there; it is a link, or no ordinary file, and so none that a run has written."""
+
+
+def _bytes(folder: Path, name: str) -> bytes:
+    with os.fdopen(beneath.open_file(folder, name), "rb") as stream:
+        return stream.read()
+
+
+def _read_json(folder: Path, name: str) -> tuple[object, bool]:
     """(value, whether the file is there); None for what is no JSON."""
-    if not path.is_file():
-        return None, False
     try:
-        return json.loads(path.read_bytes()), True
+        return json.loads(_bytes(folder, name)), True
     except (ValueError, RecursionError):
         return None, True
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise
+        return None, False
 
 
-def _read_lines(path: Path) -> tuple[list[object], int]:
-    """(decoded lines, lines that are no JSON). A last line that a crash tore counts as neither."""
+def _read_lines(folder: Path, name: str) -> tuple[list[object], int, bool]:
+    """(decoded lines, lines that are no JSON, whether the file is there). A last line that a crash tore counts as
+    neither."""
     decoded: list[object] = []
     bad = 0
-    with path.open("rb") as stream:
+    try:
+        descriptor = beneath.open_file(folder, name)
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise
+        return [], 0, False
+    with os.fdopen(descriptor, "rb") as stream:
         for line in stream:
             if not line.strip():
                 continue
@@ -303,7 +324,7 @@ def _read_lines(path: Path) -> tuple[list[object], int]:
                 decoded.append(json.loads(line))
             except (ValueError, RecursionError):
                 bad += line.endswith(b"\n")
-    return decoded, bad
+    return decoded, bad, True
 
 
 def list_runs(root: Path) -> list[RunDirectory]:
@@ -360,9 +381,13 @@ def save_text(path: Path, content: str) -> None:
 
 def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:
     """((start in unix seconds, topology's name), verdict) of a run, from its small files only."""
-    info, _ = _read_json(run.path / "run.json")
-    topology, _ = _read_json(run.path / "topology.json")
-    report, found = _read_json(run.path / "report.json")
+    validation, found = _read_json(run.path, VALIDATION)
+    if found:
+        read = validation if isinstance(validation, dict) else {}
+        return (number(read, "started_unix_s") or 0.0, text(read, "topology", "?")), text(read, "verdict", "unknown")
+    info, _ = _read_json(run.path, "run.json")
+    topology, _ = _read_json(run.path, "topology.json")
+    report, found = _read_json(run.path, "report.json")
     started = number(info, "started_unix_s") if isinstance(info, dict) else None
     name = text(topology, "name", "?") if isinstance(topology, dict) else "?"
     verdict = text(report, "verdict", "unknown") if isinstance(report, dict) else "unknown" if found else "no report"

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
 from testbed.core.plan.step import Rank
 from testbed.core.topology.model import Topology
+from testbed.errors import StorageError
 from testbed.host import runner
 from testbed.host.store import RunDirectory
 from testbed.lab import client, record
@@ -91,9 +93,7 @@ def launch(
             line = where.enter(argv, folder, variables)
             child = runner.spawn(line, {**os.environ, **variables}, leashed=where.leashed)
             children[rank.rank] = child
-            reader = threading.Thread(
-                target=_copy, args=(rank.rank, child, run.ranks / f"rank-{rank.rank}.log", tell), daemon=True
-            )
+            reader = threading.Thread(target=_copy, args=(rank.rank, child, run, tell), daemon=True)
             reader.start()
             readers.append(reader)
         _wait(children, broken)
@@ -117,13 +117,17 @@ def _status(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _copy(rank: int, child: subprocess.Popen[bytes], path: Path, echo: Echo) -> None:
+def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Echo) -> None:
+    """Until it says no more, also where it cannot be kept: who is not read from stops."""
     assert child.stdout is not None
-    with contextlib.suppress(OSError), path.open("ab") as log:
+    with contextlib.ExitStack() as stack:
+        log: IO[bytes] | None = None
+        with contextlib.suppress(StorageError):
+            log = stack.enter_context(run.open_log(rank))
         for line in child.stdout:
             with contextlib.suppress(OSError):
-                log.write(line)
-                log.flush()
+                if log is not None:
+                    log.write(line)
             echo(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
 
 

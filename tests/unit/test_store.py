@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import run_factory
 
 from testbed.errors import StorageError, UnknownName
-from testbed.host import store
+from testbed.host import checkpoints, store
 from testbed.host.store import RunDirectory, check_writable, list_runs, read_summary, save_report, write_report
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files are given to another user")
@@ -59,10 +58,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert sorted(path.name for path in run.path.iterdir()) == ["ranks", "run.json"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_while_appending(tmp_path):
+def test_a_full_disk_while_appending(tmp_path, monkeypatch):
     run = RunDirectory.create(tmp_path, "r")
-    (run.path / "metrics.jsonl").symlink_to("/dev/full")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "write", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        run.append("metrics.jsonl", {"t": 1})
+    monkeypatch.setattr(store.os, "write", lambda handle, line: len(line) - 1)
     with pytest.raises(StorageError, match="No space left on device"):
         run.append("metrics.jsonl", {"t": 1})
 
@@ -190,3 +195,71 @@ def test_a_caller_whom_there_cannot_be_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SUDO_GID", "1")
     run = RunDirectory.create(tmp_path / "runs", "r")
     assert run.path.stat().st_uid == os.geteuid()
+
+
+def test_no_link_that_a_rank_has_made_is_followed(tmp_path):
+    """Ranks in containers own the folder of their records; what root writes there must stay there."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    run = RunDirectory.create(tmp_path, "r")
+    for name in ("run.json", "metrics.jsonl", "ranks/rank-0.log", "ranks/rank-0.jsonl", "ranks/attempt"):
+        (run.path / name).symlink_to(victim)
+    with pytest.raises(StorageError, match="symbolic links"):
+        run.append("metrics.jsonl", {"t": 1})
+    with pytest.raises(StorageError, match="symbolic links"):
+        run.open_log(0)
+    run.write_json("run.json", {"name": "r"})
+    checkpoints.set_fence(run.ranks, 2)
+    assert (run.ranks / "attempt").read_text() == "2\n"
+    assert not (run.path / "run.json").is_symlink()
+    assert [log.jobs for log in run.read().ranks] == [()]
+    assert victim.read_text() == "mine\n"
+
+
+def test_no_folder_on_the_way_may_be_a_link(tmp_path):
+    run = RunDirectory.create(tmp_path, "r")
+    (tmp_path / "elsewhere").mkdir()
+    run.ranks.rename(tmp_path / "away")
+    run.ranks.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError):
+        run.open_log(0)
+    with pytest.raises(OSError):
+        checkpoints.set_fence(run.ranks, 2)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_pipe_in_place_of_a_record_holds_nobody(tmp_path):
+    run = RunDirectory(run_factory.make_run(tmp_path / "r"))
+    for name in ("metrics.jsonl", "ranks/rank-0.jsonl"):
+        (run.path / name).unlink()
+        os.mkfifo(run.path / name)
+    data = run.read()
+    assert data.fibers == ()
+    assert "metrics.jsonl" in data.missing
+    with pytest.raises(StorageError):
+        run.append("metrics.jsonl", {"t": 1})
+
+
+@needs_root
+def test_what_is_handed_over_leads_nowhere_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUDO_UID", "4242")
+    monkeypatch.setenv("SUDO_GID", "4343")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "file").write_text("")
+    run = RunDirectory.create(tmp_path, "r")
+    (run.ranks / "way").symlink_to(tmp_path / "others")
+    (run.ranks / "link").symlink_to(tmp_path / "others" / "file")
+    run.give_to_caller()
+    assert (run.ranks / "link").lstat().st_uid == 4242
+    assert {it.stat().st_uid for it in ((tmp_path / "others"), (tmp_path / "others" / "file"))} == {os.geteuid()}
+
+
+def test_a_run_is_opened_and_written_through_a_link_that_its_owner_made(tmp_path):
+    run_factory.make_run(tmp_path / "metro")
+    (tmp_path / "latest").symlink_to("metro")
+    write_report(RunDirectory.open(tmp_path / "latest"))
+    assert (tmp_path / "metro" / "report.json").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "shown").symlink_to("out")
+    store.save_text(tmp_path / "shown" / "verdict.xml", "x")
+    assert (tmp_path / "out" / "verdict.xml").read_text() == "x"

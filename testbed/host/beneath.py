@@ -1,0 +1,97 @@
+"""Files below a folder into which others may write too, opened so that nobody can lead us elsewhere.
+
+Ranks in containers have no privileges, and own the folder that they write their records into; under sudo the whole run
+directory is the caller's. Root writes there as well. A name that has been made a symbolic link meanwhile would have it
+write, or give away, any file of the host: so every part of a name is opened by itself, below the one before, and none
+of them may be a link (openat(2), O_NOFOLLOW). What is no ordinary file is refused too: a pipe would hold us for ever.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+__all__ = ["Owner", "append", "give", "give_all", "open_file", "replace"]
+
+Owner = tuple[int, int] | None
+"""User and group that what we make is given to; None: it stays ours."""
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@contextmanager
+def _parent(folder: Path, name: str) -> Iterator[tuple[int, str]]:
+    """(descriptor of the folder that ``name`` is in, its last part)."""
+    *above, last = PurePosixPath(name).parts
+    if not name or ".." in (*above, last) or name.startswith("/"):
+        raise OSError(errno.EINVAL, "not a name below a folder", name)
+    held = os.open(folder, _FOLDER)
+    try:
+        for part in above:
+            inner = os.open(part, _FOLDER, dir_fd=held)
+            os.close(held)
+            held = inner
+        yield held, last
+    finally:
+        os.close(held)
+
+
+def open_file(folder: Path, name: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """A descriptor of the ordinary file ``name`` (``a/b``) below ``folder``. Raises OSError; ELOOP for a link."""
+    with _parent(folder, name) as (above, last):
+        descriptor = os.open(last, flags | _FILE, mode, dir_fd=above)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no ordinary file")
+    return descriptor
+
+
+def append(folder: Path, name: str, owner: Owner = None) -> int:
+    """As :func:`open_file`, to write at the end; one that was not there is made, and given to ``owner``."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    try:
+        made = open_file(folder, name, flags | os.O_EXCL)
+    except FileExistsError:
+        return open_file(folder, name, flags)
+    give(made, owner)
+    return made
+
+
+def replace(folder: Path, name: str, content: bytes, owner: Owner = None) -> None:
+    """Replace a file at once and for good: after a power failure it is the old one or the new one, never a part."""
+    with _parent(folder, name) as (above, last):
+        beside = f".{last}.{secrets.token_hex(4)}"
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=above)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fchmod(descriptor, 0o644)  # a report is to be shown around
+                give(descriptor, owner)
+                os.fsync(descriptor)
+            os.replace(beside, last, src_dir_fd=above, dst_dir_fd=above)
+        except BaseException:
+            os.unlink(beside, dir_fd=above)
+            raise
+
+
+def give(descriptor: int, owner: Owner) -> None:
+    """Hand an open file or folder over."""
+    if owner is not None:
+        os.fchown(descriptor, *owner)
+
+
+def give_all(folder: Path, owner: Owner) -> None:
+    """Hand over all that is below a folder; links are given as what they are, and never followed."""
+    if owner is None:
+        return
+    for _, folders, files, above in os.fwalk(folder, follow_symlinks=False):
+        for name in (*folders, *files):
+            os.chown(name, *owner, dir_fd=above, follow_symlinks=False)
