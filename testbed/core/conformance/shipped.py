@@ -31,16 +31,15 @@ def _extra(name: str) -> str:
     return f"pip install 'scale-across-testbed[{name}]'"
 
 
-def _mpi(name: str, title: str, launcher: Launcher, program: str, environment: Mapping[str, str]) -> Library:
+def _mpi(abi: Launcher, title: str, program: str) -> Library:
     return Library(
-        name=name,
+        name=abi,
         title=title,
-        argv=_program("mpi"),
-        environment={"MPI4PY_MPIABI": launcher, **environment},  # both may be installed side by side
-        launcher=launcher,
+        argv=_program("mpi", abi),
+        launcher=abi,
         modules=("numpy", "mpi4py"),
         programs=(program,),
-        install=_extra(f"validate-{name}"),
+        install=_extra(f"validate-{abi}"),
     )
 
 
@@ -69,15 +68,8 @@ _ALL = (
         modules=("numpy", "torch"),
         install=_extra("agents"),
     ),
-    _mpi(
-        "mpich",
-        "MPICH",
-        "mpich",
-        "mpiexec.hydra",
-        # Without it MPICH uses shared memory between namespaces of one machine: nothing goes through the fiber.
-        {"UCX_TLS": "tcp,self"},
-    ),
-    _mpi("openmpi", "Open MPI", "openmpi", "prterun", {}),
+    _mpi("mpich", "MPICH", "mpiexec.hydra"),
+    _mpi("openmpi", "Open MPI", "prterun"),
     Library(
         name="torchft",
         title="torchft, ProcessGroupGloo",
