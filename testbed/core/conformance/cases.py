@@ -129,12 +129,12 @@ def correctness(suite: Suite, sites: Sequence[str], seed: int = 0) -> tuple[Case
     for do in OPERATIONS:
         for kind, count, reduction in _kinds(do, suite, len(world.ranks)):
             cases.append(Case((made.operation(do, world, kind, count, reduction),)))
+        summed: Reduction = "sum" if do in REDUCING else ""
         in_groups = itertools.product(_TYPES_OF_GROUPS, _OF_GROUPS[suite])
         for kind, count in in_groups if do != BARRIER else (("int32", 0),):
-            reduction: Reduction = "sum" if do in REDUCING else ""
             for together in (of_sites, [group for group in others if group.name == ACROSS]):
                 operations = tuple(
-                    made.operation(do, group, kind, count, reduction)
+                    made.operation(do, group, kind, count, summed)
                     for group in together
                     if do != "send" or len(group.ranks) > 1
                 )
@@ -149,7 +149,6 @@ def performance(suite: Suite, sites: Sequence[str], offers: Mapping[str, Any], s
     ``reduce`` have rank 0 as their root.
     """
     made = _Maker(seed, FIRST_SPEED_CALL)
-    world = groups(sites)[0]
     series: list[Series] = []
     for do in OPERATIONS:
         chosen = preferred(do, offers)
