@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+import ahead  # noqa: E402
 import oracle  # noqa: E402
 
 THOROUGH = "thorough: make test-thorough runs it; the ordinary tests show the same by less"
@@ -25,6 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason=THOROUGH))
+    ahead.order(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly:
+        words = Path(tempfile.mkdtemp(prefix="testbed-ahead-"))
+        session.config.add_cleanup(lambda: shutil.rmtree(words, ignore_errors=True))
+        session.config.add_cleanup(ahead.AHEAD_OF_TESTS.end)  # the last one is done first
+        ahead.AHEAD_OF_TESTS.begin(session.items, words)
 
 
 @pytest.fixture(scope="module", autouse=True)

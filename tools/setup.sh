@@ -11,6 +11,7 @@ readonly target=${1:?usage: tools/setup.sh demo|test|check|bench}
 readonly venv=.venv
 readonly stamp=$venv/.set-up            # line 1: fingerprint of what was installed from; line 2: its extras
 readonly log=$venv/set-up.log
+readonly tools_log=build/set-up         # .apt, .containerlab; not in .venv, which may be made anew meanwhile
 readonly python=${PYTHON:-python3}
 readonly torch_index=https://download.pytorch.org/whl/cpu
 readonly torch_requirement='torch>=2.4' # as in pyproject.toml's extra `agents`
@@ -100,9 +101,9 @@ install_test_tools() {
     local -a apt=(apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
     if ! { DEBIAN_FRONTEND=noninteractive "${apt[@]}" update &&
         DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "${missing[@]}"; } \
-        >"$log.apt" 2>&1 </dev/null; then
-        tail -n 3 "$log.apt" >&2
-        warn "apt-get failed (its words: $log.apt): tests that need ${missing[*]} are skipped"
+        >"$tools_log.apt" 2>&1 </dev/null; then
+        tail -n 3 "$tools_log.apt" >&2
+        warn "apt-get failed (its words: $tools_log.apt): tests that need ${missing[*]} are skipped"
     fi
     release_services
 }
@@ -116,8 +117,8 @@ install_containerlab() {
         return 0
     fi
     have containerlab || say "installing containerlab (minutes, once)"
-    if ! START_DOCKER=no tools/install-containerlab.sh >"$log.containerlab" 2>&1 </dev/null; then
-        answer=$(grep FAILED "$log.containerlab" | tail -n 1) || answer="its words: $log.containerlab"
+    if ! START_DOCKER=no tools/install-containerlab.sh >"$tools_log.containerlab" 2>&1 </dev/null; then
+        answer=$(grep FAILED "$tools_log.containerlab" | tail -n 1) || answer="its words: $tools_log.containerlab"
         warn "tests of labs of containers are skipped: $answer"
     fi
 }
@@ -228,16 +229,19 @@ main() {
         # What was set up for tests stays so when the sources change and a demo is next.
         [ "$(sed -n 2p "$stamp")" != agents,test,ansible ] || extras=agents,test,ansible
     fi
+    # Packages and containerlab come while pip works: on a bare machine that saves minutes.
+    if [ "$target" = test ]; then
+        mkdir -p build
+        { install_test_tools && install_containerlab; } &
+        trap 'wait' EXIT
+    fi
     if [ "$installed" = "$extras" ] && venv_fits && { [ -x testbed/fiberd/fiberd ] || ! have_compiler; }; then
         say "$venv is ready"
     else
         install_project "$extras"
         give_back
     fi
-    if [ "$target" = test ]; then
-        install_test_tools
-        install_containerlab
-    fi
+    wait
 }
 
 main

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ahead
 import oracle
 import pytest
 
@@ -76,6 +77,7 @@ def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
         pytest.skip(f"docker is not installed; install it with: {docker_client.INSTALL}")
     if why := containerlab.missing():
         pytest.skip(why)
+    ahead.AHEAD_OF_TESTS.wait("containerlab/test_image.py")  # it has a daemon on the same data
     folder = tmp_path_factory.mktemp("docker")
     made = Dockerd(tool, folder)
     try:

@@ -68,12 +68,13 @@ def test_a_stream_survives_and_hardly_notices(healthy: testbed.Lab) -> None:
 def test_traffic_moves_to_the_other_fiber_and_back(healthy: testbed.Lab) -> None:
     address = oracle.addresses(ns(healthy, "west-0"), "fabric0")["inet6"]
     near = ns(healthy, "east-0")
-    over_north = min(oracle.ping(near, address, count=20))
+    over_north = min(oracle.ping(near, address, count=50))
     with healthy.cut("north"):
-        over_south = min(oracle.ping(near, address, count=20))
-    again = min(oracle.ping(near, address, count=20))
-    assert over_south - over_north == pytest.approx(70e-6, abs=30e-6), "7 km more, there and back"
-    assert over_south - again == pytest.approx(70e-6, abs=30e-6)
+        over_south = min(oracle.ping(near, address, count=50))
+    again = min(oracle.ping(near, address, count=50))
+    # 7 km more, there and back: 70 us, and what a busy machine adds to the least of fifty.
+    assert over_south - over_north == pytest.approx(70e-6, abs=50e-6)
+    assert over_south - again == pytest.approx(70e-6, abs=50e-6)
 
 
 def test_with_both_fibers_dark_tcp_waits_and_goes_on(healthy: testbed.Lab) -> None:
