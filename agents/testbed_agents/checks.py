@@ -135,12 +135,17 @@ class Checks:
             entered.output = output
             entered.ended_t = self._moved_t = time.monotonic()
 
-    def end(self) -> None:
-        """The optimizer has made its step: write down what this one came to. Raises what Records does."""
+    def end(self, last: bool = False) -> None:
+        """The optimizer has made its step: write down what this one came to. Raises what Records does.
+
+        ``last``: this attempt ends after it, sooner than was planned, and another goes on from here.
+        """
         done = [each for each in self._collectives if each.output is not None and each.ended_t is not None]
         fields: dict[str, object] = {}
         if self._drawn:
             fields = {"trained_on": self._trained_on, "became": fingerprint(self._model)}
+        elif last:
+            fields = {"became": fingerprint(self._model)}
         self._records.write(
             "step",
             t=time.monotonic(),

@@ -32,6 +32,9 @@ STOP_GRACE_S = 2.0
 
 MESSAGE_BYTES = 1 << 16
 
+REASONS = {"ok": "", "stopped": "asked to stop", "saved": "asked to save its state and to leave"}
+"""Why a trainer that came back did so, by its status."""
+
 
 def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> None:
     """Be the rank that ``message`` describes, until the parent at the other end of ``channel`` is gone."""
@@ -58,7 +61,7 @@ class Rank:
         self._job = ""
         self._records: Records | None = None
         self._trainer: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._stop, self._save = threading.Event(), threading.Event()
         self._slower_by = 0.0
         self._over = threading.Lock()
         """Taken by who reports the end of the job, and never given back: there is one end."""
@@ -71,6 +74,10 @@ class Rank:
         elif message["do"] == "slow":
             self._slower_by = float(message["by"])
         elif message["do"] == "stop" and self._trainer is not None and message["job"] == self._job:
+            if message.get("save"):
+                # Nothing is forced: it is a good end or none, and who asks for it knows for how long it may take.
+                self._save.set()
+                return
             self._stop.set()
             self._trainer.join(STOP_GRACE_S)
             self._finish("stopped", "asked to stop; the step it was in did not end by itself")
@@ -87,9 +94,16 @@ class Rank:
             _print_to(job.directory / f"rank-{self._seat.rank}.log")
             self._metrics.job_state(self._job, "training")
             outcome = train(
-                job, self._seat, self._records, self._metrics, self._stop, self._began, lambda: self._slower_by
+                job,
+                self._seat,
+                self._records,
+                self._metrics,
+                self._stop,
+                began=self._began,
+                slower_by=lambda: self._slower_by,
+                save=self._save.is_set,
             )
-            self._finish(outcome.status, "" if outcome.status == "ok" else "asked to stop", outcome=outcome)
+            self._finish(outcome.status, REASONS[outcome.status], outcome=outcome)
         except TrainingFailed as error:
             # After a stop, a collective fails because a peer has hung up: that is how a stuck job ends.
             self._finish("stopped" if self._stop.is_set() else "failed", str(error), step=error.step)
@@ -118,7 +132,7 @@ class Rank:
                 if status == "ok":
                     status, reason = "failed", str(error)
             self._records.close()  # a trainer that comes back later has nothing more to add
-        self._metrics.job_state(self._job, "finished" if status == "ok" else status)
+        self._metrics.job_state(self._job, {"ok": "finished", "saved": "stopped"}.get(status, status))
         self.say("finished", job=self._job, status=status, reason=reason)
         if outcome is None:
             _hang_up(self._metrics.port)

@@ -126,7 +126,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended on this rank. ``status``: ok or stopped. ``fingerprint``: of the final parameters."""
+    """How a job ended on this rank. ``status``: ok, stopped, or saved: stopped with a checkpoint of just this step.
+    ``fingerprint``: of the final parameters."""
 
     status: str
     step: int
@@ -141,8 +142,10 @@ def train(
     stop: threading.Event,
     began: Callable[[], None] = lambda: None,
     slower_by: Callable[[], float] = lambda: 0.0,
+    save: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train to the last step, or to the end of the step in which any rank's ``stop`` is set.
+    """Train to the last step, or to the end of the step in which any rank's ``stop`` is set, or any rank is asked to
+    ``save`` its state and leave.
 
     Calls ``began`` once all ranks have met. A step's compute takes longer by the share ``slower_by`` (0: not at all)
     of what it took in the step before. Raises TrainingFailed, CorpusError, CheckpointError or RecordsError.
@@ -211,7 +214,7 @@ def train(
             train_loss = cross_entropy(ddp(inputs), targets)
             if extra_s := job.extra_compute_s.get(seat.rank, 0.0) + slower_by() * own_compute_s:
                 time.sleep(extra_s)
-            sync.begin(train_loss.item(), stop.is_set())
+            sync.begin(train_loss.item(), stop.is_set(), save())
             train_loss.backward()  # type: ignore[no-untyped-call]
             t_sync = time.monotonic()
             told = sync.end()
@@ -238,7 +241,9 @@ def train(
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
             )
-            checks.end()
+            # Also where the order to leave is new to this rank: it came with the gradients, to all in one step.
+            leaves = told.save and not told.stop and step + 1 < job.steps
+            checks.end(last=leaves)
             step += 1
             metrics.step_done(
                 step=step,
@@ -255,10 +260,13 @@ def train(
                 talk_t = t_end + TALK_S
             if told.stop:
                 return Outcome("stopped", step, fingerprint(model))
-            if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.steps:
+            due = job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.steps
+            if due or leaves:
                 size = checkpoints.save(step, state)
                 t = time.monotonic()
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)
+            if leaves:
+                return Outcome("saved", step, fingerprint(model))
         return Outcome("ok", step, fingerprint(model))
     except CheckpointError as error:
         raise TrainingFailed(str(error), step) from error

@@ -2,10 +2,12 @@
 
 The story of a restart, all of it in one thread beside the job:
 
-1. An attempt is over when a rank failed or is gone, or when no step was committed for longer than ``stall_s``.
+1. An attempt is over when a rank failed or is gone, or when no step was committed for longer than ``stall_s``. Or in
+   order: a site is warned that it will lose its power, so all ranks are asked to save their state after one and the
+   same step, and do. That is no failure, and none of the ``restarts`` is spent on it.
 2. What is left of it is told to stop; ranks that cannot are ended when their successors are deployed.
-3. The lab allows the next one when no fault keeps a rank down, and all sites that have ranks are connected by links
-   that have a carrier at both ends.
+3. The lab allows the next one when no fault keeps a rank down or is about to, and all sites that have ranks are
+   connected by links that have a carrier at both ends.
 4. The number of the new attempt is written into the fence: no late writer of the old one can commit any more. Then the
    newest checkpoint is looked for that every rank has, whole by its checksums. Only now, so that it stays the newest.
 5. Fresh ranks are deployed and go on from it, or from the beginning where there is none.
@@ -17,6 +19,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,14 @@ REFUSED_BOUND_S = 30.0
 
 OVER = ("failed", "gone", "stopped")
 """States of a rank that will not finish."""
+
+
+class _End(Enum):
+    """What follows an attempt: nothing, another one, or another one that the limit does not count."""
+
+    LAST = "last"
+    FAILED = "failed"
+    IN_ORDER = "in order"
 
 
 class Attempts:
@@ -78,7 +89,8 @@ class Attempts:
 
     def _run(self) -> None:
         try:
-            while self._follow():
+            while (end := self._follow()) is not _End.LAST:
+                self._left -= end is _End.FAILED
                 self._restart()
         except TestbedError as error:
             with contextlib.suppress(TestbedError):
@@ -87,9 +99,10 @@ class Attempts:
         finally:
             self.waiting, self.over = "", True
 
-    def _follow(self) -> bool:
-        """Return when the attempt is over: whether another one is to begin."""
+    def _follow(self) -> _End:
+        """Return when the attempt is over."""
         moved_t, step = time.monotonic(), self._committed()
+        warned = ""
         while True:
             ranks = client.call(self._lab, "ranks")
             now = time.monotonic()
@@ -98,10 +111,19 @@ class Attempts:
             if any(it.get("job", self._job) != self._job for it in ranks):
                 raise LabError("another job was begun on this lab")
             dead = self._dead()
+            # Also of ranks that have lost their power since: what they saved is saved.
+            if warned and not dead and all(it.get("saved") for it in ranks):
+                step = self._committed()
+                why = f"{warned}: all ranks saved their state after step {step} and left"
+                order = {"cause": warned, "in_order": True}
+                self._tell("attempt-ended", attempt=self.number, why=why, detected_t=now, step=step, **order)
+                return _End.LAST if self._stopping.is_set() else _End.IN_ORDER
             why = dead or _why(ranks)
             if not why and all(it["state"] == "finished" for it in ranks):
                 checkpoints.remove(self._folder)
-                return False
+                return _End.LAST
+            if not warned and (warned := _warned(ranks)):
+                client.call(self._lab, "stop", job=self._job, save=True)
             if not why and now - moved_t > self._stall_s:
                 why = f"no step was committed for {now - moved_t:.0f} s"
             if why and not dead:
@@ -113,13 +135,12 @@ class Attempts:
                 self._tell("attempt-ended", attempt=self.number, why=why, detected_t=now, step=step)
                 if dead or self._stopping.is_set() or not self._left:
                     self.failure = why
-                    return False
-                return True
+                    return _End.LAST
+                return _End.FAILED
             time.sleep(POLL_S)
 
     def _restart(self) -> None:
         """End what is left, wait for the lab, begin the next attempt. Raises LabError, StorageError."""
-        self._left -= 1
         self._end_the_rest()
         began_t = refused_t = time.monotonic()
         while True:
@@ -160,6 +181,8 @@ class Attempts:
         ranks = client.call(self._lab, "ranks")
         if down := [str(it["rank"]) for it in ranks if it["down"]]:
             return f"a fault keeps rank{'s' if len(down) > 1 else ''} {', '.join(down)} down"
+        if warned := _warned(ranks):
+            return f"{warned}: its power is about to go"
         dark = frozenset(client.call(self._lab, "dark"))
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
@@ -203,6 +226,11 @@ def _why(ranks: list[dict[str, Any]]) -> str:
     # One that is gone, or else the first that ended, is the cause; its peers' broken connections are the effect.
     worst = min(bad, key=lambda it: (it["state"] != "gone", it["ended_t"] or 0.0))
     return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
+
+
+def _warned(ranks: list[dict[str, Any]]) -> str:
+    """The fault that is about to take the power of a rank's site, in words; empty if there is none."""
+    return next((str(it["warned"]) for it in ranks if it.get("warned")), "")
 
 
 def _connected(topology: Topology, sites: set[str], dark: frozenset[str]) -> bool:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from testbed.core.faults.fault import Compiled, Phase
+from testbed.core.faults.power import WARNED
 from testbed.core.physics.protection import PathCut
 from testbed.errors import LabError, StorageError, TestbedError
 from testbed.lab.engine import Engine
@@ -79,6 +80,13 @@ class Faults:
         """(type, target) of those in force, and how many of each type began since the lab is up."""
         standing = [it.record for it in list(self._standing.values())]
         return [(it["type"], it["target"]) for it in standing], dict(self._began)
+
+    def warning(self, node: str) -> str:
+        """What will take the power of a node that still has it, in words; empty if nothing is announced."""
+        standing = (it.record for it in list(self._standing.values()))
+        return next(
+            (f"{it['type']} {it['target']}" for it in standing if it["phase"] == WARNED and node in it["nodes"]), ""
+        )
 
     def inject(self, fault: Mapping[str, Any], compiled: Compiled) -> dict[str, Any]:
         """Begin a fault; its record. ``fault`` has type, target, links, parameters and for_s (seconds or None)."""

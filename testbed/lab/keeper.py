@@ -251,6 +251,7 @@ class Keeper:
                 "site": rank.site,
                 "metrics": [rank.metrics, rank.port],
                 "down": self._agents.is_down(number),
+                "warned": self._faults.warning(rank.node),
                 **self._agents.states[number],
             }
             for number, rank in sorted(self._agents.ranks.items())
@@ -275,8 +276,8 @@ class Keeper:
         """Put something that happened to a job among the lab's events."""
         self._events.add(event, **fields)
 
-    def do_stop(self, job: str) -> None:
-        self._agents.stop(job)
+    def do_stop(self, job: str, save: bool = False) -> None:
+        self._agents.stop(job, save)
 
     def do_show(self, folder: str) -> None:
         """Have a folder of the host inside the nodes too, at the same path; namespaces share it anyway."""

@@ -114,6 +114,41 @@ def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturb
     assert "dark" in events(lab, "restart-waits")[0]["for"]
 
 
+def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -> None:
+    """No step is lost, and no restart spent: none is allowed here."""
+    job = begun(lab, 15, restarts=0)
+    fault = lab.inject("evacuation", "west", warning="3s")
+    oracle.until(lambda: job.waiting, 3.0, "the attempt is over before the power goes")
+    assert job.waiting == "evacuation west: its power is about to go"
+    assert oracle.inside_pids(oracle.netns(lab.name, "west-0")), "the power is there"
+    oracle.until(lambda: not oracle.inside_pids(oracle.netns(lab.name, "west-0")), 5.0, "the power is gone")
+    oracle.until(lambda: job.waiting == "a fault keeps ranks 2, 3 down", 5.0, "it waits for the power")
+    fault.heal()
+    job.wait(60)
+    _, second = attempts(lab)
+    done = [it["step"] for it in steps(ranks_folder(lab), 0)]
+    assert done == list(range(1, STEPS + 1)), "each step once"
+    assert second["resumed_from"] == max(it["step"] for it in steps(ranks_folder(lab), 3) if it["attempt"] == 1)
+    assert parameters(lab) == undisturbed
+    report = lab.report()
+    left = report.attempts[0]
+    assert (left.in_order, left.cause, left.steps_lost, left.detection_s) == (True, "evacuation west", 0, None)
+    assert report.training.steps_lost == 0
+    assert "Attempt 1 was ended in order" in next(it.text for it in report.answers if it.id == "restarted")
+    assert all(it.holds for it in report.checkers), report.checkers
+
+
+def test_a_warning_that_is_too_short_is_a_loss_of_power(lab: testbed.Lab, undisturbed: str) -> None:
+    job = begun(lab, 15)
+    with lab.inject("evacuation", "west", warning="2ms"):
+        oracle.until(lambda: job.waiting == "a fault keeps ranks 2, 3 down", 20.0, "it waits for the power")
+    job.wait(60)
+    assert parameters(lab) == undisturbed
+    first = lab.report().attempts[0]
+    assert (first.in_order, first.cause) == (False, "evacuation west")
+    assert first.steps_lost > 0
+
+
 @pytest.mark.thorough
 def test_a_node_that_is_down_is_waited_for(lab: testbed.Lab, undisturbed: str) -> None:
     job = begun(lab, 15)

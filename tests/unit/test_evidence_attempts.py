@@ -82,6 +82,27 @@ def test_without_a_fault_the_death_of_a_process_is_the_cause() -> None:
     assert [it.lost_ranks for it in first.blast] == [(), (1,)]
 
 
+def test_an_attempt_that_left_in_order_lost_nothing_and_detected_nothing() -> None:
+    """Attempt 1 was warned, saved its state after step 4 and left; the site lost its power later."""
+    rows = []
+    for rank in (0, 1):
+        first = [step(1, number, 100.0 + number) for number in range(1, 5)]
+        saved = {"kind": "end", "t": 104.5, "attempt": 1, "status": "saved", "reason": "asked to", "step": 4}
+        second = [step(2, number, 121.0 + number - 4) for number in range(5, 9)]
+        lines = [job(1, 100.0, rank=rank), *first, saved, job(2, 120.0, 4, rank=rank), *second]
+        rows.append(read_rank(rank, lines)[0])
+    left = {"attempt": 1, "why": "left", "cause": "evacuation west", "in_order": True, "detected_t": 104.6, "step": 4}
+    windows = [
+        FaultWindow("f1", "evacuation", "west", (), 103.2, 119.0),
+        FaultWindow("f2", "flap", "x", (), 103.9, 104),
+    ]
+    found = recovery.evaluate(rows, windows)
+    first_, second_ = attempts.evaluate(rows, [Event(104.6, "attempt-ended", left)], windows, found)
+    assert (first_.in_order, first_.cause, first_.steps_lost, first_.steps_committed) == (True, "evacuation west", 0, 4)
+    assert (first_.detection_s, first_.time_to_resume_s) == (None, pytest.approx(17.4))
+    assert (second_.in_order, found.steps_lost, found.failures) == (False, 0, ())
+
+
 def test_a_fault_that_was_over_before_the_attempt_is_no_cause() -> None:
     first, _ = evaluated([ENDED], [FaultWindow("f1", "cut", "north", ("north",), 90.0, 95.0)])
     assert (first.cause, first.detection_s) == ("", None)

@@ -7,6 +7,7 @@ numbered from 1. All ``t`` are seconds of CLOCK_MONOTONIC.
   process), until whoever restarts the job knew that the attempt was over.
 - *Steps lost* = steps that a rank ended in this attempt and that are in no lineage of the final parameters.
 - *Time to resume* = from that knowledge until the next attempt committed its first step.
+- An attempt that ended *in order* did not fail: its ranks were warned, and left after a checkpoint of their last step.
 - *Blast radius*: of each site, for how long its ranks stood still: from the last step that the last of them ended to
   the first that one of them began in the next attempt. Synchronous training stands still as a whole, whichever site a
   fault hits.
@@ -39,7 +40,9 @@ class Attempt:
     """See the module. What an attempt that ended well, or the last one, has not is None.
 
     ``why`` is what was seen, as in ``rank 2 on west-0 gone: …``, ``cause`` what was done, as in ``cut north``; both
-    are empty for an attempt that did not fail. ``goodput`` is of its committed steps and its time, 0..1.
+    are empty for an attempt that did not fail. ``in_order``: it did not fail, its ranks saved their state and left,
+    because they were warned of ``cause``; then nothing was there to be detected. ``goodput`` is of its committed steps
+    and its time, 0..1.
     """
 
     number: int
@@ -54,6 +57,7 @@ class Attempt:
     time_to_resume_s: float | None = None
     goodput: float | None = None
     blast: tuple[Standstill, ...] = ()
+    in_order: bool = False
 
 
 def fenced(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
@@ -92,7 +96,11 @@ def evaluate(
         if detected_t is None and next_ is not None:
             detected_t = began[next_]
         ended_t = job.ended_t if detected_t is None else detected_t
-        cause, cause_t = ("", None) if detected_t is None else _cause(events, windows, began[this], detected_t)
+        in_order = end is not None and end.fields.get("in_order") is True
+        if end is not None and in_order:
+            cause, cause_t = text(end.fields, "cause"), None
+        else:
+            cause, cause_t = ("", None) if detected_t is None else _cause(events, windows, began[this], detected_t)
         first = next((it.t for it in job.commits if it.attempt == next_), None)
         committed = [it for it in job.commits if it.attempt == this]
         ran = {it.step for log in logs for it in log.steps if it.attempt == this}
@@ -110,6 +118,7 @@ def evaluate(
                 time_to_resume_s=None if detected_t is None or first is None else first - detected_t,
                 goodput=_goodput(sum(it.tokens for it in committed), job, began[this], ended_t),
                 blast=() if detected_t is None else _blast(logs, events, this, next_, detected_t),
+                in_order=in_order,
             )
         )
     return tuple(found)

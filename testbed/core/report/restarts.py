@@ -40,6 +40,7 @@ class AttemptLine:
     time_to_resume_s: float | None
     goodput: float | None
     blast: tuple[Standstill, ...]
+    in_order: bool = False
 
 
 def lines(attempts: Iterable[Attempt], origin: float) -> tuple[AttemptLine, ...]:
@@ -57,6 +58,7 @@ def lines(attempts: Iterable[Attempt], origin: float) -> tuple[AttemptLine, ...]
             time_to_resume_s=it.time_to_resume_s,
             goodput=it.goodput,
             blast=it.blast,
+            in_order=it.in_order,
         )
         for it in attempts
     )
@@ -76,7 +78,7 @@ def measured(attempts: Sequence[AttemptLine]) -> dict[str, float | None]:
 
 
 def sentence(attempts: Sequence[AttemptLine]) -> str:
-    """What each failed attempt cost."""
+    """What each attempt cost that was not the job's end."""
     return " ".join(
         _one(it, attempts[index + 1] if index + 1 < len(attempts) else None)
         for index, it in enumerate(attempts)
@@ -87,7 +89,8 @@ def sentence(attempts: Sequence[AttemptLine]) -> str:
 def _one(attempt: AttemptLine, following: AttemptLine | None) -> str:
     cause = f" after {attempt.cause}" if attempt.cause else ""
     known = "" if attempt.detection_s is None else f", known {words.duration(attempt.detection_s)} later"
-    said = f"Attempt {attempt.number} ended at {words.duration(attempt.ended_s)}{cause}{known}"
+    ended = "was ended in order" if attempt.in_order else "ended"
+    said = f"Attempt {attempt.number} {ended} at {words.duration(attempt.ended_s)}{cause}{known}"
     lost = words.plural(attempt.steps_lost, "step")
     if following is None:
         return f"{said}; none followed."
