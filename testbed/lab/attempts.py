@@ -7,7 +7,7 @@ The story of a restart, all of it in one thread beside the job:
    same step, and do. That is no failure, and none of the ``restarts`` is spent on it.
 2. What is left of it is told to stop; ranks that cannot are ended when their successors are deployed.
 3. The lab allows the next one when no fault keeps a rank down or is about to, and all sites that have ranks are
-   connected by links that have a carrier at both ends.
+   connected by links that have a carrier at both ends, and answer each other: a silent cut takes no carrier.
 4. The number of the new attempt is written into the fence: no late writer of the old one can commit any more. Then the
    newest checkpoint is looked for that every rank has, whole by its checksums. Only now, so that it stays the newest.
 5. Fresh ranks are deployed and go on from it, or from the beginning where there is none.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Attempts:
     """Begins the first attempt, follows it in a thread, and begins others while ``restarts`` are left.
 
     ``message`` is that of the job, without what is an attempt's own. ``committed`` tells the latest committed step.
+    ``note`` is told, whenever one begins or ends, of all attempts so far, as run.json has them (docs/design.md).
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class Attempts:
         restarts: int,
         stall_s: float,
         committed: Callable[[], int],
+        note: Callable[[Sequence[Mapping[str, Any]]], None] = lambda attempts: None,
     ) -> None:
         self._lab, self._topology, self._message, self._folder = lab, topology, message, ranks_folder
         self._job = str(message["job"])
         self._left, self._stall_s, self._committed = restarts, stall_s, committed
+        self._note, self._noted = note, list[dict[str, Any]]()
         self._began_at: dict[int, int] = {}
         self._stopping = threading.Event()
         self.number = 0
@@ -116,10 +119,11 @@ class Attempts:
                 step = self._committed()
                 why = f"{warned}: all ranks saved their state after step {step} and left"
                 order = {"cause": warned, "in_order": True}
-                self._tell("attempt-ended", attempt=self.number, why=why, detected_t=now, step=step, **order)
+                self._ended(why, detected_t=now, step=step, **order)
                 return _End.LAST if self._stopping.is_set() else _End.IN_ORDER
             why = dead or _why(ranks)
             if not why and all(it["state"] == "finished" for it in ranks):
+                self._write_down(ended_t=now, step=self._committed())
                 checkpoints.remove(self._folder)
                 return _End.LAST
             if not warned and (warned := _warned(ranks)):
@@ -132,7 +136,7 @@ class Attempts:
                 dead = self._dead()
                 why = dead or _why(client.call(self._lab, "ranks")) or why
             if why:
-                self._tell("attempt-ended", attempt=self.number, why=why, detected_t=now, step=step)
+                self._ended(why, detected_t=now, step=step)
                 if dead or self._stopping.is_set() or not self._left:
                     self.failure = why
                     return _End.LAST
@@ -186,6 +190,9 @@ class Attempts:
         dark = frozenset(client.call(self._lab, "dark"))
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
+        # Last, for it takes time where it finds something: a silent cut, of which no carrier tells.
+        if unheard := client.call(self._lab, "unheard"):
+            return "; ".join(f"{one} and {other} do not hear each other" for one, other in unheard)
         return ""
 
     def _dead(self) -> str:
@@ -213,6 +220,17 @@ class Attempts:
         step = resume.step if resume else 0
         self.number, self._began_at[number] = number, step
         self._tell("attempt-began", attempt=number, resumed_from=step)
+        self._noted.append({"attempt": number, "began_t": time.monotonic(), "resumed_from": step})
+        self._write_down(ended_t=None, why="", in_order=False)
+
+    def _ended(self, why: str, detected_t: float, step: int, **order: Any) -> None:
+        self._tell("attempt-ended", attempt=self.number, why=why, detected_t=detected_t, step=step, **order)
+        self._write_down(ended_t=detected_t, why=why, step=step, **order)
+
+    def _write_down(self, **fields: Any) -> None:
+        """What is known of this attempt by now. Raises StorageError."""
+        self._noted[-1] |= fields
+        self._note(self._noted)
 
     def _tell(self, event: str, **fields: Any) -> None:
         client.call(self._lab, "tell", event=event, fields=fields)

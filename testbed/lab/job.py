@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,17 @@ class _Tail:
 
 
 class Job:
-    """A job that was begun. All waits are bounded."""
+    """A job that was begun. All waits are bounded. ``note``: as of :class:`Attempts`."""
 
-    def __init__(self, lab: LabFolder, topology: Topology, workload: Workload, ranks_folder: Path, number: int) -> None:
+    def __init__(
+        self,
+        lab: LabFolder,
+        topology: Topology,
+        workload: Workload,
+        ranks_folder: Path,
+        number: int,
+        note: Callable[[Sequence[Mapping[str, Any]]], None] = lambda attempts: None,
+    ) -> None:
         self.workload = workload
         self.id = f"j{number}"
         ranks = build.ranks(topology)
@@ -120,6 +128,7 @@ class Job:
             restarts=workload.restarts,
             stall_s=workload.stall_s,
             committed=lambda: self.step,
+            note=note,
         )
 
     @property

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,11 +33,11 @@ from testbed import __version__
 from testbed.core.faults.fault import Compiled, compile_fault
 from testbed.core.plan import routing
 from testbed.core.plan import step as steps
-from testbed.core.plan.addressing import PLANT
+from testbed.core.plan.addressing import PLANT, Addressing
 from testbed.core.plan.step import Carrier, Fibers, Killed, Paused, Slowed, Step
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import LabError, StorageError, TestbedError, UserError
-from testbed.host import containerlab, process
+from testbed.host import containerlab, hearing, process
 from testbed.host.containerlab import Containerlab
 from testbed.host.emulator import DirectionStats
 from testbed.host.netns import NetnsDriver, nowhere
@@ -267,6 +268,23 @@ class Keeper:
     def do_dark(self) -> list[str]:
         """Links without a carrier at one of their ends at least."""
         return sorted(self._watch.dark()) if self._watch is not None else []
+
+    def do_unheard(self) -> list[list[str]]:
+        """Pairs of sites with ranks of which one does not answer the other, whatever the carriers say. Takes seconds
+        where there are any."""
+        if self._topology is None:
+            return []
+        firsts = {rank.site: rank.node for _, rank in sorted(self._agents.ranks.items(), reverse=True)}
+        addresses = {site: str(Addressing(self._topology).node(node)[0]) for site, node in firsts.items()}
+        asking = list(combinations(sorted(firsts), 2))
+
+        def ask(site: str) -> frozenset[str]:
+            others = [addresses[other] for one, other in asking if one == site]
+            return hearing.answering(self._driver.path(firsts[site]), others)
+
+        with ThreadPoolExecutor(len(firsts) or 1, thread_name_prefix="hearing") as each:
+            heard = dict(zip(firsts, each.map(ask, firsts), strict=True))
+        return [[one, other] for one, other in asking if addresses[other] not in heard[one]]
 
     def do_dead_containers(self) -> list[str]:
         """Nodes, gateways and others whose containers have ended by themselves: they do not come back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,9 +79,14 @@ def begin(
     )
 
 
+_amending = threading.Lock()
+"""A job's attempts are written down from a thread of their own."""
+
+
 def amend(run: RunDirectory, **changes: Any) -> None:
     """Change fields of run.json. Raises StorageError."""
-    run.write_json("run.json", {**run.read_json("run.json"), **changes})
+    with _amending:
+        run.write_json("run.json", {**run.read_json("run.json"), **changes})
 
 
 def end(run: RunDirectory, status: str, reason: str = "") -> None:

@@ -136,6 +136,11 @@ def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -
     assert report.training.steps_lost == 0
     assert "Attempt 1 was ended in order" in next(it.text for it in report.answers if it.id == "restarted")
     assert all(it.holds for it in report.checkers), report.checkers
+    noted = json.loads((ranks_folder(lab).parent / "run.json").read_text())["attempts"]
+    assert [(it["attempt"], it["in_order"], it["resumed_from"]) for it in noted] == [
+        (1, True, 0),
+        (2, False, second["resumed_from"]),
+    ]
 
 
 def test_a_warning_that_is_too_short_is_a_loss_of_power(lab: testbed.Lab, undisturbed: str) -> None:
@@ -147,6 +152,21 @@ def test_a_warning_that_is_too_short_is_a_loss_of_power(lab: testbed.Lab, undist
     first = lab.report().attempts[0]
     assert (first.in_order, first.cause) == (False, "evacuation west")
     assert first.steps_lost > 0
+
+
+def test_a_silent_cut_spends_no_more_restarts_than_another(lab: testbed.Lab, undisturbed: str) -> None:
+    job = begun(lab, 15, timeout_s=1.5, restarts=1)
+    with lab.cut("north", carrier="silent"), lab.cut("south", carrier="silent"):
+        oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
+        assert job.waiting == "east and west do not hear each other"
+        time.sleep(4.0)  # two attempts would have failed to meet by now
+        assert (job.attempt, job.over()) == (1, False)
+        noted = json.loads((ranks_folder(lab).parent / "run.json").read_text())["attempts"]
+        assert [(it["attempt"], it["in_order"]) for it in noted] == [(1, False)], "also of a run that ends here"
+        assert "rank" in noted[0]["why"]
+    job.wait(60)
+    assert [it["attempt"] for it in attempts(lab)] == [1, 2]
+    assert parameters(lab) == undisturbed
 
 
 @pytest.mark.thorough
