@@ -19,6 +19,10 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
 import ahead  # noqa: E402
 import oracle  # noqa: E402
 
+MEASURED = ("netns", "netem_vm", "containerlab", "e2e")
+"""Folders of tests that measure time on two shared cores. What fails there is tried twice more, and pytest's closing
+line counts it as a rerun: noise passes then, a defect fails three times."""
+
 THOROUGH = "thorough: make test-thorough runs it; the ordinary tests show the same by less"
 
 
@@ -28,6 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason=THOROUGH))
+    for item in items:
+        if ahead.folder(item) in MEASURED:
+            item.add_marker(pytest.mark.flaky(reruns=2))
     ahead.order(items)
 
 
