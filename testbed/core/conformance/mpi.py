@@ -1,19 +1,10 @@
-"""How MPI's own launchers start the rank programs: one rank on each node, their daemons by ``reach`` instead of ssh."""
+"""How MPI's own launchers start the rank programs: their daemons by whatever stands for ssh, one rank on each node."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from testbed.core.conformance.library import Launcher
-
-REACH = "testbed_agents.libraries.reach"
-"""Module that asks who started the launcher to run a command on a node; its docstring is the contract."""
-
-
-def reach_script(python: str) -> str:
-    """A shell script for ``agent``: launchers want one executable file."""
-    return f'#!/bin/sh\nexec {shlex.quote(python)} -m {REACH} "$@"\n'
 
 
 def mpiexec_argv(
@@ -22,15 +13,17 @@ def mpiexec_argv(
     programs: str,
     hosts: Sequence[str],
     interface: str,
+    network: str,
     agent: str,
     program: Sequence[str],
     pass_on: Sequence[str],
 ) -> tuple[str, ...]:
-    """The command that starts rank r of ``program`` on the address ``hosts[r]``; to be run on the first of them.
+    """The command that starts rank r of ``program`` on ``hosts[r]``, an address that the launcher reaches.
 
-    ``programs`` is the folder of the launcher (beside the nodes' Python), ``interface`` where its daemons meet,
-    ``agent`` an executable like :func:`reach_script`'s, ``pass_on`` names of the environment that ranks are to have.
-    Its own environment needs ``TESTBED_REACH``; ``RANK`` must not be in it, each rank learns its own from the launcher.
+    ``programs`` is the folder that the launcher lies in, on the nodes too; ``interface`` is the launcher's own, where
+    its daemons find it, ``network`` (address/length) the one that leads there on all nodes. ``agent`` is an executable
+    that is called as ssh would be. Of the launcher's environment ranks get what ``pass_on`` names; ``RANK`` is not for
+    it: each rank learns its own from the launcher.
     """
     ranks = str(len(hosts))
     if launcher == "mpich":
@@ -42,7 +35,7 @@ def mpiexec_argv(
         )
     if launcher == "openmpi":
         return (
-            *(f"{programs}/prterun", "--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", interface),
+            *(f"{programs}/prterun", "--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", network),
             *("--prefix", programs.rsplit("/", 1)[0], "--leave-session-attached", "--allow-run-as-root"),
             *("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "-n", ranks),
             *(word for name in pass_on for word in ("-x", name)),
