@@ -16,6 +16,8 @@ from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabName
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
+    from testbed.core.conformance.baseline import Comparison
+    from testbed.core.conformance.result import Validation
     from testbed.core.report.document import Report
 
 RunsFolder = Annotated[
@@ -153,6 +155,9 @@ def report(
     """Rebuild the report of a run from its directory alone: index.html, report.json, report.md."""
     from testbed.lab import api
 
+    if (validated := api.validation_report(run)) is not None:
+        _show_validation(*validated, as_json=as_json, open_=open_)
+        return 0
     document, page = api.report(run)
     if as_json:
         from testbed.core.report.document import to_json
@@ -166,6 +171,22 @@ def report(
     if open_:
         _open(page)
     return 0
+
+
+def _show_validation(
+    validation: Validation, comparison: Comparison | None, page: Path, *, as_json: bool, open_: bool
+) -> None:
+    if as_json:
+        from testbed.core.conformance.stored import to_json
+
+        screen.show_json(to_json(validation))
+    else:
+        from testbed.cli.validate import show
+
+        show(validation, comparison)
+        screen.show(f"report: {page}")
+    if open_:
+        _open(page)
 
 
 def _open(page: Path) -> None:

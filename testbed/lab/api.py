@@ -16,6 +16,8 @@ from testbed.errors import TestbedError, UnknownName, UserError
 from testbed.lab import recovery, state
 
 if TYPE_CHECKING:
+    from testbed.core.conformance.baseline import Comparison
+    from testbed.core.conformance.result import Validation
     from testbed.core.plan.step import Plan
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
@@ -55,6 +57,7 @@ __all__ = [
     "run",
     "runs",
     "up",
+    "validation_report",
 ]
 
 
@@ -218,17 +221,37 @@ def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
 def report(run: Path | None = None) -> tuple[Report, Path]:
     """Rebuild a report (default: the latest run's) from its run directory alone; the path of its page."""
     from testbed.host import store
+
+    chosen = _chosen(run)
+    if (chosen.path / store.VALIDATION).exists():
+        raise UserError(f"{chosen.path} holds a validation; in Python validation_report makes its report again")
+    return store.write_report(chosen), chosen.path / "index.html"
+
+
+def validation_report(run: Path | None = None) -> tuple[Validation, Comparison | None, Path] | None:
+    """As :func:`report`, of a run directory of ``testbed validate``: what was found, what its baseline says of it, and
+    the path of its page. None if the run is no validation."""
+    from testbed.host import store
+
+    chosen = _chosen(run)
+    if not (chosen.path / store.VALIDATION).exists():
+        return None
+    from testbed.host.validations import rebuild_validation
+
+    return *rebuild_validation(chosen), chosen.path / "index.html"
+
+
+def _chosen(run: Path | None) -> RunDirectory:
+    from testbed.host import store
     from testbed.host.store import RunDirectory
     from testbed.lab.lab import runs_root
 
-    if run is None:
-        known = store.list_runs(runs_root())
-        if not known:
-            raise UserError(f"no run in {runs_root()} yet; make one with: testbed run metro-40km")
-        chosen = known[0]
-    else:
-        chosen = RunDirectory.open(run if run.exists() else runs_root() / run)
-    return store.write_report(chosen), chosen.path / "index.html"
+    if run is not None:
+        return RunDirectory.open(run if run.exists() else runs_root() / run)
+    known = store.list_runs(runs_root())
+    if not known:
+        raise UserError(f"no run in {runs_root()} yet; make one with: testbed run metro-40km")
+    return known[0]
 
 
 def _summary(run_directory: RunDirectory) -> RunSummary:

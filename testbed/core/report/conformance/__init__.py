@@ -1,0 +1,1 @@
+"""What ``testbed validate`` found, as a page, Markdown and JUnit XML."""
