@@ -146,6 +146,9 @@ class Quiet:
     def tick(self, state: LiveState) -> None:
         pass
 
+    def doing(self, text: str) -> None:
+        """What goes on within the phase by now."""
+
     def event(self, text: str) -> None:
         pass
 
@@ -175,6 +178,12 @@ class Plain(Quiet):
             self._ticked = now
             self._line(", ".join(filter(None, (_training_line(state), *_fiber_words(state)))))
 
+    def doing(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._ticked >= TICK_EVERY_S:
+            self._ticked = now
+            self._line(text)
+
     def event(self, text: str) -> None:
         self._line(text)
 
@@ -189,6 +198,7 @@ class Drawn(Quiet):
         self._began = self._phase_began = time.monotonic()
         self._phase = ("", "")
         self._state: LiveState | None = None
+        self._doing = ""
         self._live: Live | None = None
 
     def __enter__(self) -> Drawn:
@@ -217,13 +227,16 @@ class Drawn(Quiet):
     def phase(self, name: str, detail: str = "") -> None:
         self._finish()
         self._phase, self._phase_began = (name, detail), time.monotonic()
-        self._state = None
+        self._state, self._doing = None, ""
 
     def certificate(self, certificate: Certificate) -> None:
         self.note(_certificate_line(certificate))
 
     def tick(self, state: LiveState) -> None:
         self._state = state
+
+    def doing(self, text: str) -> None:
+        self._doing = text
 
     def event(self, text: str) -> None:
         err().print(Text(f" ⚡ {time.monotonic() - self._began:6.1f} s  {text}", style="yellow"))
@@ -239,6 +252,8 @@ class Drawn(Quiet):
         spin = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"[int(now * 10) % 10]
         head = Text(f" {spin} ", style="cyan").append(f"{name:<12}", style="bold default")
         lines: list[RenderableType] = [head.append(f"{now - self._phase_began:6.1f} s  {detail}", style="dim")]
+        if self._doing:
+            lines.append(Text("   " + self._doing))
         if self._state is not None:
             lines.append(Text("   " + _training_line(self._state)))
             lines += [Text("   " + words, style="dim") for words in _fiber_words(self._state)]

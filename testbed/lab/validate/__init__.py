@@ -1,0 +1,1 @@
+"""A collective library put to the test in a certified lab; ``run.py`` tells the whole story."""

@@ -1,0 +1,151 @@
+"""One library, put to the test: what was seen of it by now can be had at any moment."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from testbed.core.conformance import bound, cases, verdict
+from testbed.core.conformance import wire as wires
+from testbed.core.conformance.bound import Placed
+from testbed.core.conformance.cases import Series, Suite
+from testbed.core.conformance.fibers import fibers, in_use, ways
+from testbed.core.conformance.library import Library
+from testbed.core.conformance.result import CaseResult, Cell, LibraryResult, Speed
+from testbed.core.topology.model import Topology
+from testbed.errors import TestbedError
+from testbed.lab.state import LabFolder
+from testbed.lab.validate import correctness, speed
+from testbed.lab.validate.crew import Crew
+from testbed.lab.validate.inject import FiberFaults
+from testbed.lab.validate.session import CannotGoOn, Session
+from testbed.lab.validate.speed import Measured
+from testbed.lab.validate.wire import Wire
+
+__all__ = ["PARTS", "Bench", "Examination", "Part"]
+
+Part = Literal["correctness", "speed", "faults"]
+PARTS: Final[tuple[Part, ...]] = ("correctness", "speed", "faults")
+
+TIMEOUT_S: Final[Mapping[Suite, float]] = {"quick": 5.0, "full": 10.0}
+"""The library's own timeout. Short, or a suite with a dozen faults would take an hour."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all libraries of a validation are examined with. ``links`` as ``Validation.links``."""
+
+    lab: LabFolder
+    topology: Topology
+    links: Mapping[str, Mapping[str, float]]
+    wire: Wire
+    faults: FiberFaults
+    folder: Path
+    suite: Suite
+    parts: tuple[Part, ...]
+    seed: int = 0
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Of every rank, in order."""
+        return tuple(site.name for site in self.topology.sites for _ in site.node_names)
+
+
+class Examination:
+    """See the module. ``tell`` hears in words what goes on."""
+
+    def __init__(self, bench: Bench, library: Library, tell: Callable[[str], None]) -> None:
+        self._bench, self._library, self._tell = bench, library, tell
+        self._crew = Crew(bench.lab, bench.topology, library, bench.folder / library.name)
+        self._cases: list[CaseResult] = []
+        self._speeds: list[Speed] = []
+        self._cells: list[Cell] = []
+        self._why: list[str] = []
+        self._untold: list[str] = []
+        self._began_t = time.monotonic()
+
+    def run(self) -> None:
+        """All parts. A lab that fails is written down as such and raised: LabError, HostError."""
+        session = Session(self._crew, timeout_s=TIMEOUT_S[self._bench.suite])
+        try:
+            self._tell("its programs start")
+            session.ready()
+            for part in self._bench.parts:
+                {"correctness": self._correctness, "speed": self._speed, "faults": self._faults}[part](session)
+        except CannotGoOn as error:
+            self._why.append(str(error))
+        except TestbedError as error:
+            self._untold.append(str(error))
+            raise
+        finally:
+            self._bench.faults.heal()
+            self._crew.leave()
+
+    def result(self) -> LibraryResult:
+        """What was seen by now."""
+        raise NotImplementedError
+
+    # ---- parts
+
+    def _correctness(self, session: Session) -> None:
+        catalogue = cases.correctness(self._bench.suite, self._bench.sites, self._bench.seed)
+        total = sum(len(it.operations) for it in catalogue)
+
+        def heard(result: CaseResult) -> None:
+            self._cases.append(result)
+            states = Counter(it.state for it in self._cases)
+            bad = len(self._cases) - states["right"] - states["unsupported"]
+            self._tell(f"correctness {len(self._cases)}/{total}" + (f", {bad} not right" if bad else ""))
+
+        correctness.examine(session, catalogue, heard)
+
+    def _speed(self, session: Session) -> None:
+        session.ready()
+        catalogue = cases.performance(self._bench.suite, self._bench.sites, session.offers, self._bench.seed)
+        for number, series in enumerate(catalogue, 1):
+            self._tell(f"speed {number}/{len(catalogue)}: {series.do} of {series.size} bytes")
+            measured = speed.measure(session, self._bench.wire, series)
+            if measured.times_s:
+                self._speeds.append(self._judged(series, measured))
+            if measured.trouble:
+                self._why.append(f"{series.do} of {series.size} bytes: {measured.trouble}")
+
+    def _judged(self, series: Series, measured: Measured) -> Speed:
+        bench, operation = self._bench, series.calls[0]
+        placed = Placed(series.do, series.size, bench.sites, operation.root, operation.to)
+        every = fibers(bench.topology, bench.links)
+        used = in_use(bench.topology, bench.sites, every)
+        interval = bound.median_interval(measured.times_s)
+        bound_s, latency_s = bound.bound_s(placed, used), bound.latency_s(placed, used)
+        toward: Counter[str] = Counter()
+        for direction, count in measured.crossing.items():
+            toward[direction.rpartition(":")[2]] += count
+        return Speed(
+            operation=series.do,
+            size=series.size,
+            times_s=measured.times_s,
+            median_s=interval.median,
+            low_s=interval.low,
+            high_s=interval.high,
+            algorithm_rate=bound.algorithm_rate(placed, interval.median),
+            bus_rate=bound.bus_rate(placed, interval.median),
+            bound_s=bound_s,
+            bound_all_s=bound.bound_s(placed, every),
+            efficiency=bound_s / interval.median if interval.median > 0 else 0.0,
+            one_way_delays=interval.median / latency_s if latency_s > 0 else 0.0,
+            crossing=dict(measured.crossing),
+            least=round(max(wires.least(placed).values(), default=0.0)),
+            pattern=wires.guess(placed, toward, ways(bench.topology)),
+        )
+
+    def _faults(self, session: Session) -> None:
+        return None
+
+
+def offered(offers: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the operations that a library has."""
+    return tuple(name for name, it in offers.items() if isinstance(it, Mapping))

@@ -1,0 +1,80 @@
+"""The two ends of one rank program: operations out, answers in, as JSON lines; never waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final
+
+__all__ = ["Lines"]
+
+_LONGEST_LINE: Final = 1 << 20
+"""A program that says so much without an end of line says nothing to us: it goes to the log."""
+
+_READ: Final = 1 << 16
+
+
+class Lines:
+    """``into`` and ``out`` are file descriptors, ours from now on. What is no JSON object goes to ``log``."""
+
+    def __init__(self, into: int, out: int, log: IO[bytes]) -> None:
+        self._into, self.out, self._log = into, out, log
+        self._rest = b""
+        self.open = True
+        """Whether more may come; False after the other end was closed."""
+        for each in (into, out):
+            os.set_blocking(each, False)
+
+    def say(self, message: Mapping[str, Any]) -> bool:
+        """Hand a message over; False if nobody takes it: the program has ended, or reads no more."""
+        line = json.dumps(message).encode() + b"\n"
+        try:
+            return os.write(self._into, line) == len(line)
+        except OSError:  # BlockingIOError too: it stands still, and its pipe is full
+            return False
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Whatever has come by now; call it when ``out`` is readable."""
+        while self.open:
+            try:
+                data = os.read(self.out, _READ)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.open = False
+            *whole, self._rest = (self._rest + data).split(b"\n")
+            for line in whole:
+                yield from self._understood(line)
+            if len(self._rest) > _LONGEST_LINE:
+                self._to_log(self._rest)
+                self._rest = b""
+        if not self.open and self._rest:
+            line, self._rest = self._rest, b""
+            yield from self._understood(line)
+
+    def close(self) -> None:
+        """End of input for the program."""
+        for each in (self._into, self.out):
+            with contextlib.suppress(OSError):
+                os.close(each)
+        self._into = self.out = -1
+        self.open = False
+
+    def _understood(self, line: bytes) -> Iterator[dict[str, Any]]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            yield value
+        elif line:
+            self._to_log(line)
+
+    def _to_log(self, line: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._log.write(line + b"\n")
+            self._log.flush()

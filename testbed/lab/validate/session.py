@@ -1,0 +1,219 @@
+"""A library at work: programs that run, a communicator that works, operations with all ranks' answers to each."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.core.conformance.judge import Answer
+from testbed.core.conformance.operation import Group, Operation
+from testbed.lab.validate.crew import Crew, Said
+
+__all__ = ["CannotGoOn", "Performed", "Session"]
+
+MOST_FRESH: Final = 12
+"""How often programs are started anew before a library is given up: one that hangs in everything takes for ever."""
+
+
+class CannotGoOn(Exception):
+    """The library cannot be brought to work (any more), with the reason in words; not the lab's failure."""
+
+
+@dataclass(frozen=True)
+class Performed:
+    """Answers of the ranks of each operation by their numbers in the world, and when the last came or was given up."""
+
+    answers: Mapping[int, Answer]
+    ended_t: float
+
+    @property
+    def done(self) -> bool:
+        return all(it.state == "done" for it in self.answers.values())
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a rank is silent, or gone: the programs are of no more use."""
+        return any(it.state in ("silent", "died") for it in self.answers.values())
+
+    @property
+    def refused(self) -> str:
+        """Why it is unsupported; empty if it is not."""
+        return next((it.words for it in self.answers.values() if it.state == "unsupported"), "")
+
+    @property
+    def trouble(self) -> str:
+        """The first rank's words that tells of any; empty if all is well."""
+        for rank, it in self.answers.items():
+            if it.state != "done":
+                what = {"silent": "never answered", "died": "ended", "error": "failed"}.get(it.state, it.state)
+                return f"rank {rank} {what}" + (f": {it.words}" if it.words else "")
+        return ""
+
+    @property
+    def began_t(self) -> float | None:
+        """When the last rank began."""
+        return max((it.began for it in self.answers.values() if it.began is not None), default=None)
+
+    @property
+    def finished_t(self) -> float | None:
+        """When the last rank was done; None unless all are."""
+        ends = [it.ended for it in self.answers.values()]
+        return max(it for it in ends if it is not None) if self.done and None not in ends else None
+
+
+class Session:
+    """One library in one lab; ``timeout_s`` is the library's own timeout."""
+
+    def __init__(self, crew: Crew, *, timeout_s: float) -> None:
+        self.crew, self.timeout_s = crew, timeout_s
+        self.joined: Said | None = None
+        """What was said to the last join."""
+        self._made: set[str] = set()
+        self._fresh = 0
+        self._works = False
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return self.crew.offers
+
+    @property
+    def world(self) -> Group:
+        return Group("world", self.crew.world)
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether something went wrong in this communicator, so that it is not used any more."""
+        return not self._works
+
+    def same_bits(self, operation: str) -> bool:
+        offer = self.offers.get(operation)
+        return bool(offer.get("same_bits")) if isinstance(offer, Mapping) else False
+
+    # ---- a communicator that works
+
+    def ready(self) -> None:
+        """Have programs that run and a communicator in which nothing went wrong yet. Raises CannotGoOn, HostError."""
+        if self._works and self.crew.alive:
+            return
+        if self.crew.alive and self.offers.get("rebuilds") is True and self._join():
+            return
+        self.fresh()
+
+    def fresh(self) -> None:
+        """End the programs, start new ones, make a communicator. Raises CannotGoOn, HostError."""
+        self.spoil()
+        self.crew.kill()
+        self._clean()
+        if self._fresh >= MOST_FRESH:
+            raise CannotGoOn(f"its programs had to be started {self._fresh} times; no more was tried")
+        self._fresh += 1
+        if not self._join():
+            assert self.joined is not None
+            words = self.joined.unsupported or self.joined.trouble
+            last = next((it for rank in self.joined.ended if (it := self.crew.last_words(rank))), "")
+            self.crew.kill()
+            raise CannotGoOn(f"no communicator could be made: {words}" + (f": {last}" if last else ""))
+
+    def rebuild(self) -> bool:
+        """Make the next communicator with the same programs; whether that works."""
+        self.spoil()
+        return self.crew.alive and self._join()
+
+    def spoil(self) -> None:
+        """Something went wrong in this communicator: it is not to be used any more."""
+        self._works = False
+
+    def _join(self) -> bool:
+        self._made.clear()
+        self.joined = self.crew.join(self.timeout_s)
+        self._works = self.joined.complete and not self.joined.errors and not self.joined.unsupported
+        return self._works
+
+    def have(self, group: Group) -> str:
+        """Make a group, unless it is there; why it cannot be had, empty if it can."""
+        if group.name == "world" or group.name in self._made:
+            return ""
+        said = self.crew.ask(group.line(), bound_s=self.bound_s)
+        if said.unsupported:
+            return said.unsupported
+        if said.trouble:
+            self.spoil()
+            return said.trouble
+        self._made.add(group.name)
+        return ""
+
+    # ---- operations
+
+    @property
+    def bound_s(self) -> float:
+        """How long an operation without a fault may take until it is a hang: a library's timeout may be for each of
+        the waits that an operation has, so once is not enough."""
+        return 2.0 * self.timeout_s + 15.0
+
+    def perform(
+        self,
+        operations: Sequence[tuple[Operation, Group]],
+        *,
+        at: float | None = None,
+        until_t: Callable[[], float] | None = None,
+        each: Callable[[], float] | None = None,
+    ) -> Performed:
+        """Operations of groups that have no rank in common, at the same time, and what their ranks answer.
+
+        ``until_t`` and ``each`` as in :meth:`Crew.gather`; without, it is given up after :attr:`bound_s`.
+        """
+        ranks: list[int] = []
+        for operation, group in operations:
+            self.crew.say(operation.line(at), group.ranks)
+            ranks += group.ranks
+        given_up_t = (time.monotonic() if at is None else at) + self.bound_s
+        said = self.crew.gather(ranks, until_t or (lambda: given_up_t), each)
+        kept = any(operation.keep for operation, _ in operations)
+        answers = {rank: self._answer(rank, said, kept) for rank in ranks}
+        performed = Performed(answers, time.monotonic())
+        if not performed.done and not performed.refused:
+            self.spoil()
+        return performed
+
+    def _answer(self, rank: int, said: Said, kept: bool) -> Answer:
+        if rank in said.ended:
+            last = self.crew.last_words(rank)
+            return Answer("died", words=said.ended[rank] + (f": {last}" if last else ""))
+        if rank in said.silent:
+            return Answer("silent")
+        answer = said.answers[rank]
+        began, ended = (_time(answer.get(key)) for key in ("began", "ended"))
+        if "unsupported" in answer:
+            return Answer("unsupported", None, began, ended, str(answer["unsupported"]))
+        if "error" in answer:
+            return Answer("error", None, began, ended, str(answer["error"]))
+        if began is None or ended is None:
+            return Answer("error", None, began, ended, "its answer does not say when it began and ended")
+        output = None
+        if kept and "output" in answer:
+            try:
+                output = self._take(str(answer["output"]))
+            except OSError as error:
+                return Answer("error", None, began, ended, f"its output cannot be read: {error}")
+        return Answer("done", output, began, ended)
+
+    def _take(self, name: str) -> bytes:
+        """Read an output and remove it: tens of megabytes an operation would fill a disk."""
+        path = self.crew.outputs / Path(name).name
+        data = path.read_bytes()
+        path.unlink()
+        return data
+
+    def _clean(self) -> None:
+        """Outputs of operations that were given up."""
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.crew.outputs.iterdir():
+                path.unlink(missing_ok=True)
+
+
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,44 @@
+"""What an MPI's launcher says to its remote shell, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from testbed.lab.validate import reach
+
+WAYS = {"10.1.1.1": ["nsenter", "--net=/a", "--"], "10.2.1.1": ["docker", "exec", "b"]}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["10.1.1.1", "hydra_pmi_proxy", "--port", "7"],
+        ["-x", "10.1.1.1", "hydra_pmi_proxy --port 7"],
+        ["-o", "StrictHostKeyChecking=no", "-x", "user@10.1.1.1", "hydra_pmi_proxy", "--port 7"],
+    ],
+)
+def test_the_words_of_ssh_are_understood(words: list[str]) -> None:
+    assert reach.main(words, WAYS) == ["nsenter", "--net=/a", "--", "sh", "-c", "hydra_pmi_proxy --port 7"]
+
+
+def test_a_host_that_is_none_of_ours_is_refused() -> None:
+    with pytest.raises(KeyError):
+        reach.main(["example.org", "true"], WAYS)
+
+
+def test_the_program_that_is_named_to_mpiexec_runs_what_it_is_told(tmp_path: Path) -> None:
+    program, variables = reach.write(tmp_path, {"here": ["env", "WHERE=inside"]})
+    done = subprocess.run(
+        [program, "-x", "here", 'echo "$WHERE";', "exit", "3"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.stdout, done.returncode) == ("inside\n", 3), done.stderr
+    assert json.loads(Path(variables[reach.VARIABLE]).read_text()) == {"here": ["env", "WHERE=inside"]}
