@@ -2,8 +2,8 @@
 
 Faults are the lab's own (docs/faults.md), written here as a user would type them. The **victim** is the last site, and
 the last rank in it: all fibers that end at that site are cut, so that nothing leads around, except where the fault is
-about leading around. An operation is under way when the fault begins: a stated share of the bytes that must cross
-toward the victim has crossed, which does not depend on how quick the machine is.
+about leading around. An operation is under way when the fault begins: a stated share of the bytes that it usually puts
+on the fibers has crossed, which does not depend on how quick the machine is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from testbed.core.conformance.bound import Placed
 from testbed.core.conformance.cases import FIRST_FAULT_CALL, Suite, preferred
 from testbed.core.conformance.fibers import ways
 from testbed.core.conformance.operation import Operation, OperationName
@@ -22,7 +21,8 @@ from testbed.core.topology.model import Link, Topology
 __all__ = ["FAULTS", "SHARE", "SLACK_S", "Fault", "Injection", "Trial", "trials", "unoffered"]
 
 SHARE: Final = 0.3
-"""Of the bytes that must cross toward the victim. The later a fault begins, the less of the operation it finds."""
+"""Of the bytes that the operation puts on all fibers together when nothing is wrong. The later a fault begins, the less
+of the operation it finds."""
 
 TIMEOUT_S: Final = 6.0
 """Given to the library, on short fibers. TCP that was cut off for 2 s goes on 1.2 s after the heal at the latest (its
@@ -80,7 +80,7 @@ class Trial:
     Attributes:
         injections: all at once; none: the topology has no place for it, ``why_not`` says why.
         operation: on the world.
-        toward: the victim. Injected once ``after_bytes`` of payload have come there over all fibers together.
+        share: injected when this part of the operation's usual bytes has crossed.
         timeout_s: the library's own, of ``join``.
         error_by_s: until then an error is within its bound.
         outer_s: a rank that is still in the operation then, hangs.
@@ -90,8 +90,7 @@ class Trial:
     fault: Fault
     injections: tuple[Injection, ...]
     operation: Operation
-    toward: str
-    after_bytes: float
+    share: float
     timeout_s: float
     error_by_s: float
     outer_s: float
@@ -126,7 +125,6 @@ FAULTS: Final = {
 
 def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: int = 0) -> tuple[Trial, ...]:
     """The fault matrix of a library with these ``offers``; none where it has no operation to try, see ``unoffered``."""
-    sites = tuple(site.name for site in topology.sites for _ in range(site.nodes))
     wanted = [fault for fault in FAULTS.values() if suite == "full" or fault.suite == "quick"]
     place = _Place(topology)
     found = []
@@ -134,9 +132,6 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
         operation = _operation(topology, place, offers, FIRST_FAULT_CALL + number, seed)
         if operation is None:
             return ()
-        placed = Placed(operation.do, operation.size_bytes(len(sites)), sites, operation.root, operation.to)
-        others = [site for site in placed.ranks_at if site != place.victim]
-        must = placed.must_cross(others, [place.victim])
         injections, why_not = _INJECTIONS[fault.name](place)
         timeout_s = round(TIMEOUT_S + 40 * place.delay_s, 1)
         error_by_s = timeout_s + SLACK_S
@@ -146,8 +141,7 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
                 fault=fault,
                 injections=injections,
                 operation=operation,
-                toward=place.victim,
-                after_bytes=SHARE * must,
+                share=SHARE,
                 timeout_s=timeout_s,
                 error_by_s=error_by_s,
                 outer_s=patience_s,
