@@ -230,9 +230,12 @@ def report(run: Path | None = None) -> tuple[Report, Path]:
 
 def validation_report(run: Path | None = None) -> tuple[Validation, Comparison | None, Path] | None:
     """As :func:`report`, of a run directory of ``testbed validate``: what was found, what its baseline says of it, and
-    the path of its page. None if the run is no validation."""
+    the path of its page. None if the run is no validation, and if there is no run at all."""
     from testbed.host import store
+    from testbed.lab.lab import runs_root
 
+    if run is None and not store.list_runs(runs_root()):
+        return None
     chosen = _chosen(run)
     if not (chosen.path / store.VALIDATION).exists():
         return None
