@@ -332,7 +332,10 @@ def _carriers(carrier: Mapping[str, bool]) -> Text:
 
 def answers(report: Report) -> Table:
     """The verdict of a run, question by question."""
-    rows: list[Row] = [[each.question, verdict(each.answer), each.text] for each in report.answers]
+    rows: list[Row] = [
+        [each.question, verdict(each.answer), "\n".join([each.text, *(f"- {line}" for line in each.lines)])]
+        for each in report.answers
+    ]
     made = table(("", "", ""), rows)
     made.show_header = False
     return made

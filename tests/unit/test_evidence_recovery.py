@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -94,6 +95,42 @@ def test_a_fault_that_nothing_felt():
 def test_a_slow_step_long_after_the_fault_is_not_its_doing():
     evidence = evaluate(job_of([0.1] * 20 + [0.1] * 20 + [5.0] + [0.1] * 5), [window(1.05, 1.55)])
     assert evidence.faults[0].longest_gap_s == pytest.approx(0.1)
+
+
+def test_a_gap_soon_after_a_fault_is_that_of_the_fault_that_stands_then():
+    # The first ends at 2.55; the second begins at 2.65, and stalls the step from 2.6 to 5.6.
+    first, second = window(2.05, 2.55), FaultWindow("f2", "cut", "south", ("south",), 2.65, 5.5)
+    evidence = evaluate(job_of([0.1] * 26 + [3.0] + [0.1] * 30), [first, second])
+    assert [fault.longest_gap_s for fault in evidence.faults] == pytest.approx([0.1, 3.0])
+    assert [fault.back_s for fault in evidence.faults] == pytest.approx([0.0, 5.7 - 2.65])
+    assert evidence.faults[0].back_after_end_s == 0.0
+
+
+def test_faults_that_stand_at_once_have_their_gaps_in_common():
+    first, second = window(2.05, 4.0), FaultWindow("f2", "cut", "south", ("south",), 2.15, 3.0)
+    evidence = evaluate(job_of([0.1] * 21 + [3.0] + [0.1] * 30), [first, second])
+    assert [fault.longest_gap_s for fault in evidence.faults] == pytest.approx([3.0, 3.0])
+
+
+def test_a_fault_before_the_training_says_nothing_about_recovery():
+    (fault,) = evaluate(job_of([0.1] * 20), [window(-9.0, -3.0)]).faults
+    assert (fault.recovered, fault.longest_gap_s, fault.back_s) == (None, None, None)
+
+
+def test_what_a_restart_cost_is_not_put_down_to_a_fault_after_which_the_job_went_on():
+    """A harmless fault at 1.05, steps go on until 3.0, then a rank dies; the job goes on from step 10 at 6.0."""
+    before = [step(i, 0.1 * (i - 1), 0.1 * i) for i in range(1, 31)]
+    after = [replace(step(i, 6.0 + 0.1 * (i - 11), 6.0 + 0.1 * (i - 10)), attempt=2) for i in range(11, 41)]
+
+    def both(index: int) -> RankLog:
+        first = JobRecord(0.0, index, 2, f"n-{index}", "east", "ddp", 1, 1, 10, 100)
+        again = replace(first, t=5.9, attempt=2, resumed_from=10)
+        return RankLog(index, (first, again), (*before, *after), ())
+
+    harmless, kill = window(1.05, 1.15), FaultWindow("f2", "rank-kill", "1", (), 3.0, 3.001)
+    evidence = evaluate([both(0), both(1)], [harmless, kill])
+    assert evidence.steps_lost == 20
+    assert [fault.longest_gap_s for fault in evidence.faults] == pytest.approx([0.1, 5.1])
 
 
 def test_training_that_never_comes_back():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import random
 import re
@@ -124,7 +126,7 @@ def test_the_certificate_is_shown_quantity_by_quantity(run):
             "north, round trip",
             "delay, median",
             "duplication",
-            "150 µs to 250 µs",
+            "150 us to 250 us",
             "takes super-packets apart",
         ):
             assert fact in page
@@ -218,6 +220,66 @@ def test_figures_are_plotly_figures_with_units_on_their_axes(run):
         assert figure.summary
     shaded = [shape for shape in made[2].spec["layout"]["shapes"] if shape["type"] == "rect"]
     assert shaded[0]["x1"] - shaded[0]["x0"] == pytest.approx(run_factory.CUT_FOR_S)
+
+
+def with_faults(run: Path, count: int, every_s: float) -> None:
+    """So many cuts more, of a fifth of a second each, from a second after the job began."""
+    with (run / "events.jsonl").open("a") as stream:
+        for index in range(count):
+            t = run_factory.BEGAN_T + 1 + index * every_s
+            fault = {"fault": f"x{index}", "type": "cut", "target": "south", "links": ["south"]}
+            stream.write(json.dumps({"t": t, "event": "fault-began", **fault}) + "\n")
+            stream.write(json.dumps({"t": t + 0.2, "event": "fault-ended", **fault}) + "\n")
+
+
+def test_each_of_many_faults_has_a_line(run):
+    with_faults(run, 11, 4.0)
+    report = report_of(run)
+    (answer,) = [it for it in report.answers if it.id == "recovered"]
+    assert answer.text.startswith("It came through 12 of 12 faults; the longest gap between commits, 380 ms,")
+    assert len(answer.lines) == 12
+    assert sum(line.startswith("Cut south at ") for line in answer.lines) == 11
+    assert html(report).count("<li>Cut south at") == 11
+    assert markdown(report).count("| cut south |") == 11
+    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+
+
+@pytest.mark.parametrize(("count", "every_s"), [(1, 4.0), (11, 4.0), (60, 0.5)])
+def test_no_name_of_a_fault_lies_over_another(run, count, every_s):
+    with_faults(run, count, every_s)
+    (figure,) = [it for it in figures(report_of(run)) if it.id == "throughput"]
+    labels = sorted((it["x"], it["text"]) for it in figure.spec["layout"]["annotations"])
+    width = report_of(run).fibers[0].t_s[-1]
+    # A character is about a hundredth of a plot's width, on a wide screen.
+    for (left, text), (after, _) in itertools.pairwise(labels):
+        assert after - left >= 0.01 * len(text) * width * 0.7, labels
+    if count == 1:
+        assert [text for _, text in labels] == ["cut south", "cut north"]
+    else:
+        numbers = {int(number) for _, text in labels for number in re.findall(r"\d+", text)}
+        assert {1, count + 1} <= numbers
+
+
+def test_goodput_beyond_one_is_explained(run):
+    change(run, "run.json", expectations=[{"text": "goodput >= 0.8", "holds": True, "measured": 1.03}])
+    report = report_of(run)
+    assert "1.03, over 100 %: nothing was lost" in answers_text(report, "expected-1")
+    more = dataclasses.replace(report, training=dataclasses.replace(report.training, goodput=1.03))
+    for page in (html, markdown):
+        assert "nothing was lost, to within the noise" in page(more)
+        assert page(more).count("nothing was lost") == page(report).count("nothing was lost") + 1
+
+
+def test_a_fault_whose_end_is_not_in_the_record_is_said_so(run):
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if line["event"] != "fault-ended"]
+    (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    assert "to the end of the record" in answers_text(report_of(run), "recovered")
+
+
+def test_a_page_has_one_spelling_of_microseconds(run):
+    for page in (html(report_of(run)), markdown(report_of(run))):
+        assert "\u00b5s" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
 
 
 def test_the_page_is_alone(run):

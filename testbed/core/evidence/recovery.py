@@ -13,13 +13,15 @@ The definitions, all in seconds of one monotonic clock:
   that nothing was lost, to within this noise; it is shown as computed, because a value cut off at 1 would hide how
   large the noise is.
 - *Recovery* of a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
-  step.
+  step. A gap is a fault's if it lies in the fault's time, at least in part; one soon after it is, unless another fault
+  stood then. Faults that stand at once have their gaps in common: who caused which cannot be told.
 
 What cannot be told from the records is None.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -49,7 +51,8 @@ class Commit:
     """A step that every rank finished. ``duration_s`` is since the commit before, for the first since its own begin.
 
     ``attempt`` is the one whose run of the step counts; ``resumed`` marks the first commit of a later attempt, whose
-    duration has the failure, the steps that were lost and the restart in it.
+    duration has the failure, the steps that were lost and the restart in it. ``stood_t`` is when the job came to a
+    stand before this commit: when the one before was made, or the last of the steps that were lost.
     """
 
     step: int
@@ -59,6 +62,7 @@ class Commit:
     train_loss: float | None
     attempt: int = 1
     resumed: bool = False
+    stood_t: float = -math.inf
 
     @property
     def begin_t(self) -> float:
@@ -171,6 +175,7 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
     A step that not all of ``world_size`` ranks recorded is not committed.
     """
     records = [list(row.values()) for row in _lineage(logs).values() if len(row) == world_size]
+    ends = [it.t for it in _ran(logs, world_size)]
     found: list[Commit] = []
     for row in sorted(records, key=lambda row: max(record.t_end for record in row)):
         t = max(record.t_end for record in row)
@@ -179,7 +184,23 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
         attempt = row[0].attempt
         resumed = attempt > (found[-1].attempt if found else 1)
         tokens = sum(record.tokens for record in row)
-        found.append(Commit(row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed))
+        stood_t = max((end for end in ends if before < end < t), default=before) if resumed else before
+        found.append(Commit(row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t))
+    return tuple(found)
+
+
+def _ran(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
+    """Every run of a step that all ranks ended, whether or not it counts in the end, as :func:`commits` has them."""
+    rows: dict[tuple[int, int], dict[int, StepRecord]] = {}
+    for log in logs:
+        for record in log.steps:
+            rows.setdefault((record.attempt, record.step), {})[log.rank] = record
+    found: list[Commit] = []
+    whole = [list(row.values()) for row in rows.values() if len(row) == world_size]
+    for row in sorted(whole, key=lambda row: max(record.t_end for record in row)):
+        t = max(record.t_end for record in row)
+        before = found[-1].t if found else min(record.t_begin for record in row)
+        found.append(Commit(row[0].step, t, t - before, 0, None, row[0].attempt, stood_t=before))
     return tuple(found)
 
 
@@ -203,7 +224,8 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
     ]
     median = statistics.median(commit.duration_s for commit in calm) if calm else None
     complete = job is not None and job.steps is not None and len(committed) >= job.steps
-    faults = tuple(_recover(committed, window, median, ended, complete) for window in windows)
+    ran = _ran(logs, job.world_size) if job and any(commit.resumed for commit in committed) else ()
+    faults = tuple(_recover(committed, ran, window, windows, median, began, ended, complete) for window in windows)
     return JobEvidence(
         world_size=job.world_size if job else None,
         steps_planned=job.steps if job else None,
@@ -274,33 +296,60 @@ def _in_aftermath(commit: Commit, fault: FaultRecovery) -> bool:
 
 
 def _recover(
-    committed: Sequence[Commit], window: FaultWindow, median: float | None, ended: float | None, complete: bool
+    committed: Sequence[Commit],
+    ran: Sequence[Commit],
+    window: FaultWindow,
+    windows: Sequence[FaultWindow],
+    median: float | None,
+    began: float | None,
+    ended: float | None,
+    complete: bool,
 ) -> FaultRecovery:
-    if median is None or ended is None or window.began_t > ended or not committed:
-        return FaultRecovery(window, None, None, None, None)
+    outside = FaultRecovery(window, None, None, None, None)
+    if median is None or began is None or ended is None or not committed:
+        return outside
+    if window.began_t > ended or (window.ended_t is not None and window.ended_t <= began):
+        return outside
     last_t = committed[-1].t
-    near = [commit.duration_s for commit in committed if _overlap(commit, window, _EDGE_STEPS * median)]
+    mine = [commit for commit in committed if _is_of(commit, window, windows)]
+    near = [commit.duration_s for commit in mine if _overlap(commit, window, _EDGE_STEPS * median)]
+    if not near:  # all that was done in its time was lost to a later fault
+        near = [
+            it.duration_s for it in ran if _overlap(it, window, _EDGE_STEPS * median) and _is_of(it, window, windows)
+        ]
     stalled = not complete and ended - last_t > _STALL_STEPS * median
     if stalled and (window.ended_t is None or last_t <= window.ended_t):
         # Nothing was committed after it: the gap is as long as the job was still waited for, if not longer.
         return FaultRecovery(window, max([*near, ended - last_t]), None, None, False)
     if last_t <= window.began_t:
-        return FaultRecovery(window, None, None, None, None)
-    back = _back(committed, window.began_t, median)
-    after = None if window.ended_t is None else _back(committed, window.ended_t, median)
+        return outside
+    back = _back(committed, mine, window.began_t, median)
+    after = None if window.ended_t is None else _back(committed, mine, window.ended_t, median)
     return FaultRecovery(window, max(near, default=None), back, after, back is not None)
 
 
-def _back(committed: Sequence[Commit], edge_t: float, median: float) -> float | None:
-    """Seconds from ``edge_t`` until a step took at most 1.1 x the median again; 0 when none near it took longer."""
-    later = [commit for commit in committed if commit.t > edge_t]
-    near = later[:_EDGE_STEPS]
+def _is_of(commit: Commit, window: FaultWindow, windows: Sequence[FaultWindow]) -> bool:
+    """Whether a commit's time may tell of this fault: it lies in the fault's, or in no other's."""
+
+    def stood_in(it: FaultWindow) -> bool:
+        return commit.t > it.began_t and (it.ended_t is None or max(commit.stood_t, commit.begin_t) < it.ended_t)
+
+    return stood_in(window) or not any(stood_in(it) for it in windows)
+
+
+def _back(committed: Sequence[Commit], mine: Sequence[Commit], edge_t: float, median: float) -> float | None:
+    """Seconds from ``edge_t`` until a step took at most 1.1 x the median again; 0 when none near it took longer.
+
+    Near are the first of ``committed`` behind it, of those that are in ``mine`` too.
+    """
+    near = [it for it in [commit for commit in committed if commit.t > edge_t][:_EDGE_STEPS] if it in mine]
     if not near:
         return 0.0
-    worst = max(range(len(near)), key=lambda index: near[index].duration_s)
-    if near[worst].duration_s <= BACK * median:
+    worst = max(near, key=lambda it: it.duration_s)
+    if worst.duration_s <= BACK * median:
         return 0.0
-    return next((commit.t - edge_t for commit in later[worst:] if commit.duration_s <= BACK * median), None)
+    later = (commit for commit in committed if commit.t > worst.t)
+    return next((commit.t - edge_t for commit in later if commit.duration_s <= BACK * median), None)
 
 
 def _peer_waits(logs: Sequence[RankLog]) -> dict[int, list[tuple[StepRecord, float]]]:

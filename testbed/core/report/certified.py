@@ -26,10 +26,10 @@ __all__ = [
 
 Row = tuple[str, ...]
 
-HEAD = ("fiber", "target µs", "median µs", "error µs, min / median", "± µs", "jitter µs", "lost", "rate", "verdict")
+HEAD = ("fiber", "target us", "median us", "error us, min / median", "± us", "jitter us", "lost", "rate", "verdict")
 CHECKS_HEAD = ("fiber", "quantity", "was to be", "measured", "accepted", "verdict", "why")
 VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
-LOAD_HEAD = ("direction", "packets", "late µs, median / p99", "longest queue", "dropped by the emulator", "verdict")
+LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
 
 
 def rows(certificate: Certificate) -> Iterator[Row]:

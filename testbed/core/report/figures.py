@@ -8,8 +8,9 @@ direction is told by its dash as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import plotly.graph_objects as go
 
@@ -18,13 +19,15 @@ from testbed.core.report import words
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.hypothesis import Steady
 
-__all__ = ["Figure", "figures"]
+__all__ = ["CYCLE", "Figure", "figures", "made", "plain"]
 
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
 # page.js knows a brighter form of each for dark paper.
-_CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE)
+CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 _SHADE = "rgba(213, 94, 0, 0.16)"
 _SHOWN_RANKS = 16
+_ROOM_OF_A_NAME, _ROOM_OF_NUMBERS = 0.2, 0.06
+"""Of the width of a plot."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,12 @@ class Figure:
 
 def figures(report: Report) -> tuple[Figure, ...]:
     """Every plot that there is data for, in the order of the page."""
-    made = (_train_loss(report), _time_of_ranks(report), _step_time(report), _throughput(report), _lateness(report))
-    return tuple(figure for figure in made if figure is not None)
+    drawn = (_train_loss(report), _time_of_ranks(report), _step_time(report), _throughput(report), _lateness(report))
+    return tuple(figure for figure in drawn if figure is not None)
 
 
-def _figure(id: str, title: str, summary: str, figure: go.Figure) -> Figure:
+def made(id: str, title: str, summary: str, figure: go.Figure) -> Figure:
+    """``figure`` in its JSON form."""
     # Without this, plotly adds its own theme of 7 kB to every figure.
     figure.layout.template = None
     return Figure(id, title, summary, json.loads(figure.to_json()))
@@ -51,14 +55,14 @@ def _figure(id: str, title: str, summary: str, figure: go.Figure) -> Figure:
 
 def _shade(figure: go.Figure, faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> None:
     """Mark each fault from its beginning to its end, ``last_s`` if it has none."""
-    for fault in faults:
-        left, right = place(fault.began_s), place(last_s if fault.ended_s is None else fault.ended_s)
+    lefts = [place(fault.began_s) for fault in faults]
+    for fault, left in zip(faults, lefts, strict=True):
         figure.add_shape(
             type="rect",
             xref="x",
             yref="paper",
             x0=left,
-            x1=right,
+            x1=place(last_s if fault.ended_s is None else fault.ended_s),
             y0=0,
             y1=1,
             fillcolor=_SHADE,
@@ -69,8 +73,9 @@ def _shade(figure: go.Figure, faults: tuple[Fault, ...], last_s: float, place: C
         figure.add_shape(
             type="line", xref="x", yref="paper", x0=left, x1=left, y0=0, y1=1, line={"color": VERMILLION, "width": 1}
         )
+    for left, text in _labels([fault.label for fault in faults], lefts, place(last_s)):
         figure.add_annotation(
-            text=_plain(fault.label),
+            text=plain(text),
             x=left,
             xref="x",
             y=1,
@@ -80,6 +85,31 @@ def _shade(figure: go.Figure, faults: tuple[Fault, ...], last_s: float, place: C
             xshift=3,
             showarrow=False,
         )
+
+
+def _labels(names: Sequence[str], lefts: Sequence[float], last: float) -> list[tuple[float, str]]:
+    """(where, text), so that none lies over another: names where there is room for all, else the faults' numbers, and
+    one label for numbers that lie close together."""
+    first = min([0.0, *lefts])
+    span = max([last, *lefts]) - first or 1.0
+    places = sorted((left, number) for number, left in enumerate(lefts, 1))
+    if all(after - left >= _ROOM_OF_A_NAME * span for (left, _), (after, _) in pairwise(places)):
+        return list(zip(lefts, names, strict=True))
+    groups: list[tuple[float, list[int]]] = []
+    for left, number in places:
+        if groups and left - groups[-1][0] < _ROOM_OF_NUMBERS * span:
+            groups[-1][1].append(number)
+        else:
+            groups.append((left, [number]))
+    return [(left, _numbers(numbers)) for left, numbers in groups]
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """``7``, ``7, 8``, ``7–9``."""
+    first, last = min(numbers), max(numbers)
+    if len(numbers) > 2 and last - first == len(numbers) - 1:
+        return f"{first}–{last}"
+    return ", ".join(map(str, sorted(numbers))) if len(numbers) < 4 else f"{first} … {last}"
 
 
 def _mark_violations(figure: go.Figure, checks: tuple[Steady, ...]) -> None:
@@ -99,7 +129,7 @@ def _mark_violations(figure: go.Figure, checks: tuple[Steady, ...]) -> None:
             )
         for each in check.violations[:1]:  # one name for all of them: they may lie close together
             figure.add_annotation(
-                text=_plain(f"not {check.text}"),
+                text=plain(f"not {check.text}"),
                 x=each.began_s,
                 xref="x",
                 y=0.05,
@@ -110,7 +140,7 @@ def _mark_violations(figure: go.Figure, checks: tuple[Steady, ...]) -> None:
             )
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Plotly reads some HTML in its texts; a user's text is to be shown as it is."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -142,7 +172,7 @@ def _train_loss(report: Report) -> Figure | None:
     during = tuple(fault for fault in report.faults if fault.began_s <= steps.t_s[-1])
     _shade(figure, during, steps.t_s[-1], step_at)
     figure.update_layout(xaxis_title="step", yaxis_title="train_loss (nats per byte)", showlegend=False)
-    return _figure(
+    return made(
         "train-loss",
         "train_loss",
         f"train_loss over steps, from {words.loss(report.train_loss_first)} to {words.loss(report.train_loss_last)}.",
@@ -192,7 +222,7 @@ def _step_time(report: Report) -> Figure | None:
     _mark_violations(figure, report.steady)
     figure.update_layout(xaxis_title="time since the job began (s)", yaxis_title="step time (ms)", showlegend=False)
     figure.update_yaxes(rangemode="tozero")
-    return _figure(
+    return made(
         "step-time",
         "Step time",
         f"Time between commits, with the faults shaded; the fault-free median is {words.duration(median)}.",
@@ -213,9 +243,9 @@ def _throughput(report: Report) -> Figure | None:
             x=list(series.t_s),
             y=[value / 1e6 for value in series.bps],
             mode="lines",
-            name=_plain(series.direction),
+            name=plain(series.direction),
             line={
-                "color": _CYCLE[links.index(link) % len(_CYCLE)],
+                "color": CYCLE[links.index(link) % len(CYCLE)],
                 "dash": "dot" if link in seen else "solid",
                 "width": 2,
             },
@@ -225,7 +255,7 @@ def _throughput(report: Report) -> Figure | None:
     _shade(figure, report.faults, _last_s(report), lambda t_s: t_s)
     figure.update_layout(xaxis_title="time since the job began (s)", yaxis_title="throughput (Mb/s)", showlegend=True)
     figure.update_yaxes(rangemode="tozero")
-    return _figure(
+    return made(
         "throughput",
         "Throughput per fiber",
         "Megabits per second of each fiber and direction, from the emulator's counters, with the faults shaded.",
@@ -249,7 +279,7 @@ def _time_of_ranks(report: Report) -> Figure | None:
     for name, field, colour in parts:
         figure.add_bar(
             x=[sum(getattr(each, field) for each in ranks) for ranks in groups.values()],
-            y=[_plain(group) for group in groups],
+            y=[plain(group) for group in groups],
             name=name,
             orientation="h",
             marker={"color": colour},
@@ -264,7 +294,7 @@ def _time_of_ranks(report: Report) -> Figure | None:
         bargap=0.35,
     )
     figure.update_yaxes(type="category", autorange="reversed")
-    return _figure(
+    return made(
         "time-of-ranks",
         "Compute and exposed communication",
         "Seconds that each rank computed, waited for a peer, and waited for the network.",
@@ -287,9 +317,9 @@ def _lateness(report: Report) -> Figure | None:
         figure.add_bar(
             x=labels[:used],
             y=[100.0 * count / sum(each.counts) for count in each.counts[:used]],
-            name=_plain(each.direction),
+            name=plain(each.direction),
             marker={
-                "color": _CYCLE[links.index(link) % len(_CYCLE)],
+                "color": CYCLE[links.index(link) % len(CYCLE)],
                 "pattern": {"shape": "/" if link in seen else "", "fillmode": "overlay", "fgopacity": 0.6},
             },
             hovertemplate="%{x}: %{y:.2f} %",
@@ -299,7 +329,7 @@ def _lateness(report: Report) -> Figure | None:
         barmode="group", xaxis_title="lateness (sent − due)", yaxis_title="share of packets (%)", showlegend=True
     )
     figure.update_xaxes(type="category")
-    return _figure(
+    return made(
         "lateness",
         "Lateness under load",
         "How late the emulator sent packets while the job ran, as shares of all packets per direction.",

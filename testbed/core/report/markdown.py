@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.core.report import certified, checked, hypothesis, restarts, words
+from testbed.core.report import certified, checked, faulted, hypothesis, restarts, words
 from testbed.core.report.document import Report
 from testbed.core.report.render import facts, shortcomings
 
-__all__ = ["markdown"]
+__all__ = ["escape", "markdown", "table"]
 
 
 def markdown(report: Report) -> str:
     """The whole of ``report.md``."""
     training = report.training
-    blocks = [f"# {_escape(report.headline)}"]
+    blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
-    blocks.append(_escape(f"Run {report.run.name or 'without a name'}, status {report.run.status or 'unknown'}."))
+    blocks.append(escape(f"Run {report.run.name or 'without a name'}, status {report.run.status or 'unknown'}."))
     blocks.append(
-        _table(("", "question", "why"), [(answer.answer, answer.question, answer.text) for answer in report.answers])
+        table(("", "question", "why"), [(answer.answer, answer.question, answer.text) for answer in report.answers])
     )
     measured = (
         ("train_loss", f"{words.loss(report.train_loss_first)} → {words.loss(report.train_loss_last)}"),
         ("steps committed", words.count(training.steps_committed)),
         ("steps lost", words.count(training.steps_lost)),
         ("recovery", words.duration(report.recovery_s)),
-        ("goodput", words.share(report.goodput)),
+        ("goodput", _goodput(report.goodput)),
         ("compute utilization", words.share(report.compute_utilization)),
         ("compute", f"{words.duration(training.compute_s)} (rank-seconds)"),
         ("peer wait", f"{words.duration(training.peer_wait_s)} (rank-seconds)"),
@@ -35,22 +35,27 @@ def markdown(report: Report) -> str:
         ("median step", words.duration(training.median_step_s)),
         ("wall time", words.duration(training.wall_s)),
     )
-    blocks += ["## Training", _table(("quantity", "value"), measured)]
+    blocks += ["## Training", table(("quantity", "value"), measured)]
     blocks += _links(report) + _fidelity(report) + _faults(report)
     if len(report.attempts) > 1:
-        blocks += ["## Attempts", _table(restarts.HEAD, restarts.rows(report.attempts))]
+        blocks += ["## Attempts", table(restarts.HEAD, restarts.rows(report.attempts))]
     if report.checkers:
-        blocks += ["## Checkers", checked.LEAD, _table(checked.HEAD, checked.rows(report.checkers))]
+        blocks += ["## Checkers", checked.LEAD, table(checked.HEAD, checked.rows(report.checkers))]
         found = list(checked.found_rows(report.checkers))
-        blocks += [_table(checked.FOUND_HEAD, found)] if found else []
+        blocks += [table(checked.FOUND_HEAD, found)] if found else []
     if report.steady:
-        blocks += ["## Steady state", _table(hypothesis.HEAD, hypothesis.rows(report.steady))]
+        blocks += ["## Steady state", table(hypothesis.HEAD, hypothesis.rows(report.steady))]
     if report.events:
         rows = [(f"{event.t_s:.3f}", event.event, event.text) for event in report.events]
-        blocks += ["## Events", _table(("time s", "event", "what"), rows)]
-    blocks += ["## Run and host", _table(("fact", "value"), facts(report))]
-    blocks += [_escape(sentence) for sentence in shortcomings(report)]
+        blocks += ["## Events", table(("time s", "event", "what"), rows)]
+    blocks += ["## Run and host", table(("fact", "value"), facts(report))]
+    blocks += [escape(sentence) for sentence in shortcomings(report)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _goodput(value: float | None) -> str:
+    said = words.share(value)
+    return f"{said} ({words.goodput_means(value)})" if value is not None and value > 1 else said
 
 
 def _links(report: Report) -> list[str]:
@@ -66,56 +71,43 @@ def _links(report: Report) -> list[str]:
         )
         for link in report.topology.links
     ]
-    return ["## Topology", _escape(report.topology.name), _table(("link", "between", "km", "one way", "rate"), rows)]
+    return ["## Topology", escape(report.topology.name), table(("link", "between", "km", "one way", "rate"), rows)]
 
 
 def _fidelity(report: Report) -> list[str]:
     blocks = ["## Fidelity"]
     certificate = report.certificate
     if certificate:
-        blocks.append(_table(certified.HEAD, certified.rows(certificate)))
+        blocks.append(table(certified.HEAD, certified.rows(certificate)))
         said = [*certificate.why, *certified.notes(certificate), certified.segmentation(certificate)]
-        blocks += [_escape(each) for each in said if each]
+        blocks += [escape(each) for each in said if each]
         checks = list(certified.check_rows(certificate))
         if checks:
-            blocks.append(_table(certified.CHECKS_HEAD, checks))
+            blocks.append(table(certified.CHECKS_HEAD, checks))
     else:
         blocks.append("No certificate.")
     if report.fidelity:
-        blocks += ["### Under load", _table(certified.LOAD_HEAD, certified.load_rows(report.fidelity))]
+        blocks += ["### Under load", table(certified.LOAD_HEAD, certified.load_rows(report.fidelity))]
     if said_of_cpu := certified.headroom(certificate, report.machine):
         blocks.append(said_of_cpu)
     if lead := certified.validity_lead(report.run):
         rows = list(certified.validity_rows(report.run))
-        blocks += ["## Scale model", lead, *([_table(certified.VALIDITY_HEAD, rows)] if rows else [])]
+        blocks += ["## Scale model", lead, *([table(certified.VALIDITY_HEAD, rows)] if rows else [])]
     return blocks
 
 
 def _faults(report: Report) -> list[str]:
     if not report.faults:
         return []
-    rows = [
-        (
-            fault.label,
-            words.duration(fault.began_s),
-            words.duration(fault.ended_s),
-            words.duration(fault.carrier_s),
-            words.duration(fault.longest_gap_s),
-            words.duration(fault.back_s),
-            words.duration(fault.back_after_end_s),
-        )
-        for fault in report.faults
-    ]
-    head = ("fault", "began", "ended", "carrier lost after", "longest gap", "back after", "back after its end")
-    return ["## Faults", _table(head, rows)]
+    return ["## Faults", table(faulted.HEAD, faulted.rows(report.faults))]
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([_escape(cell) for cell in row] for row in rows)]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([escape(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """A user's text stays text: no HTML, no emphasis or code, no further column or line of a table."""
     for mark, instead in (("\\", "\\\\"), ("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("*", "\\*")):
         text = text.replace(mark, instead)

@@ -1,27 +1,18 @@
-"""A report as one self-contained HTML page: style, script, plots and drawing inline.
-
-It opens offline and asks nothing of the network, which its own content security policy enforces.
-
-plotly.js comes as its basic bundle (1.2 MB; lines and bars are all that is drawn), kept in ``assets`` with its licence,
-because plotly's Python package ships the full one alone, which would put 4.8 MB into every report.
-"""
+"""A report as one self-contained HTML page: style, script, plots and drawing inline."""
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.report import certified, checked, drawing, hypothesis, restarts, words
+from testbed.core.report import certified, checked, drawing, faulted, hypothesis, parts, restarts, words
 from testbed.core.report.document import Report
 from testbed.core.report.figures import Figure, figures
 from testbed.core.report.markup import Markup, element, join
+from testbed.core.report.parts import table
 
 __all__ = ["html"]
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _WIDE = frozenset({"step-time", "throughput", "lateness"})
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}
 
@@ -30,14 +21,6 @@ def html(report: Report) -> str:
     """The whole page."""
     plots = figures(report)
     title = f"{report.run.name or 'Run'}: {_VERDICTS[report.verdict]}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>'),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", title),
-        element("style", _asset("page.css")),
-    )
     body = element(
         "body",
         _top(report),
@@ -55,24 +38,9 @@ def html(report: Report) -> str:
             _host(report),
         ),
         element("footer", _footer(report)),
-        *_scripts(plots),
+        *parts.scripts(plots),
     )
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
-
-
-@functools.cache
-def _asset(name: str) -> Markup:
-    return Markup((resources.files(__package__) / "assets" / name).read_text(encoding="utf-8"))
-
-
-def _scripts(plots: Sequence[Figure]) -> Iterable[Markup]:
-    if not plots:
-        return
-    # Inside a script element only "</" and "<!--" can end or bend it, and JSON may write "<" as an escape.
-    data = json.dumps({figure.id: figure.spec for figure in plots}, separators=(",", ":")).replace("<", "\\u003c")
-    yield element("script", Markup(data), type="application/json", id="figures")
-    yield element("script", _asset("plotly-basic.min.js"))
-    yield element("script", _asset("page.js"))
+    return parts.page(title, body)
 
 
 def _top(report: Report) -> Markup:
@@ -89,7 +57,7 @@ def _top(report: Report) -> Markup:
             f"{done}{of} steps, means of the first and last 10",
         ),
         ("recovery", words.duration(report.recovery_s), "longest gap between commits around a fault"),
-        ("goodput", words.share(report.goodput), "share of the wall time that this work takes without faults"),
+        ("goodput", words.share(report.goodput), words.goodput_means(report.goodput)),
         ("compute utilization", words.share(report.compute_utilization), "compute ÷ (compute + exposed communication)"),
         (
             "tokens per second",
@@ -124,7 +92,12 @@ def _top(report: Report) -> Markup:
                     "li",
                     element("span", each.answer, class_=f"answer {each.answer.replace(' ', '-')}"),
                     element("span", each.question, class_="question"),
-                    element("span", each.text, class_="text"),
+                    element(
+                        "div",
+                        each.text,
+                        element("ul", *(element("li", line) for line in each.lines)) if each.lines else None,
+                        class_="text",
+                    ),
                 )
                 for each in report.answers
             ),
@@ -159,67 +132,39 @@ def _topology(report: Report) -> Markup | None:
     )
 
 
-def _table(
-    head: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = (), caption: str = ""
-) -> Markup:
-    right = set(numbers)
-
-    def cell(tag: str, index: int, value: object) -> Markup:
-        scope = "col" if tag == "th" else None
-        return element(tag, value, class_="number" if index in right else None, scope=scope)
-
-    return element(
-        "div",
-        element(
-            "table",
-            element("thead", element("tr", *(cell("th", index, each) for index, each in enumerate(head)))),
-            element(
-                "tbody", *(element("tr", *(cell("td", index, each) for index, each in enumerate(row))) for row in rows)
-            ),
-            aria_label=caption or None,
-        ),
-        class_="scroll",
-    )
-
-
-def _told(ok: bool | None, yes: str, no: str) -> Markup:
-    word = "unknown" if ok is None else yes if ok else no
-    return element("strong", word, class_="unknown" if ok is None else "yes" if ok else "no")
-
-
 def _fidelity(report: Report) -> Markup:
     certificate = report.certificate
     lead = (
         "Error = measured − target − bare path, which is the same path without delay. Lateness = sent − due, in the"
         " emulator, while the job ran."
     )
-    parts: list[Markup | None] = [element("h2", "Fidelity"), element("p", lead, class_="lead")]
+    shown: list[Markup | None] = [element("h2", "Fidelity"), element("p", lead, class_="lead")]
     if certificate:
-        parts += _certificate(certificate)
+        shown += _certificate(certificate)
     elif not report.fidelity:
-        parts.append(element("p", "Nothing was measured."))
+        shown.append(element("p", "Nothing was measured."))
     if report.fidelity:
-        parts.append(element("h3", "Under load"))
+        shown.append(element("h3", "Under load"))
         rows = [(*row[:-1], _word(row[-1])) for row in certified.load_rows(report.fidelity)]
-        parts.append(_table(certified.LOAD_HEAD, rows, (1, 2, 3, 4), "Fidelity under load"))
+        shown.append(table(certified.LOAD_HEAD, rows, (1, 2, 3, 4), "Fidelity under load"))
     if said := certified.headroom(certificate, report.machine):
-        parts.append(element("p", said, class_="lead"))
-    return element("section", *parts)
+        shown.append(element("p", said, class_="lead"))
+    return element("section", *shown)
 
 
 def _scale_model(report: Report) -> Markup | None:
     lead, rows = certified.validity_lead(report.run), list(certified.validity_rows(report.run))
     if not lead:
         return None
-    table = _table(certified.VALIDITY_HEAD, rows, (2, 3), "Scale model") if rows else None
-    return element("section", element("h2", "Scale model"), element("p", lead, class_="lead"), table)
+    made = table(certified.VALIDITY_HEAD, rows, (2, 3), "Scale model") if rows else None
+    return element("section", element("h2", "Scale model"), element("p", lead, class_="lead"), made)
 
 
 def _certificate(certificate: Certificate) -> Iterable[Markup]:
     word = "Certified before the job" if certificate.certified else "Outside tolerance before the job"
     yield element("h3", word)
     rows = [(*row[:-1], _word(row[-1])) for row in certified.rows(certificate)]
-    yield _table(certified.HEAD, rows, range(1, 8), "Certificate")
+    yield table(certified.HEAD, rows, range(1, 8), "Certificate")
     for why in certificate.why:
         yield element("p", why, class_="finding")
     around = "Nothing was found to go around the fiber." if certificate.around_ok else certificate.around_why
@@ -232,7 +177,7 @@ def _certificate(certificate: Certificate) -> Iterable[Markup]:
         yield element(
             "details",
             element("summary", "Every quantity: what it was to be, what it was measured to be, what is accepted"),
-            _table(certified.CHECKS_HEAD, checks, (2, 3, 4), "Every quantity of the certificate"),
+            table(certified.CHECKS_HEAD, checks, (2, 3, 4), "Every quantity of the certificate"),
         )
 
 
@@ -246,62 +191,25 @@ def _word(text: str) -> Markup:
 def _plots(plots: Sequence[Figure]) -> Markup | None:
     if not plots:
         return None
-    return element(
-        "section",
-        element("h2", "What happened"),
-        element(
-            "div",
-            *(
-                element(
-                    "figure",
-                    element("h3", figure.title),
-                    element("figcaption", figure.summary),
-                    element("div", id=figure.id, class_="plot", role="img", aria_label=figure.summary),
-                    class_="wide" if figure.id in _WIDE else None,
-                )
-                for figure in plots
-            ),
-            class_="plots",
-        ),
-        element("noscript", "The plots need JavaScript; report.md has the same facts as text."),
-    )
+    instead = "The plots need JavaScript; report.md has the same facts as text."
+    return element("section", element("h2", "What happened"), parts.plots(plots, instead, _WIDE))
 
 
 def _faults(report: Report) -> Markup | None:
     if not report.faults:
         return None
-    head = (
-        "fault",
-        "began",
-        "ended",
-        "carrier lost after",
-        "longest gap",
-        "back after",
-        "back after its end",
-        "came through",
-    )
-    rows = [
-        (
-            fault.label,
-            words.duration(fault.began_s),
-            words.duration(fault.ended_s),
-            words.duration(fault.carrier_s),
-            words.duration(fault.longest_gap_s),
-            words.duration(fault.back_s),
-            words.duration(fault.back_after_end_s),
-            _told(fault.recovered, "yes", "no"),
-        )
-        for fault in report.faults
-    ]
-    return element("section", element("h2", "Faults"), _table(head, rows, range(1, 7), "Faults"))
+    rows = [(*row[:-1], _yes(row[-1])) for row in faulted.rows(report.faults)]
+    lead = "Faults that stand at once have their gaps in common. The plots show their numbers where names have no room."
+    made = table(faulted.HEAD, rows, (0, *range(2, 8)), "Faults")
+    return element("section", element("h2", "Faults"), element("p", lead, class_="lead"), made)
 
 
 def _attempts(report: Report) -> Markup | None:
     if len(report.attempts) < 2:
         return None
     lead = "A job that fails begins again after the newest checkpoint that all ranks have, as soon as the lab allows."
-    table = _table(restarts.HEAD, restarts.rows(report.attempts), (0, 1, 2, 3, 5, 6, 7, 8), "Attempts")
-    return element("section", element("h2", "Attempts"), element("p", lead, class_="lead"), table)
+    made = table(restarts.HEAD, restarts.rows(report.attempts), (0, 1, 2, 3, 5, 6, 7, 8), "Attempts")
+    return element("section", element("h2", "Attempts"), element("p", lead, class_="lead"), made)
 
 
 def _checkers(report: Report) -> Markup | None:
@@ -313,8 +221,8 @@ def _checkers(report: Report) -> Markup | None:
         "section",
         element("h2", "Checkers"),
         element("p", checked.LEAD, class_="lead"),
-        _table(checked.HEAD, rows, (2,), "Checkers"),
-        _table(checked.FOUND_HEAD, found, (1, 2, 3), "What the checkers found") if found else None,
+        table(checked.HEAD, rows, (2,), "Checkers"),
+        table(checked.FOUND_HEAD, found, (1, 2, 3), "What the checkers found") if found else None,
     )
 
 
@@ -323,8 +231,8 @@ def _steady(report: Report) -> Markup | None:
         return None
     rows = [(*row[:-1], _yes(row[-1])) for row in hypothesis.rows(report.steady)]
     lead = "What was to hold of the job before, during and after its faults. A grace is allowed; see the experiment."
-    table = _table(hypothesis.HEAD, rows, (2, 3), "Steady state")
-    return element("section", element("h2", "Steady state"), element("p", lead, class_="lead"), table)
+    made = table(hypothesis.HEAD, rows, (2, 3), "Steady state")
+    return element("section", element("h2", "Steady state"), element("p", lead, class_="lead"), made)
 
 
 def _yes(word: str) -> Markup:
@@ -335,7 +243,7 @@ def _events(report: Report) -> Markup | None:
     if not report.events:
         return None
     rows = [(f"{each.t_s:.3f}", each.event, each.text) for each in report.events]
-    return element("section", element("h2", "Events"), _table(("time s", "event", "what"), rows, (0,), "Events"))
+    return element("section", element("h2", "Events"), table(("time s", "event", "what"), rows, (0,), "Events"))
 
 
 def facts(report: Report) -> tuple[tuple[str, str], ...]:
@@ -375,8 +283,7 @@ def _flat(prefix: str, values: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def _host(report: Report) -> Markup:
-    items = (element("div", element("dt", name), element("dd", value)) for name, value in facts(report))
-    return element("section", element("h2", "Run and host"), element("dl", *items, class_="facts"))
+    return element("section", element("h2", "Run and host"), parts.facts(facts(report)))
 
 
 def shortcomings(report: Report) -> tuple[str, ...]:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import datetime
 import math
 
-__all__ = ["UNKNOWN", "bits_per_s", "count", "duration", "loss", "microseconds", "moment", "plural", "share"]
+__all__ = [
+    "UNKNOWN",
+    "bits_per_s",
+    "count",
+    "duration",
+    "goodput_means",
+    "loss",
+    "microseconds",
+    "moment",
+    "plural",
+    "share",
+    "size",
+]
 
 UNKNOWN = "–"
 
@@ -20,18 +32,18 @@ def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``195 µs``, ``1.3 ms``, ``72.4 s``, ``12 min``."""
+    """``195 us``, ``1.3 ms``, ``72.4 s``, ``12 min``."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds == 0:
         return "0 s"
     if abs(seconds) >= 600:
         return f"{seconds / 60:.0f} min"
-    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")))
 
 
 def microseconds(seconds: float | None) -> str:
-    """Always in µs, for columns that are compared; ``> last bound`` is written by the caller."""
+    """Always in us, for columns that are compared; ``> last bound`` is written by the caller."""
     return UNKNOWN if seconds is None or not math.isfinite(seconds) else f"{seconds * 1e6:.1f}"
 
 
@@ -61,5 +73,22 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}".replace(",", "\u202f")
 
 
+def size(value: float | None) -> str:
+    """Bytes: ``3.8 kB``, ``4.19 MB``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return _scaled(value, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))) if value else "0 B"
+
+
 def plural(number: int, word: str) -> str:
     return f"{count(number)} {word}" if number == 1 else f"{count(number)} {word}s"
+
+
+def goodput_means(goodput: float | None) -> str:
+    """What it is; of one beyond 1, what that means."""
+    if goodput is None or goodput <= 1:
+        return "share of the wall time that this work takes without faults"
+    return (
+        "over 100 %: nothing was lost, to within the noise of step times; the pace without faults is that of the steps"
+        " outside them, and those were by chance the slower ones"
+    )

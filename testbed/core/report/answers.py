@@ -1,0 +1,198 @@
+"""The questions that a reader of a report asks first, answered from the evidence, and the verdict that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.checks import Checked
+from testbed.core.evidence.record import Expectation, RunInfo, sequence, text
+from testbed.core.evidence.recovery import JobEvidence
+from testbed.core.evidence.wire import WireVerdict
+from testbed.core.report import checked, faulted, hypothesis, promise, restarts, words
+from testbed.core.report.faulted import Fault
+from testbed.core.report.hypothesis import Steady
+from testbed.core.report.promise import Fidelity, Machine
+from testbed.core.report.restarts import AttemptLine
+
+__all__ = ["Answer", "Evidence", "answer", "headline", "verdict"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question that a reader asks first.
+
+    ``answer`` is yes, no, unknown, or not measurable (by this emulator, which is no failure and needs no other run);
+    ``text`` says why, with numbers; ``lines`` are what it sums up, if it does.
+    """
+
+    id: str
+    question: str
+    answer: str
+    text: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the questions are answered from; ``emulator`` is the one that the fibers were made by."""
+
+    info: RunInfo
+    job: JobEvidence
+    faults: tuple[Fault, ...]
+    attempts: tuple[AttemptLine, ...]
+    certificate: Certificate | None
+    under_load: tuple[Fidelity, ...]
+    machine: Machine
+    emulator: str
+    wire: WireVerdict
+    checked: Checked
+    steady: tuple[Steady, ...]
+
+
+def answer(found: Evidence) -> tuple[Answer, ...]:
+    """The most important first. Of a program that was launched less is asked: what it must do is not known to us."""
+    info = found.info
+    launched = text(info.workload, "command")
+    return (
+        _ran(info, launched) if launched else _trained(info, found.job),
+        *([_came_through(found.faults)] if found.faults and not launched else []),
+        *([_went_on(found.attempts)] if len(found.attempts) > 1 else []),
+        _held(found.emulator, info.uncertified, found.certificate, found.under_load, found.machine),
+        *([] if launched else [Answer("wire", "Did the bytes cross it?", word(found.wire.ok), found.wire.sentence)]),
+        *_right(found.checked),
+        *_happened(info),
+        *(
+            Answer(f"steady-{index}", "Steady state?", word(each.holds), hypothesis.sentence(each))
+            for index, each in enumerate(found.steady, 1)
+        ),
+        *(_expected(index, each) for index, each in enumerate(info.expectations, 1)),
+    )
+
+
+def _trained(info: RunInfo, job: JobEvidence) -> Answer:
+    question = "Did it train?"
+    first, last = job.train_loss_first, job.train_loss_last
+    done, planned = len(job.commits), job.steps_planned
+    steps = f"{words.count(done)} of {words.plural(planned, 'step')}" if planned else words.plural(done, "step")
+    ranks = f" on {words.plural(job.world_size, 'rank')}" if job.world_size else ""
+    if not done:
+        why = "; ".join(job.failures) or info.reason or "no step was committed by all ranks"
+        return Answer("trained", question, "no" if info.status == "failed" else "unknown", f"It did not train: {why}.")
+    if first is None or last is None:
+        return Answer("trained", question, "unknown", f"{steps}{ranks}, but no train_loss that is a number.")
+    went = f"train_loss went from {words.loss(first)} to {words.loss(last)} in {steps}{ranks}"
+    if job.failures:
+        return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures)}.")
+    if planned and done < planned:
+        told = "unknown" if info.status in ("interrupted", "running") else "no"
+        return Answer("trained", question, told, f"{went}; the job did not reach its last step.")
+    return Answer("trained", question, word(last < first), f"{went}.")
+
+
+def _ran(info: RunInfo, command: str) -> Answer:
+    """Of a program that was launched: how its ranks ended is all that we know of it."""
+    statuses = [it if isinstance(it, int) else None for it in sequence(info.workload, "statuses")]
+    bad = [f"rank {rank} with {status}" for rank, status in enumerate(statuses) if status]
+    ended = [f"rank {rank}" for rank, status in enumerate(statuses) if status is None]
+    said = f"{command} ran on {words.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
+    if bad:
+        return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.")
+    if not statuses or ended:
+        how = f"; ended by us: {', '.join(ended)}" if ended else ""
+        return Answer("ran", "Did it run?", "unknown", f"{said}{how}.")
+    return Answer("ran", "Did it run?", "yes", f"{said}; each ended with status 0.")
+
+
+def _came_through(faults: tuple[Fault, ...]) -> Answer:
+    question, told = "Did it come through?", word(_all(fault.recovered for fault in faults))
+    sentences = tuple(faulted.sentence(fault) for fault in faults)
+    if len(sentences) == 1:
+        return Answer("recovered", question, told, sentences[0])
+    return Answer("recovered", question, told, faulted.summary(faults), sentences)
+
+
+def _went_on(tried: tuple[AttemptLine, ...]) -> Answer:
+    resumed = all(it.time_to_resume_s is not None for it in tried[:-1]) and not tried[-1].why
+    return Answer("restarted", "Did it go on?", word(resumed), restarts.sentence(tried))
+
+
+def _held(
+    emulator: str, uncertified: bool, certificate: Certificate | None, loaded: tuple[Fidelity, ...], host: Machine
+) -> Answer:
+    certified, before = promise.certified(certificate, uncertified)
+    held, during = promise.under_load(loaded, emulator, host)
+    told = word(_all((certified, held)))
+    if told == "unknown" and certified and any(promise.NOT_MEASURABLE in each.verdict for each in loaded):
+        told = promise.NOT_MEASURABLE
+    return Answer("fidelity", "Did the fiber hold its promise?", told, f"{before}; {during}.")
+
+
+def _right(found: Checked) -> tuple[Answer, ...]:
+    """Not asked of a job whose ranks record nothing for the checkers."""
+    if not found.checkers:
+        return ()
+    return (Answer("checked", "Is it right?", word(checked.right(found)), checked.sentence(found)),)
+
+
+def _happened(info: RunInfo) -> tuple[Answer, ...]:
+    """What did not happen cannot have been survived."""
+    said = hypothesis.missing_faults(info)
+    return (Answer("scheduled", "Did all faults happen?", "unknown", said),) if said else ()
+
+
+def _expected(index: int, expectation: Expectation) -> Answer:
+    value = expectation.measured
+    measured = "" if value is None else f" Measured: {value:.4g}."
+    if value is not None and value > 1 and expectation.text.startswith("goodput"):
+        measured = f" Measured: {value:.4g}, {words.goodput_means(value)}."
+    return Answer(f"expected-{index}", "As expected?", word(expectation.holds), f"{expectation.text}.{measured}")
+
+
+def verdict(status: str, answers: tuple[Answer, ...]) -> str:
+    told = [answer.answer for answer in answers]
+    if status == "failed" or "no" in told:
+        return "fail"
+    return "pass" if status == "finished" and set(told) <= {"yes", promise.NOT_MEASURABLE} else "unknown"
+
+
+def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...]) -> str:
+    if verdict == "pass":
+        if answers[0].id == "ran":
+            return "The program ran across the fiber."
+        if not faults:
+            return "It trained across the fiber."
+        first, more = f"the {faults[0].type} of {faults[0].target}", len(faults) - 1
+        also = f" and {words.plural(more, 'more fault')}" if more else ""
+        return f"It trained, and came through {first}{also}."
+    if info.status == "interrupted":
+        return "The run was interrupted; this is what was measured."
+    if info.status == "running":
+        return "The run has no end: it is still going, or was killed. This is what was measured."
+    if info.status == "failed" and info.reason:
+        return f"The run failed: {info.reason.rstrip('.')}."
+    if verdict == "fail":
+        failed = next((answer.id for answer in answers if answer.answer == "no"), "")
+        return {
+            "ran": "The program did not end well.",
+            "trained": "It did not train as planned.",
+            "recovered": "It did not come through the fault.",
+            "fidelity": "It ran, but the fiber did not hold its promise.",
+            "wire": "It ran, but not over the fiber.",
+            "checked": "It ran, but what it trained is wrong.",
+            "steady": "It ran, but its steady state did not hold.",
+        }.get(failed.partition("-")[0], "It ran, but not as expected.")
+    return "Too little was measured for a verdict."
+
+
+def word(ok: bool | None) -> str:
+    return "unknown" if ok is None else "yes" if ok else "no"
+
+
+def _all(answers: Iterable[bool | None]) -> bool | None:
+    """False if any is False, else None if any is None or there is none, else True."""
+    listed = list(answers)
+    if False in listed:
+        return False
+    return None if None in listed or not listed else True
