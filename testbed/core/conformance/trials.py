@@ -18,7 +18,19 @@ from testbed.core.conformance.operation import Operation, OperationName
 from testbed.core.conformance.result import Outcome
 from testbed.core.topology.model import Link, Topology
 
-__all__ = ["FAULTS", "SHARE", "SLACK_S", "Fault", "Injection", "Trial", "trials", "unoffered"]
+__all__ = [
+    "FAULTS",
+    "SHARE",
+    "SLACK_S",
+    "SURVIVES",
+    "TELLS",
+    "Fault",
+    "Injection",
+    "Trial",
+    "left_out",
+    "trials",
+    "unoffered",
+]
 
 SHARE: Final = 0.3
 """Of the bytes that the operation puts on all fibers together when nothing is wrong. The later a fault begins, the less
@@ -78,7 +90,7 @@ class Trial:
     """One cell to be made: one fault in one operation. Times are seconds since the fault began.
 
     Attributes:
-        injections: all at once; none: the topology has no place for it, ``why_not`` says why.
+        injections: all at once.
         operation: on the world.
         share: injected when this part of the operation's usual bytes has crossed.
         timeout_s: the library's own, of ``join``.
@@ -95,7 +107,6 @@ class Trial:
     error_by_s: float
     outer_s: float
     struck: frozenset[int] = frozenset()
-    why_not: str = ""
 
 
 FAULTS: Final = {
@@ -124,15 +135,19 @@ FAULTS: Final = {
 
 
 def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: int = 0) -> tuple[Trial, ...]:
-    """The fault matrix of a library with these ``offers``; none where it has no operation to try, see ``unoffered``."""
-    wanted = [fault for fault in FAULTS.values() if suite == "full" or fault.suite == "quick"]
+    """The fault matrix of a library with these ``offers``; none where it has no operation to try, see ``unoffered``.
+
+    Faults that the topology has no place for are left out, see ``left_out``.
+    """
     place = _Place(topology)
     found = []
-    for number, fault in enumerate(wanted):
+    for number, fault in enumerate(_wanted(suite)):
         operation = _operation(topology, place, offers, FIRST_FAULT_CALL + number, seed)
         if operation is None:
             return ()
         injections, why_not = _INJECTIONS[fault.name](place)
+        if why_not:
+            continue
         timeout_s = round(TIMEOUT_S + 40 * place.delay_s, 1)
         error_by_s = timeout_s + SLACK_S
         patience_s = PATIENCE_S + 300 * place.delay_s if fault.holds == SURVIVES else timeout_s + error_by_s
@@ -146,10 +161,20 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
                 error_by_s=error_by_s,
                 outer_s=patience_s,
                 struck=frozenset({place.rank}) if fault.name in ("rank-killed", "rank-stopped") else frozenset(),
-                why_not=why_not,
             )
         )
     return tuple(found)
+
+
+def left_out(suite: Suite, topology: Topology) -> dict[str, str]:
+    """Faults of the suite that the topology has no place for, and why: a second fiber is missing, or a second site."""
+    place = _Place(topology)
+    reasons = {fault.name: _INJECTIONS[fault.name](place)[1] for fault in _wanted(suite)}
+    return {name: why for name, why in reasons.items() if why}
+
+
+def _wanted(suite: Suite) -> list[Fault]:
+    return [fault for fault in FAULTS.values() if suite == "full" or fault.suite == "quick"]
 
 
 def unoffered(offers: Mapping[str, Any]) -> str:
