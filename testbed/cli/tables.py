@@ -333,7 +333,11 @@ def _carriers(carrier: Mapping[str, bool]) -> Text:
 def answers(report: Report) -> Table:
     """The verdict of a run, question by question."""
     rows: list[Row] = [
-        [each.question, verdict(each.answer), "\n".join([each.text, *(f"- {line}" for line in each.lines)])]
+        [
+            each.question,
+            verdict(each.answer),
+            "\n".join([each.text, *(f"{number}. {line}" for number, line in enumerate(each.lines, 1))]),
+        ]
         for each in report.answers
     ]
     made = table(("", "", ""), rows)

@@ -95,7 +95,7 @@ def _top(report: Report) -> Markup:
                     element(
                         "div",
                         each.text,
-                        element("ul", *(element("li", line) for line in each.lines)) if each.lines else None,
+                        element("ol", *(element("li", line) for line in each.lines)) if each.lines else None,
                         class_="text",
                     ),
                 )
