@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from testbed.core.conformance.elements import TYPES
 from testbed.core.conformance.operation import BARRIER, OPERATIONS, REDUCING, Group, Operation, OperationName, Reduction
-from testbed.core.conformance.values import TYPES
 
 __all__ = [
     "FIRST_FAULT_CALL",

@@ -24,11 +24,12 @@ from typing import Literal
 
 import numpy as np
 
+from testbed.core.conformance.elements import ElementType
 from testbed.core.conformance.exact import compare
 from testbed.core.conformance.guess import guess
 from testbed.core.conformance.operation import BARRIER, Group, Operation
 from testbed.core.conformance.result import CaseState
-from testbed.core.conformance.values import ElementType, decode
+from testbed.core.conformance.values import decode
 
 __all__ = ["Answer", "Judgement", "judge"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from testbed.core.conformance.values import TYPES, ElementType
+from testbed.core.conformance.elements import TYPES, ElementType
 
 __all__ = ["BARRIER", "OPERATIONS", "REDUCING", "Group", "Operation", "OperationName", "Reduction", "Segment"]
 

@@ -1,4 +1,4 @@
-"""The input of every call, as docs/validate.md defines it, and the six types that travel.
+"""The input of every call, as docs/validate.md defines it, and the bytes of the six types that travel.
 
 An element is kept as its **numerator**: the whole number k of a value k / 2**scale. All inputs, and all their sums over
 fewer than 1024 ranks, are such numbers below 2**63, also those of ``float64``; so whatever is computed of them here is
@@ -10,13 +10,14 @@ one piece of code, a mistake in it would make a wrong library right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TYPES", "ElementType", "decode", "encode", "input_bytes", "numerators", "words"]
+from testbed.core.conformance.elements import TYPES, ElementType
+
+__all__ = ["decode", "encode", "input_bytes", "numerators", "words"]
 
 Words = npt.NDArray[np.uint64]
 Numerators = npt.NDArray[np.int64]
@@ -30,48 +31,6 @@ _OF_SEED, _OF_CALL, _OF_RANK, _OF_INDEX = (
 )
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's (Steele, Lea and Flood, OOPSLA 2014)
 
-
-@dataclass(frozen=True)
-class ElementType:
-    """One type of the protocol.
-
-    Attributes:
-        size: bytes of an element.
-        shift: an input's numerator is ``(w >> shift) - 2**(63 - shift)``: so many of its word's bits are left.
-        scale: the value is ``numerator / 2**scale``; 0 of integers.
-        precision: bits of the significand, the leading one included (IEEE 754's p); 0 of integers.
-        smallest_exponent: the least positive (subnormal) value is 2 to this; 0 of integers.
-    """
-
-    name: str
-    size: int
-    shift: int
-    scale: int = 0
-    precision: int = 0
-    smallest_exponent: int = 0
-
-    @property
-    def is_integer(self) -> bool:
-        return self.precision == 0
-
-    @property
-    def unit_roundoff(self) -> float:
-        """u: largest relative error of one rounding to nearest; 0 of integers."""
-        return 2.0**-self.precision if self.precision else 0.0
-
-
-TYPES: Final = {
-    it.name: it
-    for it in (
-        ElementType("int32", 4, 44),
-        ElementType("int64", 8, 24),
-        ElementType("float16", 2, 53, 10, 11, -24),
-        ElementType("bfloat16", 2, 56, 7, 8, -133),
-        ElementType("float32", 4, 40, 23, 24, -149),
-        ElementType("float64", 8, 11, 52, 53, -1074),
-    )
-}
-"""By name, in the order of the protocol."""
 
 _STORED: Final[dict[str, npt.DTypeLike]] = {
     "int32": "<i4",
