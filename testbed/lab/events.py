@@ -9,7 +9,10 @@ import threading
 import time
 from typing import Any, Final
 
-__all__ = ["MOST_EVENTS", "EventLog", "hurry", "log"]
+__all__ = ["MOST_EVENTS", "PRIORITY", "EventLog", "hurry", "log"]
+
+PRIORITY: Final = 30
+"""SCHED_FIFO priority of what leads faults: above everything of a job, below fiberd (40), whose packets go first."""
 
 MOST_EVENTS: Final = 100_000
 """Events that are kept: a fiber that flaps for days must not fill the memory. Observers ask several times a second."""
@@ -57,6 +60,14 @@ def log(text: str) -> None:
 
 
 def hurry() -> None:
-    """Let the calling thread go before the ranks: what begins or ends a fault must not wait behind them."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+    """Let the calling thread go before the ranks: what begins or ends a fault must not wait behind them.
+
+    In real time where that is allowed, else as nice as allowed. Threads and processes that it starts are ordinary
+    ones (sched(7), SCHED_RESET_ON_FORK): ranks that inherited it would be in the way of what they are to make room for.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)

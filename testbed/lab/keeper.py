@@ -34,14 +34,14 @@ from testbed.core.faults.fault import Compiled, compile_fault
 from testbed.core.plan import routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import PLANT, Addressing
-from testbed.core.plan.step import Carrier, Fibers, Killed, Paused, Slowed, Step
+from testbed.core.plan.step import Carrier, Fibers, Killed, Paused, Slowed, Step, Throttled
 from testbed.core.topology.model import Topology, topology_from_dict
-from testbed.errors import LabError, StorageError, TestbedError, UserError
-from testbed.host import containerlab, hearing, process
+from testbed.errors import HostError, LabError, StorageError, TestbedError, UserError
+from testbed.host import cgroup, containerlab, hearing, process
 from testbed.host.containerlab import Containerlab
 from testbed.host.emulator import DirectionStats
 from testbed.host.netns import NetnsDriver, nowhere
-from testbed.host.watch import CarrierWatch
+from testbed.host.watch import CarrierWatch, Change
 from testbed.lab import engine as engine_module
 from testbed.lab import hands
 from testbed.lab.crew import AgentsHand
@@ -61,6 +61,10 @@ if TYPE_CHECKING:
 
 DETOURS = "detours"
 """Owner of the routes that lead around dark links elsewhere."""
+
+SWITCH_S = 0.0005
+"""How long a thread may go on where another waits for its turn: a fault that is due waits for whoever answers
+a question. Python's own 5 ms is as long as a scheduled fault may be late."""
 
 BUILDER_PATIENCE_S = 15.0
 """How long a fresh keeper waits for whoever started it to connect."""
@@ -176,7 +180,9 @@ class Keeper:
         """The lab is whole (or ``kept``, broken, on the user's wish)."""
         self._do(lambda: self.journal.set_state(state))
         log(f"lab {self._lab.name} is {state}")
-        self._do(hurry)  # from now on this thread has no children to pass its priority on to
+        # What a lab is made of stays as long as it does: a collector that looked through it all would hold faults up.
+        self._do(gc.freeze)
+        self._do(hurry)  # not before: building takes seconds of work, which need not go before that of others
 
     def do_apply(self, owner: str, plan: list[dict[str, Any]]) -> None:
         parsed = tuple(steps.from_dict(it) for it in plan)
@@ -219,8 +225,13 @@ class Keeper:
             raise LabError(containerlab.dead(self._lab.name, self._dead_containers[0]))
         compiled = compile_fault(self._topology, fault["type"], fault["target"], fault["parameters"])
         steps = [step for phase in compiled.phases for step in phase.steps]
-        if not self._agents.ranks and any(isinstance(it, Killed | Paused | Slowed) for it in steps):
+        if not self._agents.ranks and any(isinstance(it, Killed | Paused | Slowed | Throttled) for it in steps):
             raise UserError(f"{fault['type']}: this lab has no training agents, which is what it happens to")
+        if any(isinstance(it, Throttled) for it in steps):
+            try:
+                cgroup.hierarchy()
+            except HostError as error:
+                raise HostError(f"{fault['type']} cpu=: {error}; slower= needs no control group") from error
         return {**fault, "links": list(compiled.links), "nodes": list(compiled.nodes)}, compiled
 
     def do_heal(self, ids: list[str], everything: bool = False) -> list[dict[str, Any]]:
@@ -356,12 +367,16 @@ class Keeper:
                 watched.setdefault(self._topology.site(site).gateway, set()).add(link.name)
         self._protection.know(self._topology)
         places = {gateway: self._driver.path(gateway) for gateway in watched}
-        self._watch = CarrierWatch(places, watched, self._carrier_changed)
+        self._watch = CarrierWatch(places, watched, self._carrier_changed, hurry)
         self._watch.start()
         routing.prepare(self._topology)
 
-    def _carrier_changed(self, t: float, gateway: str, link: str, up: bool) -> None:
-        self._events.add("carrier", t=t, link=link, site=gateway.removesuffix("-gw"), up=up)
+    def _carrier_changed(self, change: Change) -> None:
+        where = {"link": change.interface, "site": change.place.removesuffix("-gw")}
+        if change.missed:
+            self._events.add("carrier-missed", t=change.t, **where, count=change.missed)
+        if change.turned:
+            self._events.add("carrier", t=change.t, **where, up=change.lit, changes=change.changes)
         # Between two sites the kernels' own failover is all there is to do.
         if self._topology is not None and len(self._topology.sites) > 2 and not self._reroute_due:
             self._reroute_due = True
@@ -439,6 +454,7 @@ def main(arguments: list[str]) -> int:
     """``python -m testbed.lab.keeper FOLDER [--agents] [--containers]``; says "ready" on stdout once it listens."""
     folder = LabFolder(Path(arguments[0]))
     process.allow_many_files()
+    sys.setswitchinterval(SWITCH_S)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():

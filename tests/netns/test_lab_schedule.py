@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import statistics
 import subprocess
@@ -127,6 +128,66 @@ def test_each_carrier_was_seen_to_change_once_each_way(lab: testbed.Lab) -> None
         oracle.until(lambda: len(told(lab, "carrier", since)) >= 32, 10.0, "two gateways, two changes each")
     changes = [(it["site"], it["link"], it["up"]) for it in told(lab, "carrier", since)]
     assert sorted(changes) == sorted((site, link, up) for site in ("east", "west") for link in LINKS for up in (0, 1))
+
+
+def kernel_counts(lab: testbed.Lab) -> dict[tuple[str, str], int]:
+    """How often each carrier has changed, by site and link, as each gateway's kernel counts it."""
+    files = [f"/sys/class/net/{link}/carrier_changes" for link in LINKS]
+    found = {}
+    for site in ("east", "west"):
+        said = oracle.run("ip", "netns", "exec", oracle.netns(lab.name, f"{site}-gw"), "cat", *files)
+        found |= {(site, link): int(count) for link, count in zip(LINKS, said.split(), strict=True)}
+    return found
+
+
+def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.Lab) -> None:
+    """Cuts and flaps at random, the shortest of 20 ms, several of them over each other."""
+    chance = random.Random(6)
+    planned = [
+        Planned("cut", chance.choice(LINKS), chance.uniform(0.02, 0.2), at_s=chance.uniform(0.2, 3.0))
+        for _ in range(40)
+    ]
+    fast = {"down": "20ms", "up": "20ms", "times": "15"}
+    planned += [Planned("flap", link, None, at_s=chance.uniform(0.2, 2.0), parameters=fast) for link in LINKS[:3]]
+    since, before = now(lab), kernel_counts(lab)
+    with every_core_busy(4.0), play(lab, planned, time.monotonic()):
+        oracle.until(lambda: len(told(lab, "fault-ended", since)) == len(planned), 20.0, "all are over")
+    counted = {key: count - before[key] for key, count in kernel_counts(lab).items()}
+    assert sum(counted.values()) > 250
+
+    def heard(site: str, link: str) -> list[dict]:
+        return [it for it in told(lab, "carrier", since) if (it["site"], it["link"]) == (site, link)]
+
+    oracle.until(
+        lambda: {it: len(heard(*it)) for it in counted} == counted, 5.0, f"as many events as changes: {counted}"
+    )
+    assert told(lab, "carrier-missed", since) == []
+    for it in counted:
+        events = heard(*it)
+        assert [event["up"] for event in events] == [number % 2 == 1 for number in range(len(events))]
+        numbers = [event["changes"] for event in events]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_command_event_and_acknowledgement_are_on_one_clock(lab: testbed.Lab) -> None:
+    """In their order, and when `ip monitor` says that it was."""
+    since, place = now(lab), oracle.netns(lab.name, "west-gw")
+    planned = [Planned("cut", "link3", 0.05, at_s=0.2 + 0.15 * number) for number in range(10)]
+    with monitored(place) as seen, play(lab, planned, time.monotonic()):
+        oracle.until(lambda: len(told(lab, "fault-ended", since)) == 10, 10.0, "all are over")
+        oracle.until(lambda: len(told(lab, "carrier", since)) == 40, 5.0, "both gateways, ten times, there and back")
+        offset = time.time() - time.monotonic()
+    dark = [it["t"] for it in told(lab, "carrier", since) if it["site"] == "west" and not it["up"]]
+    began = told(lab, "fault-began", since)
+    for cut, heard_t in zip(began, dark, strict=True):
+        assert cut["planned_t"] <= cut["command_t"] <= cut["ack_t"]
+        assert cut["command_t"] <= heard_t
+    after = [heard_t - cut["command_t"] for cut, heard_t in zip(began, dark, strict=True)]
+    print(f"command to event: median {statistics.median(after) * 1e3:.2f} ms")
+    assert statistics.median(after) < 0.01
+    by_ip = [t - offset for t, name, lit in seen if name == "link3" and not lit]
+    off = [abs(mine - theirs) for mine, theirs in zip(dark, by_ip, strict=True)]
+    assert statistics.median(off) < 0.005
 
 
 def test_nothing_comes_after_whoever_planned_it_is_gone(lab: testbed.Lab) -> None:
