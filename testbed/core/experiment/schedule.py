@@ -113,6 +113,8 @@ def _drawn(experiment: Experiment, topology: Topology, seed: int, findings: list
     for it in draw.draw(outages, topology, compression, seed):
         cause = CAUSES[it.cause]
         written = {**dict(cause.parameters), "cause": it.cause}
+        if cause.fault != "cut" and not any(it.target in link.via for link in topology.links):
+            continue  # a pinched cable that holds second paths alone: nothing is on it that could suffer
         planned.append(Planned(cause.fault, it.target, it.lasts_s, None, it.at_s, written, it.lasts_s))
     return planned
 

@@ -161,7 +161,7 @@ def target_links(topology: Topology, target: str) -> tuple[tuple[str, ...], str]
     """(names of links, site that it is limited toward or "") of a fault target.
 
     ``north`` is a link both ways, ``north:west`` its direction toward west, the name of a duct every link inside.
-    Raises UnknownName.
+    Raises UnknownName; UserError for a duct that holds second paths alone.
     """
     name, _, toward = target.partition(":")
     links = {link.name: link for link in topology.links}
@@ -172,6 +172,11 @@ def target_links(topology: Topology, target: str) -> tuple[tuple[str, ...], str]
     shared = tuple(link.name for link in topology.links if name in link.via)
     if shared and not toward:
         return shared, ""
+    if spare := [it.name for it in topology.links if it.second_path is not None and target in it.second_path.via]:
+        raise UserError(
+            f"{target} holds only the second path of {', '.join(spare)}, on which nothing is now: a cut of it is"
+            " remembered, anything else would not be seen"
+        )
     raise UnknownName("link or duct", target, [*links, *(duct.name for duct in topology.ducts)])
 
 
