@@ -1,0 +1,134 @@
+"""After the undo of any fault of the network all is as it was, to the last attribute, whichever emulator it is on.
+
+Subclass it and give ``lab`` and ``changes_tc``. The oracle is ``tests/exact_state.py``. All is compared with the one
+picture that was taken when the lab had come up, so that what little each fault may leave behind adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import exact_state
+import oracle
+import pytest
+from exact_state import Picture
+
+import testbed
+
+FILE = """
+scale: 1000
+defaults: {link: {optics: OpenZR+}}
+sites: {east: {nodes: 1}, west: {nodes: 1}}
+ducts: {bridge: 3 km, motorway: 37 km, coast: 437 km}
+links:
+  one: {between: [east, west], via: [motorway]}
+  two: {between: [east, west], via: [bridge], protection: {type: 1+1, via: [coast]}}
+"""
+
+BOUND_S = 5.0
+"""Addresses that the kernel itself gives an interface that comes up need a moment to be confirmed."""
+
+
+@contextmanager
+def lab_of_all_faults(folder: Path, emulator: str) -> Iterator[testbed.Lab]:
+    path = folder / "undo.yaml"
+    path.write_text(FILE)
+    made = testbed.up(
+        str(path), name=oracle.unused_name(), driver="netns", emulator=emulator, agents=False, allow_uncertified=True
+    )
+    with made as lab:
+        yield lab
+
+
+DARK = [
+    ("cut", "one", {}),
+    ("cut", "one:west", {}),
+    ("cut", "one:west", {"carrier": "both"}),
+    ("cut", "motorway", {}),
+    ("cut", "two", {"path": "both"}),
+    ("flap", "one", {"down": "10s", "up": "10s"}),
+    ("gateway-down", "east", {}),
+    ("node-kill", "west-0", {}),
+    ("power-loss", "west", {}),
+    ("evacuation", "east", {"warning": "20ms"}),
+    ("management-partition", "east", {}),
+]
+"""Ports lose their carriers."""
+SHAPED = [
+    ("cut", "one", {"carrier": "silent"}),
+    ("cut", "two", {}),  # goes over to the second path
+    ("cut", "two", {"path": "protection"}),
+    ("latency-step", "one", {"km": "247", "gap": "20ms"}),
+    ("brown-out", "one:west", {"loss": "20%", "over": "10s"}),
+    ("impair", "one", {"delay": "5ms", "loss": "1%", "jitter": "1ms", "rate": "50M"}),
+    ("jitter", "one:east", {}),
+    ("rate-squeeze", "one", {}),
+    ("corruption", "one", {}),
+    ("mtu-black-hole", "one:west", {"largest": "1000B"}),
+]
+"""The emulator does otherwise; on netem `tc` shows how."""
+
+
+def settled(fault: testbed.Fault) -> None:
+    """A site that is evacuated ends what runs in its nodes when the warning is over: our own `ip` too, if it did."""
+
+    def done() -> bool:
+        fault.refresh()
+        return fault.type != "evacuation" or fault.phase == "no power"
+
+    oracle.until(done, BOUND_S, "the power is gone")
+
+
+def seen(lab: testbed.Lab, before: Picture) -> bool:
+    return any(before[key] != value for key, value in exact_state.picture(lab.name, sysctls=False).items())
+
+
+def as_before(lab: testbed.Lab, before: Picture, sysctls: bool = False) -> None:
+    """``sysctls`` at the end is enough: it is compared with the beginning, and no fault may have written one."""
+    wanted = {key: value for key, value in before.items() if sysctls or not key.endswith("/proc/sys/net")}
+    left: list[str] = []
+
+    def same() -> bool:
+        left[:] = exact_state.differences(wanted, exact_state.picture(lab.name, sysctls=sysctls))
+        return not left
+
+    try:
+        oracle.until(same, BOUND_S, "all is as before")
+    except AssertionError:
+        pytest.fail("not as before:\n" + "\n".join(left))
+
+
+class UndoContract:
+    shows_shapes = False
+    """Whether `tc` shows what an emulator does."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def before(cls, lab: testbed.Lab) -> Picture:
+        return exact_state.at_rest(lab.name)
+
+    @pytest.mark.parametrize(("fault", "target", "parameters"), DARK + SHAPED)
+    def test_all_is_as_before(
+        self, lab: testbed.Lab, before: Picture, fault: str, target: str, parameters: dict[str, str]
+    ) -> None:
+        sees = self.shows_shapes or (fault, target, parameters) in DARK
+        if (fault, target, parameters) == ("cut", "two", {"path": "protection"}):
+            sees = False  # nothing is on it
+        with lab.inject(fault, target, **parameters) as begun:
+            settled(begun)
+            if sees:
+                oracle.until(lambda: seen(lab, before), BOUND_S, "the fault is seen")
+        lab.heal()  # protected links go back at once
+        as_before(lab, before)
+
+    def test_all_at_once_and_undone_in_the_order_in_which_they_began(self, lab: testbed.Lab, before: Picture) -> None:
+        made = [lab.inject(fault, target, **parameters) for fault, target, parameters in DARK + SHAPED]
+        for fault in made:
+            settled(fault)
+        assert seen(lab, before)
+        for fault in made:
+            fault.heal()
+        lab.heal()
+        as_before(lab, before, sysctls=True)

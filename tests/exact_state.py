@@ -1,0 +1,143 @@
+"""The whole state of a lab that a fault may change, as the kernel shows it, so that before and after can be compared.
+
+Of every network namespace of a lab: ``ip -j -d`` of links, addresses, routes and rules, permanent neighbours, ``tc -j``
+of qdiscs, classes and filters, ``nft -j`` where it is installed, all of /proc/sys/net, and the control groups of what
+runs inside. Nothing here is imported from ``testbed``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import oracle
+
+Picture = dict[str, Any]
+
+PASSING = {
+    # Timers of a bridge (ip-link(8)), which count all the time.
+    *("gc_timer", "hello_timer", "tcn_timer", "topology_change_timer", "message_age_timer", "forward_delay_timer"),
+    "hold_timer",
+    # Counters.
+    *("carrier_changes", "carrier_up_count", "carrier_down_count"),
+    # Of netem: drawn anew with each change, so that two faults do not lose the same packets.
+    "seed",
+}
+"""What changes by itself, or counts: left out wherever it is found."""
+
+CGROUP_FILES = ("cpu.max", "cpu.weight", "cpu.shares", "cpu.cfs_quota_us", "cpuset.cpus", "memory.max", "freezer.state")
+
+_IP = ("link show", "addr show", "route show table all", "rule show", "neigh show nud permanent")
+_TC = ("class show", "filter show", "filter show ingress", "filter show egress")
+"""Of each interface."""
+
+
+def picture(lab: str, *, sysctls: bool = True) -> Picture:
+    """{"NODE: WHAT": value} of all namespaces of a lab. ``sysctls`` are a thousand files each."""
+    found: Picture = {}
+    inside = _inside([oracle.netns(lab, node) for node in oracle.namespaces(lab)])
+    for node in sorted(oracle.namespaces(lab)):
+        name = oracle.netns(lab, node)
+        found |= {f"{node}: {what}": value for what, value in of_namespace(name).items()}
+        found[f"{node}: control groups"] = sorted({line for pid in inside[name] for line in _cgroup(pid)})
+        if sysctls:
+            found[f"{node}: /proc/sys/net"] = oracle.inside(name, lambda: dict(_sysctls()))
+    return found
+
+
+def at_rest(lab: str) -> Picture:
+    """A picture of a lab that has just come up, once the kernel has confirmed the addresses that it gives by itself."""
+    found: list[Picture] = [{}]
+
+    def same() -> bool:
+        found.append(picture(lab))
+        return "tentative" not in json.dumps(found[-1]) and found[-1] == found[-2]
+
+    oracle.until(same, 10.0, f"nothing changes in {lab}")
+    return found[-1]
+
+
+def of_namespace(name: str) -> Picture:
+    found: Picture = {"ip": _answers(("ip", "-d"), name, _IP), "ip -6": _answers(("ip", "-6", "-d"), name, _IP[2:])}
+    devices = [link["ifname"] for link in found["ip"][0]]
+    asked = ["qdisc show", *(f"{what} dev {it}" for it in devices for what in _TC)]
+    found["tc"] = _answers(("tc",), name, asked)
+    if shutil.which("nft"):
+        ruleset = json.loads(oracle.run("ip", "netns", "exec", name, "nft", "-j", "list", "ruleset"))
+        found["nft"] = _plain(ruleset)
+    return found
+
+
+def differences(before: Picture, after: Picture) -> list[str]:
+    """What is not the same, a line for each, with both values."""
+    found = []
+    for key in sorted(before.keys() | after.keys()):
+        one, other = before.get(key), after.get(key)
+        if one == other:
+            continue
+        if isinstance(one, list) and isinstance(other, list):
+            one, other = [it for it in one if it not in other], [it for it in other if it not in one]
+        elif isinstance(one, dict) and isinstance(other, dict):
+            changed = {it for it in one.keys() | other.keys() if one.get(it) != other.get(it)}
+            one, other = ({it: value.get(it) for it in sorted(changed)} for value in (one, other))
+        found.append(f"{key}: before {json.dumps(one)}, after {json.dumps(other)}")
+    return found
+
+
+def _answers(program: tuple[str, ...], name: str, asked: Sequence[str]) -> list[Any]:
+    """Of `ip -j` or `tc -j` to all of ``asked``, by one process; to some questions they answer nothing at all."""
+    argv = [*program, "-n", name, "-j", "-batch", "-"]
+    done = subprocess.run(argv, input="\n".join(asked), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and not done.stderr, f"{argv}: {done.stderr}"
+    answers, rest, decoder = [], done.stdout.lstrip(), json.JSONDecoder()
+    while rest:
+        answer, end = decoder.raw_decode(rest)
+        answers.append(_plain(answer))
+        rest = rest[end:].lstrip()
+    return answers
+
+
+def _sysctls() -> Iterator[tuple[str, str]]:
+    """All below /proc/sys/net, of the namespace that the calling thread is in."""
+    for path in sorted(Path("/proc/sys/net").rglob("*")):
+        with contextlib.suppress(OSError):  # some can only be written
+            if path.is_file():
+                yield str(path), path.read_text()
+
+
+def _cgroup(pid: int) -> Iterator[str]:
+    """The control groups of a process and what they are set to (cgroups(7))."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            yield line
+            _, controllers, path = line.split(":", 2)
+            folder = Path("/sys/fs/cgroup", controllers, path.lstrip("/"))
+            for file in CGROUP_FILES:
+                with contextlib.suppress(OSError):
+                    yield f"{folder / file}: {(folder / file).read_text().strip()}"
+
+
+def _inside(names: list[str]) -> dict[str, list[int]]:
+    """Processes in each of these network namespaces, by one look at all."""
+    inodes = {Path("/run/netns", name).stat().st_ino: name for name in names}
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if name := inodes.get((entry / "ns" / "net").stat().st_ino):
+                    found[name].append(int(entry.name))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Without what passes by itself, and in an order of its own."""
+    if isinstance(value, dict):
+        return {key: _plain(it) for key, it in value.items() if key not in PASSING}
+    if isinstance(value, list):
+        return sorted((_plain(it) for it in value), key=lambda it: json.dumps(it, sort_keys=True))
+    return value

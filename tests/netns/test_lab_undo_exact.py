@@ -1,0 +1,23 @@
+"""The contract of undoing, on fiberd: no trace of a fault in any namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contract.undo_contract import UndoContract, lab_of_all_faults
+
+import testbed
+
+pytestmark = pytest.mark.netns
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterator[testbed.Lab]:
+    with lab_of_all_faults(tmp_path_factory.mktemp("t"), "fiberd") as made:
+        yield made
+
+
+class TestUndoOnFiberd(UndoContract):
+    shows_shapes = False
