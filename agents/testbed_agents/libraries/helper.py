@@ -125,6 +125,9 @@ class Adapter:
     def leave(self) -> None:
         """End in order."""
 
+    def prepare(self, call: Call) -> None:
+        """Whatever an application would do once, not in each call: to compile it, say. Before the clock runs."""
+
     def place(self, call: Call, array: Array) -> Buffer:
         """The library's kind of buffer with this content; before the clock runs."""
         return array
@@ -317,8 +320,10 @@ class RankProgram:
 
     def _call(self, call: Call) -> dict[str, Any]:
         self._check_offered(call)
-        given, room = (self._adapter.place(call, array) for array in _buffers(call))
         takes_part = call.do != "send" or call.rank in (call.root, call.to)
+        if takes_part:
+            self._adapter.prepare(call)
+        given, room = (self._adapter.place(call, array) for array in _buffers(call))
         _wait_until(call.at)
         began = time.monotonic()
         output: Buffer | None = None

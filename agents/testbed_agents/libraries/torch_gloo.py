@@ -20,11 +20,26 @@ from testbed_agents.libraries.helper import TYPES, WORLD, Adapter, Array, Call, 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG}
 
 
-class TorchDistributed(Adapter):
-    """Any backend of torch.distributed; ``device`` is where its tensors are."""
+class TensorAdapter(Adapter):
+    """Buffers are tensors on ``device``; on the CPU they share the memory of the arrays."""
+
+    device = torch.device("cpu")
+
+    def place(self, call: Call, array: Array) -> torch.Tensor:
+        if call.type == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self.device)
+        return torch.from_numpy(array).to(self.device)
+
+    def fetch(self, call: Call, buffer: torch.Tensor) -> Array:
+        if call.type == "bfloat16":
+            buffer = buffer.view(torch.int16)
+        return buffer.cpu().numpy().view(TYPES[call.type])
+
+
+class TorchDistributed(TensorAdapter):
+    """Any backend of torch.distributed."""
 
     backend = ""
-    device = torch.device("cpu")
     groups = True
     rebuilds = True
 
@@ -49,16 +64,6 @@ class TorchDistributed(Adapter):
     def leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    def place(self, call: Call, array: Array) -> torch.Tensor:
-        if call.type == "bfloat16":
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self.device)
-        return torch.from_numpy(array).to(self.device)
-
-    def fetch(self, call: Call, buffer: torch.Tensor) -> Array:
-        if call.type == "bfloat16":
-            buffer = buffer.view(torch.int16)
-        return buffer.cpu().numpy().view(TYPES[call.type])
 
     def perform(self, call: Call, given: torch.Tensor, room: torch.Tensor) -> torch.Tensor | None:
         output: torch.Tensor | None = super().perform(call, given, room)
