@@ -77,7 +77,7 @@ class TorchFt(TensorAdapter):
 
     def all_gather(self, call: Call, given: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
         blocks = list(room.view(call.size, -1).unbind())
-        options = distributed_c10d.AllgatherOptions()
+        options = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
         self._groups[call.group].allgather([blocks], [given], options).wait()
         return room
 
