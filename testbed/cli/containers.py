@@ -57,6 +57,7 @@ def render(
     verb.LOOK,
     "testbed image build",
     "testbed image build --wheels /media/wheels   # without an index",
+    "testbed image build --with validate          # with the libraries that testbed validate tries",
     "testbed image base   # a base without a registry: debootstrap, as root",
 )
 def image(
@@ -68,6 +69,10 @@ def image(
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="torch with CUDA (several GB) in place of its CPU build.")] = False,
     tag: Annotated[str, typer.Option(metavar="NAME:TAG", help="Call the image so.")] = "",
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="EXTRA", help="Install this extra of the testbed too; may be repeated."),
+    ] = None,
 ) -> None:
     """Make the image of a lab's containers: torch for CPUs, the training agents, ip, ping and iperf3.
 
@@ -76,7 +81,8 @@ def image(
     from testbed.host import images
 
     say = screen.say
-    name = (
-        images.make_base(say=say) if what is What.base else images.build(base, wheels=wheels, gpu=gpu, tag=tag, say=say)
-    )
+    if what is What.base:
+        name = images.make_base(say=say)
+    else:
+        name = images.build(base, wheels=wheels, gpu=gpu, tag=tag, extras=with_ or (), say=say)
     screen.show_line(name)

@@ -8,6 +8,7 @@ the base lacks iproute2.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,12 +25,12 @@ from typing import Final
 from testbed import __version__
 from testbed.core.plan.clab import LABEL
 from testbed.core.words import shown
-from testbed.errors import HostError, MissingTool, StorageError, UserError
+from testbed.errors import HostError, MissingTool, StorageError, UnknownName, UserError
 from testbed.host import runner
 from testbed.host.containerlab import IMAGE_USER
 from testbed.host.docker_client import NotThere, client, translated
 
-__all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name"]
+__all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name", "requirements"]
 
 Say = Callable[[str], None]
 """Hears one line of progress."""
@@ -39,9 +41,11 @@ BASE: Final = "scale-across-testbed-base:bookworm"
 
 REPOSITORY: Final = "scale-across-testbed"
 TORCH_CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+DISTRIBUTION: Final = "scale-across-testbed"
 NEEDED: Final = ("numpy>=1.26", "prometheus-client>=0.20")
 TORCH: Final = "torch>=2.4"
-_PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+_PLATFORMS: Final = (*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), "manylinux2014", "manylinux2010")
+"""pip takes each by its own name alone (PEP 600): Debian 12 has glibc 2.36, and 2.28 is what torch is built for."""
 _DEBOOTSTRAP: Final = ("python3", "python3-venv", "iproute2", "iputils-ping", "iperf3")
 _BOUND_S: Final = 1800
 _END_BOUND_S: Final = 10.0
@@ -67,10 +71,10 @@ def refuse_bad_name(name: str) -> None:
         raise UserError(f"{shown(name)} cannot be an image's name: [HOST/]NAME[:TAG], lower-case but for the TAG")
 
 
-def missing(image: str = "") -> str:
+def missing(image: str = "", extras: Sequence[str] = ()) -> str:
     """Why the lab's containers cannot be made from ``image`` (default: this version's); empty if they can.
 
-    Raises as :func:`client` does.
+    ``extras`` of the testbed must have been installed into it too. Raises as :func:`client` does.
     """
     name = image or reference()
     try:
@@ -87,13 +91,23 @@ def missing(image: str = "") -> str:
             f"the image {name} is {f'of testbed {version}' if version else 'none of a testbed'}, this is {__version__};"
             " make a new one with: testbed image build"
         )
+    holds = found.labels.get(f"{LABEL}.with", "").split()
+    again = " ".join(["testbed image build", *(f"--with {extra}" for extra in dict.fromkeys([*holds, *extras]))])
     if found.labels.get(f"{LABEL}.agents") != _agents_digest():
-        return f"the image {name} has other agents than this testbed; make a new one with: testbed image build"
+        return f"the image {name} has other agents than this testbed; make a new one with: {again}"
+    if lacking := [extra for extra in extras if extra not in holds]:
+        return f"the image {name} was made without {', '.join(lacking)}; make a new one with: {again}"
     return ""
 
 
 def build(
-    base: str = "", *, wheels: Path | None = None, gpu: bool = False, tag: str = "", say: Say = lambda line: None
+    base: str = "",
+    *,
+    wheels: Path | None = None,
+    gpu: bool = False,
+    tag: str = "",
+    extras: Sequence[str] = (),
+    say: Say = lambda line: None,
 ) -> str:
     """Build the image of this version; returns its name.
 
@@ -102,6 +116,7 @@ def build(
         wheels: folder of wheels to take packages from; nothing is fetched then that lies there.
         gpu: torch with CUDA, several GB, in place of its CPU build.
         tag: name of the image in place of :func:`reference`.
+        extras: of the testbed, whose packages are installed too: what ``testbed validate`` tries.
         say: hears what is going on, line by line.
 
     Raises HostError, MissingTool, NotAllowed, StorageError, UserError.
@@ -110,6 +125,8 @@ def build(
         raise UserError(f"{wheels} is no folder; --wheels names one that holds wheels")
     for given in (base, tag):
         refuse_bad_name(given)
+    extras = tuple(dict.fromkeys(extras))
+    more = [it for extra in extras for it in requirements(extra)]
     chosen, name = base or _default_base(), tag or reference(gpu=gpu)
     with tempfile.TemporaryDirectory(prefix="testbed-image-") as folder:
         context = Path(folder)
@@ -120,9 +137,10 @@ def build(
         say(f"base image {chosen}")
         python = _python_of(chosen)
         say(f"fetching packages for Python {python}" + (f" from {wheels}" if wheels else ""))
-        _gather(context / "wheels", python, wheels, gpu, say)
+        _gather(context / "wheels", python, wheels, gpu, more, say)
         _agents_into(context)
-        _docker_build(context, name, {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": _agents_digest()}, say)
+        arguments = {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": _agents_digest(), "WITH": " ".join(extras)}
+        _docker_build(context, name, arguments, say)
     say("trying it")
     with translated(f"run {name}"):
         words = client().containers.run(
@@ -195,8 +213,36 @@ def _python_of(image: str) -> str:
     return str(words.decode().strip())
 
 
-def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, say: Say) -> None:
-    """Download torch and what the agents need, for the image's Python, into ``folder``."""
+def requirements(extra: str) -> list[str]:
+    """What an extra of the testbed requires, as pip takes it. Raises UserError where there is none of that name."""
+    extras = _extras()
+    if extra not in extras:
+        raise UnknownName("extra of the testbed", extra, extras)
+    found: list[str] = []
+    for it in extras[extra]:
+        if own := re.fullmatch(rf"{DISTRIBUTION}\[([\w,-]+)\]", it):
+            found += [inner for name in own[1].split(",") for inner in requirements(name)]
+        else:
+            found.append(it)
+    return list(dict.fromkeys(found))
+
+
+def _extras() -> dict[str, list[str]]:
+    """By name: of the repository that we run from, else of the package as it is installed."""
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if project.is_file():
+        return dict(tomllib.loads(project.read_text())["project"]["optional-dependencies"])
+    extras: dict[str, list[str]] = {}
+    for line in importlib.metadata.requires(DISTRIBUTION) or ():
+        requirement, _, marker = line.partition(";")
+        if extra := re.search(r"extra == [\"']([\w-]+)[\"']", marker):
+            extras.setdefault(extra[1], []).append(requirement.strip())
+    return extras
+
+
+def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Sequence[str], say: Say) -> None:
+    """Download torch, what the agents need, and ``more``, for the image's Python, into ``folder``; a list of what is
+    to be installed lies beside it."""
     folder.mkdir()
     machine = os.uname().machine
     target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", "--dest", str(folder)]
@@ -225,8 +271,15 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, say: Say)
             f"torch for Python {python} could not be fetched: {failure}; --wheels FOLDER takes it from there"
         )
     torch = next(folder.glob("torch-*.whl"))
-    requirements = [*NEEDED, str(torch)] if gpu else [*NEEDED, *_without_cuda(torch)]
-    _run([*pip, *requirements], say, "Saved ")
+    wanted = [*NEEDED, str(torch)] if gpu else [*NEEDED, *_without_cuda(torch)]
+    _run([*pip, *wanted], say, "Saved ")
+    if more:
+        # torch as it lies there: what needs it must not bring another one.
+        chosen = folder / "constraints.txt"
+        chosen.write_text(f"torch @ {torch.as_uri()}\n")
+        _run([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
+        chosen.unlink()
+    (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in ("torch", *NEEDED, *more)))
 
 
 def _without_cuda(wheel: Path) -> list[str]:
@@ -249,23 +302,29 @@ def _agents_package() -> Path:
 
 
 def _agents_digest() -> str:
-    """Of the agents' sources: between two releases the version stays, and they may change."""
+    """Of the agents' sources and the Dockerfile: between two releases the version stays, and they may change."""
     digest = hashlib.sha256()
-    for path in sorted(_agents_package().rglob("*.py")):
+    for path in (*sorted(_agents_package().rglob("*.py")), _dockerfile()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _agents_into(context: Path) -> None:
-    """The agents' package and the Dockerfile, from the repository or from where they are installed."""
-    package = _agents_package()
+    """The agents' package and the Dockerfile."""
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
-    shutil.copytree(package, context / "testbed_agents", ignore=ignore)
-    candidates = (package.parent / "Dockerfile", Path(__file__).resolve().parent.parent / "shipped" / "Dockerfile")
+    shutil.copytree(_agents_package(), context / "testbed_agents", ignore=ignore)
+    shutil.copy(_dockerfile(), context / "Dockerfile")
+
+
+def _dockerfile() -> Path:
+    """Of the repository, or of the package as it is installed."""
+    candidates = (
+        _agents_package().parent / "Dockerfile",
+        Path(__file__).resolve().parent.parent / "shipped" / "Dockerfile",
+    )
     for candidate in candidates:
         if candidate.is_file():
-            shutil.copy(candidate, context / "Dockerfile")
-            return
+            return candidate
     raise HostError("the agents' Dockerfile is missing from this installation")
 
 

@@ -73,3 +73,69 @@ def test_a_debootstrap_that_breaks_off_with_the_hosts_folders_mounted_harms_noth
         images.make_base()
     assert sorted(it.name for it in tmp_path.iterdir()) == ["debootstrap", "precious"]
     assert (precious / "file").read_text() == "of the host"
+
+
+class _Images:
+    """Docker with one image of these labels."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.images = self
+        self.labels = labels
+
+    def get(self, name: str) -> _Images:
+        return self
+
+
+def labelled(monkeypatch: pytest.MonkeyPatch, **labels: str) -> None:
+    found = {f"testbed.{key}": value for key, value in labels.items()}
+    monkeypatch.setattr(images, "client", lambda: _Images(found))
+
+
+def test_an_image_of_another_dockerfile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labelled(monkeypatch, version=testbed.__version__, agents=images._agents_digest())
+    assert images.missing() == ""
+    changed = tmp_path / "Dockerfile"
+    changed.write_text((ROOT / "agents" / "Dockerfile").read_text() + "RUN true\n")
+    monkeypatch.setattr(images, "_dockerfile", lambda: changed)
+    assert "has other agents than this testbed; make a new one with: testbed image build" in images.missing()
+
+
+def test_an_extra_that_an_image_was_made_without_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"version": testbed.__version__, "agents": images._agents_digest()}
+    labelled(monkeypatch, **labels, **{"with": ""})
+    said = images.missing(extras=["chaostoolkit"])
+    assert said.endswith("was made without chaostoolkit; make a new one with: testbed image build --with chaostoolkit")
+    labelled(monkeypatch, **labels, **{"with": "chaostoolkit agents"})
+    assert images.missing(extras=["chaostoolkit"]) == ""
+    labelled(monkeypatch, **{**labels, "agents": "others"}, **{"with": "chaostoolkit"})
+    assert images.missing().endswith("make a new one with: testbed image build --with chaostoolkit")
+
+
+def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert images.requirements("chaostoolkit") == project["chaostoolkit"]
+    assert set(project["dashboard"]) < set(images.requirements("test")), "an extra of an extra is what it stands for"
+    with pytest.raises(UserError, match="no extra of the testbed named 'chaos'; did you mean chaostoolkit"):
+        images.requirements("chaos")
+    monkeypatch.setattr(images.Path, "is_file", lambda path: False)
+    lines = ["rich>=13", "mpi4py>=4; extra == 'validate'", 'jax ; python_version > "3" and extra == "validate"']
+    monkeypatch.setattr(images.importlib.metadata, "requires", lambda name: lines)
+    assert images.requirements("validate") == ["mpi4py>=4", "jax"]
+
+
+def test_what_an_image_is_to_hold_is_written_down_beside_its_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(argv: list[str], say: object, telling: str, name: str = "") -> None:
+        ran.append(argv)
+        (tmp_path / "wheels" / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
+
+    monkeypatch.setattr(images, "_run", run)
+    monkeypatch.setattr(images, "_without_cuda", lambda wheel: ["sympy"])
+    images._gather(tmp_path / "wheels", "3.11", None, False, ["mpi4py>=4"], lambda line: None)
+    assert (tmp_path / "wheels" / "requirements.txt").read_text().split() == ["torch", *images.NEEDED, "mpi4py>=4"]
+    assert ran[-1][-1] == "mpi4py>=4"
+    assert "sympy" in ran[-2]
+    assert "requirements.txt" in (ROOT / "agents" / "Dockerfile").read_text()
