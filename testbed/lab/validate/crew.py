@@ -19,12 +19,19 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from testbed.core.conformance.library import PYTHON, Library
+from testbed.core.conformance.mpi import mpiexec_argv
 from testbed.core.plan import build
-from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
+from testbed.core.plan.addressing import (
+    FABRIC_INTERFACE,
+    MANAGEMENT,
+    MANAGEMENT_V4,
+    MASTER_PORT,
+    Addressing,
+)
 from testbed.core.plan.step import Rank
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError
-from testbed.host import libraries, process
+from testbed.host import libraries, process, runner
 from testbed.host.containerlab import ContainerPlace, agent_user
 from testbed.host.inside import pid_on_host
 from testbed.lab import client, launch, places
@@ -42,6 +49,9 @@ END_BOUND_S: Final = 10.0
 
 _PORTS: Final = 2000
 """Ports for communicators begin at MASTER_PORT and stay below Linux' ephemeral ones."""
+
+OF_ONE_RANK: Final = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TESTBED_NODE", "TESTBED_SITE")
+"""Variables that an mpiexec, which has one environment for all, must not pass on."""
 
 _REDIRECTED: Final = 'exec <"$1" >"$2"; shift 2; exec "$@"'
 """For sh: a program between two FIFOs. In a container its leash has stdin."""
@@ -93,6 +103,8 @@ class _Program:
     pid: int = 0
     """Of the rank program, on this host; 0 until it is known."""
     began: int = 0
+    joined: bool = False
+    """Whether it has answered: before that it may be importing what it needs."""
     pending: Mapping[str, Any] | None = None
     ended: str = ""
     """How it ended, in words."""
@@ -158,9 +170,9 @@ class Crew:
 
         What the library offers is known afterwards. Raises what :meth:`start` raises.
         """
-        fresh = not self._programs
-        if fresh:
+        if not self._programs:
             self.start()
+        fresh = any(not it.joined for it in self._programs.values())
         self.attempt += 1
         port = MASTER_PORT + self.attempt % _PORTS
         said = self.ask(
@@ -168,8 +180,32 @@ class Crew:
             bound_s=timeout_s + (START_BOUND_S if fresh else 2 * timeout_s + 5.0),
         )
         for rank, answer in said.answers.items():
+            self._programs[rank].joined = True
             self._learn(self._programs[rank], answer)
         return said
+
+    def replace(self) -> bool:
+        """Start a fresh program for each rank whose program has ended, so that the others need not; False where that
+        cannot be: an mpiexec starts all ranks or none."""
+        if self.library.launcher != "direct":
+            return False
+        for number, program in list(self._programs.items()):
+            if program.ended:
+                program.lines.close()
+                start = self._start_contained if self._contained else self._start
+                self._programs[number] = start(program.rank)
+        return True
+
+    @property
+    def owing(self) -> tuple[int, ...]:
+        """Ranks that have yet to answer."""
+        return tuple(number for number, it in self._programs.items() if it.pending is not None and not it.ended)
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Ranks whose program has ended."""
+        self.listen(0.0)
+        return tuple(number for number, it in self._programs.items() if it.ended)
 
     def leave(self) -> None:
         """End in order, or else by force."""
@@ -345,14 +381,37 @@ class Crew:
         return _Program(rank, lines, child)
 
     def _start_mpi(self) -> None:
+        """The library's own mpiexec, in the management network, which reaches all nodes without a fiber."""
+        net = Addressing(self.topology)
+        hosts = {str(net.management[it.node]): it.node for it in self.ranks}
         log = self._open_log(None)
-        variables = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
+        ways = {
+            host: places.place(self._lab, node, isolated=True, job=True).enter([], self.folder)
+            for host, node in hosts.items()
+        }
+        agent, variables = reach.write(self.folder, ways)
+        own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
+        for name in OF_ONE_RANK:
+            own.pop(name, None)
         for rank in self.ranks:
             self._programs[rank.rank] = _Program(rank, self._fifos(rank, log), None)
-        argv, more = reach.mpiexec(self._lab, self.topology, self.library, self._argv(), self.folder, variables)
+        program = libraries.program(self.library.programs[0]) if self.library.programs else None
+        inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
+        environment = {**inherited, **own, **variables}
+        argv = mpiexec_argv(
+            self.library.launcher,
+            programs=str((program or Path(libraries.python())).parent),
+            hosts=list(hosts),
+            interface=build.MANAGEMENT_BRIDGE,
+            network=str(MANAGEMENT_V4),
+            agent=str(agent),
+            # If a daemon is killed its rank must not go on by itself.
+            program=[runner.tool("setpriv"), "--pdeathsig", "KILL", "--", *self._argv()],
+            pass_on=sorted(own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())),
+        )
         self._mpiexec = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-            env={**os.environ, **variables, **more}, start_new_session=True,
+            places.place(self._lab, MANAGEMENT, isolated=False).enter(argv, self.folder, environment),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
         )  # fmt: skip
 
     def _fifos(self, rank: Rank, log: IO[bytes]) -> Lines:

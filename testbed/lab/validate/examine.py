@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from testbed.core.conformance import bound, cases, verdict
+from testbed.core.conformance import bound, cases, trials, verdict
 from testbed.core.conformance import wire as wires
 from testbed.core.conformance.bound import Placed
 from testbed.core.conformance.cases import Series, Suite
@@ -19,7 +19,7 @@ from testbed.core.conformance.result import CaseResult, Cell, LibraryResult, Spe
 from testbed.core.topology.model import Topology
 from testbed.errors import TestbedError
 from testbed.lab.state import LabFolder
-from testbed.lab.validate import correctness, speed
+from testbed.lab.validate import correctness, faults, speed
 from testbed.lab.validate.crew import Crew
 from testbed.lab.validate.inject import FiberFaults
 from testbed.lab.validate.session import CannotGoOn, Session
@@ -31,8 +31,8 @@ __all__ = ["PARTS", "Bench", "Examination", "Part"]
 Part = Literal["correctness", "speed", "faults"]
 PARTS: Final[tuple[Part, ...]] = ("correctness", "speed", "faults")
 
-TIMEOUT_S: Final[Mapping[Suite, float]] = {"quick": 5.0, "full": 10.0}
-"""The library's own timeout. Short, or a suite with a dozen faults would take an hour."""
+TIMEOUT_S: Final[Mapping[Suite, float]] = {"quick": 10.0, "full": 20.0}
+"""The library's own timeout while nothing is wrong with the fibers; faults have their own."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,25 @@ class Examination:
 
     def result(self) -> LibraryResult:
         """What was seen by now."""
-        raise NotImplementedError
+        judged, why = verdict.of_library(
+            self._cases, self._speeds, self._cells, troubles=self._why, untold=self._untold
+        )
+        return LibraryResult(
+            self._library.name,
+            self._library.title,
+            self._crew.version,
+            judged,
+            why,
+            dict(self._crew.offers),
+            tuple(self._cases),
+            tuple(self._speeds),
+            tuple(self._cells),
+            time.monotonic() - self._began_t,
+        )
+
+    def untold(self, why: str) -> None:
+        """Something kept parts of it from being tried."""
+        self._untold.append(why)
 
     # ---- parts
 
@@ -143,9 +161,19 @@ class Examination:
         )
 
     def _faults(self, session: Session) -> None:
-        return None
+        session.ready()
+        bench = self._bench
+        catalogue = trials.trials(bench.suite, bench.topology, session.offers, bench.seed)
+        if why := trials.unoffered(session.offers):
+            self._untold.append(f"no fault was tried: {why}")
 
+        def heard(found: Cell) -> None:
+            self._cells.append(found)
+            told(len(self._cells))
 
-def offered(offers: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the operations that a library has."""
-    return tuple(name for name, it in offers.items() if isinstance(it, Mapping))
+        def told(number: int) -> None:
+            if number < len(catalogue):
+                self._tell(f"faults {number + 1}/{len(catalogue)}: {catalogue[number].fault.summary}")
+
+        told(0)
+        faults.examine(session, bench.wire, bench.faults, catalogue, heard)

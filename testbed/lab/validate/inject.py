@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Final
 
+from testbed.core.conformance.trials import Injection
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import LabError
@@ -17,13 +17,13 @@ from testbed.lab import client, places
 from testbed.lab.state import LabFolder
 from testbed.lab.validate.crew import Crew
 
-__all__ = ["FiberFaults", "Slowed"]
+__all__ = ["FiberFaults", "Injected"]
 
 CARRIES_BOUND_S: Final = 15.0
 """How long fibers may take to carry again after a heal: routes come back with the carrier, within milliseconds."""
 
-_SLICE_S: Final = 0.05
-"""A rank that is slowed down stands still for a part of every such while."""
+OF_RANKS: Final = frozenset({"rank-kill", "rank-pause"})
+"""Kinds that are done to the rank program, not to the lab."""
 
 
 class FiberFaults:
@@ -39,19 +39,30 @@ class FiberFaults:
     def __exit__(self, *exception: object) -> None:
         self.heal()
 
-    def begin(self, kind: str, target: str, parameters: Mapping[str, str]) -> float:
+    def begin(self, injection: Injection) -> float:
         """Inject; when it was in force, on CLOCK_MONOTONIC. Raises LabError, UserError."""
-        fault = {"type": kind, "target": target, "for_s": None, "parameters": dict(parameters)}
+        fault = {
+            "type": injection.kind,
+            "target": injection.target,
+            "for_s": injection.for_s,
+            "parameters": dict(injection.parameters),
+        }
         record = client.call(self._lab, "inject", fault=fault)
         self._standing.append(str(record["id"]))
         return float(record["ack_t"])
 
-    def heal(self) -> float:
-        """Undo all that :meth:`begin` began; when that was done. Raises LabError."""
+    def over_t(self) -> float | None:
+        """When the last of those that were begun since the last heal ended by itself; None: one stands. Raises
+        LabError."""
+        records = {it["id"]: it for it in client.call(self._lab, "faults")}
+        ended = [records[it]["ended_t"] for it in self._standing]
+        return None if not ended or None in ended else max(ended)
+
+    def heal(self) -> None:
+        """Undo all that :meth:`begin` began. Raises LabError."""
         if self._standing:
             client.call(self._lab, "heal", ids=self._standing, everything=True)
             self._standing.clear()
-        return time.monotonic()
 
     def carry(self, bound_s: float = CARRIES_BOUND_S) -> None:
         """Return when no link is dark and an echo has come back over each. Raises LabError."""
@@ -84,30 +95,69 @@ class FiberFaults:
             echo.close()
 
 
-class Slowed:
-    """Rank programs that get only a share of the time: stopped and let go on in turn, from a thread of its own."""
+class RankFaults:
+    """What is done to rank programs by signals. :meth:`step` does what is due: call it often."""
 
-    def __init__(self, crew: Crew, rank: int, share: float) -> None:
-        """``share`` of the time it runs, 0..1."""
-        self._crew, self._rank, self._share = crew, rank, share
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"slow rank {rank}", daemon=True)
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._due: list[tuple[float, int, signal.Signals]] = []
+        self._stopped: set[int] = set()
+        self.over_t: float | None = None
+        """When the last rank was let go on, if nothing is to come after that."""
+
+    def begin(self, injection: Injection) -> float:
+        """Kill or stop a rank; when. Raises LabError."""
+        rank = int(injection.target)
+        number = {"rank-kill": signal.SIGKILL, "rank-pause": signal.SIGSTOP}[injection.kind]
+        began_t = self._send(rank, number)
+        for turn in range(injection.repeat):
+            turn_t = began_t + turn * injection.every_s
+            if turn:
+                self._due.append((turn_t, rank, number))
+            if injection.for_s is not None:
+                self._due.append((turn_t + injection.for_s, rank, signal.SIGCONT))
+        self._due.sort()
+        return began_t
+
+    def step(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            _, rank, number = self._due.pop(0)
+            sent_t = self._send(rank, number)
+            if not self._due:
+                self.over_t = sent_t
+
+    def heal(self) -> None:
+        """All ranks that are stopped go on; nothing is due any more."""
+        self._due.clear()
+        for rank in tuple(self._stopped):
+            with contextlib.suppress(LabError):
+                self._send(rank, signal.SIGCONT)
+
+    def _send(self, rank: int, number: signal.Signals) -> float:
+        (self._stopped.add if number is signal.SIGSTOP else self._stopped.discard)(rank)
+        return self._crew.send_signal(rank, number)
+
+
+class Injected:
+    """The injections of one trial, whichever hand does them."""
+
+    def __init__(self, fibers: FiberFaults, crew: Crew, injections: Sequence[Injection]) -> None:
+        self._fibers, self._ranks, self._injections = fibers, RankFaults(crew), injections
 
     def begin(self) -> float:
-        t = time.monotonic()
-        self._thread.start()
-        return t
+        """All of them; when the last was in force. Raises LabError, UserError."""
+        return max(self._ranks.begin(it) if it.kind in OF_RANKS else self._fibers.begin(it) for it in self._injections)
 
-    def end(self) -> None:
-        """It runs freely again."""
-        self._over.set()
-        self._thread.join()
-        with contextlib.suppress(LabError):
-            self._crew.send_signal(self._rank, signal.SIGCONT)
+    def step(self, now: float) -> None:
+        self._ranks.step(now)
 
-    def _run(self) -> None:
-        while not self._over.is_set():
-            for number, part in ((signal.SIGSTOP, 1.0 - self._share), (signal.SIGCONT, self._share)):
-                with contextlib.suppress(LabError):
-                    self._crew.send_signal(self._rank, number)
-                self._over.wait(part * _SLICE_S)
+    def over_t(self) -> float | None:
+        """When all was over by itself; None: something stands, or stood until :meth:`heal`."""
+        if any(it.kind in OF_RANKS for it in self._injections):
+            return self._ranks.over_t
+        return self._fibers.over_t()
+
+    def heal(self) -> None:
+        """Undo what stands. Raises LabError."""
+        self._ranks.heal()
+        self._fibers.heal()
