@@ -3,6 +3,7 @@
 ::
 
     python tests/random_kills.py --count 100 --seed 1        # as root; a few of them are among the ordinary tests
+    python tests/random_kills.py --runs --count 30           # of `testbed run` with a job: tests/killed_runs.py
 
 Each round starts an orchestrator (a process that brings a lab up and injects and heals faults at random), kills one of
 the orchestrator, the keeper, the emulator, or all of them, at a random moment between the first of `up` and seconds
@@ -154,11 +155,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", action="store_true", help="kill runs of experiments rather than labs without agents")
     asked = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="kills"))
+    if asked.runs:
+        import killed_runs
+
+        round_of = killed_runs.one_run
+    else:
+        round_of = one_round
     for number in range(asked.count):
         try:
-            print(one_round(f"kills{os.getpid()}", asked.seed * 1_000_000 + number, state), flush=True)
+            print(round_of(f"kills{os.getpid()}", asked.seed * 1_000_000 + number, state), flush=True)
         except Left as left:
             print(f"{left}\nwhat is left can be looked at: TESTBED_STATE={state}", file=sys.stderr)
             return 1

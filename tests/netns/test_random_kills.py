@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import killed_runs
 import oracle
 import pytest
 import random_kills
 
 pytestmark = [pytest.mark.netns]
+
+RUNS = (1, 2)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(it, marks=pytest.mark.thorough) for it in (2, 5, 7, 9))])
@@ -17,6 +21,10 @@ def test_whatever_is_killed_is_undone(seed: int, state_folder: Path) -> None:
 
 
 def test_all_victims_are_among_them() -> None:
-    import random
-
     assert {random.Random(seed).choice(random_kills.VICTIMS) for seed in (0, 1, 2, 5)} == {*random_kills.VICTIMS}
+
+
+@pytest.mark.parametrize("seed", RUNS)
+def test_of_a_run_that_is_killed_the_measurements_stay_and_nothing_else(seed: int, state_folder: Path) -> None:
+    pytest.importorskip("torch", reason="a run trains")
+    killed_runs.one_run(oracle.unused_name(), seed, state_folder)
