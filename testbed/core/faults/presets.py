@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from testbed.core.faults.fault import Compiled, FaultKind, Reader, target_directions, target_links
-from testbed.core.physics.impairment import Impairment
+from testbed.core.physics.impairment import LEAST_LARGEST_BYTES, Impairment
 from testbed.core.physics.parameters import PARAMETERS, judge, lay
 from testbed.core.plan.step import Shape
 from testbed.core.topology.model import Topology
@@ -42,6 +42,8 @@ def jitter(topology: Topology, target: str, parameters: Mapping[str, str]) -> Co
     reader = Reader(parameters)
     amount_s = reader.read("amount", PARAMETERS["delay"].parse, None)
     distribution = reader.read("distribution", PARAMETERS["distribution"].parse, "normal")
+    if amount_s == 0:
+        reader.note("amount", "that is no jitter; write a time such as 20us")
 
     def change(own: Impairment) -> Impairment:
         spread_s = own.delay_s / 10 if amount_s is None else amount_s
@@ -73,6 +75,8 @@ def corruption(topology: Topology, target: str, parameters: Mapping[str, str]) -
     reader = Reader(parameters)
     share = reader.read("share", parse_probability, 1e-3)
     survives = reader.read("survives", PARAMETERS["corrupt_survives"].parse, False)
+    if not share:
+        reader.note("share", "that hits no packet; write a share such as 0.1%")
 
     def change(own: Impairment) -> Impairment:
         return lay({"corrupt": share, "corrupt_survives": survives}, own)
@@ -84,6 +88,8 @@ def mtu_black_hole(topology: Topology, target: str, parameters: Mapping[str, str
     """Packets above a size vanish and nobody is told: pings pass, transfers hang (RFC 2923). Raises UserError."""
     reader = Reader(parameters)
     largest = reader.read("largest", PARAMETERS["largest"].parse, 1400)
+    if not largest:
+        reader.note("largest", f"that is no black hole; write a size from {LEAST_LARGEST_BYTES} B, such as 1400B")
     for link, direction in target_directions(topology, target):
         if largest >= link.mtu:
             reader.note("largest", f"{direction} has an MTU of {link.mtu} B: nothing is larger; write less than that")
