@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.core.plan.step import Killed, Paused, Setting, Slowed, Step, Unpowered
+from testbed.core.plan.step import Killed, Paused, Setting, Slowed, Step, Throttled, Unpowered
 from testbed.errors import HostError
 from testbed.host import namespace, process
 from testbed.host.driver import Facts
@@ -19,7 +19,7 @@ from testbed.lab.crew import AgentsHand
 
 __all__ = ["KINDS", "CasualtiesHand"]
 
-KINDS: tuple[type[Step], ...] = (Paused, Slowed, Killed, Unpowered)
+KINDS: tuple[type[Step], ...] = (Paused, Slowed, Throttled, Killed, Unpowered)
 
 
 class CasualtiesHand:
@@ -48,6 +48,8 @@ class CasualtiesHand:
                 self._agents.pause(it.rank, it.paused)
             elif isinstance(it, Slowed):
                 self._agents.slow(it.rank, it.by)
+            elif isinstance(it, Throttled):
+                self._agents.throttle(it.rank, it.node, it.cpu)
 
     def _empty(self, node: str) -> None:
         """End everything that runs on a node. Raises HostError when something does not end."""

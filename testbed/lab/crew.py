@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.plan.step import Agents, Rank, Setting, Step
-from testbed.errors import LabError
+from testbed.errors import HostError, LabError
 from testbed.host import agents as agent_host
 from testbed.host import process
 from testbed.host.agents import WarmParent
@@ -23,6 +23,8 @@ from testbed.host.container_place import ContainerPlace
 from testbed.host.containerlab import Containerlab, agent_user, container_name
 from testbed.host.driver import Facts
 from testbed.host.netns import NetnsDriver
+from testbed.lab.events import log
+from testbed.lab.throttle import Throttle
 
 AGENTS_BOUND_S = 90.0
 """How long importing torch and forking may take on a machine that does much else."""
@@ -58,6 +60,7 @@ class AgentsHand:
         """Ranks that no process may be deployed for, and how many faults say so."""
         self._paused: set[int] = set()
         self._slowed: dict[int, float] = {}
+        self._throttle, self._throttled = Throttle(lab, driver.path), set[int]()
         self._signalled: Counter[int] = Counter()
         """How many signals each rank's parent has said to have sent."""
         self.ranks: dict[int, Rank] = {}
@@ -139,6 +142,12 @@ class AgentsHand:
         """``by`` 0.5: half as long more."""
         self._slowed[rank] = by
         self._speak_of(rank, {"do": "slow", "rank": rank, "by": by})
+
+    def throttle(self, rank: int, node: str, cpu: float | None) -> None:
+        """At most ``cpu`` CPUs for the process of a rank, in a container for all that runs there; None: no limit."""
+        with self._changed:  # a fresh process may be coming up
+            self._throttle.set(node, cpu, self.states.get(rank, {}).get("pid", 0))
+            (self._throttled.discard if cpu is None else self._throttled.add)(rank)
 
     def _speak_of(self, rank: int, message: Mapping[str, Any]) -> bool:
         """To the parent of a rank; False where there is none: then nothing is there that could be changed."""
@@ -278,6 +287,11 @@ class AgentsHand:
                 pass
             elif event["event"] == "ready":
                 state |= {"state": "waiting", "pid": event["pid"]}
+                if event["rank"] in self._throttled:
+                    try:
+                        self._throttle.join(self.ranks[event["rank"]].node, event["pid"])
+                    except HostError as error:  # the fault stands, and is not felt: said where others look
+                        log(f"rank {event['rank']} is not held back: {error}")
             elif event["event"] == "finished":
                 state |= {
                     "state": "finished" if event["status"] == "ok" else event["status"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.physics.impairment import Direction
-from testbed.core.plan.step import Agents, Fibers, Prometheus, Setting, Shape, Step
+from testbed.core.plan.step import Agents, Fibers, Prometheus, Setting, Shape, Step, Throttled
 from testbed.errors import LabError
 from testbed.host import process
 from testbed.host.containerlab import Containerlab
@@ -22,6 +22,7 @@ from testbed.lab.casualties import CasualtiesHand
 from testbed.lab.crew import AgentsHand, end_parents
 from testbed.lab.prometheus import PrometheusHand, PrometheusResidue
 from testbed.lab.state import LabFolder
+from testbed.lab.throttle import Throttle
 
 
 class EmulatorHand:
@@ -87,6 +88,18 @@ class Residue:
         return None
 
 
+class ThrottleResidue(Residue):
+    """Takes the limits off, and removes the groups, of ranks that have died with their keeper."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
+
+    def assign(self, settings: Sequence[Setting]) -> None:
+        for it in settings:
+            if isinstance(it, Throttled):
+                self._throttle.set(it.node, it.cpu)
+
+
 def of_keeper(
     driver: NetnsDriver,
     emulator: EmulatorHand,
@@ -115,5 +128,6 @@ def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab
         **dict.fromkeys(driver.kinds, driver),
         **dict.fromkeys(containers.kinds, containers),
         **dict.fromkeys((Fibers, Shape, Agents, *casualties.KINDS), residue),
+        Throttled: ThrottleResidue(Throttle(lab.name, driver.path)),
         Prometheus: PrometheusResidue(lab),
     }

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from testbed.core.faults.fault import Compiled, compile_fault, registry
-from testbed.core.plan.step import Carrier, Killed, Paused, Setting, Shape, Slowed, Unpowered, from_dict, to_dict
+from testbed.core.plan.step import (
+    Carrier,
+    Killed,
+    Paused,
+    Setting,
+    Shape,
+    Slowed,
+    Throttled,
+    Unpowered,
+    from_dict,
+    to_dict,
+)
 from testbed.core.topology.model import Topology
 from testbed.errors import UserError
 from testbed.host import catalog
@@ -38,6 +49,13 @@ def test_how_much_slower(metro: Topology, written: str, by: float) -> None:
     (step,) = compile_fault(metro, "straggler", "0", {"slower": written}).steps
     assert isinstance(step, Slowed)
     assert step.by == pytest.approx(by)
+
+
+@pytest.mark.parametrize(("written", "cpu"), [("30%", 0.3), ("5%", 0.05), ("0.99", 0.99)])
+def test_a_share_of_a_cpu(metro: Topology, written: str, cpu: float) -> None:
+    steps = compile_fault(metro, "straggler", "west", {"cpu": written}).steps
+    assert steps == (Throttled(2, "west-0", cpu), Throttled(3, "west-1", cpu))
+    assert tuple(from_dict(to_dict(it)) for it in steps) == steps
 
 
 def test_a_power_domain_is_all_its_sites(ring: Topology) -> None:
@@ -108,6 +126,10 @@ def test_presets_change_what_they_are_called_after_and_keep_the_rest(metro: Topo
         ("rank-kill", "0", {"away": "never"}, "away=never"),
         ("power-loss", "east-0", {}, "power domain or site"),
         ("evacuation", "east", {"warning": "-1s"}, "warning"),
+        ("straggler", "0", {"cpu": "4%"}, "cpu=4%: '4%' is too little; .* from 5% to 99%"),
+        ("straggler", "0", {"cpu": "100%"}, "no limit: a rank has one thread"),
+        ("straggler", "0", {"cpu": "half"}, "no share of a CPU"),
+        ("straggler", "0", {"cpu": "50%", "slower": "2x"}, "either slower=.*, or cpu="),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
@@ -131,5 +153,13 @@ def test_every_step_of_every_fault_survives_the_journal(ring: Topology) -> None:
 
 
 def test_what_nobody_says_is_as_at_rest() -> None:
-    settings: list[Setting] = [Paused(1, True), Slowed(1, 0.5), Carrier("mgmt", "east-0", False)]
-    assert [it.rest for it in settings] == [Paused(1, False), Slowed(1, 0.0), Carrier("mgmt", "east-0", True)]
+    settings: list[Setting] = [
+        Paused(1, True),
+        Slowed(1, 0.5),
+        Throttled(1, "a", 0.3),
+        Carrier("mgmt", "east-0", False),
+    ]
+    assert [it.rest for it in settings] == [
+        *(Paused(1, False), Slowed(1, 0.0), Throttled(1, "a", None)),
+        Carrier("mgmt", "east-0", True),
+    ]

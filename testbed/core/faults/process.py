@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader
-from testbed.core.plan.step import Killed, Paused, Slowed
+from testbed.core.plan.step import Killed, Paused, Slowed, Throttled
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability
 from testbed.core.words import shown
@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 MOST_SLOWDOWN: Final = 100.0
+
+LEAST_CPU: Final = 0.05
+"""The kernel gives no less than 1 ms at once; in periods of 20 ms that is 5 %."""
 
 SHORTEST_S: Final = 1e-3
 """A fault has a beginning and an end: nothing is over before it began."""
@@ -69,11 +72,16 @@ def rank_pause(topology: Topology, target: str, parameters: Mapping[str, str]) -
 
 
 def straggler(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Its compute takes longer by the share ``slower``. Raises UserError."""
+    """Its compute takes longer by the share ``slower``, or it gets no more than ``cpu`` of a CPU. Raises UserError."""
     reader = Reader(parameters)
-    by = reader.read("slower", _slower, 0.5)
+    by, cpu = reader.read("slower", _slower, 0.5), reader.read("cpu", _cpu, None)
+    if "slower" in reader and "cpu" in reader:
+        reader.note("cpu", "either slower=, by which the rank sleeps, or cpu=, by which the kernel holds it back")
     reader.finish()
     ranks = target_ranks(topology, target)
+    if cpu is not None:
+        held_back = tuple(Throttled(rank, topology.node_names[rank], cpu) for rank in ranks)
+        return Compiled((Phase(0.0, f"{cpu:.3g} CPU", held_back),), (), nodes=_nodes(topology, ranks))
     slowed = Phase(0.0, f"compute x {1 + by:.4g}", tuple(Slowed(rank, by) for rank in ranks))
     return Compiled((slowed,), (), nodes=_nodes(topology, ranks))
 
@@ -100,6 +108,20 @@ def _slower(value: object) -> float:
     return by
 
 
+def _cpu(value: object) -> float | None:
+    """``30%`` of one CPU. Parsed to a share."""
+    fix = f"write which share of one CPU it may use, from {LEAST_CPU:.0%} to 99%"
+    try:
+        cpu = parse_probability(str(value).strip())
+    except Unreadable as error:
+        raise Unreadable(f"{shown(value)} is no share of a CPU", fix) from error
+    if not LEAST_CPU <= cpu < 1.0:
+        raise Unreadable(
+            f"{shown(value)} is {'too little' if cpu < LEAST_CPU else 'no limit: a rank has one thread'}", fix
+        )
+    return cpu
+
+
 RANK_KILL = FaultKind(
     "rank-kill",
     "the process of a rank is killed (SIGKILL)",
@@ -121,5 +143,8 @@ STRAGGLER = FaultKind(
     "a rank whose compute takes longer than that of the others",
     _TARGETS,
     straggler,
-    {"slower": "how much longer each step's compute takes: 50%, or 3x for three times as long (50%)"},
+    {
+        "slower": "how much longer each step's compute takes: 50%, or 3x for three times as long (50%)",
+        "cpu": "instead: the share of one CPU that the kernel gives it at most, by its control group: 30%",
+    },
 )

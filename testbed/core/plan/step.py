@@ -339,6 +339,26 @@ class Slowed(Setting):
 
 
 @dataclass(frozen=True)
+class Throttled(Setting):
+    """The process of a rank gets at most ``cpu`` CPUs (0.3: 30 % of one) from the kernel; None: all there are."""
+
+    rank: int
+    node: str
+    cpu: float | None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("throttled", self.node)
+
+    @property
+    def rest(self) -> Throttled:
+        return Throttled(self.rank, self.node, None)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node}: " + ("all CPUs" if self.cpu is None else f"{self.cpu:.0%} of a CPU")
+
+
+@dataclass(frozen=True)
 class Killed(Step):
     """The process of a rank ended by SIGKILL, and no new one while this stands; its inverse deploys a fresh agent."""
 
@@ -383,6 +403,7 @@ _KINDS: dict[str, type[Step]] = {
         Shape,
         Paused,
         Slowed,
+        Throttled,
         Killed,
         Unpowered,
     )

@@ -1,0 +1,171 @@
+"""Control groups: processes that get at most so much of a CPU (cgroups(7); Documentation/admin-guide/cgroup-v2.rst).
+
+The controller ``cpu`` is in cgroup v2's one hierarchy, or in one of its own where v1 has it. A group of ours lies right
+below the root of that hierarchy: v2 gives controllers only to groups whose parent has no processes, and of those around
+us the root alone may have both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from testbed.errors import HostError
+
+__all__ = ["LEAST_CPU", "PERIOD_US", "CpuGroup", "Hierarchy", "hierarchy"]
+
+PERIOD_US: Final = 20_000
+"""In each period a group gets its share, then stands still: short against a training step, which would else be seen to
+come in lumps. The kernel's own is 100 ms."""
+
+LEAST_CPU: Final = 0.05
+"""A quota of 1 ms is the least that the kernel takes."""
+
+_KERNELS_PERIOD_US: Final = 100_000
+_EMPTY_BOUND_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class CpuGroup:
+    """One group: its folder, and whether it is of cgroup v2."""
+
+    path: Path
+    unified: bool
+
+    def limit(self, cpu: float | None) -> None:
+        """Give all that runs in it together at most ``cpu`` CPUs (0.3: 30 % of one); None: as many as there are.
+
+        Raises HostError.
+        """
+        quota = None if cpu is None else max(1000, round(cpu * PERIOD_US))
+        if self.unified:
+            self._write("cpu.max", f"max {_KERNELS_PERIOD_US}" if quota is None else f"{quota} {PERIOD_US}")
+            return
+        # A quota must fit the period at every moment: none while the period changes.
+        self._write("cpu.cfs_quota_us", "-1")
+        self._write("cpu.cfs_period_us", str(_KERNELS_PERIOD_US if quota is None else PERIOD_US))
+        if quota is not None:
+            self._write("cpu.cfs_quota_us", str(quota))
+
+    @property
+    def limited(self) -> str:
+        """Which limit it has, as the kernel writes it; empty for none. Raises HostError."""
+        if self.unified:
+            said = self._read("cpu.max")
+            return "" if said == f"max {_KERNELS_PERIOD_US}" else f"cpu.max {said}"
+        quota, period = self._read("cpu.cfs_quota_us"), self._read("cpu.cfs_period_us")
+        return "" if (quota, period) == ("-1", str(_KERNELS_PERIOD_US)) else f"{quota} us in each {period} us"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its limit is one of :meth:`limit`, by the period, which nobody else has. Raises HostError."""
+        period = self._read("cpu.max").split()[1] if self.unified else self._read("cpu.cfs_period_us")
+        return period == str(PERIOD_US)
+
+    def make(self) -> None:
+        """Nothing if it is there. Raises HostError."""
+        with self._translated("make"):
+            self.path.mkdir(exist_ok=True)
+
+    def add(self, pid: int) -> None:
+        """Take a process in, with all of its threads; one that is gone is none. Raises HostError."""
+        try:
+            (self.path / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            if error.errno != errno.ESRCH:
+                raise HostError(f"cannot put process {pid} into {self.path}: {error.strerror}") from error
+
+    def remove(self, home: CpuGroup) -> None:
+        """Hand what runs in it over to ``home`` and remove it; nothing if it is not there. Raises HostError."""
+        until = time.monotonic() + _EMPTY_BOUND_S
+        while self.path.exists():
+            with self._translated("empty"), contextlib.suppress(FileNotFoundError):
+                for pid in (self.path / "cgroup.procs").read_text().split():
+                    home.add(int(pid))
+            try:
+                self.path.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError as error:  # EBUSY: one that was forked meanwhile, or has not quite ended
+                if time.monotonic() > until:
+                    raise HostError(f"cannot remove the control group {self.path}: {error.strerror}") from error
+                time.sleep(0.01)
+
+    def _write(self, file: str, value: str) -> None:
+        with self._translated(f"write {value!r} to {file} of"):
+            (self.path / file).write_text(value)
+
+    def _read(self, file: str) -> str:
+        with self._translated(f"read {file} of"):
+            return (self.path / file).read_text().strip()
+
+    @contextlib.contextmanager
+    def _translated(self, doing: str):  # type: ignore[no-untyped-def]
+        try:
+            yield
+        except OSError as error:
+            raise HostError(f"cannot {doing} the control group {self.path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Where the controller ``cpu`` is: ``root`` is the mount, ``within`` the group of the hierarchy that it shows."""
+
+    root: Path
+    unified: bool
+    within: str = "/"
+
+    def group(self, name: str) -> CpuGroup:
+        return CpuGroup(self.root / name, self.unified)
+
+    def of(self, pid: int | str = "self") -> CpuGroup | None:
+        """The group that a process is in; None if it is gone, or in one that is not shown here."""
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            number, controllers, path = line.split(":", 2)
+            if (number == "0") if self.unified else ("cpu" in controllers.split(",")):
+                below = os.path.relpath(path, self.within)
+                return None if below.startswith("..") else CpuGroup(self.root / below, self.unified)
+        return None
+
+
+def hierarchy(read: Callable[[str], str] = lambda path: Path(path).read_text()) -> Hierarchy:
+    """The one that has the controller ``cpu``. Raises HostError where there is none that we may write to.
+
+    ``read`` gives the content of a file: of /proc/self/mountinfo (proc_pid_mountinfo(5)), and of the hierarchy.
+    """
+    why = "no control groups are mounted (mount -t cgroup2 none /sys/fs/cgroup)"
+    for line in read("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split(" ", 2)
+        found = Hierarchy(Path(fields[4]), kind == "cgroup2", fields[3])
+        if kind == "cgroup2":
+            try:
+                there, given = (
+                    set(read(f"{found.root}/cgroup.{it}").split()) for it in ("controllers", "subtree_control")
+                )
+            except OSError as error:
+                why = f"{found.root} cannot be read: {error.strerror}"
+                continue
+            if "cpu" not in there:
+                why = f"the cpu controller is not in {found.root}: this kernel lacks it, or a cgroup v1 has it"
+                continue
+            if "cpu" not in given:
+                raise HostError(f"{found.root} gives no cpu controller to groups below it; as root: echo +cpu >"
+                                f" {found.root}/cgroup.subtree_control")  # fmt: skip
+        elif kind != "cgroup" or "cpu" not in options.split(","):
+            continue
+        if "ro" in fields[5].split(","):
+            why = f"{found.root} is mounted read-only, as in a container without privileges"
+            continue
+        return found
+    raise HostError(why)

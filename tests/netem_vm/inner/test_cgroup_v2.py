@@ -1,0 +1,68 @@
+"""A share of a CPU by cgroup v2, on a kernel that has the controller there; v1's is in tests/contract."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import HostError
+from testbed.host import cgroup
+
+pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def given() -> Iterator[None]:
+    """The root gives the controller to groups below it, as systemd has it on most machines."""
+    (ROOT / "cgroup.subtree_control").write_text("+cpu")
+    yield
+    (ROOT / "cgroup.subtree_control").write_text("-cpu")
+
+
+@pytest.fixture
+def busy() -> Iterator[int]:
+    child = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    yield child.pid
+    child.kill()
+    child.wait()
+
+
+def used(pid: int, over_s: float) -> float:
+    def ticks() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    began, before = time.monotonic(), ticks()
+    time.sleep(over_s)
+    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+
+
+def test_without_the_controller_it_says_what_helps() -> None:
+    with pytest.raises(HostError, match=r"as root: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control$"):
+        cgroup.hierarchy()
+
+
+def test_a_process_is_held_back_and_let_go(given: None, busy: int) -> None:
+    where = cgroup.hierarchy()
+    assert (where.root, where.unified) == (ROOT, True)
+    home, group = where.of(busy), where.group("testbed.lab.east-0")
+    assert home is not None and home.path.resolve() == ROOT
+    group.make()
+    group.limit(0.2)
+    assert (ROOT / "testbed.lab.east-0" / "cpu.max").read_text() == "4000 20000\n"
+    group.add(busy)
+    assert Path(f"/proc/{busy}/cgroup").read_text() == "0::/testbed.lab.east-0\n"
+    assert 0.1 < used(busy, 2.0) < 0.25
+    group.limit(None)
+    assert (group.limited, group.is_ours) == ("", False)
+    group.remove(home)
+    assert not group.path.exists()
+    assert Path(f"/proc/{busy}/cgroup").read_text() == "0::/\n"
+    assert used(busy, 1.0) > 0.4
