@@ -18,6 +18,7 @@ the sum or after it: gamma(P + 1), and half of the least subnormal number for ea
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -174,7 +175,7 @@ def _same_bits(operation: Operation, group: Group, done: Mapping[int, Answer]) -
 
 
 def _number(kind: ElementType, value: float) -> str:
-    return str(int(value)) if kind.is_integer else f"{value:.{(kind.precision * 3 + 19) // 10 + 1}g}"
+    return str(int(value)) if kind.is_integer else f"{value:.{math.ceil(1 + kind.precision * math.log10(2))}g}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

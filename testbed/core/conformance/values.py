@@ -82,9 +82,11 @@ def decode(kind: ElementType, data: bytes | memoryview) -> npt.NDArray[np.int64]
         return np.frombuffer(data, _STORED[kind.name]).astype(np.int64)
     if kind.name == "bfloat16":
         upper = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
-        return upper.view("<f4").astype(np.float64)
-    with np.errstate(invalid="ignore"):  # signalling NaNs are no reason to stop: they are about to be found
-        return np.frombuffer(data, _STORED[kind.name]).astype(np.float64)
+        stored: npt.NDArray[Any] = upper.view("<f4")
+    else:
+        stored = np.frombuffer(data, _STORED[kind.name])
+    with np.errstate(invalid="ignore"):  # a signalling NaN is no reason for a warning: it is about to be found wrong
+        return stored.astype(np.float64)
 
 
 def input_bytes(name: str, count: int, *, seed: int, call: int, rank: int) -> bytes:
