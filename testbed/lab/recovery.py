@@ -28,6 +28,7 @@ from testbed.lab.engine import LAB, Engine
 from testbed.lab.journal import Journal
 from testbed.lab.protection import PROTECTED
 from testbed.lab.state import LabFolder
+from testbed.lab.throttle import Throttle
 
 EMULATOR_DIED = "emulator-died"
 """Owner of the cut that stands in for an emulator that is dead, or that nobody watches any more."""
@@ -80,7 +81,7 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
     """Undo faults of a lab without a keeper: one by its id, those of a target or link, or all; records of those undone.
 
     Without a keeper nobody emulates the fibers, or watches the kernel that does: they are darkened and stay dark,
-    whatever is healed. Raises LabError.
+    whatever is healed. After a reboot nothing is there to be touched: faults are only said to be over. Raises LabError.
     """
     try:
         lock = filelock.FileLock(lab.lock)
@@ -89,14 +90,22 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
         raise LabError(f"the keeper of lab {lab.name} is stuck; take it down with: testbed down {lab.name}") from error
     try:
         journal = Journal.read(lab.journal)
-        driver, makers = _makers(lab, journal.lab)
-        engine = Engine(journal, makers)
-        _darken(journal, engine)
         chosen = [
             it
             for it in standing_faults(journal)
             if what in (None, it["id"], it["target"], *it["links"], *it.get("nodes", ()))
         ]
+        if journal.boot != process.boot_id():
+            # Nothing of it stands, and whoever has the names, pids and inodes of then is somebody else.
+            for fault in chosen:
+                fault["ended_t"] = time.monotonic()
+                journal.undone(journal.owned(fault["id"]))
+                journal.note("fault-ended", id=fault["id"], t=fault["ended_t"])
+            journal.close()
+            return chosen
+        driver, makers = _makers(lab, journal.lab)
+        engine = Engine(journal, makers)
+        _darken(journal, engine)
         for fault in chosen:
             engine.undo(fault["id"])
             fault["ended_t"] = time.monotonic()
@@ -187,6 +196,8 @@ def _by_mark(lab: LabFolder) -> None:
     if places.driver(lab) == "containerlab":
         Containerlab(lab.name, lab.path).unmake(Containers((), ""), {})
     driver = NetnsDriver(lab.name, lab.handles)
+    with contextlib.suppress(HostError):  # where there are no control groups, none is ours
+        Throttle(lab.name, driver.path).sweep()
     prefix = namespace_name(lab.name, "")
     for path in sorted(NETNS_FOLDER.glob(f"{prefix}*")):
         node = path.name.removeprefix(prefix)
