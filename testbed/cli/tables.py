@@ -316,6 +316,8 @@ def status_line(found: LabStatus) -> Text:
         line.append(", observed")
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
+    for waits in found.waits:
+        line.append(f"\n  {waits}", style=UNSURE)
     return line
 
 

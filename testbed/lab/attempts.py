@@ -146,6 +146,11 @@ class Attempts:
     def _restart(self) -> None:
         """End what is left, wait for the lab, begin the next attempt. Raises LabError, StorageError."""
         self._end_the_rest()
+        with client.Connection(self._lab) as keeper:
+            self._wait(keeper)
+
+    def _wait(self, keeper: client.Connection) -> None:
+        """``keeper`` is told what for; it forgets when that ends."""
         began_t = refused_t = time.monotonic()
         while True:
             obstacle, now = self._obstacle(), time.monotonic()
@@ -163,6 +168,7 @@ class Attempts:
                     obstacle = str(error)
             if obstacle != self.waiting:
                 self.waiting = obstacle
+                keeper.call("waits", why=f"attempt {self.number + 1} of job {self._job} waits to begin: {obstacle}")
                 self._tell("restart-waits", attempt=self.number + 1, **{"for": obstacle})
             if self._stopping.is_set():
                 raise LabError("the job was stopped while a restart waited for the lab")

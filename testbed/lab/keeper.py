@@ -99,6 +99,8 @@ class Keeper:
         self._protection = Protection(self.engine, self._do, self._events)
         self._faults = Faults(self.engine, self._do, self._events, self._protection.cut)
         self._schedule = Schedule(self._faults, self._events)
+        self._waits: dict[socket.socket, str] = {}
+        """What jobs wait for that are to begin again, by the connection of whoever begins them."""
         self._ended = threading.Event()
         self._builder: socket.socket | None = None
         self._topology: Topology | None = None
@@ -134,12 +136,13 @@ class Keeper:
         if verb == "build":
             self._builder = connection
             arguments["notice"] = notice
-        elif verb in ("schedule", "unschedule"):
+        elif verb in ("schedule", "unschedule", "waits"):
             arguments["owner"] = connection
         return method(**arguments)
 
     def _closed(self, connection: socket.socket) -> None:
         self._schedule.cancel(connection)  # whoever planned these faults is gone, and nobody would end them
+        self._waits.pop(connection, None)
         if self._builder is connection and self.journal.state == "building":
             # Whoever was building this lab is gone before it was whole: a failed `up` undoes itself.
             self._down()
@@ -166,6 +169,7 @@ class Keeper:
             "emulator_died": bool(self.journal.owned(EMULATOR_DIED)),
             "segmented": list(emulator.segmented()) if emulator else [],
             "dead_containers": self._dead_containers,
+            "waits": list(self._waits.values()),
             "prometheus": self._prometheus.address,
             "prometheus_ended": self._prometheus.ended,
         }
@@ -304,6 +308,10 @@ class Keeper:
     def do_tell(self, event: str, fields: dict[str, Any]) -> None:
         """Put something that happened to a job among the lab's events."""
         self._events.add(event, **fields)
+
+    def do_waits(self, owner: socket.socket, why: str) -> None:
+        """A job waits to begin again, for as long as this connection stands: for `status`."""
+        self._waits[owner] = why
 
     def do_stop(self, job: str, save: bool = False) -> None:
         self._agents.stop(job, save)

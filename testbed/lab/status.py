@@ -53,7 +53,8 @@ class RankStatus:
 class LabStatus:
     """``state`` is building, up, kept, degraded; ``why`` says what is wrong, if anything.
 
-    ``prometheus`` is its address in the lab's management network; empty in a lab that is not observed.
+    ``prometheus`` is its address in the lab's management network; empty in a lab that is not observed. ``waits`` says of
+    a job that is to begin again, and cannot yet, what it waits for.
     """
 
     name: str
@@ -67,6 +68,7 @@ class LabStatus:
     links: tuple[LinkStatus, ...]
     ranks: tuple[RankStatus, ...]
     prometheus: str = ""
+    waits: tuple[str, ...] = ()
 
 
 FOREIGN = "another user's"
@@ -153,6 +155,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(links),
         tuple(_rank(lab, it, _standing(found, "nodes", it["node"])) for it in found.ranks),
         found.hello.get("prometheus", ""),
+        tuple(found.hello.get("waits", ())),
     )
 
 

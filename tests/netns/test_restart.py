@@ -106,9 +106,12 @@ def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturb
         assert "not connected while north, south are dark" in job.waiting
         assert not job.over()
         assert job.failure() == ""
+        (said,) = lab.status().waits
+        assert said.startswith(f"attempt 2 of job {job.id} waits to begin: the sites are not connected")
         time.sleep(0.5)
         assert job.attempt == 1  # nothing begins while all fibers are dark
     job.wait(60)
+    assert lab.status().waits == ()
     assert [it["attempt"] for it in attempts(lab)] == [1, 2]
     assert parameters(lab) == undisturbed
     assert "dark" in events(lab, "restart-waits")[0]["for"]
