@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from testbed.cli import screen, tables, verb
+from testbed.cli.validate import list_libraries
 from testbed.cli.verb import AsJson, LabName, Overrides, TopologyArgument
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
 
@@ -24,19 +25,21 @@ class Kind(StrEnum):
     experiments = "experiments"
     runs = "runs"
     faults = "faults"
+    libraries = "libraries"
 
 
 @verb.verb(verb.LOOK, "testbed ls", "testbed ls topologies", "testbed ls runs --json")
 def ls(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=True)] = Kind.labs, as_json: AsJson = False
 ) -> None:
-    """List labs, shipped topologies and experiments, runs, or the kinds of faults."""
+    """List labs, shipped topologies and experiments, runs, kinds of faults, or collective libraries to validate."""
     {
         Kind.labs: _list_labs,
         Kind.topologies: _list_topologies,
         Kind.experiments: _list_experiments,
         Kind.runs: _list_runs,
         Kind.faults: _list_faults,
+        Kind.libraries: list_libraries,
     }[kind](as_json)
 
 
@@ -121,16 +124,7 @@ def _list_faults(as_json: bool) -> None:
             ]
         )
         return
-    rows: list[tables.Row] = [
-        [
-            kind.name,
-            kind.summary,
-            kind.targets,
-            "\n".join(f"{key}: {words}" for key, words in kind.parameters.items()) or "-",
-        ]
-        for kind in kinds
-    ]
-    screen.show(tables.table(("fault", "what it does", "targets", "parameters"), rows))
+    screen.show(tables.faults(kinds))
 
 
 @verb.verb(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,16 +15,23 @@ from rich.text import Text
 from testbed.cli import screen, tables, verb
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides
 from testbed.cli.work import RunsFolder
+from testbed.errors import TestbedError
 
 if TYPE_CHECKING:
     from testbed.core.conformance.baseline import Comparison
-    from testbed.core.conformance.result import LibraryResult, Speed, Validation
+    from testbed.core.conformance.result import Validation
     from testbed.lab.validate.run import Part, Suite
 
 DEFAULT_TOPOLOGY = "metro-40km"
 
-_GOOD_OUTCOMES = frozenset({"right", "right after healing", "error within its bound"})
-_BAD_OUTCOMES = frozenset({"wrong result", "hang", "crash"})
+MOST_REASONS = 6
+"""Of each library; all of them are on the page."""
+
+_STYLES = {
+    "good": tables.GOOD, "fair": tables.UNSURE, "bad": tables.BAD, "worst": f"reverse {tables.BAD}",
+    "unknown": tables.UNSURE, "absent": "dim",
+}  # fmt: skip
+"""By the kind of a mark of the matrix."""
 
 
 class SuiteName(StrEnum):
@@ -109,7 +116,7 @@ def validate(
     """
     from testbed.lab.validate.run import validate as run
 
-    with screen.progress() as progress:
+    with _for_ci(junit, libraries) as said, screen.progress() as progress:
         outcome = run(
             libraries,
             topology=topology,
@@ -124,9 +131,9 @@ def validate(
             emulator=emulator,
             allow_uncertified=allow_uncertified,
             keep=keep,
-            junit=junit,
             progress=progress,
         )
+        said.append((outcome.validation, outcome.comparison))
     if as_json:
         from testbed.core.conformance.stored import to_json
 
@@ -148,20 +155,38 @@ def _part(name: PartName) -> Part:
     return parts[name]
 
 
+@contextlib.contextmanager
+def _for_ci(file: Path | None, names: Sequence[str]) -> Iterator[list[tuple[Validation, Comparison | None]]]:
+    """Writes ``file`` of the result that is put into the list; of what went wrong, if there is none."""
+    from testbed.core.report.conformance.junit import junit
+    from testbed.core.report.junit import junit_of_error
+    from testbed.host import store
+
+    if file is not None:
+        store.check_writable(file.absolute().parent)
+    results: list[tuple[Validation, Comparison | None]] = []
+    failed = "it was interrupted"
+    try:
+        yield results
+    except TestbedError as error:
+        failed = str(error)
+        raise
+    finally:
+        if file is not None:
+            store.save_text(file, junit(*results[0]) if results else junit_of_error(" ".join(names), failed))
+
+
 # ---- what is shown
 
 
 def show(validation: Validation, comparison: Comparison | None) -> None:
-    """The verdict in a line; then, unless quiet, a table of libraries, one of their faults, and the reasons."""
-    tried = [it for it in validation.libraries if it.verdict != "skipped"]
-    head = f": {len(tried)} of {len(validation.libraries)} libraries validated on {validation.topology}"
-    screen.show(tables.verdict(validation.verdict).append(head, style="bold default"))
+    """The verdict in a line; then, unless quiet, the matrix, the reasons, and what a baseline says."""
+    from testbed.core.report.conformance.matrix import headline
+
+    screen.show(tables.verdict(validation.verdict).append(f": {headline(validation)}", style="bold default"))
     if screen.quiet():
         return
-    if tried:
-        screen.show(_summary(tried))
-        if any(it.cells for it in tried):
-            screen.show(_faults(tried))
+    screen.show(_matrix(validation))
     for it in validation.libraries:
         for why in it.why[:MOST_REASONS]:
             screen.show(f"{it.name}: {why}")
@@ -176,58 +201,19 @@ def show(validation: Validation, comparison: Comparison | None) -> None:
             screen.show("nothing changed against the baseline beyond noise")
 
 
-MOST_REASONS = 6
+def _matrix(validation: Validation) -> Table:
+    from testbed.core.report.conformance.matrix import matrix
 
-
-def _summary(libraries: Sequence[LibraryResult]) -> Table:
     rows: list[tables.Row] = []
-    for it in libraries:
-        states = Counter(case.state for case in it.cases)
-        asked = sum(count for state, count in states.items() if state not in ("unsupported", "not run"))
-        answers = Text(f"{states['right']} of {asked}", style="" if states["right"] == asked else tables.BAD)
-        biggest = _biggest(it)
-        rows.append(
-            [
-                it.name,
-                it.version,
-                tables.verdict(it.verdict),
-                answers if it.cases else "-",
-                "-" if biggest is None else f"{biggest.median_s * 1e3:.4g} ms",
-                "-" if biggest is None else f"{biggest.efficiency:.0%}",
-                "-" if biggest is None else biggest.pattern or "-",
-                f"{it.took_s:.0f} s",
-            ]
-        )
-    heads = ("library", "version", "verdict", "right answers", "largest all_reduce", "of the bound", "wire", "took")
-    return tables.table(heads, rows, right=("largest all_reduce", "of the bound", "took"))
-
-
-def _biggest(library: LibraryResult) -> Speed | None:
-    reduced = [it for it in library.speeds if it.operation == "all_reduce"]
-    return max(reduced, key=lambda it: it.size, default=None)
-
-
-def _faults(libraries: Sequence[LibraryResult]) -> Table:
-    names = list(dict.fromkeys(cell.fault for it in libraries for cell in it.cells))
-    rows: list[tables.Row] = []
-    for fault in names:
-        row: list[str | Text] = [fault]
-        for it in libraries:
-            cell = next((cell for cell in it.cells if cell.fault == fault), None)
-            if cell is None:
-                row.append("-")
-                continue
-            style = tables.BAD if cell.outcome in _BAD_OUTCOMES else tables.UNSURE
-            style = tables.GOOD if cell.outcome in _GOOD_OUTCOMES else style
-            words = Text(cell.outcome, style=style)
-            ended_s = cell.done_s if cell.done_s is not None else cell.error_s
-            if ended_s is not None:
-                words.append(f" {ended_s:.2f} s", style="default")
-            if cell.rebuilt is not None:
-                words.append(f", rebuilt in {cell.rebuild_s or 0.0:.1f} s" if cell.rebuilt else ", NOT rebuilt")
-            row.append(words)
-        rows.append(row)
-    return tables.table(("fault", *(it.name for it in libraries)), rows)
+    for row in matrix(validation):
+        entries = [
+            Text(f"{it.mark.sign} {it.mark.word}".strip() or "-", style=_STYLES.get(it.mark.kind, "")).append(
+                f"\n{it.note}" if it.note else "", style="dim"
+            )
+            for it in row.entries
+        ]
+        rows.append([row.title, *entries])
+    return tables.table(("", *(it.name for it in validation.libraries)), rows)
 
 
 def list_libraries(as_json: bool) -> None:

@@ -71,7 +71,7 @@ def begin(
             "host": {
                 "kernel": platform.release(),
                 "cpus": psutil.cpu_count() or 1,
-                "cpu_model": _cpu_model(),
+                "cpu_model": cpu_model(),
                 "congestion_control": host.get("congestion_control", ""),
                 "sysctls": host.get("sysctls", {}),
             },
@@ -95,7 +95,8 @@ def end(run: RunDirectory, status: str, reason: str = "") -> None:
         amend(run, status=status, reason=reason, ended_t=time.monotonic())
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's own name; the architecture's where there is none (proc_cpuinfo(5))."""
     try:
         with Path("/proc/cpuinfo").open() as stream:
             for line in stream:
