@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -127,6 +127,8 @@ class Crew:
         self._contained = places.driver(lab) == "containerlab"
         self._programs: dict[int, _Program] = {}
         self._mpiexec: subprocess.Popen[bytes] | None = None
+        self._early: dict[int, Mapping[str, Any]] = {}
+        """Answers that came before somebody waited for them."""
         self._logs: list[IO[bytes]] = []
 
     @property
@@ -172,17 +174,27 @@ class Crew:
         """
         if not self._programs:
             self.start()
-        fresh = any(not it.joined for it in self._programs.values())
         self.attempt += 1
         port = MASTER_PORT + self.attempt % _PORTS
-        said = self.ask(
-            {"do": "join", "attempt": self.attempt, "port": port, "timeout_s": timeout_s},
-            bound_s=timeout_s + (START_BOUND_S if fresh else 2 * timeout_s + 5.0),
-        )
+        message = {"do": "join", "attempt": self.attempt, "port": port, "timeout_s": timeout_s}
+        fresh = [number for number, it in self._programs.items() if not it.joined]
+        self.say(message, fresh)
+        self._have_read(fresh)
+        self.say(message, [it for it in self.world if it not in fresh])
+        until_t = time.monotonic() + 2 * timeout_s + 5.0
+        said = self.gather(self.world, lambda: until_t)
         for rank, answer in said.answers.items():
             self._programs[rank].joined = True
             self._learn(self._programs[rank], answer)
         return said
+
+    def _have_read(self, ranks: Sequence[int]) -> None:
+        """Return when these have read what they were told, or ended: before that they import what they need, and others
+        who wait for them in a communicator would lose their patience."""
+        until_t = time.monotonic() + START_BOUND_S
+        programs = [self._programs[it] for it in ranks]
+        while time.monotonic() < until_t and any(it.lines.unread and not it.ended for it in programs):
+            self._early.update(self.listen(0.01))
 
     def replace(self) -> bool:
         """Start a fresh program for each rank whose program has ended, so that the others need not; False where that
@@ -232,6 +244,7 @@ class Crew:
             if program.pid:
                 process.wait_gone(program.pid, program.began, max(0.0, gone - time.monotonic()))
         self._programs.clear()
+        self._early.clear()
         for log in self._logs:
             log.close()
         self._logs.clear()
@@ -287,7 +300,7 @@ class Crew:
         so: end them all and start again.
         """
         chosen = tuple(ranks)
-        answers: dict[int, Mapping[str, Any]] = {}
+        answers = {it: self._early.pop(it) for it in chosen if it in self._early}
         while True:
             waiting = [it for it in chosen if it not in answers and not self._programs[it].ended]
             left = until_t() - time.monotonic()

@@ -18,6 +18,7 @@ from testbed.core.conformance.library import Library
 from testbed.core.conformance.result import CaseResult, Cell, LibraryResult, Speed
 from testbed.core.topology.model import Topology
 from testbed.errors import TestbedError
+from testbed.lab.interruption import unhurried
 from testbed.lab.state import LabFolder
 from testbed.lab.validate import correctness, faults, speed
 from testbed.lab.validate.crew import Crew
@@ -82,8 +83,9 @@ class Examination:
             self._untold.append(str(error))
             raise
         finally:
-            self._bench.faults.heal()
-            self._crew.leave()
+            with unhurried():
+                self._crew.leave()
+                self._bench.faults.heal()
 
     def result(self) -> LibraryResult:
         """What was seen by now."""

@@ -139,11 +139,7 @@ def _by_the_same(session: Session, template: Operation) -> _Again:
     ended = session.crew.ended
     note = f"rank {', '.join(map(str, ended))} rebuilt by a fresh process" if ended else ""
     began_t = time.monotonic()
-    # A fresh process has much to import, and the others' patience may end before: then it is ready for the second try.
-    for _ in range(2 if ended else 1):
-        if session.crew.replace() and session.rebuild():
-            break
-    else:
+    if not (session.crew.replace() and session.rebuild()):
         assert session.joined is not None
         trouble = session.joined.unsupported or session.joined.trouble
         session.fresh()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
+import termios
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 
@@ -34,6 +37,16 @@ class Lines:
             return os.write(self._into, line) == len(line)
         except OSError:  # BlockingIOError too: it stands still, and its pipe is full
             return False
+
+    @property
+    def unread(self) -> bool:
+        """Whether the program has yet to read something that it was told (FIONREAD, pipe(7))."""
+        left = array.array("i", [0])
+        try:
+            fcntl.ioctl(self._into, termios.FIONREAD, left)
+        except OSError:
+            return False
+        return left[0] > 0
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Whatever has come by now; call it when ``out`` is readable."""
