@@ -10,13 +10,13 @@ from typing import Any
 
 import oracle
 import pytest
+from contract.casualties_contract import CasualtiesContract, Space
 from contract.lab_contract import FILE, Inside, LabContract
 
 import testbed
 from testbed.lab.lab import Lab
 
 pytestmark = pytest.mark.netns
-
 
 def docker(*words: str) -> str:
     return subprocess.run(["docker", *words], check=True, capture_output=True, text=True, timeout=60).stdout
@@ -80,3 +80,12 @@ def inside(lab: Lab) -> Inside:
 
 class TestContainers(LabContract):
     driver = "containerlab"
+
+
+@pytest.fixture(scope="module")
+def space(lab: Lab) -> Space:
+    return lambda node: f"clab-{lab.name}-{node}"
+
+
+class TestCasualtiesInContainers(CasualtiesContract):
+    pass

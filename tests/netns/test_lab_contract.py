@@ -1,4 +1,4 @@
-"""The contract of labs, on namespaces."""
+"""The contracts of labs, and of what befalls their ranks and places, on namespaces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+from contract.casualties_contract import CasualtiesContract, Space
 from contract.lab_contract import FILE, Inside, LabContract
 
 import testbed
@@ -35,3 +36,12 @@ def inside(lab: Lab) -> Inside:
 
 class TestNamespaces(LabContract):
     driver = "netns"
+
+
+@pytest.fixture(scope="module")
+def space(lab: Lab) -> Space:
+    return lambda node: oracle.netns(lab.name, node)
+
+
+class TestCasualtiesInNamespaces(CasualtiesContract):
+    pass
