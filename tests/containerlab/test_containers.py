@@ -18,6 +18,10 @@ from testbed.lab.lab import Lab
 
 pytestmark = pytest.mark.netns
 
+STEPS, SMALL = 34, {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
+"""A job that takes a few seconds."""
+
+
 def docker(*words: str) -> str:
     return subprocess.run(["docker", *words], check=True, capture_output=True, text=True, timeout=60).stdout
 
@@ -71,6 +75,55 @@ def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path) -> None:
 
 def test_exec_is_inside(lab: Lab) -> None:
     assert lab.exec("east-gw", ["test", "-e", "/.dockerenv"]) == 0
+
+
+def records(lab: Lab, rank: int) -> list[dict[str, Any]]:
+    assert lab.run_directory is not None
+    return [json.loads(it) for it in (lab.run_directory.ranks / f"rank-{rank}.jsonl").read_text().splitlines()]
+
+
+def test_a_job_comes_through_all_that_ends_an_attempt(lab: Lab) -> None:
+    """One job: a rank is killed, a node loses its power, all fibers are cut for longer than the timeout, a site is
+    evacuated. It comes to the same parameters as one that nothing happened to."""
+    lab.train(STEPS, **SMALL).wait(60)
+    undisturbed = records(lab, 0)[-1]["parameters_sha256"]
+
+    job = lab.train(STEPS, **SMALL, restarts=3, timeout_s=1.5)
+
+    def waits_for(step: int, attempt: int) -> None:
+        oracle.until(lambda: (job.attempt == attempt and job.step >= step) or job.over(), 60.0, f"attempt {attempt}")
+        assert job.failure() == ""
+
+    waits_for(8, 1)
+    lab.inject("rank-kill", "1")
+    waits_for(14, 2)
+    with lab.inject("node-kill", "east-0"):
+        oracle.until(lambda: job.waiting == "a fault keeps rank 0 down", 20.0, "the restart waits for the power")
+    waits_for(20, 3)
+    with lab.cut("north"), lab.cut("south"):
+        oracle.until(lambda: "not connected" in job.waiting, 20.0, "the restart waits for a fiber")
+    waits_for(26, 4)
+    with lab.inject("evacuation", "west", warning="2s"):
+        oracle.until(lambda: job.waiting, 2.0, "it is over before the power goes")
+        oracle.until(lambda: job.waiting == "a fault keeps rank 1 down", 10.0, "the power is gone")
+    job.wait(60)
+
+    ends = [records(lab, rank)[-1] for rank in (0, 1)]
+    assert [(it["attempt"], it["status"], it["parameters_sha256"]) for it in ends] == [(5, "ok", undisturbed)] * 2
+    report = lab.report()
+    assert [(it.cause, it.in_order) for it in report.attempts[:4]] == [
+        ("rank-kill 1", False),
+        ("node-kill east-0", False),
+        ("cut south", False),
+        ("evacuation west", True),
+    ]
+    assert [it.resumed_from % 5 for it in report.attempts[:4]] == [0, 0, 0, 0], "from checkpoints"
+    assert all(it.resumed_from > 0 for it in report.attempts[1:]), "from none that is the beginning"
+    assert report.attempts[3].steps_lost == 0
+    assert report.training.steps_committed == STEPS
+    assert report.wire.ok
+    # A cut for longer than the timeout is a hang.
+    assert [it.id for it in report.checkers if not it.holds] == ["hangs"], report.checkers
 
 
 @pytest.fixture
