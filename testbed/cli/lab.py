@@ -289,7 +289,8 @@ def certify(
 
     Each direction by itself: delay, jitter, loss and its bursts, order, duplicates, corruption, rate; and the round
     trip of each link. A fast one takes about a second and tells a loss of a percent; with --thorough, up to a minute,
-    one of a thousandth. The healthy topology is what it compares with: a fault that stands is outside tolerance.
+    one of a thousandth. The healthy topology is what it compares with: a fault that stands on a fiber is outside
+    tolerance. Of ranks it says nothing: testbed status does.
     """
     target = verb.attach(lab)
     measured = target.certify(thorough, (lambda text: screen.say(text, style="dim")) if thorough else None)

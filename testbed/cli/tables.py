@@ -21,6 +21,7 @@ from testbed.core.units import (
 )
 
 if TYPE_CHECKING:
+    from testbed.core.faults.fault import FaultKind
     from testbed.core.physics.validity import Finding
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Link, Topology
@@ -327,6 +328,21 @@ def _carriers(carrier: Mapping[str, bool]) -> Text:
         line.append(f"{site} ").append_text(verdict("up" if lit else "down")).append(" ")
     line.rstrip()
     return line
+
+
+def faults(kinds: Iterable[FaultKind]) -> Table:
+    """Two columns: a third would leave none of them room on a terminal of 80."""
+    rows: list[Row] = []
+    for kind in kinds:
+        words = Text(kind.summary)
+        words.append(f"\ntarget: {kind.targets}", style="dim")
+        for key, meaning in kind.parameters.items():
+            words.append(f"\n{key}: ", style="cyan").append(meaning, style="default")
+        rows.append([kind.name, words])
+    made = table(("fault", "what it does, to what, and its parameters"), rows)
+    made.columns[0].no_wrap = True
+    made.show_lines = True
+    return made
 
 
 # ---- report, doctor

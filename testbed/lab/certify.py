@@ -18,7 +18,7 @@ import filelock
 import psutil
 
 from testbed.core.evidence import chance
-from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.certificate import Certificate, StandingFault
 from testbed.core.plan import build, routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import Addressing
@@ -75,6 +75,11 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
         thorough=thorough,
         took_s=round(time.monotonic() - began, 3),
         stolen=load.stolen,
+        faults=tuple(
+            StandingFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
+            for it in client.call(lab, "faults")
+            if it["ended_t"] is None
+        ),
     )
 
 

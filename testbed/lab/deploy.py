@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
 BUILD_BOUND_S = 300.0
+TELL_EVERY_S = 1.0
 NEEDED_BYTES = 20_000_000
 LONGEST_SOCKET = 107
 """Bytes of a socket's path, unix(7)."""
@@ -143,7 +144,7 @@ def up(
                 _write(folder.about, dataclasses.asdict(choice))
                 # What measures is imported while the lab is being built: 0.2 s that nobody waits for.
                 threading.Thread(target=importlib.import_module, args=("testbed.lab.lab",), daemon=True).start()
-                _build(builder, plan, progress)
+                _build(builder, folder, plan, progress)
                 from testbed.lab.lab import Lab
 
                 lab = Lab(folder)
@@ -306,9 +307,9 @@ def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
         raise LabError(f"the keeper did not start: {word or 'it said nothing'}")
 
 
-def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> None:
+def _build(builder: client.Connection, folder: LabFolder, plan: steps.Plan, progress: Progress) -> None:
     phases = _phases(plan)
-    current = ""
+    current, over = "", threading.Event()
 
     def notice(kind: str) -> None:
         nonlocal current
@@ -318,8 +319,27 @@ def _build(builder: client.Connection, plan: steps.Plan, progress: Progress) -> 
         if phase != current:
             current = phase
             progress.phase(phase, phases[phase])
+            if phase == "agents":
+                threading.Thread(target=_tell_of_ranks, args=(folder, progress, over), daemon=True).start()
 
-    builder.call("build", notice=notice, plan=[steps.to_dict(it) for it in plan])
+    try:
+        builder.call("build", notice=notice, plan=[steps.to_dict(it) for it in plan])
+    finally:
+        over.set()
+
+
+def _tell_of_ranks(folder: LabFolder, progress: Progress, over: threading.Event) -> None:
+    """How many are there by now, whenever that has changed: importing torch in many containers takes its time."""
+    told = 0
+    while not over.wait(TELL_EVERY_S):
+        try:
+            states = [it["state"] for it in client.call(folder, "ranks")]
+        except LabError:
+            return  # whoever builds the lab is told why
+        ready = states.count("waiting")
+        if ready != told and not over.is_set():
+            told = ready
+            progress.note(f"{ready} of {len(states)} ranks are ready")
 
 
 def _build_bound_s(plan: steps.Plan) -> float:
@@ -345,7 +365,7 @@ def _phases(plan: steps.Plan) -> dict[str, str]:
         "containers": f"{sum(len(it.names) for it in plan if isinstance(it, steps.Containers))} containers",
         "namespaces": f"{count(steps.Namespace)} namespaces, {count(steps.Veth)} cables, {count(steps.Route)} routes",
         "fibers": f"{directions // 2} fibers",
-        "agents": f"{ranks} ranks",
+        "agents": f"{ranks} ranks" + (", each container imports torch" if count(steps.Containers) else ""),
         "observe": "prometheus",
     }
 

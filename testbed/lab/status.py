@@ -53,8 +53,8 @@ class RankStatus:
 class LabStatus:
     """``state`` is building, up, kept, degraded; ``why`` says what is wrong, if anything.
 
-    ``prometheus`` is its address in the lab's management network; empty in a lab that is not observed. ``waits`` says of
-    a job that is to begin again, and cannot yet, what it waits for.
+    ``prometheus`` is its address in the lab's management network; empty in a lab that is not observed. ``waits`` says
+    of a job that is to begin again, and cannot yet, what it waits for.
     """
 
     name: str

@@ -128,6 +128,19 @@ def test_swapped_directions_are_seen_where_a_round_trip_sees_nothing(
     assert {each["verdict"] for each in north["rtt"]["checks"]} == {"ok"}
 
 
+def test_a_fault_too_slight_to_be_measured_stands_all_the_same(healthy: testbed.Lab, command: oracle.Command) -> None:
+    with healthy.inject("jitter", "north", amount="1us") as fault:
+        status, found = certify(command, healthy)
+    assert status == 1
+    assert f"north: the fault {fault.id} (jitter north) stands" in found["why"]
+
+
+def test_a_fault_that_touches_no_fiber_is_a_note(healthy: testbed.Lab, command: oracle.Command) -> None:
+    with healthy.inject("management-partition", "west") as fault:
+        found = good(command, healthy)
+    assert f"the fault {fault.id} (management-partition west) stood, which touches no fiber" in found["notes"]
+
+
 def test_a_dark_fiber_is_not_measured_over_another_one(healthy: testbed.Lab, command: oracle.Command) -> None:
     with healthy.cut("north"):
         status, found = certify(command, healthy)

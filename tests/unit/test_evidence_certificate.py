@@ -14,7 +14,7 @@ import re
 import pytest
 
 from testbed.core.evidence import chance
-from testbed.core.evidence.certificate import Certificate, Headroom, LinkCertificate
+from testbed.core.evidence.certificate import Certificate, Headroom, LinkCertificate, StandingFault
 from testbed.core.evidence.judge import (
     DirectionSample,
     RoundTripSample,
@@ -430,3 +430,14 @@ def test_a_machine_without_headroom_is_a_note_and_no_failure():
     assert busy.to_dict()["headroom"]["trusted"] is False
     assert certificate(link()).notes == ()
     assert "others took 30%" in Headroom(0.5, 0.3).note
+
+
+def test_a_fault_that_stands_on_a_fiber_is_outside_tolerance_and_another_one_a_note():
+    slight = certificate(link(), faults=(StandingFault("f1 (jitter north)", ("north",)),))
+    assert slight.why == ("north: the fault f1 (jitter north) stands",)
+    assert not slight.certified
+    of_a_rank = certificate(link(), faults=(StandingFault("f2 (straggler 3)"),))
+    assert of_a_rank.certified
+    assert "the fault f2 (straggler 3) stood, which touches no fiber" in of_a_rank.notes
+    for each in (slight, of_a_rank):
+        assert Certificate.from_dict(json.loads(json.dumps(each.to_dict()))).faults == each.faults

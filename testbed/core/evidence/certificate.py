@@ -23,6 +23,7 @@ __all__ = [
     "RateCertificate",
     "RoundTrip",
     "Spread",
+    "StandingFault",
     "tolerance_s",
 ]
 
@@ -292,11 +293,23 @@ class Headroom:
 
 
 @dataclass(frozen=True)
+class StandingFault:
+    """A fault that stood while it was measured; ``links`` are those that it touches, none for one of a rank."""
+
+    name: str
+    links: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "links": list(self.links)}
+
+
+@dataclass(frozen=True)
 class Certificate:
     """All links of a lab, and that nothing goes around them.
 
     ``taken_unix_s`` is wall-clock time, ``took_s`` how long it was measured; ``cpu_busy`` and ``stolen`` are shares of
-    all cores, 0..1, while delays were measured: what was busy, the measuring included, and what others took.
+    all cores, 0..1, while delays were measured: what was busy, the measuring included, and what others took. ``faults``
+    stood meanwhile.
     """
 
     lab: str
@@ -311,6 +324,7 @@ class Certificate:
     thorough: bool = False
     took_s: float | None = None
     stolen: float = 0.0
+    faults: tuple[StandingFault, ...] = ()
 
     @property
     def certified(self) -> bool:
@@ -324,6 +338,8 @@ class Certificate:
             reasons.append("no link was measured")
         if not self.around_ok:
             reasons.append(self.around_why or "there is a way around the fiber")
+        # Also one too slight to be measured: it is not the healthy topology that was.
+        reasons += [f"{', '.join(it.links)}: the fault {it.name} stands" for it in self.faults if it.links]
         return tuple(reasons)
 
     @property
@@ -334,7 +350,8 @@ class Certificate:
     def notes(self) -> tuple[str, ...]:
         """What does not count against the lab, but against trusting every number: sentences."""
         said = [why for link in self.links for why in link.inconclusive]
-        return (*([self.headroom.note] if self.headroom.note else []), *said)
+        beside = [f"the fault {it.name} stood, which touches no fiber" for it in self.faults if not it.links]
+        return (*([self.headroom.note] if self.headroom.note else []), *beside, *said)
 
     def __str__(self) -> str:
         """The verdict, and a line per direction: target and median in us, and what is wrong with it."""
@@ -358,6 +375,7 @@ class Certificate:
             "notes": list(self.notes),
             "links": [link.to_dict() for link in self.links],
             "around": {"ok": self.around_ok, "why": self.around_why},
+            "faults": [it.to_dict() for it in self.faults],
             "cpu_busy": self.cpu_busy,
             "headroom": self.headroom.to_dict(),
             "host": dict(self.host),
@@ -382,6 +400,11 @@ class Certificate:
             thorough=fields.get("thorough") is True,
             took_s=number(fields, "took_s"),
             stolen=number(mapping(fields, "headroom"), "stolen") or 0.0,
+            faults=tuple(
+                StandingFault(text(each, "name"), texts(each, "links"))
+                for each in sequence(fields, "faults")
+                if isinstance(each, Mapping)
+            ),
         )
 
 
