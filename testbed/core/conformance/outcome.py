@@ -6,7 +6,7 @@ What is worst comes first. A cell is
 2. ``unsupported``: a rank said that the library does not do this;
 3. ``wrong result``: some rank was given a wrong answer and no error, whatever became of the others, and also where the
    fault came too late: it is the one thing that nobody notices;
-4. ``fault not exercised``: the fault did not begin, or every rank had finished before it did;
+4. ``fault not exercised``: the fault did not begin, or every rank had finished, or one had failed, before it did;
 5. ``hang``: some rank was still in the operation when it was given up from outside;
 6. ``crash``: some process died that the fault did not touch;
 7. ``error late``: some rank's error came after the bound;
@@ -83,6 +83,8 @@ def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
         return "fault not exercised", _words(expected) or "the operation ended before the fault could begin"
     if all(it.state == "done" and (it.at_s or 0.0) < 0 for it in expected):
         return "fault not exercised", "every rank had finished when the fault began"
+    if early := [it for it in expected if it.state == "error" and (it.at_s or 0.0) < 0]:
+        return "fault not exercised", f"rank {early[0].rank} had failed when the fault began: {early[0].words}"
     return _ended(trial, evidence, expected)
 
 

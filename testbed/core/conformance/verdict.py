@@ -89,9 +89,8 @@ def of_validation(libraries: Iterable[LibraryResult], *, certified: bool, interr
 
 
 def exit_code(verdict: Verdict, regressions: int = 0) -> int:
-    """0 holds, 1 does not or is worse than the baseline, 3 could not tell."""
-    code = EXIT_CODES[verdict]
-    return 1 if regressions and code == 0 else code
+    """0 holds, 1 does not hold or something is worse than in the baseline, 3 could not tell."""
+    return 1 if regressions else EXIT_CODES[verdict]
 
 
 def _wrong(cases: Sequence[CaseResult], cells: Sequence[Cell]) -> Iterator[str]:
