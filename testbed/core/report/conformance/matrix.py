@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from testbed.core.conformance.result import CaseState, Cell, LibraryResult, Outcome, Speed, Validation, Verdict
+from testbed.core.conformance.verdict import too_fast
 from testbed.core.report import words
 
 __all__ = [
@@ -157,11 +158,6 @@ def times(cell: Cell) -> str:
         again = f"rebuilt{took}" if cell.rebuilt else "not rebuilt"
         said = f"{said}; {again}" if said else again
     return said
-
-
-def too_fast(speed: Speed) -> bool:
-    """Faster than physics allows: something went around the fiber, or the certificate is wrong."""
-    return math.isfinite(speed.efficiency) and speed.efficiency > 1.0
 
 
 def anchor(*parts: str) -> str:
