@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -267,10 +268,12 @@ class Lab:
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
     ) -> int:
         """A user's program once per rank with torchrun's environment; status of the worst rank.
 
-        Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`). Raises
+        Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`). Another
+        thread may end the ranks by setting ``stop``. Raises
         FidelityError as :meth:`train` does, LabError where a node has no power.
         """
         if not argv:
@@ -283,9 +286,11 @@ class Lab:
         observer.start()
         try:
             status = launch.launch(
-                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None)
+                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop
             )
-            how, reason = ("finished", "") if status == 0 else ("failed", f"the worst rank ended with status {status}")
+            if stop is None or not stop.is_set():
+                worst = f"the worst rank ended with status {status}"
+                how, reason = ("finished", "") if status == 0 else ("failed", worst)
             return status
         finally:
             observer.stop()

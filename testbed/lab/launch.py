@@ -62,6 +62,7 @@ def launch(
     run: RunDirectory,
     extra: Mapping[str, str],
     echo: Echo,
+    stop: threading.Event | None = None,
 ) -> int:
     """Run ``argv`` once per rank until all have ended; the worst status of those that ended by themselves
     (128 + n for signal n).
@@ -69,7 +70,8 @@ def launch(
     Each line of output goes to ``echo`` with its rank before it, and into ``ranks/rank-<r>.log``. When one rank
     fails the others get :data:`GRACE_S` before they are ended, as torchrun does. On KeyboardInterrupt all of them are
     ended before it goes on; so they are when ``echo`` raises, as in ``testbed launch -- yes | head``, and then it is
-    raised here. run.json tells the command, and how each rank ended (None: ended by us).
+    raised here. Once ``stop`` is set they are ended too. run.json tells the command, and how each rank ended (None:
+    ended by us).
     """
     folder = Path.cwd()
     client.call(lab, "show", folder=str(folder))
@@ -96,7 +98,7 @@ def launch(
             reader = threading.Thread(target=_copy, args=(rank.rank, child, run, tell), daemon=True)
             reader.start()
             readers.append(reader)
-        _wait(children, broken)
+        _wait(children, broken, stop or threading.Event())
         # What we end ourselves, because another failed, has no status of its own to tell.
         codes = {rank: _status(code) for rank, child in children.items() if (code := child.poll()) is not None}
         if len(codes) < len(children):
@@ -131,11 +133,12 @@ def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Ec
             echo(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
 
 
-def _wait(children: Mapping[int, subprocess.Popen[bytes]], broken: Sequence[Exception]) -> None:
-    """Until all have ended, or one has failed and the others had their grace, or there is something in ``broken``."""
+def _wait(children: Mapping[int, subprocess.Popen[bytes]], broken: Sequence[Exception], stop: threading.Event) -> None:
+    """Until all have ended, or one has failed and the others had their grace, or there is something in ``broken``, or
+    ``stop`` is set."""
     failed_at: float | None = None
     while None in (codes := [child.poll() for child in children.values()]):  # all are polled: any of them may fail
-        if broken:
+        if broken or stop.is_set():
             return
         if failed_at is None and any(codes):
             failed_at = time.monotonic()

@@ -1,0 +1,171 @@
+"""pytest-testbed: certified labs, ranks in them and faults on their fibers, for anybody's tests. See docs/pytest.md.
+
+::
+
+    import pytest
+
+    @pytest.mark.testbed("metro-40km", set={"links.north.km": 80})
+    def test_it_survives_a_cut(lab, ranks):
+        job = ranks.start(train, steps=20)
+        with lab.cut("north"):
+            job.wait_for("step 10")
+        assert job.results() == (20,) * 4
+
+pytest loads this in every run of every project that has the testbed installed: nothing but pytest is imported here, all
+else when a test asks for a lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from testbed.pytest_plugin.failures import RankFailure, RanksFailed
+
+if TYPE_CHECKING:
+    from testbed.lab.lab import Lab
+    from testbed.pytest_plugin.labs import Labs, Use, Wish
+    from testbed.pytest_plugin.ranks import Ranks
+
+__all__ = ["RankFailure", "RanksFailed"]
+
+SCOPES: Final = ("function", "module", "session")
+
+_MARKER: Final = (
+    "testbed(*topologies, set=None, scope=None, agents=False, driver='auto', emulator='auto'): the lab that the"
+    " fixtures lab and module_lab give; a test that uses lab runs once for each topology. scope: how long the lab"
+    " stands, function, module or session."
+)
+_USED: pytest.StashKey[Use] = pytest.StashKey()
+"""The lab of a test, to be named when it fails."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("testbed", "certified labs (pytest-testbed)")
+    group.addoption(
+        "--testbed-require",
+        action="store_true",
+        default=False,
+        help="fail tests whose lab cannot be had here (no root, a fiber outside tolerance), rather than skip them",
+    )
+    group.addoption(
+        "--testbed-topology", metavar="NAME|FILE", help="of labs whose test names none [default: metro-40km]"
+    )
+    parser.addini("testbed_require", "as --testbed-require", type="bool", default=False)
+    parser.addini("testbed_topology", "as --testbed-topology", default="metro-40km")
+    parser.addini("testbed_lab_scope", "how long a lab stands: function, module or session", default="module")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+    scope = config.getini("testbed_lab_scope")
+    if scope not in SCOPES:
+        raise pytest.UsageError(f"testbed_lab_scope is one of {', '.join(SCOPES)}, not {scope!r}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A marker with several topologies is a parameter of ``lab``."""
+    marker = metafunc.definition.get_closest_marker("testbed")
+    if marker is None or len(marker.args) < 2 or "lab" not in metafunc.fixturenames:
+        return
+    if not any("lab" in _argnames(each) for each in metafunc.definition.iter_markers("parametrize")):
+        metafunc.parametrize("lab", marker.args, indirect=True, ids=[str(each) for each in marker.args])
+
+
+def _argnames(parametrize: pytest.Mark) -> list[str]:
+    names = parametrize.args[0] if parametrize.args else parametrize.kwargs.get("argnames", ())
+    return [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails names its labs, their faults and where their records are."""
+    report = yield
+    if report.failed and _USED in item.stash:
+        use = item.stash[_USED]
+        report.sections.append((f"testbed: lab {use.lab.name}", str(use)))
+    return report
+
+
+# ---- labs
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A certified lab (testbed.Lab) of the topology in the marker ``testbed``.
+
+    It is shared by the tests of a module that wish for the same one (see scope), and healed after each. Skips where no
+    lab can be certified; --testbed-require makes that a failure.
+    """
+    wish, scope = _wish(request)
+    labs: Labs = request.getfixturevalue(f"_labs_of_{scope}")
+    with labs.used(labs.get(wish)) as use:
+        request.node.stash[_USED] = use
+        yield use.lab
+
+
+@pytest.fixture(scope="module")
+def module_lab(request: pytest.FixtureRequest, _labs_of_module: Labs) -> Lab:
+    """As lab, for fixtures of a module: the topology is that of the module's own marker (pytestmark). Whoever uses it
+    heals it."""
+    return _labs_of_module.get(_wish(request)[0])
+
+
+@pytest.fixture(scope="session")
+def session_lab(request: pytest.FixtureRequest, _labs_of_session: Labs) -> Lab:
+    """As lab, for fixtures of a session: the topology is that of --testbed-topology. Whoever uses it heals it."""
+    return _labs_of_session.get(_wish(request)[0])
+
+
+@pytest.fixture
+def ranks(lab: Lab, tmp_path: Path) -> Iterator[Ranks]:
+    """Run a function once per rank in lab: ``ranks(function, *arguments)`` gives what each rank returned, in order."""
+    from testbed.pytest_plugin.ranks import Ranks
+
+    with Ranks(lab, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def _labs_of_function(request: pytest.FixtureRequest) -> Iterator[Labs]:
+    yield from _labs(request)
+
+
+@pytest.fixture(scope="module")
+def _labs_of_module(request: pytest.FixtureRequest) -> Iterator[Labs]:
+    yield from _labs(request)
+
+
+@pytest.fixture(scope="session")
+def _labs_of_session(request: pytest.FixtureRequest) -> Iterator[Labs]:
+    yield from _labs(request)
+
+
+def _labs(request: pytest.FixtureRequest) -> Iterator[Labs]:
+    from testbed.pytest_plugin.labs import Labs
+
+    config = request.config
+    with Labs(required=config.getoption("testbed_require") or config.getini("testbed_require")) as found:
+        yield found
+
+
+def _wish(request: pytest.FixtureRequest) -> tuple[Wish, str]:
+    """What the closest marker wishes for, or the parameter of an indirect parametrization; and for how long."""
+    from testbed.pytest_plugin.labs import Wish
+
+    marker = request.node.get_closest_marker("testbed")
+    words = dict(marker.kwargs) if marker is not None else {}
+    scope = words.pop("scope", None) or request.config.getini("testbed_lab_scope")
+    topologies = marker.args if marker is not None else ()
+    chosen = request.config.getoption("testbed_topology") or request.config.getini("testbed_topology")
+    topology = getattr(request, "param", None) or (topologies[0] if topologies else chosen)
+    unknown = set(words) - {"set", "agents", "driver", "emulator"}
+    if unknown or scope not in SCOPES:
+        wrong = (
+            f"no keyword {sorted(unknown)[0]!r}" if unknown else f"scope is one of {', '.join(SCOPES)}, not {scope!r}"
+        )
+        pytest.fail(f"marker testbed: {wrong}; it is {_MARKER}", pytrace=False)
+    return Wish.of(topology, **words), scope

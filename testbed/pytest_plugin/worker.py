@@ -1,0 +1,96 @@
+"""What runs on each rank: calls the function that the test named and writes what it returned.
+
+A copy of this file is run by the nodes' Python, where neither pytest nor the testbed need be installed: it imports the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def main() -> int:
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    call = json.loads((folder / "call.json").read_text())
+    # A rank that hangs says where, whoever holds the GIL, and ends.
+    faulthandler.dump_traceback_later(call["within_s"], exit=True)
+    try:
+        _set_path(call["path"], tuple(call["python"]))
+        _load(call["module"], call["file"])
+        function, arguments, keywords = pickle.loads((folder / "arguments.pickle").read_bytes())
+        (folder / f"ready-{rank}").touch()
+        result: dict[str, Any] = {"value": pickle.dumps(function(*arguments, **keywords), protocol=4)}
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = RuntimeError("it called sys.exit() and returned nothing")
+        result = {"traceback": _written(error), "summary": _summary(error), "error": _pickled(error)}
+    _write(folder / f"result-{rank}", pickle.dumps(result, protocol=4))
+    return 0 if "value" in result else 1
+
+
+def _set_path(theirs: list[str], python: tuple[int, int]) -> None:
+    """What the test can import, its function can. Another Python's own modules would be the wrong ones: ours first."""
+    ours = sys.path[1:]  # the first is the folder of this file
+    same = sys.version_info[:2] == python
+    sys.path[:] = list(dict.fromkeys([*theirs, *ours] if same else [*ours, *theirs]))
+
+
+def _load(name: str, file: str | None) -> ModuleType:
+    """The module of the function by its name, as pickle will; from its file if nothing leads there (importlib mode)."""
+    try:
+        found = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if file is None or not (error.name and f"{name}.".startswith(f"{error.name}.")):
+            raise
+    else:
+        if file is None or getattr(found, "__file__", None) in (None, file):
+            return found
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _written(error: BaseException) -> str:
+    """The traceback without the frames of this file, unless it is all of them."""
+    inner = error.__traceback__
+    while inner is not None and inner.tb_frame.f_code.co_filename == __file__ and inner.tb_next is not None:
+        inner = inner.tb_next
+    return "".join(traceback.format_exception(type(error), error, inner))
+
+
+def _summary(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """None of an exception that pickle cannot take there and back."""
+    try:
+        data = pickle.dumps(error, protocol=4)
+        pickle.loads(data)
+    except Exception:
+        return None
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    beside: Any = path.with_suffix(".part")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
