@@ -55,6 +55,11 @@ class WarmParent:
         self.began = process.started(self.pid)
         threading.Thread(target=self._listen, name="agents", daemon=True).start()
 
+    @property
+    def warm(self) -> bool:
+        """Whether it has imported torch: before that it hears what it is told, and does it later."""
+        return self._warm
+
     def say(self, message: Mapping[str, Any]) -> None:
         """Send one message. Raises LabError when the parent is gone."""
         line = json.dumps(message).encode() + b"\n"

@@ -31,9 +31,11 @@ class CasualtiesHand:
     def make(self, step: Step) -> Facts:
         if isinstance(step, Killed):
             self._agents.hold([step.rank])
+            self._agents.await_end([step.rank])
         elif isinstance(step, Unpowered):
             self._agents.hold(step.ranks)
             self._empty(step.node)
+            self._agents.await_end(step.ranks, with_parents=self._agents.parents_inside)
         return {}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:

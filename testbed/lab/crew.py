@@ -29,7 +29,7 @@ from testbed.lab.throttle import Throttle
 AGENTS_BOUND_S = 90.0
 """How long importing torch and forking may take on a machine that does much else."""
 
-KILL_BOUND_S = 5.0
+KILL_BOUND_S = 10.0
 
 EVERYBODY = ""
 """Key of the one parent of all ranks."""
@@ -97,15 +97,32 @@ class AgentsHand:
     # ---- what happens to ranks (lab/casualties.py)
 
     def hold(self, ranks: Sequence[int]) -> None:
-        """End the processes of these ranks, and deploy none for them until :meth:`release`. Raises LabError."""
+        """Kill the processes of these ranks, and deploy none for them until :meth:`release`."""
         self._held.update(ranks)
         for rank in ranks:
             self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGKILL"})
-        until = time.monotonic() + KILL_BOUND_S
+
+    def await_end(self, ranks: Sequence[int], with_parents: bool = False) -> None:
+        """Return when the processes of these ranks, which are held, are gone. Raises LabError.
+
+        ``with_parents``: their parents were killed too, so nobody is left who could be late. Else a rank whose parent
+        still imports torch is not waited for: it dies as soon as it is born.
+        """
+
+        def is_left(number: int) -> bool:
+            if self.states.get(number, {"state": "gone"})["state"] == "gone":
+                return False
+            parent = self._parents.get(self._key(self.ranks[number]))
+            return with_parents or (parent is not None and parent.warm)
+
         with self._changed:
-            while alive := [n for n in ranks if n in self.states and self.states[n]["state"] != "gone"]:
-                if not self._changed.wait(until - time.monotonic()):
-                    raise LabError(f"ranks {alive} do not end")
+            if not self._changed.wait_for(lambda: not any(map(is_left, ranks)), KILL_BOUND_S):
+                raise LabError(f"ranks {[it for it in ranks if is_left(it)]} do not end")
+
+    @property
+    def parents_inside(self) -> bool:
+        """Whether each node has a parent of its own, inside, which goes when the node is emptied."""
+        return self._containers is not None
 
     def release(self, ranks: Sequence[int]) -> None:
         """Agents may come back: now, or with the next job where one is going on. Until then all see who died."""

@@ -110,9 +110,10 @@ class Engine:
         old = [entry for entry in standing if entry.step not in wanted]
         new = [step for step in plan if step not in present]
         self._undo([entry for entry in old if not isinstance(entry.step, Setting)])
-        self.apply(owner, tuple(step for step in new if not isinstance(step, Setting)))
         gone = [entry for entry in old if isinstance(entry.step, Setting)]
         self._assign(self.journal.exchange(owner, gone, (step for step in new if isinstance(step, Setting))), also=gone)
+        # Last: they take longer, and what is to be dark at one moment must not wait for them.
+        self.apply(owner, tuple(step for step in new if not isinstance(step, Setting)))
 
     def reconcile(self) -> None:
         """Give every key the value that it must have, as after a crash."""

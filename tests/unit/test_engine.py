@@ -345,3 +345,10 @@ def test_a_phase_that_cannot_be_written_down_changes_nothing(lit: Engine, hand: 
         lit.replace("f1", ())
     assert hand.lit == {"north-a": False, "north-b": False}
     assert len(lit.journal.owned("f1")) == 2
+
+
+def test_what_takes_the_place_is_set_before_anything_is_made(lit: Engine, hand: Recorder) -> None:
+    """A site whose power goes: the light at that moment, the processes after it."""
+    redirect = Redirect("plant", "north-a", "south-a")
+    lit.replace("f1", (redirect, DOWN_A))
+    assert hand.said == [f"assign {DOWN_A}", f"make {redirect}"]
