@@ -121,8 +121,10 @@ class Crew:
         self.ranks: tuple[Rank, ...] = build.ranks(topology)
         self.offers: Mapping[str, Any] = {}
         self.version, self.title = "", library.title
-        self.attempt = 0
-        """Number of the communicator: it grows with each join, over restarts too, so that no port is used twice."""
+        self._attempt = 0
+        """Number of the communicator of these programs."""
+        self._port = MASTER_PORT
+        """Of the latest communicator; none is used twice in turn, over restarts too."""
         self._lab = lab
         self._contained = places.driver(lab) == "containerlab"
         self._programs: dict[int, _Program] = {}
@@ -174,9 +176,9 @@ class Crew:
         """
         if not self._programs:
             self.start()
-        self.attempt += 1
-        port = MASTER_PORT + self.attempt % _PORTS
-        message = {"do": "join", "attempt": self.attempt, "port": port, "timeout_s": timeout_s}
+        self._attempt += 1
+        self._port = MASTER_PORT + (self._port + 1 - MASTER_PORT) % _PORTS
+        message = {"do": "join", "attempt": self._attempt, "port": self._port, "timeout_s": timeout_s}
         fresh = [number for number, it in self._programs.items() if not it.joined]
         self.say(message, fresh)
         self._have_read(fresh)
@@ -245,6 +247,7 @@ class Crew:
                 process.wait_gone(program.pid, program.began, max(0.0, gone - time.monotonic()))
         self._programs.clear()
         self._early.clear()
+        self._attempt = 0
         for log in self._logs:
             log.close()
         self._logs.clear()

@@ -171,6 +171,8 @@ class Examination:
 
         def heard(found: Cell) -> None:
             self._cells.append(found)
+            if found.rebuilt is False and session.offers.get("rebuilds") is True:
+                self._why.append(f"{found.fault}: it says that it can be built again, and cannot: {found.detail}")
             told(len(self._cells))
 
         def told(number: int) -> None:

@@ -66,10 +66,11 @@ class Performed:
 
 
 class Session:
-    """One library in one lab; ``timeout_s`` is the library's own timeout."""
+    """One library in one lab. ``timeout_s`` is the library's own timeout, ``slack_s`` how much longer than twice that
+    an operation without a fault may take until it is a hang: a library may wait so long for each of several things."""
 
-    def __init__(self, crew: Crew, *, timeout_s: float) -> None:
-        self.crew, self.timeout_s = crew, timeout_s
+    def __init__(self, crew: Crew, *, timeout_s: float, slack_s: float = 15.0) -> None:
+        self.crew, self.timeout_s, self.slack_s = crew, timeout_s, slack_s
         self.joined: Said | None = None
         """What was said to the last join."""
         self._made: set[str] = set()
@@ -150,9 +151,8 @@ class Session:
 
     @property
     def bound_s(self) -> float:
-        """How long an operation without a fault may take until it is a hang: a library's timeout may be for each of
-        the waits that an operation has, so once is not enough."""
-        return 2.0 * self.timeout_s + 15.0
+        """How long an operation without a fault may take until it is a hang."""
+        return 2.0 * self.timeout_s + self.slack_s
 
     def perform(
         self,
