@@ -11,7 +11,7 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,15 @@ PASSING = {
 CGROUP_FILES = ("cpu.max", "cpu.weight", "cpu.shares", "cpu.cfs_quota_us", "cpuset.cpus", "memory.max", "freezer.state")
 
 _IP = ("link show", "addr show", "route show table all", "rule show", "neigh show nud permanent")
-_TC = ("class show", "filter show", "filter show ingress", "filter show egress")
-"""Of each interface."""
+_FILTERS = ("filter show", "filter show ingress", "filter show egress")
 
 
-def picture(lab: str, *, sysctls: bool = True) -> Picture:
-    """{"NODE: WHAT": value} of all namespaces of a lab. ``sysctls`` are a thousand files each."""
+def picture(lab: str, *, nodes: Collection[str] = (), sysctls: bool = True) -> Picture:
+    """{"NODE: WHAT": value} of these namespaces of a lab, all by default. ``sysctls`` are a thousand files each."""
     found: Picture = {}
-    inside = _inside([oracle.netns(lab, node) for node in oracle.namespaces(lab)])
-    for node in sorted(oracle.namespaces(lab)):
+    chosen = sorted(nodes or oracle.namespaces(lab))
+    inside = _inside([oracle.netns(lab, node) for node in chosen])
+    for node in chosen:
         name = oracle.netns(lab, node)
         found |= {f"{node}: {what}": value for what, value in of_namespace(name).items()}
         found[f"{node}: control groups"] = sorted({line for pid in inside[name] for line in _cgroup(pid)})
@@ -50,27 +50,37 @@ def picture(lab: str, *, sysctls: bool = True) -> Picture:
     return found
 
 
-def at_rest(lab: str) -> Picture:
+def at_rest(lab: str, nodes: Collection[str] = ()) -> Picture:
     """A picture of a lab that has just come up, once the kernel has confirmed the addresses that it gives by itself."""
     found: list[Picture] = [{}]
 
     def same() -> bool:
-        found.append(picture(lab))
+        found.append(picture(lab, nodes=nodes))
         return "tentative" not in json.dumps(found[-1]) and found[-1] == found[-2]
 
-    oracle.until(same, 10.0, f"nothing changes in {lab}")
+    try:
+        oracle.until(same, 20.0, "")
+    except AssertionError as error:
+        raise AssertionError(f"{lab} does not come to rest: {differences(found[-2], found[-1])}") from error
     return found[-1]
 
 
 def of_namespace(name: str) -> Picture:
     found: Picture = {"ip": _answers(("ip", "-d"), name, _IP), "ip -6": _answers(("ip", "-6", "-d"), name, _IP[2:])}
-    devices = [link["ifname"] for link in found["ip"][0]]
-    asked = ["qdisc show", *(f"{what} dev {it}" for it in devices for what in _TC)]
-    found["tc"] = _answers(("tc",), name, asked)
+    found |= traffic_control(name, [link["ifname"] for link in found["ip"][0]])
     if shutil.which("nft"):
         ruleset = json.loads(oracle.run("ip", "netns", "exec", name, "nft", "-j", "list", "ruleset"))
         found["nft"] = _plain(ruleset)
     return found
+
+
+def traffic_control(name: str, devices: Sequence[str]) -> Picture:
+    return {
+        "tc qdisc": _answers(("tc",), name, ["qdisc show"]),
+        "tc filter": _answers(("tc",), name, [f"{it} dev {device}" for device in devices for it in _FILTERS]),
+        # In words, for of some classes (tbf's) `tc -j` tells nothing that is JSON.
+        "tc class": sorted(_batch(("tc", "-n", name), [f"class show dev {it}" for it in devices]).splitlines()),
+    }
 
 
 def differences(before: Picture, after: Picture) -> list[str]:
@@ -91,15 +101,19 @@ def differences(before: Picture, after: Picture) -> list[str]:
 
 def _answers(program: tuple[str, ...], name: str, asked: Sequence[str]) -> list[Any]:
     """Of `ip -j` or `tc -j` to all of ``asked``, by one process; to some questions they answer nothing at all."""
-    argv = [*program, "-n", name, "-j", "-batch", "-"]
-    done = subprocess.run(argv, input="\n".join(asked), capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0 and not done.stderr, f"{argv}: {done.stderr}"
-    answers, rest, decoder = [], done.stdout.lstrip(), json.JSONDecoder()
+    answers, rest, decoder = [], _batch((*program, "-n", name, "-j"), asked).lstrip(), json.JSONDecoder()
     while rest:
         answer, end = decoder.raw_decode(rest)
         answers.append(_plain(answer))
         rest = rest[end:].lstrip()
     return answers
+
+
+def _batch(program: Sequence[str], asked: Sequence[str]) -> str:
+    argv = [*program, "-batch", "-"]
+    done = subprocess.run(argv, input="\n".join(asked), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and not done.stderr, f"{argv}: {done.stderr}"
+    return done.stdout
 
 
 def _sysctls() -> Iterator[tuple[str, str]]:

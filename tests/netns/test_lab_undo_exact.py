@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.undo_contract import UndoContract, lab_of_all_faults
+from contract.undo_contract import EachUndoContract, lab_of_all_faults
 
 import testbed
 
@@ -19,5 +19,5 @@ def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterato
         yield made
 
 
-class TestUndoOnFiberd(UndoContract):
-    shows_shapes = False
+class TestUndoOnFiberd(EachUndoContract):
+    """All of it."""
