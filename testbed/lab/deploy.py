@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
 BUILD_BOUND_S = 300.0
-TELL_EVERY_S = 1.0
+TELL_EVERY_S, LONGEST_SILENCE_S = 1.0, 5.0
 NEEDED_BYTES = 20_000_000
 LONGEST_SOCKET = 107
 """Bytes of a socket's path, unix(7)."""
@@ -329,16 +330,16 @@ def _build(builder: client.Connection, folder: LabFolder, plan: steps.Plan, prog
 
 
 def _tell_of_ranks(folder: LabFolder, progress: Progress, over: threading.Event) -> None:
-    """How many are there by now, whenever that has changed: importing torch in many containers takes its time."""
-    told = 0
+    """How many are there by now, when that has changed or nothing was said for long: importing torch takes its time."""
+    told, told_t = 0, time.monotonic()
     while not over.wait(TELL_EVERY_S):
         try:
             states = [it["state"] for it in client.call(folder, "ranks")]
         except LabError:
             return  # whoever builds the lab is told why
         ready = states.count("waiting")
-        if ready != told and not over.is_set():
-            told = ready
+        if (ready != told or time.monotonic() - told_t > LONGEST_SILENCE_S) and not over.is_set():
+            told, told_t = ready, time.monotonic()
             progress.note(f"{ready} of {len(states)} ranks are ready")
 
 
