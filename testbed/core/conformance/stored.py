@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from testbed.core.conformance.result import SCHEMA_VERSION, Validation
+from testbed.core.words import shown
 
 __all__ = ["from_json", "json_schema", "to_json"]
+
+_MOST_MISTAKES = 12
+"""That one message names."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _DESCRIPTION = (
@@ -36,19 +42,25 @@ def from_json(value: object) -> Validation:
     there is always one comes back as NaN.
 
     Raises:
-        ValueError: it is no validation, or of a version that this program does not know.
+        ValueError: it is no validation, with every mistake in it; or of a version that this program does not know.
     """
     if not isinstance(value, Mapping):
         raise ValueError("no JSON object")
     version = value.get("schema_version")
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema_version is {version!r}, and this testbed reads {SCHEMA_VERSION}")
+    mistakes = [f"{where}: there is no such number in JSON" for where in _infinite(value)]
     try:
-        return _adapter().validate_python(_with_nan(value))
+        # As JSON, for only so strict reading takes a list for a tuple; and neither "1" nor true for a number.
+        found = _adapter().validate_json(json.dumps(_with_nan(value)), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where}: {first['msg']}") from error
+        mistakes += [f"{_place(it['loc'])}: {it['msg']}" for it in error.errors(include_url=False, include_input=False)]
+    else:
+        mistakes += _doubled(found)
+        if not mistakes:
+            return found
+    more = len(mistakes) - _MOST_MISTAKES
+    raise ValueError("; ".join(mistakes[:_MOST_MISTAKES]) + (f"; and {more} more" if more > 0 else ""))
 
 
 def json_schema() -> dict[str, Any]:
@@ -77,6 +89,29 @@ def json_schema() -> dict[str, Any]:
 @functools.cache
 def _adapter() -> TypeAdapter[Validation]:
     return TypeAdapter(Validation)
+
+
+def _place(parts: Iterable[str | int]) -> str:
+    return ".".join(str(part) for part in parts) or "the whole"
+
+
+def _infinite(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[str]:
+    """Where NaN or Infinity is written, which Python reads and JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield _place(place)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _infinite(each, (*place, key))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _infinite(each, (*place, number))
+
+
+def _doubled(validation: Validation) -> Iterator[str]:
+    counted = Counter(library.name for library in validation.libraries)
+    for name, count in counted.items():
+        if count > 1:
+            yield f"libraries: {count} are called {shown(name)}"
 
 
 def _plain(value: Any) -> Any:
