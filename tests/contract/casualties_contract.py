@@ -211,7 +211,7 @@ class CasualtiesContract:
             assert not self.dark(space, "west-0", "fabric0")
 
     def test_an_evacuated_site_is_warned_first(self, lab: Lab, space: Space) -> None:
-        with lab.inject("evacuation", "west", warning="700ms"):
+        with lab.inject("evacuation", "west", warning="1500ms"):
             assert not any(self.dark(space, "west-gw", link) for link in ("north", "south")), "warned, nothing more"
             assert not self.dark(space, "west-0", "fabric0")
             oracle.until(lambda: self.dark(space, "west-0", "fabric0"), 5.0, "the power is gone")
