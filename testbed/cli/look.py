@@ -10,7 +10,6 @@ import typer
 from rich.text import Text
 
 from testbed.cli import screen, tables, verb
-from testbed.cli.validate import list_libraries
 from testbed.cli.verb import AsJson, LabName, Overrides, TopologyArgument
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
 
@@ -39,7 +38,7 @@ def ls(
         Kind.experiments: _list_experiments,
         Kind.runs: _list_runs,
         Kind.faults: _list_faults,
-        Kind.libraries: list_libraries,
+        Kind.libraries: _list_libraries,
     }[kind](as_json)
 
 
@@ -105,6 +104,12 @@ def _list_runs(as_json: bool) -> None:
         screen.show(tables.runs(found))
     else:
         screen.say("no runs yet; make one with: testbed run metro-40km")
+
+
+def _list_libraries(as_json: bool) -> None:
+    from testbed.cli import validate
+
+    validate.list_libraries(as_json)
 
 
 def _list_faults(as_json: bool) -> None:

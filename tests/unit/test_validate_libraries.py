@@ -1,0 +1,135 @@
+"""Which collective libraries there are, and what is said of those that cannot be validated here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from testbed.core.conformance import shipped
+from testbed.core.conformance.library import ENTRY_POINT_GROUP, PYTHON, Library
+from testbed.errors import UnknownName, UserError
+from testbed.host import libraries
+
+MINE = Library("mine", "somebody's own", (PYTHON, "-m", "mine"), modules=("json",))
+Register = Callable[[str], None]
+
+
+def made() -> Library:
+    return MINE
+
+
+def failing() -> Library:
+    raise RuntimeError("no good")
+
+
+NOT_ONE = "just a text"
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Entry points as another package would have them: ``register("mine", "MINE")``."""
+    points: list[importlib.metadata.EntryPoint] = []
+
+    def add(name: str, what: str = "MINE") -> None:
+        points.append(importlib.metadata.EntryPoint(name, f"{__name__}:{what}", ENTRY_POINT_GROUP))
+
+    monkeypatch.setattr(libraries, "_entry_points", lambda: tuple(points))
+    return add  # type: ignore[return-value]
+
+
+def test_those_that_are_shipped_have_names() -> None:
+    assert list(libraries.registry())[: len(shipped.SHIPPED)] == list(shipped.SHIPPED)
+    assert libraries.find("ring").argv[:2] == (PYTHON, "-m")
+    assert libraries.find("ring-hang").argv[-1] == "hang"
+    assert "ring-hang" not in libraries.registry()
+
+
+@pytest.mark.parametrize("what", ["MINE", "made"])
+def test_others_register_theirs_by_an_entry_point(register: Callable[..., None], what: str) -> None:
+    register("mine", what)
+    assert libraries.find("mine") == MINE
+    assert libraries.registry()["mine"] == MINE
+    assert libraries.broken() == {}
+
+
+def test_a_shipped_name_stays_the_shipped_ones(register: Callable[..., None]) -> None:
+    register("ring")
+    assert libraries.find("ring") == shipped.SHIPPED["ring"] == libraries.registry()["ring"]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"), [("failing", "RuntimeError: no good"), ("NOT_ONE", "TypeError"), ("nowhere", "AttributeError")]
+)
+def test_one_that_cannot_be_used_says_why_and_hides_no_other(
+    register: Callable[..., None], what: str, says: str
+) -> None:
+    register("bad", what)
+    register("mine")
+    with pytest.raises(UserError, match=says):
+        libraries.find("bad")
+    assert "bad" not in libraries.registry() and "mine" in libraries.registry()
+    assert says in libraries.broken()["bad"]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(register: Callable[..., None]) -> None:
+    register("mine")
+    with pytest.raises(UnknownName, match="did you mean torch-gloo"):
+        libraries.find("torch-glo")
+    with pytest.raises(UnknownName, match="mine"):
+        libraries.find("min")
+
+
+def test_a_program_of_ones_own_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ranks.py").write_text("")
+    found = libraries.find("ranks.py")
+    assert (found.name, found.argv) == ("ranks", (PYTHON, str(tmp_path / "ranks.py")))
+    program = tmp_path / "ranks"
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(UserError, match="chmod"):
+        libraries.find("./ranks")
+    program.chmod(0o755)
+    assert libraries.find("./ranks").argv == (str(program),)
+    with pytest.raises(UserError, match="no file"):
+        libraries.find("./nothing")
+    with pytest.raises(UserError, match="no file"):
+        libraries.find(str(tmp_path) + "/")
+
+
+def test_what_is_missing_is_said_with_what_installs_it() -> None:
+    lacking = Library(
+        "x", "x", ("x",), modules=("json", "no_such.module"), programs=("no-such-mpiexec",), install="do it"
+    )
+    assert libraries.lacking(lacking) == ("no_such.module",)
+    why = libraries.why_not(lacking)
+    assert why == "no_such.module, no-such-mpiexec are not installed; install it with: do it"
+    assert libraries.why_not(MINE) == ""
+
+
+def test_the_python_of_a_container_is_asked_for_its_own_modules() -> None:
+    library = Library("x", "x", ("x",), modules=("json", "no_such.module", "os.path"))
+    here = libraries.lacking_inside(library, lambda argv: [sys.executable, *argv[1:]])
+    assert here == ("no_such.module",)
+    assert libraries.lacking_inside(library, lambda argv: ["false"]) == library.modules
+    assert libraries.lacking_inside(library, lambda argv: ["/nowhere/python"]) == library.modules
+    assert libraries.lacking_inside(Library("y", "y", ("y",)), lambda argv: ["false"]) == ()
+
+
+def test_without_a_gpu_one_that_needs_it_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(libraries, "_GPU", tmp_path / "gpu")
+    needs = Library("x", "x", ("x",), needs_gpu=True)
+    assert "no NVIDIA GPU" in libraries.why_not(needs)
+    (tmp_path / "gpu").touch()
+    assert libraries.why_not(needs) == ""
+
+
+def test_a_program_beside_our_python_is_found() -> None:
+    assert libraries.program(Path(sys.executable).name) == Path(sys.executable).parent / Path(sys.executable).name
+    assert libraries.program("sh") is not None
+    assert subprocess.run([str(libraries.program("true"))]).returncode == 0
+    assert libraries.program("no-such-program") is None
