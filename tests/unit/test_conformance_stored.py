@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from typing import Any
@@ -12,6 +13,7 @@ import validation_factory as factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.core.conformance.baseline import compare
 from testbed.core.conformance.stored import from_json, to_json
 
 GOOD = to_json(factory.validation())
@@ -92,3 +94,26 @@ def test_whatever_stands_in_a_field_it_is_read_or_refused(data: st.DataObject) -
         assert str(error)
     else:
         json.dumps(to_json(read), allow_nan=False)
+
+
+# ---- which times may be compared
+
+
+def _on(links: dict[str, dict[str, float]], slower: float) -> Any:
+    speed = factory.speed()
+    slow = dataclasses.replace(
+        speed, median_s=speed.median_s * slower, low_s=speed.low_s * slower, high_s=speed.high_s * slower
+    )
+    return dataclasses.replace(factory.validation(factory.library(speeds=(slow,))), links=links)
+
+
+def test_times_are_compared_on_the_same_fibers_only() -> None:
+    short, noisy, long = ({"north:east": {"delay_s": it, "rate": 94e6}} for it in (200e-6, 260e-6, 400e-6))
+    assert [it.kind for it in compare(_on(short, 1.0), _on(noisy, 3.0)).changes] == ["worse"]
+    changed = compare(_on(short, 1.0), _on(long, 3.0))
+    assert not changed.changes and any("north:east is another fiber" in it for it in changed.notes)
+    thin = {"north:east": {"delay_s": 200e-6, "rate": 9.4e6}}
+    assert not compare(_on(short, 1.0), _on(thin, 3.0)).changes
+    assert not compare(_on(short, 1.0), _on({}, 3.0)).changes
+    unknown = {"north:east": {"delay_s": math.nan, "rate": 94e6}}
+    assert compare(_on(unknown, 1.0), _on(short, 3.0)).regressions

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from testbed.core.conformance.result import LibraryResult, Outcome, Speed, Validation, Verdict
+from testbed.core.evidence.certificate import RATE_TOLERANCE, tolerance_s
 
 __all__ = ["LEAST_CHANGE", "Change", "Comparison", "compare"]
 
@@ -93,7 +95,19 @@ def _times_incomparable(old: Validation, new: Validation) -> str:
             return f"{what} {then} then, and is {now} now"
     if not (old.certified and new.certified):
         return "one of the two labs was not certified"
+    for direction in sorted({*old.links, *new.links}):
+        was, became = (dict(it.links.get(direction, {})) for it in (old, new))
+        if was.keys() != became.keys():
+            return f"{direction} is not in both"
+        if any(_differ(key, was[key], became[key]) for key in was):
+            return f"{direction} is another fiber than it was"
     return ""
+
+
+def _differ(what: str, then: float, now: float) -> bool:
+    """More than certificates of one and the same fiber differ. Of a value that is not known nothing is said."""
+    allowed = 2 * tolerance_s(then) if what == "delay_s" else 2 * RATE_TOLERANCE * then
+    return math.isfinite(then) and math.isfinite(now) and abs(now - then) > allowed
 
 
 def _verdict(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:

@@ -180,6 +180,14 @@ def _scattered(placed: Placed) -> Iterator[Message]:
     yield from _ring(1)(placed)
 
 
+def _ring_and_gather(placed: Placed) -> Iterator[Message]:
+    """A reduce as gloo has it: a reduce_scatter in a ring, and every rank's block to the root."""
+    yield from _ring(1)(placed)
+    for rank in range(len(placed.sites)):
+        if rank != placed.root:
+            yield rank, placed.root, _block(placed)
+
+
 def _binomial(from_root: bool, to_root: bool) -> Callable[[Placed], Iterator[Message]]:
     """A binomial tree whose root is the operation's, with the whole vector on each edge."""
 
@@ -295,6 +303,7 @@ _PATTERNS: Final[Mapping[OperationName, Mapping[str, Callable[[Placed], Iterator
         "hierarchical": _tree_of_sites(False),
         "binomial tree": _binomial(False, True),
         "chain": _chain(False),
+        "ring, then gather": _ring_and_gather,
         "each to root": _flat(False),
         "all_reduce in a flat ring": _ring(2),
     },
