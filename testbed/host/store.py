@@ -340,8 +340,10 @@ def list_runs(root: Path) -> list[RunDirectory]:
         except FileNotFoundError:
             return []
         for folder in folders:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                found.append(((folder / "run.json").stat().st_mtime, folder))
+            for name in ("run.json", VALIDATION):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    found.append(((folder / name).stat().st_mtime, folder))
+                    break
     return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
 
 
