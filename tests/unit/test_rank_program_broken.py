@@ -41,11 +41,11 @@ def test_what_the_testbed_names_is_what_the_agents_have() -> None:
     assert [library.argv[-1] for library in BROKEN_RINGS.values()] == list(BROKEN)
 
 
-@pytest.mark.parametrize("count", [1, 7, 1000])
-def test_a_wrong_sum_is_wrong_at_every_size(tmp_path: Path, count: int) -> None:
+def test_a_wrong_sum_is_wrong_at_every_size(tmp_path: Path) -> None:
     with ring(tmp_path, "--break", "wrong-sum") as ranks:
-        right, said = sums(ranks, "int32", count)
-        assert any(not np.array_equal(right, it) for it in said)
+        for count in (1, 7, 1000):
+            right, said = sums(ranks, "int32", count)
+            assert any(not np.array_equal(right, it) for it in said), count
 
 
 def test_a_lost_byte_spoils_a_message_without_an_error(tmp_path: Path) -> None:
@@ -61,14 +61,13 @@ def test_a_stale_buffer_shows_from_the_second_call_on(tmp_path: Path) -> None:
             assert any(not np.array_equal(right, it) for it in said) is wrong
 
 
-@pytest.mark.parametrize("do", ["all_gather", "all_to_all"])
-def test_swapped_blocks_are_all_there_in_the_wrong_places(tmp_path: Path, do: str) -> None:
+def test_swapped_blocks_are_all_there_in_the_wrong_places(tmp_path: Path) -> None:
     with ring(tmp_path, "--break", "swapped") as ranks:
-        call, answers = ranks.call(do, type="int32", count=1)
-        blocks = SIZE if do == "all_to_all" else 1
-        right = [vector("int32", blocks, rank, call)[0] for rank in range(SIZE)]
-        got = list(decoded("int32", ranks.output(answers[0])))
-        assert got != right and sorted(got) == sorted(right)
+        for do, blocks in (("all_gather", 1), ("all_to_all", SIZE)):
+            call, answers = ranks.call(do, type="int32", count=1)
+            right = [vector("int32", blocks, rank, call)[0] for rank in range(SIZE)]
+            got = list(decoded("int32", ranks.output(answers[0])))
+            assert got != right and sorted(got) == sorted(right), do
 
 
 def test_different_bits_are_each_right_within_the_bound(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_the_right_ring_errs_at_its_timeout(tmp_path: Path) -> None:
         answers = errors_of_a_call_that_one_rank_misses(ranks)
         assert all("error" in it for it in answers)
         # Whoever comes first to its timeout ends it for all.
-        assert TIMEOUT_S <= max(it["ended"] for it in answers) - min(it["began"] for it in answers) < 2 * TIMEOUT_S
+        assert TIMEOUT_S <= max(it["ended"] for it in answers) - min(it["began"] for it in answers) < 1.8 * TIMEOUT_S
 
 
 def test_without_a_timeout_it_waits_for_ever(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_late_error_is_late(tmp_path: Path) -> None:
     with ring(tmp_path, "--break", "late-error", timeout_s=TIMEOUT_S) as ranks:
         answers = errors_of_a_call_that_one_rank_misses(ranks)
         assert all("error" in it for it in answers)
-        assert max(it["ended"] for it in answers) - min(it["began"] for it in answers) > 2.5 * TIMEOUT_S
+        assert max(it["ended"] for it in answers) - min(it["began"] for it in answers) > 1.8 * TIMEOUT_S
 
 
 def test_a_swallowed_error_is_a_wrong_answer(tmp_path: Path) -> None:

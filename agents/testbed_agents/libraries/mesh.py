@@ -35,10 +35,10 @@ class Part:
 
 
 class Mesh:
-    """The connections of one attempt; ranks are the world's, ``deadline`` is a time of CLOCK_MONOTONIC."""
+    """The connections of one attempt; ranks are the world's."""
 
     def __init__(self, rank: int, addresses: Sequence[str], port: int, attempt: int, deadline: float) -> None:
-        """Connect to all ranks until ``deadline``: the lower ones are called, the higher ones call."""
+        """Call the lower ranks and be called by the higher ones, until ``deadline`` (CLOCK_MONOTONIC)."""
         self._rank, self._attempt = rank, attempt
         self._peers: dict[int, socket.socket] = {}
         try:
@@ -65,8 +65,8 @@ class Mesh:
             connection.close()
         self._peers.clear()
 
-    def exchange(self, call: int, deadline: float, sent: Part | None, awaited: Part | None) -> None:
-        """Send a part and, at the same time, receive one."""
+    def exchange(self, call: int, timeout_s: float, sent: Part | None, awaited: Part | None) -> None:
+        """Send a part and, at the same time, receive one. An error if for ``timeout_s`` nothing moves at all."""
         pending: list[_Transfer] = []
         if sent:
             pending.append(_Outgoing(self._peer(sent.rank), call, sent))
@@ -79,9 +79,8 @@ class Mesh:
                 masks[number] = masks.get(number, 0) | transfer.awaits
             for number, mask in masks.items():
                 poller.register(number, mask)
-            left = deadline - time.monotonic()
-            if left <= 0 or not poller.poll(left * 1000):
-                raise MeshError(" and ".join(f"nothing {transfer.lacks} within the timeout" for transfer in pending))
+            if not poller.poll(timeout_s * 1000):
+                raise MeshError(" and ".join(f"nothing {it.lacks} for {timeout_s:g} s" for it in pending))
 
     def _peer(self, rank: int) -> socket.socket:
         if rank not in self._peers:
