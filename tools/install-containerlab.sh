@@ -2,8 +2,9 @@
 # install-containerlab.sh: docker and containerlab on Debian or Ubuntu, for `testbed up --driver containerlab`.
 #
 # docker comes from the distribution. containerlab comes from its own package repository where apt knows it, else it is
-# built from its Go module (a minute); its version is pinned in tools/containerlab/go.mod and nowhere else. What is there
-# and new enough is left alone: run it as often as you like.
+# built from its Go module (a minute); its version is pinned in tools/containerlab/go.mod and nowhere else, and go.sum
+# beside it holds the checksum of every module that is built. What is there and new enough is left alone: run it as often
+# as you like. For a newer one: edit the version in go.mod, then GOFLAGS=-mod=mod go list -deps github.com/srl-labs/containerlab
 #
 #   PREFIX=/usr/local     where a built containerlab is put (PREFIX/bin)
 #   START_DOCKER=no       install only; do not start the daemon
@@ -125,9 +126,9 @@ build_containerlab() {
     leave_no_caches
     say "building containerlab $pinned from its Go module (a minute or two)"
     local ldflags
-    cp go.mod "$work/"
+    cp go.mod go.sum "$work/"
     cd "$work"
-    export GOFLAGS=-mod=mod CGO_ENABLED=0
+    export GOFLAGS=-mod=readonly CGO_ENABLED=0 # what go.sum does not name, or not so, is not built
     ldflags="-s -w -X $module/cmd.Version=$pinned"
     if [ -e /proc/modules ]; then
         go build -ldflags "$ldflags" -o containerlab "$module" || die "the build failed"

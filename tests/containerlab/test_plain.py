@@ -64,7 +64,12 @@ def test_it_is_valid(file: Path) -> None:
 
 def test_it_agrees_with_the_schema(file: Path) -> None:
     """That of the version that tools/install-containerlab.sh builds, which leaves it in Go's cache."""
-    version = (ROOT / "tools/containerlab/go.mod").read_text().rpartition("containerlab ")[2].strip()
+    version = (
+        (ROOT / "tools/containerlab/go.mod")
+        .read_text()
+        .partition("require github.com/srl-labs/containerlab ")[2]
+        .split()[0]
+    )
     schema = Path.home() / f"go/pkg/mod/github.com/srl-labs/containerlab@{version}/schemas/clab.schema.json"
     if not schema.exists():
         pytest.skip(f"containerlab's schema is not here: {schema}")

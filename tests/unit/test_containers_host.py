@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import docker.errors
@@ -47,8 +48,18 @@ def test_versions_of_containerlab(tools: Path, says: str, wrong: str) -> None:
 
 def test_what_the_installer_builds_is_new_enough() -> None:
     """tools/containerlab/go.mod is where its version is pinned."""
-    pinned = (Path(__file__).resolve().parents[2] / "tools/containerlab/go.mod").read_text().rpartition(" v")[2]
+    folder = Path(__file__).resolve().parents[2] / "tools/containerlab"
+    (pinned,) = re.findall(r"^require github.com/srl-labs/containerlab v(\S+)$", (folder / "go.mod").read_text(), re.M)
     assert tuple(map(int, pinned.split("."))) >= containerlab.OLDEST
+    assert f"github.com/srl-labs/containerlab v{pinned} h1:" in (folder / "go.sum").read_text()
+
+
+def test_every_module_that_is_built_has_its_checksum() -> None:
+    folder = Path(__file__).resolve().parents[2] / "tools/containerlab"
+    required = re.findall(r"^(?:require |\t)(\S+ v\S+)", (folder / "go.mod").read_text(), re.M)
+    sums = {" ".join(line.split()[:2]) for line in (folder / "go.sum").read_text().splitlines()}
+    assert len(required) > 100
+    assert [it for it in required if it not in sums and f"{it}/go.mod" not in sums] == []
 
 
 @pytest.mark.parametrize(
