@@ -75,9 +75,9 @@ def of_namespace(name: str) -> Picture:
 
 
 def traffic_control(name: str, devices: Sequence[str]) -> Picture:
+    asked = ["qdisc show", *(f"{it} dev {device}" for device in devices for it in _FILTERS)]
     return {
-        "tc qdisc": _answers(("tc",), name, ["qdisc show"]),
-        "tc filter": _answers(("tc",), name, [f"{it} dev {device}" for device in devices for it in _FILTERS]),
+        "tc qdisc, filter": _answers(("tc",), name, asked),
         # In words, for of some classes (tbf's) `tc -j` tells nothing that is JSON.
         "tc class": sorted(_batch(("tc", "-n", name), [f"class show dev {it}" for it in devices]).splitlines()),
     }

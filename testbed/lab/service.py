@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import TestbedError
-from testbed.lab.events import log
+from testbed.lab.events import hurry, log
 
 __all__ = ["Call", "Notice", "Service"]
 
@@ -52,6 +52,7 @@ class Service:
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
+        hurry()  # while it answers it has the interpreter: a fault that is due would wait until it gets a core again
         with connection, connection.makefile("rwb") as stream:
 
             def say(message: dict[str, Any]) -> None:
