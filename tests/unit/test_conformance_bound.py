@@ -347,7 +347,7 @@ def test_a_fiber_more_never_makes_it_slower(every: list[Fiber], size: int) -> No
 
 
 def test_many_sites_take_no_time() -> None:
-    """Sixty-four sites in a ring: single sites, and the smallest cut of each pair of those that have ranks."""
+    """Sixty-four sites in a ring, by hand: two ranks half a ring apart, and a rank at each."""
     names = [f"s{it:02}" for it in range(64)]
     ring = [
         Fiber(f"{a}-{b}:{head}", tail, head, 0.001, 1e6)
@@ -356,6 +356,9 @@ def test_many_sites_take_no_time() -> None:
     ]
     found = bound_s(Placed("all_reduce", 10**6, (names[0], names[32])), ring)
     assert found == pytest.approx(0.032 + 0.5)  # two ways of 32 hops, each of which carries a half
+    # Half of the ring sends each of its 32 ranks' 32 blocks over the two fibers that lead out of it.
+    found = bound_s(Placed("all_to_all", 64 * 1000, tuple(names)), ring)
+    assert found == pytest.approx(0.001 + 32 * 32 * 1000 / 2e6)
 
 
 # ---- which way traffic takes

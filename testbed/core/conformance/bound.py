@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Final
-
-import networkx as nx
 
 from testbed.core.conformance.fibers import Fiber, distances
 from testbed.core.conformance.operation import BARRIER, OperationName
@@ -28,8 +27,8 @@ from testbed.core.conformance.operation import BARRIER, OperationName
 __all__ = ["MOST_CUTS", "Interval", "Placed", "algorithm_rate", "bound_s", "bus_rate", "latency_s", "median_interval"]
 
 MOST_CUTS: Final = 8
-"""Sites up to which every set of sites is looked at as one side of a cut (2**8); with more of them single sites and the
-smallest cut between each pair."""
+"""Sites up to which every set of sites is looked at as one side of a cut (2**8), and every pair of sites across it.
+With more of them the sets are each site with those nearest to it, one, two, …, and the pair is the farthest one."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Placed:
     root: int = 0
     to: int = 0
 
-    @property
+    @cached_property
     def ranks_at(self) -> dict[str, int]:
         """How many ranks there are at each site, in the order of the first."""
         return {site: self.sites.count(site) for site in dict.fromkeys(self.sites)}
@@ -107,21 +106,21 @@ def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
     Infinite where something must cross and no fiber leads there.
     """
     dist = distances(every)
-    members = list(placed.ranks_at)
+    members = tuple(placed.ranks_at)
     pairs = [pair for pair in itertools.permutations(members, 2) if _depends(placed, *pair)]
     if any(head not in dist.get(tail, {}) for tail, head in pairs):
         return math.inf
     least = max((dist[tail][head] for tail, head in pairs), default=0.0)
-    for inside in _cuts(every, members):
-        crossing = [fiber for fiber in every if fiber.tail in inside and fiber.head not in inside]
-        tails, heads = (
-            [site for site in members if site in inside],
-            [site for site in members if site not in inside],
-        )
-        least = max(least, _fill(placed.must_cross(tails, heads), [(it.rate, it.delay_s) for it in crossing]))
-        for tail, head in itertools.product(tails, heads):
-            windows = [(it.rate, _sum(dist, tail, it, head)) for it in crossing]
-            least = max(least, _fill(placed.must_move(tail, head), windows))
+    if len(dist) > MOST_CUTS and pairs:
+        pairs = [max(pairs, key=lambda pair: dist[pair[0]][pair[1]])]
+    for inside, crossing in _cuts(tuple(every), members):
+        heads = [site for site in members if site not in inside]
+        must = placed.must_cross([site for site in members if site in inside], heads)
+        least = max(least, _fill(must, [(it.rate, it.delay_s) for it in crossing]))
+        for tail, head in pairs:
+            if tail in inside and head not in inside:
+                windows = [(it.rate, _sum(dist, tail, it, head)) for it in crossing]
+                least = max(least, _fill(placed.must_move(tail, head), windows))
     leaving = [(fiber.rate, fiber.delay_s) for fiber in every if fiber.tail in members]
     return max(least, _fill(placed.volume, leaving))
 
@@ -206,30 +205,20 @@ def _fill(volume: float, pipes: Sequence[tuple[float, float]]) -> float:
     return math.inf
 
 
-def _cuts(every: Sequence[Fiber], members: Sequence[str]) -> Iterator[frozenset[str]]:
-    """Sets of sites, one side of a cut each, with members on both sides."""
+@lru_cache(maxsize=4)
+def _cuts(every: tuple[Fiber, ...], members: tuple[str, ...]) -> tuple[tuple[frozenset[str], tuple[Fiber, ...]], ...]:
+    """Sets of sites, one side of a cut each, with members on both sides; and the fibers that lead out of it."""
     sites = sorted({site for fiber in every for site in (fiber.tail, fiber.head)} | set(members))
-    seen: set[frozenset[str]] = set()
-    chosen: Iterable[Iterable[str]]
+    chosen: Iterable[Sequence[str]]
     if len(sites) <= MOST_CUTS:
         chosen = itertools.chain.from_iterable(itertools.combinations(sites, size) for size in range(1, len(sites)))
     else:
-        chosen = itertools.chain(
-            ([site] for site in sites), (set(sites) - {site} for site in sites), _least_cuts(every, members)
-        )
-    for it in chosen:
-        inside = frozenset(it)
-        if inside not in seen and 0 < sum(site in inside for site in members) < len(members):
-            seen.add(inside)
-            yield inside
-
-
-def _least_cuts(every: Sequence[Fiber], members: Sequence[str]) -> Iterator[set[str]]:
-    """The side of the sender of the smallest cut between each two members, by rate."""
-    graph = nx.DiGraph()
-    for fiber in every:
-        rate = graph.get_edge_data(fiber.tail, fiber.head, {"capacity": 0.0})["capacity"] + fiber.rate
-        graph.add_edge(fiber.tail, fiber.head, capacity=rate)
-    for tail, head in itertools.permutations(members, 2):
-        if tail in graph and head in graph:
-            yield set(nx.minimum_cut(graph, tail, head)[1][0])
+        dist = distances(every)
+        near = ([*sorted(sites, key=lambda it, of=of: dist.get(of, {}).get(it, math.inf))] for of in sites)  # type: ignore[misc]
+        chosen = (order[:size] for order in near for size in range(1, len(sites)))
+    sets = dict.fromkeys(frozenset(it) for it in chosen)
+    return tuple(
+        (inside, tuple(it for it in every if it.tail in inside and it.head not in inside))
+        for inside in sets
+        if 0 < sum(site in inside for site in members) < len(members)
+    )
