@@ -110,8 +110,8 @@ def nothing_is_left(name: str, state: Path, temporary: Path, what: str) -> None:
     left = oracle.started_under(state)
     # torch keeps a folder of compiled code for each user, whatever it is imported for.
     left += [f"file {path}" for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
-    left += [f"file {path}" for path in state.iterdir() if path.name not in ("labs", "certification.lock")]
-    left += [f"file {path}" for path in (state / "labs").iterdir()]
+    left += [f"file {path}" for path in state.glob("*") if path.name not in ("labs", "certification.lock")]
+    left += [f"file {path}" for path in state.glob("labs/*")]
     left += [f"control group {path}" for path in Path("/sys/fs/cgroup").rglob(f"*{name}*")]
     if left:
         raise Left(f"{what}: left behind: {left}")
