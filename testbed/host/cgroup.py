@@ -11,23 +11,21 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["LEAST_CPU", "PERIOD_US", "CpuGroup", "Hierarchy", "hierarchy"]
+__all__ = ["PERIOD_US", "CpuGroup", "Hierarchy", "hierarchy"]
 
 PERIOD_US: Final = 20_000
 """In each period a group gets its share, then stands still: short against a training step, which would else be seen to
 come in lumps. The kernel's own is 100 ms."""
 
-LEAST_CPU: Final = 0.05
-"""A quota of 1 ms is the least that the kernel takes."""
-
 _KERNELS_PERIOD_US: Final = 100_000
+_LEAST_QUOTA_US: Final = 1000
 _EMPTY_BOUND_S: Final = 5.0
 
 
@@ -43,7 +41,7 @@ class CpuGroup:
 
         Raises HostError.
         """
-        quota = None if cpu is None else max(1000, round(cpu * PERIOD_US))
+        quota = None if cpu is None else max(_LEAST_QUOTA_US, round(cpu * PERIOD_US))
         if self.unified:
             self._write("cpu.max", f"max {_KERNELS_PERIOD_US}" if quota is None else f"{quota} {PERIOD_US}")
             return
@@ -106,7 +104,7 @@ class CpuGroup:
             return (self.path / file).read_text().strip()
 
     @contextlib.contextmanager
-    def _translated(self, doing: str):  # type: ignore[no-untyped-def]
+    def _translated(self, doing: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -93,7 +93,8 @@ class Attempts:
     def _run(self) -> None:
         try:
             while (end := self._follow()) is not _End.LAST:
-                self._left -= end is _End.FAILED
+                if end is _End.FAILED:
+                    self._left -= 1
                 self._restart()
         except TestbedError as error:
             with contextlib.suppress(TestbedError):
