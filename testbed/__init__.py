@@ -53,6 +53,14 @@ __all__ = [
 ]
 
 
+def discover(discover_system: bool = True) -> Any:
+    """What ``chaos discover scale-across-testbed`` shows. Chaos Toolkit looks for it in a distribution's own package and
+    nowhere below (chaoslib.discovery.package); needs the extra ``chaostoolkit``."""
+    from testbed.chaos import discover as discovered
+
+    return discovered(discover_system)
+
+
 def __getattr__(name: str) -> Any:
     """The library is imported when it is first used: the keeper and `testbed --help` need little of it."""
     if name in __all__:
