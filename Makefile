@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 VENV := .venv
 
-.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check bench fuzz clean
+.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check bench soak fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make test-thorough  all tests, and those that take long and show more of the same"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
+	@echo "make soak    a job under random faults for SOAK_SECONDS (3600), watched from outside (root; docs/soak.md)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets (docs/fuzzing.md)"
 	@echo "make clean   remove what make made: $(VENV), the compiled helper, caches; runs/ stays"
 
@@ -63,6 +64,11 @@ check:
 bench:
 	@tools/setup.sh bench
 	@tools/verdict.sh bench "the results are above and in docs/performance.md" $(VENV)/bin/python -m benchmarks
+
+soak:
+	@tools/setup.sh soak
+	@tools/verdict.sh soak "nothing was left, nothing grew, no sum was wrong: build/soak" \
+	    $(VENV)/bin/python tests/soak.py --seconds $(or $(SOAK_SECONDS),3600) --out build/soak
 
 fuzz:
 	@tools/verdict.sh fuzz "no property was broken; what was found anew is in build/fuzz" tools/fuzz.sh $(FUZZ_SECONDS)

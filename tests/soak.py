@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/soak.py --seconds 3600 --seed 1 --out soak        # as root; make soak SOAK_SECONDS=3600
+    python tests/soak.py --seconds 3600 --seed 7 --out soak        # as root; make soak SOAK_SECONDS=3600
 
 ``tests/soak_job.py`` is the orchestrator, a process of its own. This one only watches, by /proc, ``ip`` and psutil, and
 shares no code with the testbed: every five seconds the processes of the lab, their open descriptors and memory, the

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh demo|test|check|bench: everything that this target of the Makefile needs, in .venv; nothing when it is there.
+# setup.sh demo|test|check|bench|soak: everything that this target of the Makefile needs, in .venv; nothing when it is there.
 #
 # Outside of this folder only Debian packages and containerlab for tests (as root, where apt-get is) and pip's cache
 # are written.
@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly target=${1:?usage: tools/setup.sh demo|test|check|bench}
+readonly target=${1:?usage: tools/setup.sh demo|test|check|bench|soak}
 readonly venv=.venv
 readonly stamp=$venv/.set-up            # line 1: fingerprint of what was installed from; line 2: its extras
 readonly log=$venv/set-up.log
@@ -49,7 +49,7 @@ check_machine() {
     elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         lack "Python's venv module" "apt-get install python3-venv"
     fi
-    if [ "$target" = demo ] || [ "$target" = bench ]; then
+    if [[ $target = @(demo|bench|soak) ]]; then
         have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
         may_make_networks || {
             echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to make networks); run: sudo make $target" >&2

@@ -12,7 +12,8 @@ import random_kills
 
 pytestmark = [pytest.mark.netns]
 
-RUNS = (1, 2)
+RUNS = (20, 71)
+"""One of the orchestrator and one of the keeper."""
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(it, marks=pytest.mark.thorough) for it in (2, 5, 7, 9))])
