@@ -31,7 +31,7 @@ from testbed.core.report.conformance.junit import junit
 from testbed.core.report.conformance.markdown import markdown
 from testbed.core.report.conformance.matrix import OUTCOMES, STATES, Entry, headline, matrix
 from testbed.core.report.conformance.page import html
-from testbed.core.report.conformance.tables import grid, wire_rows
+from testbed.core.report.conformance.tables import error_rows, grid, wire_rows
 from testbed.errors import StorageError, UserError
 from testbed.host.store import RunDirectory, list_runs, read_summary
 from testbed.host.validations import read_validation, rebuild_validation, write_validation
@@ -160,16 +160,16 @@ def test_faster_than_light_is_bad_however_fast_the_rest():
 @pytest.mark.parametrize(
     ("libraries", "sentence"),
     [
-        ((factory.library(),), "On metro-40km, torch gloo holds."),
+        ((factory.library(),), "On metro-40km, torch-gloo holds."),
         (
             (factory.library(), factory.library("b", title="B")),
-            "On metro-40km, torch gloo and B hold.",
+            "On metro-40km, torch-gloo and b hold.",
         ),
         (
             (factory.library(), factory.broken(), factory.too_fast()),
-            "On metro-40km, lame ring gives wrong results without an error; MPICH does not hold; torch gloo holds.",
+            "On metro-40km, lame-ring gives wrong results without an error; mpich does not hold; torch-gloo holds.",
         ),
-        ((factory.library(verdict="unknown"),), "On metro-40km, of torch gloo it cannot be told."),
+        ((factory.library(verdict="unknown"),), "On metro-40km, of torch-gloo it cannot be told."),
         ((factory.skipped(),), "Nothing was validated on metro-40km."),
     ],
 )
@@ -195,6 +195,13 @@ def test_what_crossed_is_summed_over_the_links_toward_a_site():
         factory.speed(), crossing={"north:east": 700, "south:east": 300, "north:west": 800}, least=500
     )
     assert next(iter(wire_rows([speed])))[4] == "2"
+
+
+def test_ranks_that_say_the_same_are_named_together():
+    cell = dataclasses.replace(
+        factory.CELLS[1], errors=("rank 0: timed out", "rank 3: timed out", "rank 1: closed", "gone")
+    )
+    assert list(error_rows(cell)) == [("ranks 0, 3", "timed out"), ("rank 1", "closed"), ("1 rank", "gone")]
 
 
 # ---- page, Markdown
@@ -252,7 +259,7 @@ def test_nothing_at_all_has_a_report():
 
 def test_markdown_has_the_matrix_and_every_library():
     said = markdown(factory.validation())
-    assert said.startswith("# ✗ On metro-40km, lame ring gives wrong results")
+    assert said.startswith("# ✗ On metro-40km, lame-ring gives wrong results")
     assert "| cut, long | ! error within its bound" in said and "≠ WRONG RESULT" in said
     assert all(f"## {name}" in said for name in ("torch gloo", "lame ring", "MPICH", "jax gloo"))
 

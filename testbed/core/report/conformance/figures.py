@@ -25,7 +25,7 @@ def figures(validation: Validation) -> tuple[Figure, ...]:
 
 
 def _of(operation: str, libraries: Sequence[LibraryResult]) -> Figure | None:
-    by = {library.title: _shown(library.speeds, operation) for library in libraries}
+    by = {library.name: _shown(library.speeds, operation) for library in libraries}
     sizes = {speed.size for speeds in by.values() for speed in speeds}
     if len(sizes) < 2:
         return None
@@ -40,13 +40,13 @@ def _of(operation: str, libraries: Sequence[LibraryResult]) -> Figure | None:
         line={"color": _GREY, "dash": "dash", "width": 2},
         hovertemplate="bound: %{y:.3s}s",
     )
-    for index, (title, speeds) in enumerate(by.items()):
+    for index, (name, speeds) in enumerate(by.items()):
         if not speeds:
             continue
         figure.add_scatter(
             x=[speed.size for speed in speeds],
             y=[speed.median_s for speed in speeds],
-            name=plain(title),
+            name=plain(name),
             mode="lines+markers",
             line={"color": CYCLE[index % len(CYCLE)], "width": 2},
             marker={"symbol": _SIGNS[index % len(_SIGNS)], "size": 9},
@@ -56,7 +56,7 @@ def _of(operation: str, libraries: Sequence[LibraryResult]) -> Figure | None:
                 "array": [max(0.0, speed.high_s - speed.median_s) for speed in speeds],
                 "arrayminus": [max(0.0, speed.median_s - speed.low_s) for speed in speeds],
             },
-            hovertemplate=f"{plain(title)}: %{{y:.3s}}s",
+            hovertemplate=f"{plain(name)}: %{{y:.3s}}s",
         )
     figure.update_layout(hovermode="x", showlegend=True)
     # Decades alone: plotly would write every digit between two of them.

@@ -23,7 +23,7 @@ def markdown(validation: Validation, comparison: Comparison | None = None) -> st
         blocks.append("**Interrupted: what is missing was not run.**")
     rows = matrix(validation)
     if validation.libraries:
-        head = ("", *(escape(each.title) for each in validation.libraries))
+        head = ("", *(escape(each.name) for each in validation.libraries))
         blocks.append(table(head, [(row.title, *(_entry(entry) for entry in row.entries)) for row in rows]))
     if comparison is not None:
         blocks += ["## Against the baseline", *_changes(comparison)]
@@ -55,8 +55,8 @@ def _changes(comparison: Comparison) -> list[str]:
 
 
 def _library(library: LibraryResult) -> list[str]:
-    version = f" {library.version}" if library.version else ""
-    blocks = [f"## {escape(library.title)}{escape(version)}: {VERDICTS[library.verdict].word}"]
+    title = f"{library.title} {library.version}".rstrip()
+    blocks = [f"## {escape(title)}: {VERDICTS[library.verdict].word}"]
     if library.why:
         blocks.append("\n".join(f"- {escape(each)}" for each in library.why))
     if library.cases:

@@ -121,8 +121,8 @@ def headline(validation: Validation) -> str:
     """The verdict in a sentence, the worst first."""
     by: dict[Verdict, list[str]] = {}
     for each in validation.libraries:
-        by.setdefault(each.verdict, []).append(each.title)
-    wrong = [each.title for each in validation.libraries if _wrong(each)]
+        by.setdefault(each.verdict, []).append(each.name)
+    wrong = [each.name for each in validation.libraries if _wrong(each)]
     if wrong:
         first = f"{_list(wrong)} {'gives' if len(wrong) == 1 else 'give'} wrong results without an error"
         others = [each for each in by.get("does not hold", []) if each not in wrong]

@@ -103,7 +103,7 @@ def _answer(library: LibraryResult) -> Markup:
     return element(
         "li",
         element("span", _mark(VERDICTS[library.verdict]), class_="answer"),
-        element("a", library.title, href=f"#{anchor('library', library.name)}", class_="question"),
+        element("a", library.name, href=f"#{anchor('library', library.name)}", class_="question"),
         element("span", why, f" (and {more} more)" if more > 0 else None, class_="text"),
     )
 
@@ -120,7 +120,7 @@ def _matrix(validation: Validation) -> Markup | None:
         "tr",
         element("th", "", scope="col"),
         *(
-            element("th", element("a", each.title, href=f"#{anchor('library', each.name)}"), scope="col")
+            element("th", element("a", each.name, href=f"#{anchor('library', each.name)}"), scope="col")
             for each in validation.libraries
         ),
     )
@@ -271,12 +271,7 @@ def _faults(library: LibraryResult, place: str) -> Iterable[Markup]:
 def _fault(cell: Cell, place: str) -> Markup:
     mark = OUTCOMES[cell.outcome]
     listed = zip(tables.FAULT_FACTS, tables.fault_facts(cell), strict=True)
-    counted: dict[str, int] = {}
-    for error in cell.errors:
-        counted[error] = counted.get(error, 0) + 1
-    quotes = (
-        element("li", element("code", text), f" ({words.plural(count, 'rank')})") for text, count in counted.items()
-    )
+    quotes = (element("li", f"{who}: ", element("code", text)) for who, text in tables.error_rows(cell))
     return element(
         "details",
         element(
@@ -290,7 +285,7 @@ def _fault(cell: Cell, place: str) -> Markup:
         element("p", "In its own words:", class_="lead") if cell.errors else None,
         element("ul", *quotes, class_="errors") if cell.errors else None,
         id=place,
-        class_=f"cell {mark.kind}",
+        class_="cell",
         open="open" if mark.kind == "worst" else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ __all__ = [
     "Grid",
     "Sum",
     "change_rows",
+    "error_rows",
     "facts",
     "fault_facts",
     "grid",
@@ -115,7 +117,7 @@ def speed_row(speed: Speed) -> Text:
         _digits(speed.one_way_delays),
         f"{words.duration(speed.bound_s)} / {words.duration(speed.bound_all_s)}",
         f"{_percent(speed.efficiency)}{': faster than light' if too_fast(speed) else ''}",
-        f"{_rate(speed.algorithm_rate)} / {_rate(speed.bus_rate)}",
+        f"{_rate(speed.algorithm_rate)} / {_rate(speed.bus_rate)}" if speed.size else words.UNKNOWN,
     )
 
 
@@ -154,6 +156,18 @@ def fault_facts(cell: Cell) -> Text:
     )
 
 
+def error_rows(cell: Cell) -> Iterator[tuple[str, str]]:
+    """(who, the library's words): ranks that say the same are one row."""
+    by: dict[str, list[str]] = {}
+    for error in cell.errors:
+        rank = re.match(r"rank (\d+): ", error)
+        by.setdefault(error[rank.end() :] if rank else error, []).append(rank[1] if rank else "")
+    for text, ranks in by.items():
+        numbers = [rank for rank in ranks if rank]
+        named = f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(numbers)}"
+        yield named if numbers else words.plural(len(ranks), "rank"), text
+
+
 def link_rows(validation: Validation) -> Iterator[Text]:
     for direction, values in validation.links.items():
         yield direction, words.duration(values.get("delay_s")), _rate(values.get("rate"))
@@ -176,7 +190,7 @@ def facts(validation: Validation) -> tuple[tuple[str, str], ...]:
         ("machine", validation.machine),
         ("took", words.duration(validation.took_s)),
         *((f"version of {name}", version) for name, version in validation.versions.items()),
-        *((f"{each.title}", _of_library(each)) for each in validation.libraries),
+        *((each.title, _of_library(each)) for each in validation.libraries),
     ]
     return tuple((name, value) for name, value in listed if value)
 
