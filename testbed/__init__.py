@@ -54,8 +54,10 @@ __all__ = [
 
 
 def discover(discover_system: bool = True) -> Any:
-    """What ``chaos discover scale-across-testbed`` shows. Chaos Toolkit looks for it in a distribution's own package and
-    nowhere below (chaoslib.discovery.package); needs the extra ``chaostoolkit``."""
+    """What ``chaos discover scale-across-testbed`` shows; needs the extra ``chaostoolkit``.
+
+    Chaos Toolkit looks for it in a distribution's own package and nowhere below (chaoslib.discovery.package).
+    """
     from testbed.chaos import discover as discovered
 
     return discovered(discover_system)
