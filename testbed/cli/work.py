@@ -50,7 +50,8 @@ def run(
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the verdict as JUnit XML too, for CI; its folder is made.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Write the verdict as JUnit XML too, for CI; its folder is made."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
