@@ -1,14 +1,12 @@
-"""The rank programs of one library on the nodes of one lab: started, spoken to, signalled, ended.
+"""The rank programs of one library on the nodes of one lab: spoken to, signalled, ended.
 
 What a library does with its time is its own affair, so nothing here waits for it without a bound, and what does not
-answer is ended by SIGKILL. If we are killed ourselves its programs end too: by PDEATHSIG where nodes are namespaces, by
-their leash in containers, and those of an MPI with their mpiexec.
+answer is ended by SIGKILL.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import subprocess
@@ -16,28 +14,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
-from testbed.core.conformance.library import PYTHON, Library
-from testbed.core.conformance.mpi import mpiexec_argv
-from testbed.core.plan import build
-from testbed.core.plan.addressing import (
-    FABRIC_INTERFACE,
-    MANAGEMENT,
-    MANAGEMENT_V4,
-    MASTER_PORT,
-    Addressing,
-)
-from testbed.core.plan.step import Rank
+from testbed.core.conformance.library import Library
+from testbed.core.plan.addressing import MASTER_PORT
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError
-from testbed.host import libraries, process, runner
-from testbed.host.containerlab import ContainerPlace, agent_user
-from testbed.host.inside import pid_on_host
-from testbed.lab import client, launch, places
+from testbed.host import process
 from testbed.lab.state import LabFolder
-from testbed.lab.validate import reach
-from testbed.lab.validate.lines import Lines
+from testbed.lab.validate.programs import Program, Starter, end
 
 __all__ = ["Crew", "Said"]
 
@@ -45,16 +30,13 @@ START_BOUND_S: Final = 90.0
 """How long programs may take until they answer their first operation: four that import torch on one busy core."""
 
 LEAVE_BOUND_S: Final = 3.0
-END_BOUND_S: Final = 10.0
+
+LAST_BYTES: Final = 4096
+LONGEST_WORDS: Final = 300
+"""Of the end of a log, the last words are sought in so much, and quoted up to so many characters."""
 
 _PORTS: Final = 2000
 """Ports for communicators begin at MASTER_PORT and stay below Linux' ephemeral ones."""
-
-OF_ONE_RANK: Final = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TESTBED_NODE", "TESTBED_SITE")
-"""Variables that an mpiexec, which has one environment for all, must not pass on."""
-
-_REDIRECTED: Final = 'exec <"$1" >"$2"; shift 2; exec "$@"'
-"""For sh: a program between two FIFOs. In a container its leash has stdin."""
 
 
 @dataclass(frozen=True)
@@ -92,24 +74,6 @@ class Said:
         return ""
 
 
-@dataclass
-class _Program:
-    """One rank: its lines, and the process that stands for it."""
-
-    rank: Rank
-    lines: Lines
-    child: subprocess.Popen[bytes] | None
-    """None where mpiexec is the child of us all."""
-    pid: int = 0
-    """Of the rank program, on this host; 0 until it is known."""
-    began: int = 0
-    joined: bool = False
-    """Whether it has answered: before that it may be importing what it needs."""
-    pending: Mapping[str, Any] | None = None
-    ended: str = ""
-    """How it ended, in words."""
-
-
 class Crew:
     """See the module. ``folder``, which every node sees at the same path, is where outputs, FIFOs and logs lie.
 
@@ -117,26 +81,18 @@ class Crew:
     """
 
     def __init__(self, lab: LabFolder, topology: Topology, library: Library, folder: Path) -> None:
-        self.library, self.topology, self.folder = library, topology, folder
-        self.ranks: tuple[Rank, ...] = build.ranks(topology)
+        self._starter = Starter(lab, topology, library, folder)
+        self.ranks, self.outputs = self._starter.ranks, self._starter.outputs
         self.offers: Mapping[str, Any] = {}
-        self.version, self.title = "", library.title
+        self.version = ""
         self._attempt = 0
         """Number of the communicator of these programs."""
         self._port = MASTER_PORT
         """Of the latest communicator; none is used twice in turn, over restarts too."""
-        self._lab = lab
-        self._contained = places.driver(lab) == "containerlab"
-        self._programs: dict[int, _Program] = {}
+        self._programs: dict[int, Program] = {}
         self._mpiexec: subprocess.Popen[bytes] | None = None
         self._early: dict[int, Mapping[str, Any]] = {}
         """Answers that came before somebody waited for them."""
-        self._logs: list[IO[bytes]] = []
-
-    @property
-    def outputs(self) -> Path:
-        """Where answers to ``keep`` lie, $TESTBED_FOLDER."""
-        return self.folder / "outputs"
 
     @property
     def world(self) -> tuple[int, ...]:
@@ -153,21 +109,7 @@ class Crew:
     def start(self) -> None:
         """Start the programs; those of before are ended. Raises MissingTool, HostError, LabError."""
         self.kill()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.outputs.mkdir(exist_ok=True)
-        for path in (self.folder, self.outputs):
-            self._give(path)
-        for shown in {self.folder, *self._program_folder()}:
-            client.call(self._lab, "show", folder=str(shown))
-        try:
-            if self.library.launcher == "direct":
-                for rank in self.ranks:
-                    self._programs[rank.rank] = self._start_contained(rank) if self._contained else self._start(rank)
-            else:
-                self._start_mpi()
-        except BaseException:
-            self.kill()
-            raise
+        self._programs, self._mpiexec = self._starter.start()
 
     def join(self, timeout_s: float) -> Said:
         """Make a communicator, the first or the next one; programs are started where there are none.
@@ -186,7 +128,6 @@ class Crew:
         until_t = time.monotonic() + 2 * timeout_s + 5.0
         said = self.gather(self.world, lambda: until_t)
         for rank, answer in said.answers.items():
-            self._programs[rank].joined = True
             self._learn(self._programs[rank], answer)
         return said
 
@@ -201,13 +142,12 @@ class Crew:
     def replace(self) -> bool:
         """Start a fresh program for each rank whose program has ended, so that the others need not; False where that
         cannot be: an mpiexec starts all ranks or none."""
-        if self.library.launcher != "direct":
+        if not self._starter.replaces:
             return False
         for number, program in list(self._programs.items()):
             if program.ended:
-                program.lines.close()
-                start = self._start_contained if self._contained else self._start
-                self._programs[number] = start(program.rank)
+                program.end()
+                self._programs[number] = self._starter.one(program.rank)
         return True
 
     @property
@@ -234,23 +174,12 @@ class Crew:
     def kill(self) -> None:
         """SIGKILL to whatever is left; returns when it is gone."""
         for program in self._programs.values():
-            self._signal(program, signal.SIGKILL)
-            if program.child is not None:
-                _end(program.child)
-            program.lines.close()
+            program.end()
         if self._mpiexec is not None:
-            _end(self._mpiexec)
-            self._mpiexec = None
-        gone = time.monotonic() + END_BOUND_S
-        for program in self._programs.values():
-            if program.pid:
-                process.wait_gone(program.pid, program.began, max(0.0, gone - time.monotonic()))
-        self._programs.clear()
+            end(self._mpiexec)
+        self._programs, self._mpiexec = {}, None
         self._early.clear()
         self._attempt = 0
-        for log in self._logs:
-            log.close()
-        self._logs.clear()
 
     def send_signal(self, rank: int, number: signal.Signals) -> float:
         """Send a signal to a rank's program; when, on CLOCK_MONOTONIC. Raises LabError if its process is not known."""
@@ -258,23 +187,18 @@ class Crew:
         if not program.pid:
             raise LabError(f"the process of rank {rank} is not known: its join did not tell a pid")
         t = time.monotonic()
-        self._signal(program, number)
+        program.signal(number)
         return t
 
     def last_words(self, rank: int) -> str:
         """The last line in a rank's log; empty if it said nothing."""
-        paths = [self.log(rank), self.log(None)]
-        for path in paths:
+        for path in (self._starter.log(rank), self._starter.log(None)):
             with contextlib.suppress(OSError), path.open("rb") as stream:
-                stream.seek(max(0, path.stat().st_size - 4096))
+                stream.seek(max(0, path.stat().st_size - LAST_BYTES))
                 lines = stream.read().decode(errors="replace").strip().splitlines()
                 if lines:
-                    return lines[-1].strip()[:300]
+                    return lines[-1].strip()[:LONGEST_WORDS]
         return ""
-
-    def log(self, rank: int | None) -> Path:
-        """Where a rank's words are; None: those of mpiexec."""
-        return self.folder / ("mpiexec.log" if rank is None else f"rank-{rank}.log")
 
     # ---- questions and answers
 
@@ -336,130 +260,13 @@ class Crew:
 
     # ---- inside
 
-    def _program_folder(self) -> set[Path]:
-        """Of a program that is a file of the user's: nodes must see it."""
-        if self._contained and (own := Path(self.library.argv[-1])).is_absolute():
-            return {own.parent}
-        return set()
-
-    def _give(self, path: Path) -> None:
-        if self._contained:
-            os.chown(path, *map(int, agent_user().split(":")))
-
-    def _environment(self, rank: Rank) -> dict[str, str]:
-        net = Addressing(self.topology)
-        ours = {
-            "TESTBED_INTERFACE": FABRIC_INTERFACE,
-            "TESTBED_ADDRESSES": ",".join(str(net.node(it.node)[0]) for it in self.ranks),
-            "TESTBED_SITES": ",".join(it.site for it in self.ranks),
-            "TESTBED_FOLDER": str(self.outputs),
-            "PYTHONUNBUFFERED": "1",
-        }
-        return launch.environment(self.topology, rank, {**ours, **self.library.environment})
-
-    def _argv(self) -> list[str]:
-        python = "python" if self._contained else libraries.python()
-        return [python if word == PYTHON else word for word in self.library.argv]
-
-    def _open_log(self, rank: int | None) -> IO[bytes]:
-        log = self.log(rank).open("ab")
-        self._logs.append(log)
-        return log
-
-    def _start(self, rank: Rank) -> _Program:
-        variables = self._environment(rank)
-        place = places.place(self._lab, rank.node, isolated=True, job=True)
-        log = self._open_log(rank.rank)
-        child = subprocess.Popen(
-            place.enter(self._argv(), self.folder, variables),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            env={**os.environ, **variables}, start_new_session=True,
-        )  # fmt: skip
-        assert child.stdin is not None and child.stdout is not None
-        lines = Lines(os.dup(child.stdin.fileno()), os.dup(child.stdout.fileno()), log)
-        child.stdin.close()
-        child.stdout.close()
-        return _Program(rank, lines, child, child.pid, process.started(child.pid))
-
-    def _start_contained(self, rank: Rank) -> _Program:
-        """The leash inside needs stdin for itself, so operations and answers go by FIFOs."""
-        variables = self._environment(rank)
-        place = places.place(self._lab, rank.node, isolated=True, job=True)
-        assert isinstance(place, ContainerPlace)
-        log = self._open_log(rank.rank)
-        lines = self._fifos(rank, log)
-        words = [str(self.folder / f"{rank.rank}.{it}") for it in ("operations", "answers")]
-        argv = ["sh", "-c", _REDIRECTED, "sh", *words, *self._argv()]
-        child = subprocess.Popen(
-            place.enter(argv, self.folder, variables),
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **variables}, start_new_session=True,
-        )  # fmt: skip
-        return _Program(rank, lines, child)
-
-    def _start_mpi(self) -> None:
-        """The library's own mpiexec, in the management network, which reaches all nodes without a fiber."""
-        net = Addressing(self.topology)
-        hosts = {str(net.management[it.node]): it.node for it in self.ranks}
-        log = self._open_log(None)
-        ways = {
-            host: places.place(self._lab, node, isolated=True, job=True).enter([], self.folder)
-            for host, node in hosts.items()
-        }
-        agent, variables = reach.write(self.folder, ways)
-        own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
-        for name in OF_ONE_RANK:
-            own.pop(name, None)
-        for rank in self.ranks:
-            self._programs[rank.rank] = _Program(rank, self._fifos(rank, log), None)
-        program = libraries.program(self.library.programs[0]) if self.library.programs else None
-        inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
-        environment = {**inherited, **own, **variables}
-        argv = mpiexec_argv(
-            self.library.launcher,
-            programs=str((program or Path(libraries.python())).parent),
-            hosts=list(hosts),
-            interface=build.MANAGEMENT_BRIDGE,
-            network=str(MANAGEMENT_V4),
-            agent=str(agent),
-            # If a daemon is killed its rank must not go on by itself.
-            program=[runner.tool("setpriv"), "--pdeathsig", "KILL", "--", *self._argv()],
-            pass_on=sorted(own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())),
-        )
-        self._mpiexec = subprocess.Popen(
-            places.place(self._lab, MANAGEMENT, isolated=False).enter(argv, self.folder, environment),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
-        )  # fmt: skip
-
-    def _fifos(self, rank: Rank, log: IO[bytes]) -> Lines:
-        """FIFOs of one rank, made anew: what was written into those of before must not come out of these."""
-        for name in ("operations", "answers"):
-            path = self.folder / f"{rank.rank}.{name}"
-            path.unlink(missing_ok=True)
-            os.mkfifo(path, 0o600)
-            self._give(path)
-        into, out = self.folder / f"{rank.rank}.operations", self.folder / f"{rank.rank}.answers"
-        # fifo(7): for reading and writing it opens at once, whoever is at the other end.
-        return Lines(
-            os.open(into, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC),
-            os.open(out, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC),
-            log,
-        )
-
-    def _learn(self, program: _Program, answer: Mapping[str, Any]) -> None:
+    def _learn(self, program: Program, answer: Mapping[str, Any]) -> None:
+        program.joined = True
         self.version = str(answer.get("version", self.version))
         if isinstance(answer.get("offers"), dict):
             self.offers = answer["offers"]
         if not program.pid and isinstance(answer.get("pid"), int):
-            node = program.rank.node
-            netns = places.netns(self._lab, node)
-            program.pid = pid_on_host(netns, answer["pid"]) if self._contained else int(answer["pid"])
-            program.began = process.started(program.pid) if program.pid else 0
-
-    def _signal(self, program: _Program, number: signal.Signals) -> None:
-        """Only to what is still the process that we know: numbers are used again."""
-        if program.pid and process.is_same(program.pid, program.began):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(program.pid, number)
+            program.knows_pid(self._starter.pid_here(program.rank, answer["pid"]))
 
     def _exit_codes(self) -> dict[int, str]:
         """Ranks whose program has ended since the last time, and how, in words."""
@@ -470,10 +277,11 @@ class Crew:
             if program.child is not None:
                 if (code := program.child.poll()) is not None:
                     # docker and the leash say a signal as a shell does.
-                    found[number] = process.how_ended(128 - code if self._contained and code > 128 else code)
+                    code = 128 - code if self._starter.contained and code > 128 else code
+                    found[number] = process.how_ended(code)
             elif self._mpiexec is not None and (code := self._mpiexec.poll()) is not None:
                 found[number] = f"ended: its mpiexec {process.how_ended(code)}"
-            elif program.began and not process.is_same(program.pid, program.began):
+            elif program.is_gone:
                 found[number] = "has ended"
         return found
 
@@ -484,15 +292,3 @@ def _checked(asked: Mapping[str, Any], answer: dict[str, Any]) -> Mapping[str, A
     if answer.get(key) == asked[key]:
         return answer
     return {**answer, "error": f"its line says {key} {answer.get(key)!r} where {asked[key]!r} was asked"}
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a child's whole session; returns when it is reaped."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-    if child.stdin is not None:
-        with contextlib.suppress(OSError):
-            child.stdin.close()  # the leash in a container lets go
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(END_BOUND_S)

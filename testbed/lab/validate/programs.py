@@ -1,0 +1,258 @@
+"""The processes of rank programs: how each is started, wherever its node is, and how it is ended.
+
+Where nodes are namespaces a program is a child of ours, which the kernel ends with us (PDEATHSIG), and is spoken to by
+its stdin and stdout. In a container it is a child of its leash, which needs stdin for itself: operations and answers go
+by FIFOs in a folder that both sides see. An MPI's programs are started by its own mpiexec, and are spoken to by FIFOs
+too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from testbed.core.conformance.library import PYTHON, Library
+from testbed.core.conformance.mpi import mpiexec_argv
+from testbed.core.plan import build
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, Addressing
+from testbed.core.plan.step import Rank
+from testbed.core.topology.model import Topology
+from testbed.host import libraries, process, runner
+from testbed.host.containerlab import agent_user
+from testbed.host.inside import pid_on_host
+from testbed.lab import client, launch, places
+from testbed.lab.state import LabFolder
+from testbed.lab.validate import reach
+from testbed.lab.validate.lines import Lines
+
+__all__ = ["Program", "Starter", "end"]
+
+END_BOUND_S: Final = 10.0
+
+OF_ONE_RANK: Final = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TESTBED_NODE", "TESTBED_SITE")
+"""Variables that an mpiexec, which has one environment for all, must not pass on."""
+
+_REDIRECTED: Final = 'exec <"$1" >"$2"; shift 2; exec "$@"'
+"""For sh: a program between two FIFOs."""
+
+
+@dataclass
+class Program:
+    """One rank. ``child`` is the process that stands for it here; None: mpiexec, one for all, does."""
+
+    rank: Rank
+    lines: Lines
+    log: IO[bytes]
+    child: subprocess.Popen[bytes] | None = None
+    pid: int = 0
+    """Of the rank program itself, on this host; 0 until it is known."""
+    began: int = 0
+    joined: bool = False
+    """Whether it has answered: before that it may be importing what it needs."""
+    pending: Mapping[str, Any] | None = None
+    """What it has yet to answer."""
+    ended: str = ""
+    """How it ended, in words."""
+
+    def knows_pid(self, pid: int) -> None:
+        self.pid, self.began = pid, process.started(pid)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process was known, and is not there any more."""
+        return self.began > 0 and not process.is_same(self.pid, self.began)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Only to what is still the process that we know: numbers are used again."""
+        if self.began and process.is_same(self.pid, self.began):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.signal(signal.SIGKILL)
+        if self.child is not None:
+            end(self.child)
+        self.lines.close()
+        if self.began:
+            process.wait_gone(self.pid, self.began, END_BOUND_S)
+        self.log.close()
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a child's whole session; returns when it is reaped."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.close()  # the leash in a container lets go
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(END_BOUND_S)
+
+
+class Starter:
+    """Starts the programs of one library. ``folder``, which every node sees at the same path, is for outputs, FIFOs and
+    logs.
+    """
+
+    def __init__(self, lab: LabFolder, topology: Topology, library: Library, folder: Path) -> None:
+        self._lab, self._topology, self._library = lab, topology, library
+        self.folder, self.outputs = folder, folder / "outputs"
+        self.ranks = build.ranks(topology)
+        self.contained = places.driver(lab) == "containerlab"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether one rank can be started by itself: an mpiexec starts all or none."""
+        return self._library.launcher == "direct"
+
+    def log(self, rank: int | None) -> Path:
+        """Where a rank's words are; None: those of mpiexec."""
+        return self.folder / ("mpiexec.log" if rank is None else f"rank-{rank}.log")
+
+    def start(self) -> tuple[dict[int, Program], subprocess.Popen[bytes] | None]:
+        """All ranks, and the mpiexec that starts them, if one does. Raises MissingTool, HostError, LabError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.outputs.mkdir(exist_ok=True)
+        shown = {self.folder}
+        if self.contained:
+            for path in (self.folder, self.outputs):
+                self._give(path)
+            program = Path(self._library.argv[-1])
+            shown |= {program.parent} if program.is_absolute() else set()  # a file of the user's
+        for path in shown:
+            client.call(self._lab, "show", folder=str(path))
+        if not self.replaces:
+            return self._mpi()
+        programs: dict[int, Program] = {}
+        try:
+            for rank in self.ranks:
+                programs[rank.rank] = self.one(rank)
+        except BaseException:
+            for it in programs.values():
+                it.end()
+            raise
+        return programs, None
+
+    def one(self, rank: Rank) -> Program:
+        """The program of one rank. Raises MissingTool, HostError."""
+        return self._contained(rank) if self.contained else self._direct(rank)
+
+    def pid_here(self, rank: Rank, pid: int) -> int:
+        """The number on this host of a process that a rank program says is itself; 0 if there is none."""
+        return pid_on_host(places.netns(self._lab, rank.node), pid) if self.contained else pid
+
+    # ---- inside
+
+    def _direct(self, rank: Rank) -> Program:
+        variables = self._environment(rank)
+        place = places.place(self._lab, rank.node, isolated=True, job=True)
+        log = self.log(rank.rank).open("ab")
+        child = subprocess.Popen(
+            place.enter(self._argv(), self.folder, variables),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            env={**os.environ, **variables}, start_new_session=True,
+        )  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        lines = Lines(os.dup(child.stdin.fileno()), os.dup(child.stdout.fileno()), log)
+        child.stdin.close()
+        child.stdout.close()
+        found = Program(rank, lines, log, child)
+        found.knows_pid(child.pid)  # setpriv and nsenter become the program
+        return found
+
+    def _contained(self, rank: Rank) -> Program:
+        variables = self._environment(rank)
+        place = places.place(self._lab, rank.node, isolated=True, job=True)
+        log = self.log(rank.rank).open("ab")
+        into, out = self._fifos(rank)
+        argv = ["sh", "-c", _REDIRECTED, "sh", str(into), str(out), *self._argv()]
+        lines = _opened(into, out, log)
+        child = subprocess.Popen(
+            place.enter(argv, self.folder, variables),
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **variables}, start_new_session=True,
+        )  # fmt: skip
+        return Program(rank, lines, log, child)
+
+    def _mpi(self) -> tuple[dict[int, Program], subprocess.Popen[bytes]]:
+        """The library's own mpiexec runs in the management network, which reaches all nodes without a fiber."""
+        net = Addressing(self._topology)
+        hosts = {str(net.management[it.node]): it.node for it in self.ranks}
+        agent, variables = reach.write(
+            self.folder,
+            {
+                host: places.place(self._lab, node, isolated=True, job=True).enter([], self.folder)
+                for host, node in hosts.items()
+            },
+        )
+        own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
+        own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
+        inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
+        environment = {**inherited, **own, **variables}
+        programs: dict[int, Program] = {}
+        for rank in self.ranks:
+            log = self.log(rank.rank).open("ab")
+            programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
+        launcher = libraries.program(self._library.programs[0]) if self._library.programs else None
+        argv = mpiexec_argv(
+            self._library.launcher,
+            programs=str((launcher or Path(libraries.python())).parent),
+            hosts=list(hosts),
+            interface=build.MANAGEMENT_BRIDGE,
+            network=str(MANAGEMENT_V4),
+            agent=str(agent),
+            # If a daemon is killed its rank must not go on by itself.
+            program=[runner.tool("setpriv"), "--pdeathsig", "KILL", "--", *self._argv()],
+            pass_on=sorted(own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())),
+        )
+        with self.log(None).open("ab") as log:
+            mpiexec = subprocess.Popen(
+                places.place(self._lab, MANAGEMENT, isolated=False).enter(argv, self.folder, environment),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
+            )  # fmt: skip
+        return programs, mpiexec
+
+    def _environment(self, rank: Rank) -> dict[str, str]:
+        net = Addressing(self._topology)
+        ours = {
+            "TESTBED_INTERFACE": FABRIC_INTERFACE,
+            "TESTBED_ADDRESSES": ",".join(str(net.node(it.node)[0]) for it in self.ranks),
+            "TESTBED_SITES": ",".join(it.site for it in self.ranks),
+            "TESTBED_FOLDER": str(self.outputs),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return launch.environment(self._topology, rank, {**ours, **self._library.environment})
+
+    def _argv(self) -> list[str]:
+        python = "python" if self.contained else libraries.python()
+        return [python if word == PYTHON else word for word in self._library.argv]
+
+    def _fifos(self, rank: Rank) -> tuple[Path, Path]:
+        """Made anew: what was written into those of before must not come out of these."""
+        into, out = (self.folder / f"{rank.rank}.{name}" for name in ("operations", "answers"))
+        for path in (into, out):
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+            if self.contained:
+                self._give(path)
+        return into, out
+
+    @staticmethod
+    def _give(path: Path) -> None:
+        os.chown(path, *map(int, agent_user().split(":")))
+
+
+def _opened(into: Path, out: Path, log: IO[bytes]) -> Lines:
+    """Our ends of two FIFOs. For reading and writing one opens at once, whoever is at the other end (fifo(7))."""
+    return Lines(
+        os.open(into, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC),
+        os.open(out, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC),
+        log,
+    )

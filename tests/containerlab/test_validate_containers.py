@@ -1,0 +1,95 @@
+"""Rank programs in containers: spoken to through FIFOs, signalled inside, ended with whoever started them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.core.conformance import cases, trials
+from testbed.core.conformance.result import CaseResult, Cell
+from testbed.host import libraries
+from testbed.lab import state
+from testbed.lab.validate import correctness, faults
+from testbed.lab.validate.crew import Crew
+from testbed.lab.validate.inject import FiberFaults
+from testbed.lab.validate.run import validate
+from testbed.lab.validate.session import Session
+from testbed.lab.validate.wire import Wire
+
+pytestmark = [pytest.mark.netns]
+
+PROGRAM = "testbed_agents.libraries.ring"
+
+
+@pytest.fixture(scope="module")
+def lab(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
+    name = oracle.unused_name()
+    with testbed.up(
+        "metro-40km", name=name, driver="containerlab", agents=False, allow_uncertified=True
+    ) as found:  # fmt: skip
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+def programs(lab: str) -> list[str]:
+    """Rank programs in a lab's containers, as docker sees them."""
+    names = [f"clab-{lab}-{site}-{number}" for site in ("east", "west") for number in (0, 1)]
+    said = [subprocess.run(["docker", "top", name, "-eo", "pid,args"], capture_output=True, text=True) for name in names]
+    return [line for it in said for line in it.stdout.splitlines() if PROGRAM in line and "leash" not in line]
+
+
+def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: testbed.Lab, tmp_path: Path) -> None:
+    crew = Crew(state.folder(lab.name), lab.topology, libraries.find("ring"), tmp_path / "ring")
+    session = Session(crew, timeout_s=5.0)
+    found: list[CaseResult] = []
+    cells: list[Cell] = []
+    try:
+        whole = cases.correctness("quick", [rank.site for rank in crew.ranks])
+        correctness.examine(session, whole[::20], found.append)
+        assert {it.state for it in found} == {"right"}
+        assert list(crew.outputs.iterdir()) == []
+        (killed,) = (
+            it for it in trials.trials("quick", lab.topology, session.offers) if it.fault.name == "rank-killed"
+        )
+        killed = dataclasses.replace(killed, operation=dataclasses.replace(killed.operation, count=1_000_001))
+        folder = state.folder(lab.name)
+        with Wire(folder, lab.topology) as wire, FiberFaults(folder, lab.topology) as fibers:
+            faults.examine(session, wire, fibers, [killed], cells.append)
+        assert [it.outcome for it in cells] == ["error within its bound"], cells
+        assert cells[0].rebuilt is True
+        assert len(programs(lab.name)) == 4
+    finally:
+        crew.leave()
+    oracle.until(lambda: programs(lab.name) == [], 15.0, "rank programs end")
+
+
+def test_what_the_image_lacks_is_a_skip_that_says_so(lab: testbed.Lab, tmp_path: Path) -> None:
+    outcome = validate(["torchft", "mpich"], lab=lab.name, runs=tmp_path, allow_uncertified=True)
+    assert [it.verdict for it in outcome.validation.libraries] == ["skipped", "skipped"]
+    torchft, mpich = outcome.validation.libraries
+    assert "lacks torchft" in torchft.why[0]
+    assert "mpiexec" in mpich.why[0]
+    assert outcome.exit_code == 3
+    assert outcome.validation.driver == "containerlab"
+    assert lab.status().state == "up"
+
+
+def test_after_sigkill_rank_programs_end_inside(lab: testbed.Lab, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "testbed.cli.main", "validate", "ring", "--only", "correctness"]
+    argv += ["-l", lab.name, "--allow-uncertified", "--runs", str(tmp_path)]
+    with (tmp_path / "said").open("wb") as said:
+        child = subprocess.Popen(argv, stdout=said, stderr=said)
+    try:
+        oracle.until(lambda: len(programs(lab.name)) == 4, 60.0, "rank programs run")
+    finally:
+        os.kill(child.pid, 9)
+        child.wait(10.0)
+    oracle.until(lambda: programs(lab.name) == [], 20.0, "rank programs end with whoever started them")
