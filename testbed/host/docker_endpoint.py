@@ -128,8 +128,8 @@ def ask(path: str, bound_s: float = ASK_BOUND_S, **query: str) -> Any:
     except TimeoutError as error:
         raise HostError(f"docker did not answer within {bound_s:g} s; see: service docker status") from error
     except (OSError, http.client.HTTPException) as error:
-        at = f" at {where.socket}, which {where.said_by} names" if where.said_by else ""
-        raise HostError(f"docker does not answer{at}: it does not run" if at else DOES_NOT_RUN) from error
+        at = f" (nobody answers at {where.socket}, which {where.said_by} names)" if where.said_by else ""
+        raise HostError(DOES_NOT_RUN + at) from error
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:

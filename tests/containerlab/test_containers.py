@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from contract.casualties_contract import CasualtiesContract, Space
 from contract.lab_contract import FILE, Inside, LabContract
 
 import testbed
+from testbed.errors import LabError
 from testbed.lab.lab import Lab
 
 pytestmark = pytest.mark.netns
@@ -75,6 +78,35 @@ def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path) -> None:
 
 def test_exec_is_inside(lab: Lab) -> None:
     assert lab.exec("east-gw", ["test", "-e", "/.dockerenv"]) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_exec_runs_ends_with_exec(lab: Lab, number: signal.Signals) -> None:
+    def there() -> bool:
+        return any("sleep 4711" in line and "leash" not in line for line in docker("top", container).splitlines())
+
+    container = f"clab-{lab.name}-west-gw"
+    words = [sys.executable, "-m", "testbed.cli.main", "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as visit:
+        oracle.until(there, 30.0, "the program runs")
+        visit.send_signal(number)
+        visit.wait(20)
+    oracle.until(lambda: not there(), 20.0, "it ends")
+
+
+def test_a_paused_container_is_seen_and_holds_nobody(lab: Lab) -> None:
+    container = f"clab-{lab.name}-west-0"
+    docker("pause", container)
+    try:
+        said = f"the container of west-0 is paused; let it go on with: docker unpause {container}"
+        assert lab.status().state == "degraded"
+        assert said in lab.status().why
+        with pytest.raises(LabError, match="is paused"):
+            lab.exec("west-0", ["true"])
+    finally:
+        docker("unpause", container)
+    assert lab.status().why == ()
+    assert lab.exec("west-0", ["true"]) == 0
 
 
 def records(lab: Lab, rank: int) -> list[dict[str, Any]]:
