@@ -149,9 +149,9 @@ class CasualtiesContract:
         ranks = lab.run_directory.ranks
 
         def compute_s() -> float:
-            job.wait_for(step=job.step + 12, timeout=60)
+            job.wait_for(step=job.step + 7, timeout=60)
             records = [json.loads(line) for line in (ranks / "rank-0.jsonl").read_text().splitlines()]
-            return statistics.median(it["compute_s"] for it in records[-10:] if it["kind"] == "step")
+            return statistics.median(it["compute_s"] for it in records[-6:] if it["kind"] == "step")
 
         usual = compute_s()
         with lab.inject("straggler", "0", slower="20x"):
