@@ -268,9 +268,9 @@ def test_no_output_where_one_is_due() -> None:
     assert found.state == "wrong" and "rank 3 named no output" in found.detail
 
 
-def test_whoever_gives_or_gets_nothing_needs_no_output() -> None:
+def test_the_root_of_a_broadcast_has_an_output_and_the_others_of_a_reduce_have_none() -> None:
     broadcast = Operation("broadcast", 3, "world", "int32", 5, root=2, seed=1)
-    assert judge(broadcast, WORLD, _with(_answers(broadcast), 2, None)).state == "right"
+    assert judge(broadcast, WORLD, _with(_answers(broadcast), 2, None)).state == "wrong"
     reduce = Operation("reduce", 4, "world", "int32", 5, "sum", root=2, seed=1)
     assert judge(reduce, WORLD, _with(_answers(reduce), 1, b"what was left there")).state == "right"
 
