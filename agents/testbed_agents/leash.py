@@ -13,6 +13,10 @@ D    what the program reads next
 E    nothing more: its stdin ends, and it goes on
 S    the number of a signal, in decimal, for its whole session
 ==== ==========================================================
+
+A program on a terminal cannot be held so: its stdin is the terminal. ``python -m testbed_agents.leash --visit TOKEN``
+stands beside it. When our stdin ends, and the last that came was no ``E``, all whose environment says
+``TESTBED_VISIT=TOKEN`` are ended, by SIGHUP, as if their terminal had gone.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO
 
 GRACE_S = 5.0
@@ -71,6 +77,36 @@ def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
             _signal(child.pid, signal.SIGKILL)
     _signal(child.pid, signal.SIGKILL)  # what it started and left behind
     return 128 - child.returncode if child.returncode < 0 else child.returncode
+
+
+def stand_beside(token: str, stdin: int = 0) -> int:
+    """Until ``stdin`` ends; see the module."""
+    last = b""
+    while heard := os.read(stdin, READ_BYTES):
+        last = heard[-1:]
+    if last == b"E":
+        return 0
+    number, until = signal.SIGHUP, time.monotonic() + GRACE_S
+    while visitors := _visitors(token):
+        for pid in visitors:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        if number == signal.SIGKILL:
+            break
+        time.sleep(0.1)
+        number = signal.SIGKILL if time.monotonic() > until else number
+    return 0
+
+
+def _visitors(token: str) -> list[int]:
+    """Processes whose environment says so (proc(5)); a program hands it on to what it runs."""
+    mark = f"TESTBED_VISIT={token}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 class Feed:
@@ -128,6 +164,8 @@ def _signal(session: int, number: signal.Signals) -> None:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
+    if words[:1] == ["--visit"]:
+        sys.exit(stand_beside(words[1]))
     with_stdin = words[:1] == ["--stdin"]
     words = words[with_stdin:]
     sys.exit(run(words[1:] if words[:1] == ["--"] else words, framed=with_stdin))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,8 +46,23 @@ class ContainerPlace:
     def visit(self, argv: Sequence[str]) -> int:
         """Run a program for a person, with our stdin, stdout and stderr, a terminal if they are one; its status."""
         if sys.stdin.isatty() and sys.stdout.isatty():
-            return runner.run([*self._exec(["--interactive", "--tty"]), *argv])
+            return self._visit_with_terminal(argv)
         return runner.run_leashed([*self._exec(["--interactive"]), *_LEASH, "--stdin", "--", *argv])
+
+    def _visit_with_terminal(self, argv: Sequence[str]) -> int:
+        """Beside it stands one that ends the program if we are gone, or docker's command is: docker would not."""
+        token = secrets.token_hex(8)
+        beside = [*self._exec(["--interactive"]), *_LEASH, "--visit", token]
+        command = [*self._exec(["--interactive", "--tty", f"--env=TESTBED_VISIT={token}"]), *argv]
+        with subprocess.Popen(
+            beside, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        ) as watch:
+            assert watch.stdin is not None
+            status = subprocess.call(command)
+            if status >= 0:
+                with contextlib.suppress(OSError):
+                    watch.stdin.write(b"E")
+        return 128 - status if status < 0 else status
 
     def speak(self, argv: Sequence[str]) -> list[str]:
         """The argument list of a program that is spoken to over its stdin, and ends with it by itself."""

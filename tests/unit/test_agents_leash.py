@@ -107,3 +107,29 @@ def alive(pid: int) -> bool:
         return False
     with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
         return stat.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def visiting(token: str) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    """(a program of the visit, one that is not, the one that stands beside the first)."""
+    mine = subprocess.Popen(["sleep", "1000"], env={**os.environ, "TESTBED_VISIT": token})
+    other = subprocess.Popen(["sleep", "1000"], env={**os.environ, "TESTBED_VISIT": token + "x"})
+    beside = subprocess.Popen(
+        [sys.executable, "-m", "testbed_agents.leash", "--visit", token], stdin=subprocess.PIPE, bufsize=0
+    )
+    return mine, other, beside
+
+
+@pytest.mark.parametrize(("said", "status"), [(b"", -signal.SIGHUP), (b"E", None)])
+def test_who_stands_beside_a_visit_ends_it_unless_it_was_over(said: bytes, status: int | None) -> None:
+    mine, other, beside = visiting(f"t{os.getpid()}")
+    try:
+        assert beside.stdin is not None
+        beside.stdin.write(said)
+        beside.stdin.close()
+        assert beside.wait(BOUND_S) == 0
+        assert (mine.wait(BOUND_S) if said == b"" else mine.poll()) == status
+        assert other.poll() is None
+    finally:
+        for it in (mine, other, beside):
+            it.kill()
+            it.wait()
