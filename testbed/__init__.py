@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         run,
         runs,
         up,
+        validate,
     )
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ __all__ = [
     "run",
     "runs",
     "up",
+    "validate",
 ]
 
 

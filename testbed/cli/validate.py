@@ -114,10 +114,10 @@ def validate(
     Ctrl-C takes the lab down and keeps what was measured. Exit status 0: it holds; 1: it does not, or became worse than
     the baseline; 3: it could not be told.
     """
-    from testbed.lab.validate.run import validate as run
+    from testbed.lab import api
 
     with _for_ci(junit, libraries) as said, screen.progress() as progress:
-        outcome = run(
+        outcome = api.validate(
             libraries,
             topology=topology,
             set=verb.read_overrides(set_),

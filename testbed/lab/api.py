@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from testbed.lab.observe import LiveState
     from testbed.lab.run import RunOutcome, run
     from testbed.lab.status import FOREIGN, LabStatus, LabSummary, LinkStatus, RankStatus
+    from testbed.lab.validate.run import ValidationOutcome, validate
 
 __all__ = [
     "FOREIGN",
@@ -44,6 +45,7 @@ __all__ = [
     "RunOutcome",
     "RunSummary",
     "Topology",
+    "ValidationOutcome",
     "Workload",
     "attach",
     "choose",
@@ -57,6 +59,7 @@ __all__ = [
     "run",
     "runs",
     "up",
+    "validate",
     "validation_report",
 ]
 
@@ -76,7 +79,9 @@ _ELSEWHERE: Final = {
     "RunOutcome": "testbed.lab.run",
     "Topology": "testbed.core.topology.model",
     "Workload": "testbed.lab.job",
+    "ValidationOutcome": "testbed.lab.validate.run",
     "run": "testbed.lab.run",
+    "validate": "testbed.lab.validate.run",
 }
 """Names that are passed on as they are, and the module that has them."""
 

@@ -212,7 +212,8 @@ class _Validating:
         place = places.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
         assert isinstance(place, ContainerPlace)
         missing = libraries.lacking_inside(library, place.speak)
-        return f"the containers' image lacks {', '.join(missing)}; --driver netns does without it" if missing else ""
+        fix = "make one that has it with: testbed image build --with validate, or take --driver netns"
+        return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
 
     def _write(self, *, interrupted: bool = False) -> tuple[Validation, Comparison | None]:
         done = {it.name for it in self._results}
