@@ -70,7 +70,9 @@ class Ranks:
         """
         __tracebackhide__ = True
         folder = self._next_folder()
-        _write_call(folder, function, arguments, keywords, within_s)
+        module = _write_call(folder, function, arguments, keywords, within_s)
+        if module is not None and places.driver(self._lab._folder) == "containerlab":
+            self._show(module.parent)
         argv = [_python(self._lab), str(folder / "worker.py"), str(folder)]
         job = self._begin(RankJob(self._lab, argv, folder, within_s, environment or {}, returns=True))
         job._wait_until_ready()
@@ -108,8 +110,14 @@ class Ranks:
         self._count += 1
         folder = self._folder / f"ranks-{self._count}"
         folder.mkdir()
-        client.call(self._lab._folder, "show", folder=str(folder))
+        if places.driver(self._lab._folder) == "containerlab":
+            folder.chmod(0o777)  # ranks are not root there; pytest's folder around it is ours alone
+            self._show(folder)
         return folder
+
+    def _show(self, folder: Path) -> None:
+        """Have it seen inside containers, at the same path; elsewhere it is anyway."""
+        client.call(self._lab._folder, "show", folder=str(folder))
 
     def __enter__(self) -> Ranks:
         return self
@@ -318,7 +326,8 @@ def _python(lab: Lab) -> str:
 
 def _write_call(
     folder: Path, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], within_s: float
-) -> None:
+) -> Path | None:
+    """Leave in ``folder`` what the ranks need; the file of the function's module."""
     __tracebackhide__ = True
     inner: Any = function
     while isinstance(inner, functools.partial):
@@ -333,9 +342,10 @@ def _write_call(
         data = pickle.dumps((function, tuple(arguments), dict(keywords)), protocol=4)
     except Exception as error:
         raise UserError(f"{name} and its arguments cannot be sent to the ranks: {error}") from error
+    file = getattr(sys.modules.get(module), "__file__", None)
     call = {
         "module": module,
-        "file": getattr(sys.modules.get(module), "__file__", None),
+        "file": file,
         "path": [str(Path(each).absolute()) if each else str(Path.cwd()) for each in sys.path],
         "python": list(sys.version_info[:2]),
         "within_s": within_s,
@@ -343,3 +353,4 @@ def _write_call(
     (folder / "call.json").write_text(json.dumps(call))
     (folder / "arguments.pickle").write_bytes(data)
     shutil.copyfile(worker.__file__, folder / "worker.py")
+    return Path(file) if file is not None else None
