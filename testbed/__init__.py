@@ -60,9 +60,9 @@ def discover(discover_system: bool = True) -> Any:
 
     Chaos Toolkit looks for it in a distribution's own package and nowhere below (chaoslib.discovery.package).
     """
-    from testbed.chaos import discover as discovered
+    from importlib import import_module  # the library stands on none of its extras
 
-    return discovered(discover_system)
+    return import_module("testbed.chaos").discover(discover_system)
 
 
 def __getattr__(name: str) -> Any:
