@@ -123,8 +123,7 @@ class Starter:
         self.outputs.mkdir(exist_ok=True)
         shown = {self.folder}
         if self.contained:
-            for path in (self.folder, self.outputs):
-                self._give(path)
+            self._give(self.outputs)  # and no other: we write logs beside it, and ranks could make links of them
             program = Path(self._library.argv[-1])
             shown |= {program.parent} if program.is_absolute() else set()  # a file of the user's
         for path in shown:
@@ -246,7 +245,7 @@ class Starter:
 
     @staticmethod
     def _give(path: Path) -> None:
-        os.chown(path, *map(int, agent_user().split(":")))
+        os.chown(path, *map(int, agent_user().split(":")), follow_symlinks=False)
 
 
 def _opened(into: Path, out: Path, log: IO[bytes]) -> Lines:

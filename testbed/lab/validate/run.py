@@ -48,7 +48,7 @@ from testbed.host import catalog, libraries, store, validations
 from testbed.host.containerlab import ContainerPlace
 from testbed.host.store import RunDirectory
 from testbed.lab import client, deploy, places, record, state
-from testbed.lab.deploy import Progress, Silent
+from testbed.lab.deploy import Progress, Silent, Unbreakable
 from testbed.lab.interruption import interruptible, unhurried
 from testbed.lab.lab import Lab, runs_root
 from testbed.lab.validate.examine import PARTS, Bench, Examination, Part
@@ -106,7 +106,7 @@ def validate(
     Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
     lab that fails later is in the result. Raises Interrupted after everything was undone and written.
     """
-    heard: Watching = progress or _Silent()
+    heard = _Unbreakable(progress or _Silent())
     chosen = _chosen(names)
     before = _read_baseline(baseline)
     if lab is not None and set:
@@ -294,3 +294,17 @@ def _read_baseline(path: Path | None) -> Validation | None:
 class _Silent(Silent):
     def doing(self, text: str) -> None:
         return None
+
+
+class _Unbreakable(Unbreakable):
+    """As its base: a closed terminal or pipe must not end a validation."""
+
+    def __init__(self, progress: Watching) -> None:
+        super().__init__(progress)
+        self._watching: Watching = progress
+
+    def doing(self, text: str) -> None:
+        try:
+            self._watching.doing(text)
+        except OSError:
+            self._watching = _Silent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from testbed.core.conformance.judge import Answer
 from testbed.core.conformance.operation import Group, Operation
+from testbed.host import beneath
 from testbed.lab.validate.crew import Crew, Said
 
 __all__ = ["CannotGoOn", "Performed", "Session"]
@@ -204,7 +206,8 @@ class Session:
     def _take(self, name: str) -> bytes:
         """Read an output and remove it: tens of megabytes an operation would fill a disk."""
         path = self.crew.outputs / Path(name).name
-        data = path.read_bytes()
+        with os.fdopen(beneath.open_file(path.parent, path.name), "rb") as stream:  # a rank owns that folder
+            data = stream.read()
         path.unlink()
         return data
 
