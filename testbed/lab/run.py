@@ -32,7 +32,7 @@ from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UserE
 from testbed.host import agents as agent_host
 from testbed.host import catalog, store
 from testbed.host.store import RunDirectory
-from testbed.lab import deploy, record, state
+from testbed.lab import client, deploy, record, state
 from testbed.lab.deploy import Progress, Silent, Unbreakable
 from testbed.lab.follow import Follower, teller
 from testbed.lab.interruption import interruptible, unhurried
@@ -213,8 +213,10 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
     except (KeyboardInterrupt, Interrupted) as error:
         status, reason, interrupted = "interrupted", "interrupted by the user", error
     except TestbedError as error:
-        # A job that failed was measured, and is bad; a lab or a machine that failed tells nothing.
-        status, reason, untold = "failed", str(error), not isinstance(error, JobFailed)
+        # A job that failed was measured, and is bad; a lab or a machine that failed tells nothing. Who of the two is
+        # heard of first is chance: without its keeper no job can go on.
+        untold = not isinstance(error, JobFailed) or not client.answers(state.folder(lab.name))
+        status, reason = "failed", str(error)
         progress.note(reason)
     with unhurried():
         report = _conclude(lab, prepared, monitor, live, run_directory, status, reason, progress)
