@@ -172,11 +172,12 @@ class Crew:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to whatever is left; returns when it is gone."""
+        """SIGKILL to whatever is left; returns when it is gone. Outputs that nobody has taken go too."""
         for program in self._programs.values():
             program.end()
         if self._mpiexec is not None:
             end(self._mpiexec)
+        self._starter.sweep()
         self._programs, self._mpiexec = {}, None
         self._early.clear()
         self._attempt = 0

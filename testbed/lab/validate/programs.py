@@ -144,6 +144,13 @@ class Starter:
         """The program of one rank. Raises MissingTool, HostError."""
         return self._contained(rank) if self.contained else self._direct(rank)
 
+    def sweep(self) -> None:
+        """Remove what only living programs need, FIFOs above all: whoever reads a run's files would wait at them."""
+        for pattern in ("*.operations", "*.answers", "reach*", "outputs/*"):
+            for path in self.folder.glob(pattern):
+                with contextlib.suppress(OSError):  # a program may have made folders of its own
+                    path.unlink()
+
     def pid_here(self, rank: Rank, pid: int) -> int:
         """The number on this host of a process that a rank program says is itself; 0 if there is none."""
         return pid_on_host(places.netns(self._lab, rank.node), pid) if self.contained else pid

@@ -45,7 +45,7 @@ from testbed.errors import (
     UserError,
 )
 from testbed.host import catalog, libraries, store, validations
-from testbed.host.containerlab import ContainerPlace
+from testbed.host.container_place import ContainerPlace
 from testbed.host.store import RunDirectory
 from testbed.lab import client, deploy, places, record, state
 from testbed.lab.deploy import Progress, Silent, Unbreakable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +109,6 @@ class Session:
         """End the programs, start new ones, make a communicator. Raises CannotGoOn, HostError."""
         self.spoil()
         self.crew.kill()
-        self._clean()
         if self._fresh >= MOST_FRESH:
             raise CannotGoOn(f"its programs had to be started {self._fresh} times; no more was tried")
         self._fresh += 1
@@ -210,12 +208,6 @@ class Session:
             data = stream.read()
         path.unlink()
         return data
-
-    def _clean(self) -> None:
-        """Outputs of operations that were given up."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self.crew.outputs.iterdir():
-                path.unlink(missing_ok=True)
 
 
 def _time(value: object) -> float | None:
