@@ -26,7 +26,7 @@ def summed(count: int, times: int = 1, timeout_s: float = 10.0) -> float:
     return total[0]
 
 
-@pytest.mark.parametrize("count", [1, 1021, 100_000])
+@pytest.mark.parametrize("count", [1, 100_000])
 def test_the_sum_is_right_on_every_rank(ranks, count):
     assert ranks(summed, count) == (1.0 + 2.0 + 3.0 + 4.0,) * 4
 

@@ -290,11 +290,14 @@ class RankJob:
         if "traceback" in found:
             error = pickle.loads(found["error"]) if found["error"] else None
             return RankFailure(rank, node, status, found["summary"], found["traceback"], error)
-        last = "\n".join(self._printed(rank).splitlines()[-SHOWN_LINES:])
+        printed = self._printed(rank)
+        stacks = printed.rfind("Timeout (")  # faulthandler's first word
+        hung = status == 1 and stacks >= 0
+        last = "\n".join(printed[stacks:].splitlines() if hung else printed.splitlines()[-SHOWN_LINES:])
         how = "was ended, for it took too long" if self._late else "was ended, for others had failed"
         if status is not None:
             how = f"ended with status {status}" + (f" (signal {status - 128})" if status > 128 else "")
-            how = f"took longer than {self.within_s:g} s" if "Timeout (" in last and status == 1 else how
+            how = f"took longer than {self.within_s:g} s" if hung else how
             how += " after its function had returned" if "value" in found else ""
         elif self._stop.is_set() and not self._late:
             how = "was ended by the test"
