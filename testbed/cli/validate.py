@@ -187,6 +187,8 @@ def show(validation: Validation, comparison: Comparison | None) -> None:
     if screen.quiet():
         return
     screen.show(_matrix(validation))
+    if not validation.certified:
+        screen.show("the lab was outside tolerance (certificate.json), so nothing can be told for certain")
     for it in validation.libraries:
         for why in it.why[:MOST_REASONS]:
             screen.show(f"{it.name}: {why}")
