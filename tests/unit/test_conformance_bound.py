@@ -303,7 +303,7 @@ def _quickest(every: list[Fiber], tail: str, head: str, size: float) -> float:
     raise AssertionError("too long")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(every=_networks(), size=st.integers(1, 30))
 def test_a_send_is_never_bounded_above_the_quickest_flow(every: list[Fiber], size: int) -> None:
     last = max(fiber.head for fiber in every)
@@ -311,7 +311,7 @@ def test_a_send_is_never_bounded_above_the_quickest_flow(every: list[Fiber], siz
     assert bound <= _quickest(every, "a", last, size) + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(every=_networks(), size=st.integers(1, 30), data=st.data())
 def test_no_cut_is_forgotten(every: list[Fiber], size: int, data: st.DataObject) -> None:
     """Every set of sites by its bits, with the plain formula d + bytes / B of a cut."""

@@ -138,7 +138,7 @@ def test_right_answers_are_right(do: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FLOATS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), world=st.integers(2, 24), reduction=st.sampled_from(["sum", "avg"]))
 def test_no_order_of_additions_is_called_wrong(name: str, seed: int, world: int, reduction: str) -> None:
     group = Group("world", tuple(range(world)))
@@ -164,7 +164,7 @@ def test_a_sum_in_float32_that_is_handed_on_rounded_is_right() -> None:
 # ---- what is wrong is found wrong
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_flipped_bit_of_an_exact_answer_is_found(data: st.DataObject) -> None:
     do = data.draw(st.sampled_from([it for it in OPERATIONS if it != "barrier"]))

@@ -57,7 +57,7 @@ def _read(name: str, data: bytes) -> Fraction:
 
 
 @pytest.mark.parametrize("name", TYPES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=NUMBERS, call=NUMBERS, rank=st.integers(0, 4096), count=st.integers(1, 40))
 def test_the_input_is_that_of_the_document(name: str, seed: int, call: int, rank: int, count: int) -> None:
     data, size = input_bytes(name, count, seed=seed, call=call, rank=rank), TYPES[name].size
