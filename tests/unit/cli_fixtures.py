@@ -154,7 +154,7 @@ def fake_lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
 def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
     """What ``api.run`` gives back, as far as words are made of it."""
     answer = SimpleNamespace(
-        id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1."
+        id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1.", lines=()
     )
     report = SimpleNamespace(verdict="pass" if exit_code == 0 else "fail", headline="It trained.", answers=(answer,))
     return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)
