@@ -89,7 +89,10 @@ def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls:
     if not session.spoiled:
         return evidence
     wire.settle()
-    after = _again(session, Operation("all_reduce", next(calls), count=SMALL, seed=trial.operation.seed))
+    try:
+        after = _again(session, Operation("all_reduce", next(calls), count=SMALL, seed=trial.operation.seed))
+    except CannotGoOn as error:  # what was seen of the fault is not lost by that; the next trial stops
+        after = _Again(False, None, str(error))
     notes = (*evidence.notes, after.note) if after.note else evidence.notes
     return dataclasses.replace(evidence, rebuilt=after.rebuilt, rebuild_s=after.took_s, notes=notes)
 
