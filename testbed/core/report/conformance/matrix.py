@@ -101,6 +101,8 @@ LEGEND: Final[tuple[tuple[Mark, str], ...]] = (
     (OUTCOMES["unsupported"], "the library does not offer what was asked for"),
 )
 
+_PLURALS: Final[dict[CaseState, str]] = {"error": "errors", "hang": "hangs", "crash": "crashes"}
+
 _ASIDE: Final = frozenset({"unsupported", "not run"})
 
 
@@ -180,7 +182,9 @@ def _correctness(library: LibraryResult) -> Entry:
     for state, mark in STATES.items():
         if state not in ("right", *_ASIDE) and counted[state]:
             first = next(each for each in library.cases if each.state == state)
-            word = f"{words.count(counted[state])} {mark.word}"
+            word = (
+                f"{words.count(counted[state])} {mark.word if counted[state] == 1 else _PLURALS.get(state, mark.word)}"
+            )
             return Entry(Mark(mark.kind, mark.sign, word), f"of {words.count(asked)}", place, first.detail)
     if asked:
         note = f"{words.count(counted['not run'])} not run" if counted["not run"] else ""

@@ -98,13 +98,18 @@ def _banner(validation: Validation) -> Markup | None:
 
 
 def _answer(library: LibraryResult) -> Markup:
-    why = "; ".join(library.why[:2]) or "nothing speaks against it"
-    more = len(library.why) - 2
+    why = library.why[0] if library.why else "nothing speaks against it"
+    more = len(library.why) - 1
     return element(
         "li",
         element("span", _mark(VERDICTS[library.verdict]), class_="answer"),
         element("a", library.name, href=f"#{anchor('library', library.name)}", class_="question"),
-        element("span", why, f" (and {more} more)" if more > 0 else None, class_="text"),
+        element(
+            "span",
+            element("span", why, class_="clamped"),
+            element("span", f"and {words.plural(more, 'more reason')}", class_="more") if more > 0 else None,
+            class_="text",
+        ),
     )
 
 
