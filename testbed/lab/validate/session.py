@@ -55,6 +55,10 @@ class Performed:
         return ""
 
     @property
+    def first_began_t(self) -> float | None:
+        return min((it.began for it in self.answers.values() if it.began is not None), default=None)
+
+    @property
     def began_t(self) -> float | None:
         """When the last rank began."""
         return max((it.began for it in self.answers.values() if it.began is not None), default=None)

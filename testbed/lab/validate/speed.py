@@ -71,6 +71,8 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
             return Measured((), {}, unsupported=done.refused)
         if done.finished_t is None or done.began_t is None:
             return Measured(tuple(times), _medians(crossed), trouble=done.trouble, late=late)
+        if at is not None and (done.first_began_t or at) < at:
+            return Measured((), {}, trouble="a rank did not wait for the common start")
         if at is None:
             lead_s = LEAST_LEAD_S + LEAD * (done.began_t - said_t)
         if at is None or number < series.warm_up:
