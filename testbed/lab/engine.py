@@ -32,6 +32,8 @@ class Engine:
     def __init__(self, journal: Journal, hands: Mapping[type[Step], Hand]) -> None:
         self.journal = journal
         self._hands = hands
+        self._unset: dict[tuple[str, ...], Setting] = {}
+        """Settings that stand no more where what has the say instead could not be set, by their keys."""
 
     def apply(self, owner: str, plan: Plan, notice: Notice | None = None) -> None:
         """Bring a plan into being. On any error what was begun stays in the journal: call :meth:`undo`.
@@ -116,16 +118,34 @@ class Engine:
         self.apply(owner, tuple(step for step in new if not isinstance(step, Setting)))
 
     def reconcile(self) -> None:
-        """Give every key the value that it must have, as after a crash."""
+        """Give every key the value that it must have, as after a crash, or where one could not be set."""
         self._assign([it for it in self.journal.entries.values() if isinstance(it.step, Setting)])
+        self.settle()
+
+    def settle(self) -> None:
+        """Try again to set what could not be set."""
+        self._set(list(self._unset.values()))
 
     def _assign(self, entries: Sequence[Entry], also: Sequence[Entry] = ()) -> None:
         """Set what has the say over the keys of ``entries``, and of ``also``, which stand no more."""
-        winners = self._winners(entry.step for entry in (*entries, *also) if isinstance(entry.step, Setting))
-        for hand, settings in self._by_hand(winners).items():
-            hand.assign(settings)
+        self._set([entry.step for entry in (*entries, *also) if isinstance(entry.step, Setting)])
         for entry in entries:
             entry.done = True
+
+    def _set(self, touched: Sequence[Setting]) -> None:
+        """Set what has the say over the keys of ``touched``; each hand is tried, then the first failure is raised."""
+        failure: TestbedError | None = None
+        for hand, settings in self._by_hand(self._winners(touched)).items():
+            try:
+                hand.assign(settings)
+            except TestbedError as error:
+                failure = failure or error
+                self._unset |= {it.key: it for it in settings}
+            else:
+                for it in settings:
+                    self._unset.pop(it.key, None)
+        if failure is not None:
+            raise failure
 
     def _undo(self, entries: Sequence[Entry]) -> None:
         going = {name for it in entries for name in it.step.holds}
@@ -148,8 +168,7 @@ class Engine:
         # Settings are forgotten first and set after: should we die in between, `reconcile` still ends where it must.
         self.journal.undone(gone)
         try:
-            for hand, settings in self._by_hand(self._winners(touched)).items():
-                hand.assign(settings)
+            self._set(touched)
         except TestbedError as error:
             failures.append(error)
         if failures:

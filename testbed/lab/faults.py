@@ -111,8 +111,9 @@ class Faults:
                     self._cut(record["id"], first.cuts)
             except TestbedError:
                 for record in records:
-                    with contextlib.suppress(TestbedError):
+                    with contextlib.suppress(TestbedError):  # `heal` reconciles what could not be set back
                         self._engine.undo(record["id"])
+                    with contextlib.suppress(TestbedError):
                         self._cut(record["id"], ())
                         self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
@@ -139,9 +140,20 @@ class Faults:
         self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record))
 
     def heal(self, ids: list[str]) -> list[dict[str, Any]]:
-        """Undo these faults; records of those that were not over already."""
-        ended = [self._do(partial(self._end, fault)) for fault in ids]
-        return [dict(record) for record in ended if record is not None]
+        """Undo these faults; records of those that were not over already. All are tried, then the first failure is
+        raised."""
+        ended: list[dict[str, Any]] = []
+        failures: list[TestbedError] = []
+        for fault in ids:
+            try:
+                record = self._do(partial(self._end, fault))
+            except TestbedError as error:
+                failures.append(error)
+            else:
+                ended += [] if record is None else [dict(record)]
+        if failures:
+            raise failures[0]
+        return ended
 
     def run(self, ended: threading.Event) -> None:
         """Do what is due when it is due, until ``ended``."""
@@ -162,8 +174,14 @@ class Faults:
             except RuntimeError:
                 return  # the worker is shut down: so is the lab
             except Exception as error:
-                self._events.add("note", text=f"fault {fault} could not be led on: {error}")
+                self._tell_of_failure(fault, error)
             self._plan(fault)
+
+    def _tell_of_failure(self, fault: str, error: Exception) -> None:
+        """Neither its next phase nor its end may fail unseen: a run would judge what did not happen as written."""
+        record = self._records[fault]
+        told = {key: record.get(key) for key in ("type", "target", "planned_t", "scheduled")}
+        self._events.add("fault-failed", fault=fault, why=f"it could not be led on: {error}", **told)
 
     def _plan(self, fault: str) -> None:
         standing = self._standing.get(fault)

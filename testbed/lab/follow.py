@@ -102,7 +102,7 @@ class Follower:
             raise LabError("the emulator died, so all fibers are dark")
         for event in list(self._observer.heard):
             if event["event"] == "fault-failed":
-                raise LabError(f"{event['type']} {event['target']} could not be injected: {event['why']}")
+                raise LabError(f"{event['type']} {event['target']} did not happen as planned: {event['why']}")
         if reason := self._job.failure():
             raise JobFailed(reason)
         return step >= self._total or self._job.over()

@@ -243,9 +243,13 @@ class Keeper:
 
         ``everything``: links on their second path go back at once, whatever their wait-to-restore.
         """
-        healed = self._faults.heal(ids)
+        try:
+            healed = self._faults.heal(ids)
+        finally:
+            if everything:
+                self._do(self._protection.restore)
         if everything:
-            self._do(self._protection.restore)
+            self._do(self.engine.settle)  # of a fault that could not begin, and could not be undone either
         return healed
 
     def do_protection(self) -> dict[str, str]:

@@ -64,8 +64,10 @@ class Player:
             if it.at_s is None and not self._is_due(it, now, began_t, step, values):
                 continue
             del self._waiting[number]
-            first_t = now if it.at_s is None else began_t + it.at_s
-            faults += [_message(it, number, first_t + index * it.every_s) for index in range(it.repeat)]
+            from_t, after_s = (now, 0.0) if it.at_s is None else (began_t, it.at_s)
+            # Rounded before it is added: 10 s and twice 5 s more are one moment, as 20 s are, to the last bit.
+            due_s = (round(after_s + index * it.every_s, 9) for index in range(it.repeat))
+            faults += [_message(it, number, from_t + each_s) for each_s in due_s]
         if faults:
             self.begun = True
             self._connection.call("schedule", faults=faults)

@@ -272,6 +272,24 @@ def test_a_setting_that_cannot_be_made_can_be_undone(lit: Engine, hand: Recorder
     assert lit.journal.owned("f1") == []
 
 
+def test_what_could_not_be_set_back_is_set_by_the_next_reconcile(lit: Engine, hand: Recorder) -> None:
+    """Also where the lab itself says nothing of it, as of a node's cable, and nothing stands for it any more."""
+    cable = Carrier("a-gw", "a-0", False)
+    lit.apply("f1", (cable,))
+    hand.broken = {Carrier("a-gw", "a-0", True): HostError("not now")}
+    with pytest.raises(HostError):
+        lit.undo("f1")
+    with pytest.raises(HostError):
+        lit.settle()
+    hand.broken = {}
+    assert hand.lit["a-0"] is False
+    lit.reconcile()
+    assert hand.lit["a-0"] is True
+    hand.said.clear()
+    lit.settle()
+    assert hand.said == []
+
+
 # ---- replace
 
 

@@ -139,8 +139,8 @@ def test_what_is_healed_is_not_played_on_and_not_healed_twice(bench: Bench) -> N
 def test_a_phase_that_cannot_be_had_is_told_and_the_next_one_is_played(bench: Bench) -> None:
     fault = bench.faults.inject(FAULT, flap(0.05, 0.05, times=3))
     bench.hand.broken = HostError("the kernel said no")
-    oracle.until(lambda: bench.told("note"), 5.0, "it is told")
-    assert "the kernel said no" in bench.told("note")[0]["text"]
+    oracle.until(lambda: bench.told("fault-failed"), 5.0, "it is told")
+    assert "the kernel said no" in bench.told("fault-failed")[0]["why"]
     bench.hand.broken = None
     oracle.until(lambda: bench.over(fault), 5.0, "it goes on and ends")
     assert bench.hand.said[-1][1]
@@ -163,6 +163,28 @@ def test_a_heal_that_failed_half_way_can_be_tried_again(bench: Bench) -> None:
     assert not bench.over(fault)
     bench.hand.broken = None
     assert len(bench.faults.heal([fault["id"]])) == 1
+    assert bench.hand.said[-1][1]
+
+
+def test_one_that_cannot_be_healed_keeps_no_other_from_it(bench: Bench) -> None:
+    first, second = (bench.faults.inject(FAULT, flap(60.0, 60.0)) for _ in range(2))
+    bench.hand.broken = HostError("the kernel said no")
+    with pytest.raises(HostError):
+        bench.faults.heal([first["id"]])
+    bench.hand.broken = None
+    healed = bench.hand.assign
+    refused = [HostError("once more")]
+
+    def once(settings: Sequence[Setting]) -> None:
+        if refused:
+            raise refused.pop()
+        healed(settings)
+
+    bench.hand.assign = once  # type: ignore[method-assign]
+    with pytest.raises(HostError, match="once more"):
+        bench.faults.heal([first["id"], second["id"]])
+    assert bench.over(second)
+    assert [it["id"] for it in bench.faults.heal([first["id"]])] == [first["id"]]
     assert bench.hand.said[-1][1]
 
 

@@ -163,14 +163,14 @@ def target_links(topology: Topology, target: str) -> tuple[tuple[str, ...], str]
     ``north`` is a link both ways, ``north:west`` its direction toward west, the name of a duct every link inside.
     Raises UnknownName; UserError for a duct that holds second paths alone.
     """
-    name, _, toward = target.partition(":")
+    name, colon, toward = target.partition(":")
     links = {link.name: link for link in topology.links}
     if name in links:
-        if toward and toward not in links[name].between:
+        if colon and toward not in links[name].between:
             raise UnknownName(f"end of link {name}", toward, links[name].between)
         return (name,), toward
     shared = tuple(link.name for link in topology.links if name in link.via)
-    if shared and not toward:
+    if shared and not colon:
         return shared, ""
     if spare := [it.name for it in topology.links if it.second_path is not None and target in it.second_path.via]:
         raise UserError(

@@ -41,7 +41,7 @@ _TARGETS: Final = "a rank by its number (3), a node, or a site for all ranks in 
 def target_ranks(topology: Topology, target: str) -> tuple[int, ...]:
     """Numbers of the ranks that ``target`` names: a number, a node, or a site. Raises UnknownName."""
     nodes = topology.node_names
-    if target.isascii() and target.isdigit() and len(target) < 7 and int(target) < len(nodes):
+    if target in map(str, range(len(nodes))):
         return (int(target),)
     if target in nodes:
         return (nodes.index(target),)
