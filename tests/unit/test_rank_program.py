@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_programs import FLOATS_AND_INTEGERS, RankProcess, Ranks, decoded, element, started, vector
+from rank_programs import FLOATS_AND_INTEGERS, REPOSITORY, RankProcess, Ranks, decoded, element, started, vector
 from testbed_agents.libraries.elements import generate, narrow, widen
+
+from testbed.core.conformance.library import PYTHON
+from testbed.core.conformance.shipped import BROKEN_RINGS, SHIPPED
 
 ODD = """
 import os, time
@@ -201,3 +206,25 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     for given in (numbers, halfway, -halfway, np.zeros(1, np.float32)):
         right = torch.from_numpy(given).to(torch.bfloat16)
         assert np.array_equal(widen(narrow(given)), right.to(torch.float32).numpy())
+
+
+def test_the_example_is_right_and_can_be_built_again(tmp_path: Path) -> None:
+    with started([str(REPOSITORY / "examples" / "validate_my_library.py")], 3, tmp_path) as ranks:
+        for _ in range(2):
+            assert all("error" not in answer for answer in ranks.join())
+            for count in (0, 1, 1001):
+                call, answers = ranks.call("all_reduce", type="int64", count=count)
+                right = sum(vector("int64", count, rank, call) for rank in range(3))
+                for answer in answers:
+                    assert np.array_equal(decoded("int64", ranks.output(answer)), right)
+
+
+def test_each_shipped_library_has_a_program_and_an_extra_that_installs_it() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for library in (*SHIPPED.values(), *BROKEN_RINGS.values()):
+        assert library.argv[:2] == (PYTHON, "-m")
+        module = REPOSITORY / "agents" / library.argv[2].replace(".", "/")
+        assert module.with_suffix(".py").is_file(), library.name
+        assert library.install, library.name
+        if extra := re.search(r"\[([\w-]+)\]", library.install):
+            assert extra[1] in extras, library.name
