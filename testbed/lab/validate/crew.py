@@ -174,9 +174,11 @@ class Crew:
     def kill(self) -> None:
         """SIGKILL to whatever is left; returns when it is gone. Outputs that nobody has taken go too."""
         for program in self._programs.values():
-            program.end()
+            program.signal(signal.SIGKILL)  # all of them, before one has time to see that another is gone
         if self._mpiexec is not None:
             end(self._mpiexec)
+        for program in self._programs.values():
+            program.end()
         self._starter.sweep()
         self._programs, self._mpiexec = {}, None
         self._early.clear()
