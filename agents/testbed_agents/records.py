@@ -28,7 +28,10 @@ class Records:
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            size = os.fstat(self._file).st_size
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                os.write(self._file, b"\n")  # a full disk tore the last line: ours must not be lost with it
         except OSError as error:
             raise RecordsError(f"cannot write {path}: {error.strerror}") from error
 

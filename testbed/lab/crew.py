@@ -98,9 +98,10 @@ class AgentsHand:
 
     def hold(self, ranks: Sequence[int]) -> None:
         """Kill the processes of these ranks, and deploy none for them until :meth:`release`."""
-        self._held.update(ranks)
-        for rank in ranks:
-            self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGKILL"})
+        with self._changed:  # or a job that begins now might deploy one behind our back
+            self._held.update(ranks)
+            for rank in ranks:
+                self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGKILL"})
 
     def await_end(self, ranks: Sequence[int], with_parents: bool = False) -> None:
         """Return when the processes of these ranks, which are held, are gone. Raises LabError.
@@ -126,15 +127,17 @@ class AgentsHand:
 
     def release(self, ranks: Sequence[int]) -> None:
         """Agents may come back: now, or with the next job where one is going on. Until then all see who died."""
-        self._held.subtract(ranks)
-        free = [it for it in ranks if not self._held[it] and it in self.ranks and not self._abandoned]
+        free = [it for it in ranks if self._held[it] == 1 and it in self.ranks and not self._abandoned]
         for key in {self._key(self.ranks[it]) for it in free}:
             if (parent := self._parents.get(key)) is None or parent.exited.is_set():
                 self._parents.pop(key, None)
                 self._start(key)
+        # Not before a parent is there: who fails here is called again, and must not let go twice.
+        self._held.subtract(ranks)
         if not any(it["state"] == "training" for it in self.states.values()):
             for rank in free:
-                self._deploy(rank)
+                with contextlib.suppress(LabError):  # its parent has just ended: it comes with the next job
+                    self._deploy(rank)
 
     def is_down(self, rank: int) -> bool:
         """Whether a fault keeps a job from beginning on this rank."""
@@ -187,10 +190,11 @@ class AgentsHand:
         """
         if ranks is None:
             ranks = {number: self.ranks[number] for number, it in self.states.items() if it["state"] != "waiting"}
-        if held := [number for number in ranks if self.is_down(number)]:
-            raise LabError(f"ranks {held} are down, or paused, by a fault: heal it first")
-        for number in ranks:
-            self._deploy(number)
+        with self._changed:
+            if held := [number for number in ranks if self.is_down(number)]:
+                raise LabError(f"ranks {held} are down, or paused, by a fault: heal it first")
+            for number in ranks:
+                self._deploy(number)
         until = time.monotonic() + AGENTS_BOUND_S
         with self._changed:
             while late := [n for n in ranks if self.states[n]["state"] == "starting"]:

@@ -85,7 +85,10 @@ class _Tail:
             return
         self.offset += len(whole) + 1
         for line in whole.splitlines():
-            record = json.loads(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # torn, on a disk that was full for a while: the next of them tells as much
             if record.get("attempt", 1) < self.attempt:
                 continue  # of a rank that did not know yet that its attempt was over
             if record["kind"] == "job":

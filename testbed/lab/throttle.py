@@ -32,6 +32,8 @@ class Throttle:
         Raises HostError.
         """
         where = cgroup.hierarchy()
+        if cpu is None and self._is_container(node) and not self._first(node).exists():
+            return  # its group went with it
         if (theirs := self._of_container(node)) is not None:
             somebodys = theirs.limited and not theirs.is_ours
             if somebodys and cpu is not None:
@@ -67,7 +69,10 @@ class Throttle:
         """The group of a node that is a container."""
         if not self._is_container(node):
             return None
-        first = int(self._path(node).readlink().parts[2])
-        if (found := cgroup.hierarchy().of(first)) is None:
+        if (found := cgroup.hierarchy().of(self._first(node).name)) is None:
             raise HostError(f"the control group of the container of {node} is not to be seen from here")
         return found
+
+    def _first(self, node: str) -> Path:
+        """Of a container, ``/proc/PID`` of its first process."""
+        return Path(*self._path(node).readlink().parts[:3])

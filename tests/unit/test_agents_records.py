@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from testbed_agents.records import Records, RecordsError
 
+from testbed.lab.job import _Tail
+
 
 def test_records_are_lines_of_json_and_appended(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rank-0.jsonl"
@@ -24,6 +26,19 @@ def test_records_are_lines_of_json_and_appended(tmp_path: Path) -> None:
         {"kind": "job", "t": 1.5},
         {"kind": "step", "step": 1, "t_begin": 2.0},
     ] * 2
+
+
+def test_a_line_that_a_full_disk_tore_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Neither of those who write on, nor of those who follow it as it grows."""
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text('{"kind": "job", "attempt": 1}\n{"kind": "step", "step": 1}\n{"kind": "st')
+    tail = _Tail(path)
+    tail.read()
+    assert tail.step == 1
+    Records(path).write("step", step=2)
+    tail.read()
+    assert tail.step == 2
+    assert path.read_text().splitlines()[-1] == '{"kind": "step", "step": 2}'
 
 
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
