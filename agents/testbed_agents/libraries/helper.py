@@ -53,7 +53,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class World:
-    """What the ranks meet by. ``port`` is free on ``master`` (rank 0's address), and another one in each attempt."""
+    """What the ranks meet by. ``port`` is free on every rank's address; ``master`` is rank 0's."""
 
     rank: int
     size: int

@@ -66,26 +66,23 @@ class JaxGloo(Adapter):
             return
         if call.do == "all_gather" and not call.count:
             raise Unsupported("jax compiles no all_gather of empty blocks")
-        key = (call.do, call.ranks, call.type, call.count, call.reduction, call.root, call.to)
-        if key not in self._compiled:
-            spec = PartitionSpec(AXIS)
-            program = jax.shard_map(_program(call), mesh=self._mesh(call), in_specs=spec, out_specs=spec)
+        if _key(call) not in self._compiled:
+            mesh, spec = self._mesh(call), PartitionSpec(AXIS)
+            program = jax.shard_map(_program(call), mesh=mesh, in_specs=spec, out_specs=spec)
             blocks = call.size if call.do in ("reduce_scatter", "all_to_all") else 1
-            ranks = self._mesh(call).size
-            sharding = NamedSharding(self._mesh(call), spec)
-            shape = jax.ShapeDtypeStruct((ranks * blocks * call.count,), _type(call), sharding=sharding)
-            self._compiled[key] = jax.jit(program).lower(shape).compile()
-        self._now = self._compiled[key]
+            sharding = NamedSharding(mesh, spec)
+            shape = jax.ShapeDtypeStruct((mesh.size * blocks * call.count,), _type(call), sharding=sharding)
+            self._compiled[_key(call)] = jax.jit(program).lower(shape).compile()
 
     def place(self, call: Call, array: Array) -> Any:
-        if call.do == "barrier":
+        if call.do == "barrier" or (call.do == "send" and call.rank not in (call.root, call.to)):
             return array
-        if call.do == "send" and call.rank != call.root:
-            array = np.zeros(call.count, TYPES[call.type])  # in SPMD each rank gives something
+        if call.do == "send" and call.rank == call.to:
+            array = np.zeros(
+                call.count, TYPES[call.type]
+            )  # each device puts something into a program, and gets something
         mesh = self._mesh(call)
-        if call.do == "send" and call.rank not in (call.root, call.to):
-            return array
-        local = jax.device_put(array.view(_type(call)), self._devices[call.ranks[call.rank]])
+        local = jax.device_put(array.view(_type(call)), self._devices[call.ranks[call.rank]]).block_until_ready()
         sharding = NamedSharding(mesh, PartitionSpec(AXIS))
         return jax.make_array_from_single_device_arrays((mesh.size * array.size,), sharding, [local])
 
@@ -96,7 +93,7 @@ class JaxGloo(Adapter):
         if call.do == "barrier":
             multihost_utils.sync_global_devices(f"call {call.number}")
             return None
-        output = self._now(given).block_until_ready()
+        output = self._compiled[_key(call)](given).block_until_ready()
         return None if call.do == "send" and call.rank == call.root else output
 
     def _mesh(self, call: Call) -> Any:
@@ -108,6 +105,11 @@ def _pin(interface: str) -> None:
     from jax._src.lib import _jax  # type: ignore[import-not-found, unused-ignore]
 
     _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, interface=interface)
+
+
+def _key(call: Call) -> tuple[Any, ...]:
+    """What makes a program another one."""
+    return call.do, call.ranks, call.type, call.count, call.reduction, call.root, call.to
 
 
 def _type(call: Call) -> Any:
