@@ -32,9 +32,7 @@ PROGRAM = "testbed_agents.libraries.ring"
 @pytest.fixture(scope="module")
 def lab(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
     name = oracle.unused_name()
-    with testbed.up(
-        "metro-40km", name=name, driver="containerlab", agents=False, allow_uncertified=True
-    ) as found:  # fmt: skip
+    with testbed.up("metro-40km", name=name, driver="containerlab", agents=False, allow_uncertified=True) as found:
         yield found
     assert oracle.left_behind(name, state_folder) == []
 
@@ -42,7 +40,9 @@ def lab(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
 def programs(lab: str) -> list[str]:
     """Rank programs in a lab's containers, as docker sees them."""
     names = [f"clab-{lab}-{site}-{number}" for site in ("east", "west") for number in (0, 1)]
-    said = [subprocess.run(["docker", "top", name, "-eo", "pid,args"], capture_output=True, text=True) for name in names]
+    said = [
+        subprocess.run(["docker", "top", name, "-eo", "pid,args"], capture_output=True, text=True) for name in names
+    ]
     return [line for it in said for line in it.stdout.splitlines() if PROGRAM in line and "leash" not in line]
 
 
@@ -82,6 +82,7 @@ def test_what_the_image_lacks_is_a_skip_that_says_so(lab: testbed.Lab, tmp_path:
     assert lab.status().state == "up"
 
 
+@pytest.mark.thorough
 def test_after_sigkill_rank_programs_end_inside(lab: testbed.Lab, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "testbed.cli.main", "validate", "ring", "--only", "correctness"]
     argv += ["-l", lab.name, "--allow-uncertified", "--runs", str(tmp_path)]

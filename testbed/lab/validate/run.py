@@ -208,7 +208,7 @@ class _Validating:
         if library.needs_gpu and (why := libraries.gpu_missing()):
             return why
         if library.launcher != "direct":
-            return "its mpiexec is not in the containers' image; --driver netns does without containers"
+            return "an mpiexec has no way into containers here; validate it with --driver netns"
         place = places.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
         assert isinstance(place, ContainerPlace)
         missing = libraries.lacking_inside(library, place.speak)
