@@ -15,7 +15,7 @@ from rich.text import Text
 from testbed.cli import screen, tables, verb
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides
 from testbed.cli.work import RunsFolder
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.core.conformance.baseline import Comparison
@@ -163,6 +163,8 @@ def _for_ci(file: Path | None, names: Sequence[str]) -> Iterator[list[tuple[Vali
     from testbed.host import store
 
     if file is not None:
+        if file.is_dir():
+            raise UserError(f"--junit: {file} is a folder; name a file, as {file / 'junit.xml'}")
         store.check_writable(file.absolute().parent)
     results: list[tuple[Validation, Comparison | None]] = []
     failed = "it was interrupted"
@@ -233,7 +235,17 @@ def list_libraries(as_json: bool) -> None:
         )
         return
     rows: list[tables.Row] = [
-        [it.name, it.title, tables.verdict("missing" if why else "ok"), why or "-"] for it, why in found
+        [it.name, tables.verdict("missing" if why else "ok"), _with_fix(it.title, why)] for it, why in found
     ]
-    rows += [[name, "-", tables.verdict("bad"), why] for name, why in broken.items()]
-    screen.show(tables.table(("library", "what", "state", "to mend it"), rows))
+    rows += [[name, tables.verdict("bad"), _with_fix("", why)] for name, why in broken.items()]
+    made = tables.table(("library", "state", "what, and what mends it"), rows)
+    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    screen.show(made)
+
+
+def _with_fix(title: str, why: str) -> Text:
+    """What is missing below what it is, and the command in a line of its own: it is to be copied."""
+    lines = [title, *why.split("; install it with: ")] if why else [title]
+    return Text("\n").join(
+        Text(line, style="dim" if number else "") for number, line in enumerate(it for it in lines if it)
+    )

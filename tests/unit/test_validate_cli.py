@@ -11,9 +11,11 @@ import pytest
 from cli_fixtures import Cli, cli
 from validation_factory import validation
 
+from testbed.cli import screen
 from testbed.core.conformance.baseline import compare
 from testbed.core.conformance.result import Validation
 from testbed.errors import FidelityError, Interrupted
+from testbed.host import libraries
 from testbed.lab.validate import run as procedure
 
 __all__ = ["cli"]
@@ -114,6 +116,16 @@ def test_junit_is_written_of_a_result_and_of_an_error(cli: Cli, faked: Procedure
     assert cli("validate", "ring", "--junit", str(file)).status == 130
 
 
+def test_a_place_that_junit_cannot_be_written_to_is_told_before_anything_is_built(
+    cli: Cli, faked: Procedure, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file" / "out.xml"):
+        said = cli("validate", "ring", "--junit", str(place))
+        assert said.status in (2, 3) and faked.asked == {}
+        assert str(tmp_path) in said.err
+
+
 @pytest.mark.parametrize("words", [["ring", "--suite", "huge"], ["ring", "--only", "speeed"], []])
 def test_a_word_that_means_nothing_is_refused(cli: Cli, faked: Procedure, words: list[str]) -> None:
     assert cli("validate", *words).status == 2
@@ -125,6 +137,16 @@ def test_libraries_are_listed_with_what_they_lack(cli: Cli) -> None:
     assert listed["ring"] == {"name": "ring", "title": "reference ring over TCP", "missing": ""}
     said = cli("ls", "libraries").out
     assert all(name in said for name in listed)
+
+
+def test_a_command_that_mends_is_whole_on_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "pip install 'scale-across-testbed[validate-openmpi]'"
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(libraries, "why_not", lambda library: f"mpi4py is not installed; install it with: {command}")
+    screen.reset()
+    said = cli("ls", "libraries").out.splitlines()
+    assert any(line.strip() == command for line in said)
+    assert max(map(len, said)) <= 80
 
 
 # ---- the procedure, up to where it would touch the host
