@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from testbed.lab.validate import lines as lines_module
 from testbed.lab.validate.lines import Lines
 
 
@@ -84,3 +85,22 @@ def test_a_program_that_reads_nothing_does_not_hold_us_up(program: Program) -> N
         taken += 1
         assert taken < 1_000_000
     assert taken > 100
+
+
+def test_a_program_that_never_stops_talking_does_not_hold_us_up(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``yes`` does, which is quicker than we are: whatever is read, as much is there again."""
+    monkeypatch.setattr(lines_module, "_MOST_LOGGED", 600_000)
+    reads = 0
+
+    def endless(file: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        assert reads < 1000, "it reads for ever"
+        return b"yes\n" * (size // 4)
+
+    monkeypatch.setattr(os, "read", endless)
+    for _ in range(4):
+        assert list(program.lines.read()) == []
+    assert 600_000 <= len(program.log.getvalue()) < 700_000

@@ -17,6 +17,11 @@ _LONGEST_LINE: Final = 1 << 20
 """A program that says so much without an end of line says nothing to us: it goes to the log."""
 
 _READ: Final = 1 << 16
+_MOST_READ: Final = 4 * _READ
+"""In one go, more than a pipe holds: who never stops talking must not keep us from the others and the clock."""
+
+_MOST_LOGGED: Final = 64 << 20
+"""Of what one program says beside the protocol; the rest of an endless flood would fill the disk."""
 
 
 class Lines:
@@ -25,6 +30,7 @@ class Lines:
     def __init__(self, into: int, out: int, log: IO[bytes]) -> None:
         self._into, self.out, self._log = into, out, log
         self._rest = b""
+        self._logged = 0
         self.open = True
         """Whether more may come; False after the other end was closed."""
         for each in (into, out):
@@ -49,14 +55,16 @@ class Lines:
         return left[0] > 0
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Whatever has come by now; call it when ``out`` is readable."""
-        while self.open:
+        """What has come by now, of a flood a part; call it when ``out`` is readable."""
+        taken = 0
+        while self.open and taken < _MOST_READ:
             try:
                 data = os.read(self.out, _READ)
             except BlockingIOError:
                 break
             except OSError:
                 data = b""
+            taken += len(data)
             if not data:
                 self.open = False
             *whole, self._rest = (self._rest + data).split(b"\n")
@@ -78,16 +86,18 @@ class Lines:
         self.open = False
 
     def _understood(self, line: bytes) -> Iterator[dict[str, Any]]:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
+        value = None
+        if line.lstrip().startswith(b"{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(line)
         if isinstance(value, dict):
             yield value
         elif line:
             self._to_log(line)
 
     def _to_log(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self._log.write(line + b"\n")
-            self._log.flush()
+        if self._logged < _MOST_LOGGED:
+            self._logged += len(line) + 1
+            with contextlib.suppress(OSError):
+                self._log.write(line + b"\n")
+                self._log.flush()
