@@ -23,7 +23,6 @@ from testbed.core.plan.clab import LABEL, READY_FILE
 from testbed.core.plan.step import Containers, Setting, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
 from testbed.host import namespace, netlink, offload
-from testbed.host.container_place import ContainerPlace
 from testbed.host.docker_client import INSTALL, NotThere, client, translated
 from testbed.host.docker_endpoint import ask, endpoint
 from testbed.host.driver import Facts
@@ -33,7 +32,6 @@ from testbed.host.process_watch import ProcessWatch
 __all__ = [
     "DESTROY_BOUND_S",
     "OLDEST",
-    "ContainerPlace",
     "Containerlab",
     "agent_user",
     "container_name",
