@@ -16,6 +16,7 @@ import typer
 from testbed.cli import certificate, screen, tables, verb
 from testbed.cli.verb import (
     AllowUncertified,
+    AnyTargetArgument,
     AsJson,
     Driver,
     Emulator,
@@ -376,7 +377,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended.", 
 )
 def inject(
     fault: FaultArgument,
-    target: TargetArgument,
+    target: AnyTargetArgument,
     parameters: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of this kind of fault.", show_default=False)
     ] = None,
@@ -385,7 +386,7 @@ def inject(
     lab: LabName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Do something to a fiber; prints the fault's id, by which it is healed."""
+    """Do something to a fiber, a rank or a place; prints the fault's id, by which it is healed."""
     given: dict[str, str] = {}
     for word in parameters or ():
         key, equals, value = word.partition("=")

@@ -186,6 +186,12 @@ def _links_and_ducts(lab: str | None) -> Sequence[str]:
     return list(dict.fromkeys([*(link.name for link in topology.links), *(duct.name for duct in topology.ducts)]))
 
 
+def _targets(lab: str | None) -> Sequence[str]:
+    topology = attach(lab).topology
+    places = [*(site.name for site in topology.sites), *(site.power for site in topology.sites), *topology.node_names]
+    return list(dict.fromkeys([*_links_and_ducts(lab), *places]))
+
+
 # ---- options and arguments with one meaning everywhere
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.", show_default=False)]
@@ -237,6 +243,15 @@ TargetArgument = Annotated[
         metavar="TARGET",
         help="A link (north), one direction of it (north:west) or a duct.",
         autocompletion=completing(_links_and_ducts),
+    ),
+]
+AnyTargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="As the fault takes it: a link (north), one direction of it (north:west), a duct; a rank (3), a node, "
+        "a site, a power domain.",
+        autocompletion=completing(_targets),
     ),
 ]
 Overrides = Annotated[
