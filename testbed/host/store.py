@@ -142,7 +142,8 @@ class RunDirectory:
             UnknownName: there is no directory, or nothing in it that a run writes.
         """
         with _translated(path):
-            known = path.is_dir() and any((path / name).exists() for name in ("run.json", VALIDATION, "events.jsonl", "ranks"))
+            written = ("run.json", VALIDATION, "events.jsonl", "ranks")
+            known = path.is_dir() and any((path / name).exists() for name in written)
         if not known:
             raise UnknownName("run", path.name, [run.path.name for run in list_runs(path.parent)])
         return cls(path.resolve() if path.is_symlink() else path)
