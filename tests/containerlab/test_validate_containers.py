@@ -14,6 +14,7 @@ import pytest
 
 import testbed
 from testbed.core.conformance import cases, trials
+from testbed.core.conformance.library import PYTHON, Library
 from testbed.core.conformance.result import CaseResult, Cell
 from testbed.host import libraries
 from testbed.lab import state
@@ -71,11 +72,18 @@ def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: testbed.Lab, tmp_pa
     oracle.until(lambda: programs(lab.name) == [], 15.0, "rank programs end")
 
 
-def test_what_the_image_lacks_is_a_skip_that_says_so(lab: testbed.Lab, tmp_path: Path) -> None:
-    outcome = validate(["torchft", "mpich"], lab=lab.name, runs=tmp_path, allow_uncertified=True)
+def test_what_the_image_lacks_is_a_skip_that_says_so(
+    lab: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {
+        "lacking": Library("lacking", "needs what is nowhere", (PYTHON,), modules=("json", "no_such_module")),
+        "mpich": libraries.find("mpich"),
+    }
+    monkeypatch.setattr(libraries, "find", known.__getitem__)
+    outcome = validate(["lacking", "mpich"], lab=lab.name, runs=tmp_path, allow_uncertified=True)
     assert [it.verdict for it in outcome.validation.libraries] == ["skipped", "skipped"]
-    torchft, mpich = outcome.validation.libraries
-    assert "lacks torchft" in torchft.why[0]
+    lacking, mpich = outcome.validation.libraries
+    assert "lacks no_such_module" in lacking.why[0]
     assert "mpiexec" in mpich.why[0]
     assert outcome.exit_code == 3
     assert outcome.validation.driver == "containerlab"
