@@ -1,11 +1,19 @@
-"""A process of a container, by the number that it has in there."""
+"""Processes of a node: whether one is in it, and which one it is by the number that it has in a container."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
 
-__all__ = ["pid_on_host"]
+__all__ = ["is_inside", "pid_on_host"]
+
+
+def is_inside(netns: Path, pid: int) -> bool:
+    """Whether there is such a process, by its number here, and it is in this network namespace."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino == netns.stat().st_ino
+    except OSError:
+        return False
 
 
 def pid_on_host(netns: Path, pid: int) -> int:

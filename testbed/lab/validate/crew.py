@@ -7,6 +7,7 @@ answer is ended by SIGKILL.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import select
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.conformance import offers
 from testbed.core.conformance.library import Library
 from testbed.core.plan.addressing import MASTER_PORT
 from testbed.core.topology.model import Topology
@@ -33,7 +35,7 @@ LEAVE_BOUND_S: Final = 3.0
 
 LAST_BYTES: Final = 4096
 LONGEST_WORDS: Final = 300
-"""Of the end of a log, the last words are sought in so much, and quoted up to so many characters."""
+"""Of the end of a log, the last words are sought in so much; words are quoted up to so many characters."""
 
 _PORTS: Final = 2000
 """Ports for communicators begin at MASTER_PORT and stay below Linux' ephemeral ones."""
@@ -55,12 +57,12 @@ class Said:
 
     @property
     def errors(self) -> dict[int, str]:
-        return {rank: str(it["error"]) for rank, it in self.answers.items() if "error" in it}
+        return {rank: str(it["error"])[:LONGEST_WORDS] for rank, it in self.answers.items() if "error" in it}
 
     @property
     def unsupported(self) -> str:
         """Why the library cannot do it, as the first rank that says so says it; empty if none does."""
-        return next((str(it["unsupported"]) for it in self.answers.values() if "unsupported" in it), "")
+        return next((str(it["unsupported"])[:LONGEST_WORDS] for it in self.answers.values() if "unsupported" in it), "")
 
     @property
     def trouble(self) -> str:
@@ -127,9 +129,8 @@ class Crew:
         self.say(message, [it for it in self.world if it not in fresh])
         until_t = time.monotonic() + 2 * timeout_s + 5.0
         said = self.gather(self.world, lambda: until_t)
-        for rank, answer in said.answers.items():
-            self._learn(self._programs[rank], answer)
-        return said
+        learnt = {rank: self._learn(self._programs[rank], answer) for rank, answer in said.answers.items()}
+        return dataclasses.replace(said, answers=learnt)
 
     def _have_read(self, ranks: Sequence[int]) -> None:
         """Return when these have read what they were told, or ended: before that they import what they need, and others
@@ -263,13 +264,20 @@ class Crew:
 
     # ---- inside
 
-    def _learn(self, program: Program, answer: Mapping[str, Any]) -> None:
+    def _learn(self, program: Program, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of an answer to ``join``; itself, or with an error if what it offers cannot be understood."""
         program.joined = True
-        self.version = str(answer.get("version", self.version))
-        if isinstance(answer.get("offers"), dict):
-            self.offers = answer["offers"]
-        if not program.pid and isinstance(answer.get("pid"), int):
-            program.knows_pid(self._starter.pid_here(program.rank, answer["pid"]))
+        self.version = str(answer.get("version", self.version))[:LONGEST_WORDS]
+        pid = answer.get("pid")
+        if not program.pid and isinstance(pid, int) and not isinstance(pid, bool):
+            program.knows_pid(self._starter.pid_here(program.rank, pid))
+        if "error" in answer or "unsupported" in answer or ("offers" not in answer and self.offers):
+            return answer
+        try:
+            self.offers = offers.understood(answer.get("offers"))
+        except ValueError as error:
+            return {**answer, "error": f"its offers: {error}"}
+        return answer
 
     def _exit_codes(self) -> dict[int, str]:
         """Ranks whose program has ended since the last time, and how, in words."""
@@ -290,8 +298,9 @@ class Crew:
 
 
 def _checked(asked: Mapping[str, Any], answer: dict[str, Any]) -> Mapping[str, Any]:
-    """``answer``, or an error if it is not one to what was asked."""
+    """``answer`` without what is null in it, or an error if it is not one to what was asked."""
     key = "call" if "call" in asked else "do"
-    if answer.get(key) == asked[key]:
-        return answer
-    return {**answer, "error": f"its line says {key} {answer.get(key)!r} where {asked[key]!r} was asked"}
+    said = {name: value for name, value in answer.items() if value is not None}
+    if said.get(key) == asked[key]:
+        return said
+    return {**said, "error": f"its line says {key} {said.get(key)!r:.{LONGEST_WORDS}} where {asked[key]!r} was asked"}

@@ -101,9 +101,17 @@ def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Eviden
     answers = seen.performed.answers
     zero_t = seen.fault_t if seen.fault_t is not None else seen.performed.ended_t
     ends = [
-        RankEnd(rank, it.state, None if it.ended is None else it.ended - zero_t, it.words)
+        # Before the fault it could do it: that it says otherwise now is an error by another name.
+        RankEnd(
+            rank,
+            "error" if it.state == "unsupported" else it.state,
+            None if it.ended is None else it.ended - zero_t,
+            it.words,
+        )
         for rank, it in answers.items()
     ]
+    if any(it.state == "unsupported" for it in answers.values()):
+        session.spoil()
     judged = any(it.state == "done" for it in answers.values())
     same_bits = session.same_bits(operation.do)
     return Evidence(

@@ -25,7 +25,7 @@ from testbed.core.plan.step import Rank
 from testbed.core.topology.model import Topology
 from testbed.host import libraries, process, runner
 from testbed.host.containerlab import agent_user
-from testbed.host.inside import pid_on_host
+from testbed.host.inside import is_inside, pid_on_host
 from testbed.lab import client, launch, places
 from testbed.lab.state import LabFolder
 from testbed.lab.validate import reach
@@ -152,8 +152,12 @@ class Starter:
                     path.unlink()
 
     def pid_here(self, rank: Rank, pid: int) -> int:
-        """The number on this host of a process that a rank program says is itself; 0 if there is none."""
-        return pid_on_host(places.netns(self._lab, rank.node), pid) if self.contained else pid
+        """The number on this host of a process of this node that a rank program says is itself; 0 if there is none:
+        we are root, and are going to end it."""
+        netns = places.netns(self._lab, rank.node)
+        if self.contained:
+            return pid_on_host(netns, pid)
+        return pid if is_inside(netns, pid) else 0
 
     # ---- inside
 

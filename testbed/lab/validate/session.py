@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,18 @@ from typing import Any, Final
 from testbed.core.conformance.judge import Answer
 from testbed.core.conformance.operation import Group, Operation
 from testbed.host import beneath
-from testbed.lab.validate.crew import Crew, Said
+from testbed.lab.validate.crew import LONGEST_WORDS, Crew, Said
 
 __all__ = ["CannotGoOn", "Performed", "Session"]
 
 MOST_FRESH: Final = 12
 """How often programs are started anew before a library is given up: one that hangs in everything takes for ever."""
+
+LONGEST_OUTPUT: Final = 4 << 30
+"""Bytes; a file that is longer is none of an operation of ours, and is not read into our memory."""
+
+LATEST_S: Final = 1e12
+"""What is beyond is no time of any clock; NaN and infinity, which Python reads in JSON, are none either."""
 
 
 class CannotGoOn(Exception):
@@ -142,6 +149,8 @@ class Session:
         """Make a group, unless it is there; why it cannot be had, empty if it can."""
         if group.name == "world" or group.name in self._made:
             return ""
+        if self.spoiled:  # a rank may have yet to answer, of the group before
+            return "its communicator failed before"
         said = self.crew.ask(group.line(), bound_s=self.bound_s)
         if said.unsupported:
             return said.unsupported
@@ -171,19 +180,22 @@ class Session:
         ``until_t`` and ``each`` as in :meth:`Crew.gather`; without, it is given up after :attr:`bound_s`.
         """
         ranks: list[int] = []
+        said_t = time.monotonic()
         for operation, group in operations:
             self.crew.say(operation.line(at), group.ranks)
             ranks += group.ranks
         given_up_t = (time.monotonic() if at is None else at) + self.bound_s
         said = self.crew.gather(ranks, until_t or (lambda: given_up_t), each)
         kept = any(operation.keep for operation, _ in operations)
-        answers = {rank: self._answer(rank, said, kept) for rank in ranks}
-        performed = Performed(answers, time.monotonic())
-        if not performed.done and not performed.refused:
+        window = (said_t, time.monotonic())
+        answers = {rank: self._answer(rank, said, kept, window) for rank in ranks}
+        performed = Performed(answers, window[1])
+        if any(it.state not in ("done", "unsupported") for it in answers.values()):
             self.spoil()
         return performed
 
-    def _answer(self, rank: int, said: Said, kept: bool) -> Answer:
+    def _answer(self, rank: int, said: Said, kept: bool, window: tuple[float, float]) -> Answer:
+        """``window``: when it was told, and now."""
         if rank in said.ended:
             last = self.crew.last_words(rank)
             return Answer("died", words=said.ended[rank] + (f": {last}" if last else ""))
@@ -191,17 +203,25 @@ class Session:
             return Answer("silent")
         answer = said.answers[rank]
         began, ended = (_time(answer.get(key)) for key in ("began", "ended"))
+        times = [it for it in (window[0], began, ended, window[1]) if it is not None]
+        if times != sorted(times):
+            began, ended = None, None  # nothing that is said of its times could be true
         if "unsupported" in answer:
-            return Answer("unsupported", None, began, ended, str(answer["unsupported"]))
+            return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_WORDS])
         if "error" in answer:
-            return Answer("error", None, began, ended, str(answer["error"]))
+            return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_WORDS])
+        if times != sorted(times):
+            words = (
+                f"began {answer['began']}, ended {answer['ended']}: not between {window[0]:.6f}, when it was told, and"
+            )
+            return Answer("error", words=f"{words} {window[1]:.6f}; times are those of CLOCK_MONOTONIC")
         if began is None or ended is None:
             return Answer("error", None, began, ended, "its answer does not say when it began and ended")
         output = None
         if kept and "output" in answer:
             try:
                 output = self._take(str(answer["output"]))
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a name that no file can have
                 return Answer("error", None, began, ended, f"its output cannot be read: {error}")
         return Answer("done", output, began, ended)
 
@@ -209,10 +229,15 @@ class Session:
         """Read an output and remove it: tens of megabytes an operation would fill a disk."""
         path = self.crew.outputs / Path(name).name
         with os.fdopen(beneath.open_file(path.parent, path.name), "rb") as stream:  # a rank owns that folder
+            if os.fstat(stream.fileno()).st_size > LONGEST_OUTPUT:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path.name)
             data = stream.read()
         path.unlink()
         return data
 
 
 def _time(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """None of what is no time: it is somebody else's program that says so."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LATEST_S:
+        return None
+    return float(value)

@@ -1,0 +1,163 @@
+"""What a session makes of answers that are not as they should be; ranks are made up, no process is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.core.conformance.offers import understood
+from testbed.core.conformance.operation import Group, Operation
+from testbed.lab.validate.crew import Said, _checked
+from testbed.lab.validate.session import Session
+
+BARRIER = Operation("barrier", 7)
+SUM = Operation("all_reduce", 7, count=1, reduction="sum")
+HUGE = 10**400
+
+
+class Crew:
+    """Two ranks, that answer as told; ``now`` in an answer becomes the time."""
+
+    world = (0, 1)
+    offers: Mapping[str, Any] = {"groups": True}
+
+    def __init__(self, outputs: Path, *answers: Mapping[str, Any]) -> None:
+        self.outputs, self._answers = outputs, answers
+        self.asked = 0
+
+    def join(self, timeout_s: float) -> Said:
+        return Said({0: {}, 1: {}})
+
+    def kill(self) -> None:
+        pass
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    def say(self, message: Mapping[str, Any], ranks: Iterable[int]) -> None:
+        pass
+
+    def gather(self, ranks: Iterable[int], *rest: object) -> Said:
+        now = time.monotonic()
+        given = {
+            rank: {key: now if it == "now" else it for key, it in answer.items()}
+            for rank, answer in enumerate(self._answers)
+        }
+        return Said(given, silent=tuple(it for it in self.world if it not in given))
+
+    def ask(self, message: Mapping[str, Any], *, bound_s: float) -> Said:
+        self.asked += 1
+        return Said({0: {}}, silent=(1,))
+
+
+def session(crew: Crew) -> Session:
+    made = Session(crew, timeout_s=1.0)  # type: ignore[arg-type]
+    made.ready()
+    return made
+
+
+GOOD = {"call": 7, "began": "now", "ended": "now"}
+
+
+def test_good_answers_are_done(tmp_path: Path) -> None:
+    found = session(Crew(tmp_path, GOOD, GOOD))
+    assert found.perform([(BARRIER, found.world)]).done and not found.spoiled
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"began": time.time(), "ended": time.time() + 1},
+        {"began": 0.0, "ended": 0.001},
+        {"began": "now", "ended": 0.0},
+        {"began": float("nan"), "ended": "now"},
+        {"began": "now", "ended": HUGE},
+        {"began": True, "ended": "now"},
+        {"ended": "now"},
+    ],
+)
+def test_times_that_cannot_be_are_an_error(tmp_path: Path, times: dict[str, Any]) -> None:
+    """A wrong clock would be taken for a speed, or for an error in time."""
+    found = session(Crew(tmp_path, GOOD, {"call": 7, **times}))
+    answer = found.perform([(BARRIER, found.world)]).answers[1]
+    assert answer.state == "error" and "began" in answer.words
+    assert found.spoiled
+
+
+def test_an_error_whose_time_cannot_be_has_none(tmp_path: Path) -> None:
+    found = session(Crew(tmp_path, GOOD, {"call": 7, "error": "reset" * 1000, "ended": 0.5}))
+    answer = found.perform([(BARRIER, found.world)]).answers[1]
+    assert (answer.state, answer.ended) == ("error", None)
+    assert answer.words.startswith("reset") and len(answer.words) < 1000
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "nul\0byte", "\ud800", "folder", "missing", "x" * 5000])
+def test_an_output_that_is_no_file_of_ours_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    found = session(Crew(tmp_path, GOOD | {"output": name}, GOOD))
+    answer = found.perform([(SUM, found.world)]).answers[0]
+    assert answer.state == "error" and "output" in answer.words
+
+
+def test_an_output_without_end_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as stream:
+        stream.truncate(1 << 40)
+    found = session(Crew(tmp_path, GOOD | {"output": "sparse"}, GOOD))
+    assert found.perform([(SUM, found.world)]).answers[0].state == "error"
+
+
+def test_one_that_refuses_does_not_hide_one_that_hangs(tmp_path: Path) -> None:
+    found = session(Crew(tmp_path, {"call": 7, "unsupported": "no"}))
+    found.perform([(BARRIER, found.world)])
+    assert found.spoiled
+
+
+def test_after_a_group_that_hangs_no_other_is_asked_for(tmp_path: Path) -> None:
+    """Its ranks have yet to answer."""
+    crew = Crew(tmp_path)
+    found = session(crew)
+    assert "did not answer" in found.have(Group("at east", (0,)))
+    assert found.have(Group("at west", (1,)))
+    assert crew.asked == 1
+
+
+def test_what_is_null_is_as_if_it_were_not_there() -> None:
+    """Many a language writes every field of a structure."""
+    assert _checked(SUM.line(), {"call": 7, "error": None, "output": "x"}) == {"call": 7, "output": "x"}
+    assert "error" in _checked(SUM.line(), {"call": 8})
+    assert "error" in _checked({"do": "join"}, {"call": 7})
+
+
+def test_offers_are_understood() -> None:
+    said = {"barrier": {}, "groups": True, "send": None, "reduce": {"types": ["int32"], "same_bits": None}}
+    assert understood(said) == {
+        "barrier": {"types": [], "reductions": [], "same_bits": False},
+        "reduce": {"types": ["int32"], "reductions": [], "same_bits": False},
+        "groups": True,
+        "rebuilds": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("offers", "says"),
+    [
+        (None, "no JSON object"),
+        ([], "no JSON object"),
+        ({"all_reduce": True}, "all_reduce"),
+        ({"all_reduce": {"types": 5}}, "all_reduce.types"),
+        ({"all_reduce": {"types": "float32"}}, "all_reduce.types"),
+        ({"all_reduce": {"types": [["float32"]]}}, "all_reduce.types"),
+        ({"all_reduce": {"reductions": {"sum": True}}}, "all_reduce.reductions"),
+        ({"all_reduce": {"same_bits": "yes"}}, "same_bits"),
+        ({"groups": 1}, "groups"),
+        ({"allreduce": {"types": ["float32"]}}, "no operation is called 'allreduce'"),
+    ],
+)
+def test_offers_that_cannot_be_understood_are_told(offers: object, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        understood(offers)
