@@ -64,8 +64,8 @@ class JaxGloo(Adapter):
             if call.group != WORLD:
                 raise Unsupported("jax has no barrier of some of the processes")
             return
-        if call.do == "all_gather" and not call.count:
-            raise Unsupported("jax compiles no all_gather of empty blocks")
+        if call.do in ("all_gather", "reduce_scatter") and not call.count:
+            raise Unsupported(f"jax compiles no {call.do} of empty blocks")
         if _key(call) not in self._compiled:
             mesh, spec = self._mesh(call), PartitionSpec(AXIS)
             program = jax.shard_map(_program(call), mesh=mesh, in_specs=spec, out_specs=spec)
