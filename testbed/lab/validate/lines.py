@@ -20,7 +20,7 @@ _READ: Final = 1 << 16
 _MOST_READ: Final = 4 * _READ
 """In one go, more than a pipe holds: who never stops talking must not keep us from the others and the clock."""
 
-_MOST_LOGGED: Final = 64 << 20
+_MOST_LOGGED: Final = 16 << 20
 """Of what one program says beside the protocol; the rest of an endless flood would fill the disk."""
 
 
