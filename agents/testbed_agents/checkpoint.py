@@ -89,7 +89,9 @@ class Checkpoints:
             _sync(self.folder)
         except OSError as error:
             raise CheckpointError(f"cannot write the checkpoint of step {step}: {error.strerror}") from error
-        except (CheckpointException, Fenced) as error:
+        except CheckpointException as error:
+            raise CheckpointError(f"cannot write the checkpoint of step {step}: {_first_cause(error)}") from error
+        except Fenced as error:
             raise CheckpointError(f"cannot write the checkpoint of step {step}: {error}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -110,7 +112,9 @@ class Checkpoints:
             state.windows.go_to(tensors["rng.windows"], manifest["drawn"])
             version, internal, gauss = manifest["python_rng"]
             random.setstate((version, tuple(internal), gauss))
-        except (CheckpointException, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        except CheckpointException as error:
+            raise CheckpointError(f"checkpoint {folder.name} does not fit this job: {_first_cause(error)}") from error
+        except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"checkpoint {folder.name} does not fit this job: {error}") from error
 
     def _forget_older(self) -> None:
@@ -123,6 +127,12 @@ class Checkpoints:
             if match := _NAME.fullmatch(folder.name):
                 # An attempt that began from an older checkpoint has the say over those that were newer then.
                 yield int(match[2]), int(match[1]), folder
+
+
+def _first_cause(error: CheckpointException) -> str:
+    """In a line: the error's own words are tracebacks of all ranks."""
+    cause, _ = next(iter(error.failures.values()), (error, None))
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause).partition("\n")[0]
 
 
 def _name(step: int, attempt: int) -> str:

@@ -8,13 +8,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.faults.fault import compile_fault
+from testbed.core.faults.fault import all_targets, compile_fault
 from testbed.core.faults.power import NO_POWER
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
@@ -167,17 +167,21 @@ class Lab:
         Without its keeper the lab is healed from its journal. Raises UnknownName.
         """
         if not client.answers(self._folder):
-            return tuple(Fault.of(it, self) for it in recovery.heal(self._folder, what))
+            left = recovery.heal(self._folder, what)
+            if what is not None and not left:
+                self._refuse_unknown(what, recovery.faults_ever(self._folder))
+            return tuple(Fault.of(it, self) for it in left)
         standing = [it for it in self.faults() if it.ended is None]
         chosen = [it for it in standing if what in (None, it.id, it.target, *it.links, *it.nodes)]
         if what is not None and not chosen:
-            known = {it.id for it in self.faults()} | {it.target for it in self.faults()}
-            known |= {link.name for link in self.topology.links} | {duct.name for duct in self.topology.ducts}
-            known |= {site.name for site in self.topology.sites} | {*self.topology.node_names}
-            if what.partition(":")[0] not in known:
-                raise UnknownName("fault, link, node or site", what, sorted(known))
+            self._refuse_unknown(what, {name for it in self.faults() for name in (it.id, it.target)})
         ended = client.call(self._folder, "heal", ids=[it.id for it in chosen], everything=what is None)
         return tuple(Fault.of(it, self) for it in ended)
+
+    def _refuse_unknown(self, what: str, faults: Set[str]) -> None:
+        """``faults``: ids and targets of all that there ever were. Raises UnknownName."""
+        if what.partition(":")[0] not in (known := faults | all_targets(self.topology)):
+            raise UnknownName("fault, link, node or site", what, sorted(known))
 
     def faults(self) -> tuple[Fault, ...]:
         """All faults since the lab is up, those that ended included."""

@@ -137,6 +137,12 @@ def standing_faults(journal: Journal) -> list[dict[str, Any]]:
     ]
 
 
+def faults_ever(lab: LabFolder) -> set[str]:
+    """Ids and targets of all faults that a lab's journal tells of, those that are over too. Raises LabError."""
+    notes = Journal.read(lab.journal).notes
+    return {it[key] for it in notes if it["note"] == "fault" for key in ("id", "target")}
+
+
 def keeper_alive(lab: LabFolder) -> bool:
     return _keeper(lab) is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -184,3 +185,17 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(CheckpointError, match="cannot be read"):
         Checkpoints(folder.parent, Fence(tmp_path, 2)).load(10, 1, other)
+
+
+def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path: Path) -> None:
+    """torch's own words are the tracebacks of all ranks."""
+    checkpoints, (soft, hard) = Checkpoints(tmp_path, Fence(tmp_path, 1)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(CheckpointError) as raised:
+            checkpoints.save(3, state(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(raised.value).startswith("cannot write the checkpoint of step 3: ")
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []

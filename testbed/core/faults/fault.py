@@ -22,6 +22,7 @@ __all__ = [
     "FaultKind",
     "Phase",
     "Reader",
+    "all_targets",
     "compile_fault",
     "registry",
     "target_directions",
@@ -155,6 +156,12 @@ class Reader:
         """Raises UserError if anything was wrong."""
         if self._wrong:
             raise UserError("; ".join(self._wrong))
+
+
+def all_targets(topology: Topology) -> set[str]:
+    """Names of all that a fault can be on: links, ducts, sites, power domains, nodes."""
+    found = {*topology.node_names, *(link.name for link in topology.links), *(duct.name for duct in topology.ducts)}
+    return found | {name for site in topology.sites for name in (site.name, site.power)}
 
 
 def target_links(topology: Topology, target: str) -> tuple[tuple[str, ...], str]:
