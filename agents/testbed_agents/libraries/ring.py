@@ -99,15 +99,16 @@ class Ring(Adapter):
         return buffer
 
     def reduce(self, call: Call, given: Array, room: Array) -> Array | None:
-        first = (call.root + 1) % call.size
+        # Down to the root, as a broadcast goes up from it. The other way around the vector would cross a fiber twice.
+        first = (call.root - 1) % call.size
         segments, scratch = cut(given), cut(room)
         for step in range(len(segments) + 1):
             sends = call.rank != call.root and step >= 1
             awaits = call.rank != first and step < len(segments)
             self.exchange(
                 call,
-                self._to(call, call.rank + 1, step - 1, segments[step - 1]) if sends else None,
-                self._to(call, call.rank - 1, step, scratch[step]) if awaits else None,
+                self._to(call, call.rank - 1, step - 1, segments[step - 1]) if sends else None,
+                self._to(call, call.rank + 1, step, scratch[step]) if awaits else None,
             )
             if awaits:
                 self.combine(call, segments[step], scratch[step])
