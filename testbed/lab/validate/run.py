@@ -258,24 +258,29 @@ def _chosen(names: Sequence[str]) -> tuple[Library, ...]:
 
 def _topology(topology: str | Topology, overrides: Mapping[str, object] | None) -> Topology:
     """Raises UserError, FileMistakes, UnknownName."""
-    found = catalog.load_topology(topology, overrides) if isinstance(topology, str) else topology
-    if not found.links:
-        raise UserError(f"{found.name} has no links, so there is no fiber to validate a library on")
-    if len(found.node_names) < 2:
-        raise UserError(f"{found.name} has less than two nodes, so there is nothing to communicate with")
-    return found
+    return _with_fibers(catalog.load_topology(topology, overrides) if isinstance(topology, str) else topology)
+
+
+def _with_fibers(topology: Topology) -> Topology:
+    """Raises UserError."""
+    if not topology.links:
+        raise UserError(f"{topology.name} has no links, so there is no fiber to validate a library on")
+    return topology
 
 
 def _borrowed(name: str | None, allow_uncertified: bool) -> Lab:
-    """A lab that is up and healthy. Raises UnknownName, FidelityError, LabError."""
+    """A lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
     from testbed.lab import api
 
     lab = api.attach(name)
+    _with_fibers(lab.topology)
     if standing := [it for it in lab.faults() if it.ended is None]:
         said = ", ".join(f"{it.type} {it.target}" for it in standing)
         raise LabError(
             f"in lab {lab.name} there is a fault already ({said}); heal it first: testbed heal -l {lab.name}"
         )
+    if any(rank.state == "training" for rank in lab.status().ranks):
+        raise LabError(f"lab {lab.name} is training, and its bytes would count for the library's; wait for its end")
     if not allow_uncertified and not (lab.certificate is not None and lab.certificate.certified):
         raise FidelityError(f"lab {lab.name} is not certified; testbed certify -l {lab.name}, or --allow-uncertified")
     return lab
