@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from testbed.core.conformance import shipped
-from testbed.core.conformance.library import ENTRY_POINT_GROUP, PYTHON, Library
+from testbed.core.conformance.library import ENTRY_POINT_GROUP, PYTHON, Launcher, Library
 from testbed.core.words import shown
 from testbed.errors import UnknownName, UserError
 
@@ -42,6 +43,8 @@ _LOOK: Final = (
 """A program for the Python of a container: prints those of its arguments that it could not import."""
 
 _LOOK_BOUND_S: Final = 30.0
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,99}")
 
 _GPU: Final = Path("/dev/nvidiactl")
 """There as soon as NVIDIA's driver is loaded and has found a GPU."""
@@ -151,11 +154,32 @@ def _load(point: importlib.metadata.EntryPoint) -> Library:
         raise UserError(f"{who}: {type(error).__name__}: {error}") from error
     if not isinstance(made, Library):
         raise UserError(f"{who}: this is no testbed.core.conformance.library.Library, nor does it return one")
+    if why := _unsound(made):
+        raise UserError(f"{who}: {why}")
     return made
+
+
+def _unsound(library: Library) -> str:
+    """What of a library that others register cannot be used; empty: nothing. Its name becomes that of a folder."""
+    if not isinstance(library.name, str) or not _NAME.fullmatch(library.name):
+        return f"name is {shown(library.name)}; it is made of letters, digits and . _ + -, and begins with no dot"
+    for field in ("argv", "modules", "programs"):
+        words = getattr(library, field)
+        if not isinstance(words, tuple | list) or not all(isinstance(it, str) for it in words):
+            return f"{field} is no tuple of words"
+    if not library.argv:
+        return "argv is empty, so there is nothing to start"
+    if library.launcher not in get_args(Launcher):
+        return f"launcher is {shown(library.launcher)}; it is one of {', '.join(get_args(Launcher))}"
+    if not all(isinstance(it, str) for pair in library.environment.items() for it in pair):
+        return "environment is no mapping of names to words"
+    return ""
 
 
 def _own(name: str) -> Library:
     path = Path(name).absolute()
+    if path.is_dir():
+        raise UserError(f"{shown(name)} is a folder, and no file; name the rank program in it")
     if not path.is_file():
         raise UserError(f"there is no file {shown(name)}; a library is a name (testbed ls libraries) or a rank program")
     if path.suffix == ".py":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,22 @@ def test_one_that_cannot_be_used_says_why_and_hides_no_other(
     assert says in libraries.broken()["bad"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"name": "../../etc"}, "name is '../../etc'"),
+        ({"name": ""}, "name is"),
+        ({"argv": ()}, "nothing to start"),
+        ({"argv": "ranks.py"}, "argv is no tuple"),
+        ({"launcher": "slurm"}, "launcher is 'slurm'"),
+        ({"environment": {"OMP_NUM_THREADS": 1}}, "environment"),
+    ],
+)
+def test_one_that_could_not_be_started_is_told(wrong: dict[str, Any], says: str) -> None:
+    assert libraries._unsound(MINE) == ""
+    assert says in libraries._unsound(dataclasses.replace(MINE, **wrong))
+
+
 def test_an_unknown_name_is_answered_with_the_nearest(register: Callable[..., None]) -> None:
     register("mine")
     with pytest.raises(UnknownName, match="did you mean torch-gloo"):
@@ -97,7 +115,7 @@ def test_a_program_of_ones_own_is_named_by_its_path(tmp_path: Path, monkeypatch:
     assert libraries.find("./ranks").argv == (str(program),)
     with pytest.raises(UserError, match="no file"):
         libraries.find("./nothing")
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match="is a folder"):
         libraries.find(str(tmp_path) + "/")
 
 
