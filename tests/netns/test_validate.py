@@ -86,7 +86,7 @@ def trial(topology: Topology, name: str, **changes: Any) -> trials.Trial:
     found = next(it for it in trials.trials("quick", topology, offers) if it.fault.name == name)
     shorter = {
         "timeout_s": TIMEOUT_S,
-        "error_by_s": 2.0 * TIMEOUT_S,
+        "error_by_s": 1.5 * TIMEOUT_S,
         "outer_s": 4.0 * TIMEOUT_S,
         "operation": dataclasses.replace(found.operation, count=1_000_001),
     }

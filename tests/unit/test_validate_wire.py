@@ -13,7 +13,7 @@ from testbed.host import catalog
 from testbed.lab.validate.wire import UNLIMITED, certified
 
 PAYLOAD = (1500 - 20 - 32) / (1500 + 14 + 24)
-"""Of a full packet on the wire: IPv4 and TCP with timestamps off; Ethernet's header, and 24 bytes around a frame, on."""
+"""Of a full packet: IPv4 and TCP with timestamps taken off, Ethernet's header and what is around a frame put on."""
 
 
 @pytest.fixture
