@@ -41,7 +41,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
         points.append(importlib.metadata.EntryPoint(name, f"{__name__}:{what}", ENTRY_POINT_GROUP))
 
     monkeypatch.setattr(libraries, "_entry_points", lambda: tuple(points))
-    return add  # type: ignore[return-value]
+    return add
 
 
 def test_those_that_are_shipped_have_names() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from testbed.core.conformance.offers import understood
 from testbed.core.conformance.operation import Group, Operation
+from testbed.errors import StorageError
 from testbed.lab.validate.crew import Said, _checked
 from testbed.lab.validate.session import Session
 
@@ -109,6 +112,14 @@ def test_an_output_without_end_is_not_read(tmp_path: Path) -> None:
         stream.truncate(1 << 40)
     found = session(Crew(tmp_path, GOOD | {"output": "sparse"}, GOOD))
     assert found.perform([(SUM, found.world)]).answers[0].state == "error"
+
+
+def test_a_full_disk_is_not_the_librarys_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = session(Crew(tmp_path, GOOD, {"call": 7, "error": "OSError: No space left on device"}))
+    assert found.perform([(SUM, found.world)]).answers[1].state == "error"
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    with pytest.raises(StorageError, match="No space left"):
+        found.perform([(SUM, found.world)])
 
 
 def test_one_that_refuses_does_not_hide_one_that_hangs(tmp_path: Path) -> None:

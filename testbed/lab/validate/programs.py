@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -23,6 +23,7 @@ from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, Addressing
 from testbed.core.plan.step import Rank
 from testbed.core.topology.model import Topology
+from testbed.errors import HostError
 from testbed.host import libraries, process, runner
 from testbed.host.containerlab import agent_user
 from testbed.host.inside import is_inside, pid_on_host
@@ -119,6 +120,10 @@ class Starter:
 
     def start(self) -> tuple[dict[int, Program], subprocess.Popen[bytes] | None]:
         """All ranks, and the mpiexec that starts them, if one does. Raises MissingTool, HostError, LabError."""
+        with self._translated():
+            return self._start()
+
+    def _start(self) -> tuple[dict[int, Program], subprocess.Popen[bytes] | None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.outputs.mkdir(exist_ok=True)
         shown = {self.folder}
@@ -142,7 +147,8 @@ class Starter:
 
     def one(self, rank: Rank) -> Program:
         """The program of one rank. Raises MissingTool, HostError."""
-        return self._contained(rank) if self.contained else self._direct(rank)
+        with self._translated():
+            return self._contained(rank) if self.contained else self._direct(rank)
 
     def sweep(self) -> None:
         """Remove what only living programs need, FIFOs above all: whoever reads a run's files would wait at them."""
@@ -161,10 +167,22 @@ class Starter:
 
     # ---- inside
 
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+            raise HostError(f"the programs of {self._library.name} cannot be started: {why}") from error
+
+    def _log(self, rank: Rank) -> IO[bytes]:
+        """Unbuffered: what a full disk does not take must not come up again when it is closed."""
+        return self.log(rank.rank).open("ab", buffering=0)
+
     def _direct(self, rank: Rank) -> Program:
         variables = self._environment(rank)
         place = places.place(self._lab, rank.node, isolated=True, job=True)
-        log = self.log(rank.rank).open("ab")
+        log = self._log(rank)
         child = subprocess.Popen(
             place.enter(self._argv(), self.folder, variables),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
@@ -181,7 +199,7 @@ class Starter:
     def _contained(self, rank: Rank) -> Program:
         variables = self._environment(rank)
         place = places.place(self._lab, rank.node, isolated=True, job=True)
-        log = self.log(rank.rank).open("ab")
+        log = self._log(rank)
         into, out = self._fifos(rank)
         argv = ["sh", "-c", _REDIRECTED, "sh", str(into), str(out), *self._argv()]
         lines = _opened(into, out, log)
@@ -208,7 +226,7 @@ class Starter:
         environment = {**inherited, **own, **variables}
         programs: dict[int, Program] = {}
         for rank in self.ranks:
-            log = self.log(rank.rank).open("ab")
+            log = self._log(rank)
             programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
         launcher = libraries.program(self._library.programs[0]) if self._library.programs else None
         argv = mpiexec_argv(

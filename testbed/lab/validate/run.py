@@ -58,8 +58,8 @@ from testbed.lab.validate.wire import Wire, certified
 __all__ = ["Part", "Suite", "ValidationOutcome", "Watching", "validate"]
 
 DEFAULT_TOPOLOGY = "metro-40km"
-NEEDED_BYTES = 500_000_000
-"""Room for the outputs of the largest operation on all ranks, and logs."""
+NEEDED_BYTES = 100_000_000
+"""Room for logs and the report, and once more for each rank: an output of the largest operation."""
 
 
 class Watching(Progress, Protocol):
@@ -113,11 +113,14 @@ def validate(
         raise UserError("--set lays values over a topology, and a lab that is up has its own: leave one of both out")
     wanted = _topology(topology, set) if lab is None else None
     root = (runs or runs_root()).absolute()
-    store.check_writable(root, NEEDED_BYTES)
+    if wanted is not None:
+        _check_room(root, wanted)
     parts = tuple(it for it in PARTS if not only or it in only)
     with interruptible():
         if wanted is None:
-            return _Validating(_borrowed(lab, allow_uncertified), chosen, suite, parts, root, before, heard).run()
+            borrowed = _borrowed(lab, allow_uncertified)
+            _check_room(root, borrowed.topology)
+            return _Validating(borrowed, chosen, suite, parts, root, before, heard).run()
         made = deploy.up(
             wanted, name=name, agents=False, driver=driver, emulator=emulator,
             allow_uncertified=allow_uncertified, keep=keep, progress=heard,
@@ -259,6 +262,11 @@ def _chosen(names: Sequence[str]) -> tuple[Library, ...]:
 def _topology(topology: str | Topology, overrides: Mapping[str, object] | None) -> Topology:
     """Raises UserError, FileMistakes, UnknownName."""
     return _with_fibers(catalog.load_topology(topology, overrides) if isinstance(topology, str) else topology)
+
+
+def _check_room(root: Path, topology: Topology) -> None:
+    """Raises StorageError."""
+    store.check_writable(root, NEEDED_BYTES * (1 + len(topology.node_names)))
 
 
 def _with_fibers(topology: Topology) -> Topology:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any, Final
 
 from testbed.core.conformance.judge import Answer
 from testbed.core.conformance.operation import Group, Operation
+from testbed.errors import StorageError
 from testbed.host import beneath
 from testbed.lab.validate.crew import LONGEST_WORDS, Crew, Said
 
@@ -22,6 +25,9 @@ MOST_FRESH: Final = 12
 
 LONGEST_OUTPUT: Final = 4 << 30
 """Bytes; a file that is longer is none of an operation of ours, and is not read into our memory."""
+
+LEAST_ROOM: Final = 1 << 20
+"""Bytes; with less the disk is full."""
 
 LATEST_S: Final = 1e12
 """What is beyond is no time of any clock; NaN and infinity, which Python reads in JSON, are none either."""
@@ -175,7 +181,8 @@ class Session:
         until_t: Callable[[], float] | None = None,
         each: Callable[[], float] | None = None,
     ) -> Performed:
-        """Operations of groups that have no rank in common, at the same time, and what their ranks answer.
+        """Operations of groups that have no rank in common, at the same time, and what their ranks answer. Raises
+        StorageError where something failed and the disk is full.
 
         ``until_t`` and ``each`` as in :meth:`Crew.gather`; without, it is given up after :attr:`bound_s`.
         """
@@ -192,7 +199,16 @@ class Session:
         performed = Performed(answers, window[1])
         if any(it.state not in ("done", "unsupported") for it in answers.values()):
             self.spoil()
+            self._check_room()
         return performed
+
+    def _check_room(self) -> None:
+        """Ranks that cannot write what they got fail, and it is not their library that does. Raises StorageError."""
+        free = LEAST_ROOM
+        with contextlib.suppress(OSError):  # a program may have removed the folder
+            free = shutil.disk_usage(self.crew.outputs).free
+        if free < LEAST_ROOM:
+            raise StorageError(f"{self.crew.outputs}: No space left on device")
 
     def _answer(self, rank: int, said: Said, kept: bool, window: tuple[float, float]) -> Answer:
         """``window``: when it was told, and now."""
