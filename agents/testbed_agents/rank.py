@@ -107,7 +107,9 @@ class Rank:
         except TrainingFailed as error:
             # After a stop, a collective fails because a peer has hung up: that is how a stuck job ends.
             self._finish("stopped" if self._stop.is_set() else "failed", str(error), step=error.step)
-        except (CheckpointError, CorpusError, RecordsError) as error:
+        except (CheckpointError, RecordsError) as error:
+            self._finish("failed", str(error), storage=True)
+        except CorpusError as error:
             self._finish("failed", str(error))
         except Exception as error:  # a mistake of ours: said like any other failure, with its place in the log
             import traceback
@@ -118,7 +120,16 @@ class Rank:
     def _began(self) -> None:
         self.say("began", job=self._job)
 
-    def _finish(self, status: str, reason: str, step: int | None = None, outcome: Outcome | None = None) -> None:
+    def _finish(
+        self,
+        status: str,
+        reason: str,
+        step: int | None = None,
+        outcome: Outcome | None = None,
+        *,
+        storage: bool = False,
+    ) -> None:
+        """``storage``: what failed is the disk's, not the job's."""
         if not self._over.acquire(blocking=False):
             return
         more: dict[str, object] = {}
@@ -130,10 +141,10 @@ class Rank:
                 self._records.write("end", t=time.monotonic(), status=status, reason=reason, step=last, **more)
             except RecordsError as error:
                 if status == "ok":
-                    status, reason = "failed", str(error)
+                    status, reason, storage = "failed", str(error), True
             self._records.close()  # a trainer that comes back later has nothing more to add
         self._metrics.job_state(self._job, {"ok": "finished", "saved": "stopped"}.get(status, status))
-        self.say("finished", job=self._job, status=status, reason=reason)
+        self.say("finished", job=self._job, status=status, reason=reason, storage=storage)
         if outcome is None:
             _hang_up(self._metrics.port)
 

@@ -80,6 +80,8 @@ class Attempts:
         """What a restart waits for; empty while none does."""
         self.failure = ""
         """Why the job cannot end well; empty while it can."""
+        self.storage = False
+        """Whether that was the disk's: then nothing is known of the job."""
         self.over = False
         """Whether no attempt goes on and none will begin."""
         self._begin()
@@ -99,6 +101,7 @@ class Attempts:
         except TestbedError as error:
             with contextlib.suppress(TestbedError):
                 self.failure = self.failure or self._dead()
+            self.storage = isinstance(error, StorageError) and not self.failure
             self.failure = self.failure or str(error)
         finally:
             self.waiting, self.over = "", True
@@ -139,6 +142,7 @@ class Attempts:
             if why:
                 self._ended(why, detected_t=now, step=step)
                 if dead or self._stopping.is_set() or not self._left:
+                    self.storage = any(it.get("storage") for it in client.call(self._lab, "ranks"))
                     self.failure = why
                     return _End.LAST
                 return _End.FAILED

@@ -242,7 +242,8 @@ class AgentsHand:
                 self._containers.show(Path(message["data"]).absolute().parent, nodes)
         with self._changed:
             for state in self.states.values():
-                state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"], "saved": False}
+                state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
+                state |= {"saved": False, "storage": False}
         for key, parent in list(self._all_parents().items()):
             ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
             parent.say({"do": "train", "ranks": ranks, **message})
@@ -319,6 +320,7 @@ class AgentsHand:
                     "reason": event["reason"],
                     "ended_t": event["t"],
                     "saved": event["status"] == "saved",  # also when its process is gone by then
+                    "storage": event.get("storage", False),
                 }
             elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
                 how = process.how_ended(-event["signal"] if event.get("signal") else event.get("code", 0))

@@ -103,8 +103,8 @@ class Follower:
         for event in list(self._observer.heard):
             if event["event"] == "fault-failed":
                 raise LabError(f"{event['type']} {event['target']} did not happen as planned: {event['why']}")
-        if reason := self._job.failure():
-            raise JobFailed(reason)
+        if self._job.failure():
+            raise self._job.failed()
         return step >= self._total or self._job.over()
 
     def _sample(self, now: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
 from testbed.core.topology.model import Topology
-from testbed.errors import JobFailed, LabError
+from testbed.errors import JobFailed, LabError, StorageError, TestbedError
 from testbed.lab.attempts import Attempts
 from testbed.lab.state import LabFolder
 
@@ -162,6 +162,10 @@ class Job:
         """Why the job cannot end well; empty as long as it can, be it by another attempt."""
         return self._attempts.failure
 
+    def failed(self) -> TestbedError:
+        """:meth:`failure` as an error: JobFailed, or StorageError where the disk took no more of it."""
+        return (StorageError if self._attempts.storage else JobFailed)(self.failure())
+
     def over(self) -> bool:
         """Whether no rank is training any more, and none will."""
         return self._attempts.over
@@ -174,8 +178,8 @@ class Job:
             now = time.monotonic()
             if now - checked > 0.5:
                 checked = now
-                if reason := self.failure():
-                    raise JobFailed(reason)
+                if self.failure():
+                    raise self.failed()
                 if self.over() and self.step < step:
                     raise JobFailed(f"the job ended at step {self.step}, before step {step}")
             if now > until:
@@ -190,8 +194,8 @@ class Job:
             if time.monotonic() > until:
                 raise LabError("the ranks did not end after their last step")
             time.sleep(POLL_S)
-        if reason := self.failure():
-            raise JobFailed(reason)
+        if self.failure():
+            raise self.failed()
 
     def stop(self) -> None:
         """End it after the step that it is in, or after 2 s."""

@@ -199,3 +199,15 @@ def test_a_keeper_that_is_gone_ends_the_job(keeper: Keeper, job: Attempts, monke
     monkeypatch.setattr(attempts.client, "call", gone)
     oracle.until(lambda: job.over, 5.0, "it is over")
     assert job.failure == "the keeper does not answer"
+
+
+@pytest.mark.parametrize("storage", [True, False])
+def test_a_job_whose_disk_is_full_was_not_measured_to_be_bad(keeper: Keeper, job: Attempts, storage: bool) -> None:
+    """One rank's disk takes no more; the others only lose a peer."""
+    with keeper.lock:
+        for rank in keeper.ranks:
+            rank.update(state="failed", reason="a peer hung up", ended_t=2.0)
+        keeper.ranks[1].update(reason="cannot write rank-1.jsonl", ended_t=1.0, storage=storage)
+    oracle.until(lambda: job.over, 5.0, "the job is over")
+    assert job.failure.endswith("cannot write rank-1.jsonl")
+    assert job.storage is storage
