@@ -155,8 +155,8 @@ def _cut(lab: Lab, job: Job, duct: str, hold_s: float) -> None:
 def _let(job: Job, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if reason := job.failure():
-            raise JobFailed(reason)
+        if job.failure():
+            raise job.failed()
         time.sleep(0.25)
 
 
