@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -43,9 +44,11 @@ class WarmParent:
         self._lock = threading.Lock()
         self.exited = threading.Event()
         self._warm = False
+        # While it imports torch, seconds and more, it does not hear that nobody speaks to it any more.
+        dying = [setpriv, "--pdeathsig", "KILL", "--"] if (setpriv := shutil.which("setpriv")) else []
         with log.open("ab") as output:
             self._child = subprocess.Popen(
-                list(argv) or [sys.executable, "-m", MODULE],
+                list(argv) or [*dying, sys.executable, "-m", MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
