@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import HostError
+from testbed.host import cgroup
 from testbed.host.cgroup import CpuGroup, Hierarchy, hierarchy
+from testbed.lab.throttle import Throttle
 
 V1 = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 V2 = "41 31 0:38 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -99,3 +101,15 @@ def test_what_cannot_be_written_is_said_with_the_group(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=rf"cannot write '6000 20000' to cpu.max of the control group {tmp_path}/gone"):
         CpuGroup(tmp_path / "gone", unified=True).limit(0.3)
     CpuGroup(tmp_path / "gone", unified=True).remove(CpuGroup(tmp_path, unified=True))  # not there: no error
+
+
+def test_of_a_container_that_is_gone_no_limit_has_to_be_taken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "hierarchy", lambda: Hierarchy(tmp_path, unified=True))
+    handle = tmp_path / "west-0"
+    handle.symlink_to("/proc/4194305/ns/net")  # more than any pid (proc_sys_kernel(5))
+    throttle = Throttle("lab", lambda node: handle)
+    throttle.set("west-0", None)
+    with pytest.raises(HostError, match="not to be seen from here"):
+        throttle.set("west-0", 0.3)
