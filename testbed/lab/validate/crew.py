@@ -24,7 +24,7 @@ from testbed.core.topology.model import Topology
 from testbed.errors import LabError
 from testbed.host import process
 from testbed.lab.state import LabFolder
-from testbed.lab.validate.programs import Program, Starter, end
+from testbed.lab.validate.programs import Program, Starter, end, exit_code
 
 __all__ = ["Crew", "Said"]
 
@@ -286,11 +286,11 @@ class Crew:
             if program.ended:
                 continue
             if program.child is not None:
-                if (code := program.child.poll()) is not None:
+                if (code := exit_code(program.child)) is not None:
                     # docker and the leash say a signal as a shell does.
                     code = 128 - code if self._starter.contained and code > 128 else code
                     found[number] = process.how_ended(code)
-            elif self._mpiexec is not None and (code := self._mpiexec.poll()) is not None:
+            elif self._mpiexec is not None and (code := exit_code(self._mpiexec)) is not None:
                 found[number] = f"ended: its mpiexec {process.how_ended(code)}"
             elif program.is_gone:
                 found[number] = "has ended"

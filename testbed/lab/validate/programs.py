@@ -32,7 +32,7 @@ from testbed.lab.state import LabFolder
 from testbed.lab.validate import reach
 from testbed.lab.validate.lines import Lines
 
-__all__ = ["Program", "Starter", "end"]
+__all__ = ["Program", "Starter", "end", "exit_code"]
 
 END_BOUND_S: Final = 10.0
 
@@ -87,8 +87,8 @@ class Program:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a child's whole session; returns when it is reaped."""
-    if child.poll() is None:
+    """SIGKILL to a child and what it started; returns when it is reaped."""
+    if child.returncode is None:  # until it is reaped, dead or not, nobody else's group has its number
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
     if child.stdin is not None:
@@ -96,6 +96,15 @@ def end(child: subprocess.Popen[bytes]) -> None:
             child.stdin.close()  # the leash in a container lets go
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(END_BOUND_S)
+
+
+def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """As ``poll``; of one that has ended what it started is ended too: it would live on in the node, unknown to us."""
+    if child.returncode is None:
+        if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        end(child)
+    return child.returncode
 
 
 class Starter:
