@@ -38,7 +38,9 @@ class Session:
 
     def __init__(self, behave: Behave) -> None:
         self.behave = behave
-        self.crew = SimpleNamespace(ranks=[SimpleNamespace(site=it) for it in ("east", "east", "west", "west")])
+        self.crew = SimpleNamespace(
+            ranks=[SimpleNamespace(site=it) for it in ("east", "east", "west", "west")], owing=()
+        )
         self.offers: dict[str, Any] = {"broadcast": {"types": ["int32"], "reductions": []}, "groups": True}
         self.no_group = ""
         self.fails_from = 1000
@@ -129,3 +131,13 @@ def test_a_group_that_cannot_be_had_is_unsupported() -> None:
     session.no_group = "no groups here"
     (found,) = heard(session, [Case((Operation("broadcast", 1, "at east", "int32", 3),))])
     assert found.state == "unsupported" and "no groups here" in found.detail
+
+
+def test_a_group_whose_ranks_never_answer_is_a_hang() -> None:
+    """It takes as long as one, and so no more than a few are tried."""
+    session = Session(right)
+    session.no_group = "rank 1 did not answer"
+    session.crew.owing = (1,)
+    found = heard(session, [Case((Operation("broadcast", call, "at east", "int32", 3),)) for call in range(1, 9)])
+    assert [it.state for it in found] == ["hang"] * correctness.MOST_HANGS + ["not run"] * (8 - correctness.MOST_HANGS)
+    assert "rank 1 did not answer" in found[0].detail

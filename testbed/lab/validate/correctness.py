@@ -57,7 +57,7 @@ def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation,
         if why := not_offered(operation, session.offers):
             found[operation] = Judgement("unsupported", why)
         elif why := session.have(by_name[operation.group]):
-            state: CaseState = "error" if session.spoiled else "unsupported"
+            state: CaseState = "hang" if session.crew.owing else "error" if session.spoiled else "unsupported"
             found[operation] = Judgement(state, f"group {operation.group}: {why}")
     wanted = [(it, by_name[it.group]) for it in case.operations if it not in found]
     if wanted and not session.spoiled:
