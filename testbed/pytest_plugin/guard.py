@@ -6,6 +6,7 @@ this file's path: it needs neither pytest nor, as long as all goes well, the tes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -21,30 +22,39 @@ class Guard:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
+        self._remembered: dict[str, bytes] = {}
+        """What a guard must know of each lab; the next one, if somebody ends this one."""
 
     def remember(self, name: str) -> None:
         """Before the lab is brought up: we may die while it is."""
-        self._say("remember", name)
+        state = os.environ.get("TESTBED_STATE")
+        self._remembered[name] = _line("remember", name, str(Path(state).absolute()) if state else None)
+        self._say(self._remembered[name])
 
     def forget(self, name: str) -> None:
         """After it is down."""
-        self._say("forget", name)
+        self._remembered.pop(name, None)
+        self._say(_line("forget", name, None))
 
-    def _say(self, what: str, name: str) -> None:
+    def _say(self, line: bytes) -> None:
         if self._child is None or self._child.poll() is not None:
+            line = b"".join(self._remembered.values())
             self._child = subprocess.Popen(
                 [sys.executable, __file__, str(os.getpid()), str(Path(__file__).parents[2])],
                 stdin=subprocess.PIPE,
+                bufsize=0,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C at the terminal is pytest's
                 cwd="/",
             )
         assert self._child.stdin is not None
-        state = os.environ.get("TESTBED_STATE")
-        line = json.dumps({"do": what, "name": name, "state": str(Path(state).absolute()) if state else None})
-        self._child.stdin.write(line.encode() + b"\n")
-        self._child.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has been ended just now: the next word finds that out
+            self._child.stdin.write(line)
+
+
+def _line(what: str, name: str, state: str | None) -> bytes:
+    return json.dumps({"do": what, "name": name, "state": state}).encode() + b"\n"
 
 
 def watch(parent: int, root: str) -> None:
