@@ -1,4 +1,4 @@
-"""What takes minutes but little of the machine is begun when tests begin, and runs beside the unit tests, which come first.
+"""What takes minutes but little of the machine is begun when tests begin, beside the unit tests, which come first.
 
 Two cores have room for that as long as nobody measures time. It is over before the first test that does: whoever needs
 it waits for it, and the order of the folders is :data:`ORDER`.
@@ -47,12 +47,12 @@ class Ahead:
         for wanted, what in AHEAD.items():
             if any(it.startswith(wanted) for it in asked):
                 said = words / what.replace("/", "-")
+                argv = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "--color=no", str(HERE / what)]
                 # Else it would look like something that a test started and left behind.
                 environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_S")}
                 with said.open("wb") as log:
                     child = subprocess.Popen(
-                        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "--color=no", str(HERE / what)],
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=HERE.parent,
+                        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=HERE.parent,
                         env={**environment, "PYTEST_ADDOPTS": ""},
                     )  # fmt: skip
                 self._begun[what] = (child, said)
