@@ -21,10 +21,12 @@ What cannot be told from the records is None.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from testbed.core.evidence.record import RankLog, StepRecord
@@ -44,6 +46,21 @@ _STALL_STEPS = 5
 
 _LOSS_STEPS = 10
 """train_loss at the beginning and the end is the mean over this many steps; one batch alone says little."""
+
+
+class _Stretches:
+    """Stretches of time, from and to. A job of an hour has a thousand faults and tens of thousands of steps: which
+    of them touch is asked so often that looking at each pair would take half an hour."""
+
+    def __init__(self, stretches: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(stretches)
+        self._begins = [begin for begin, _ in ordered]
+        self._ends = list(itertools.accumulate((end for _, end in ordered), max))
+
+    def touch(self, begin_t: float, end_t: float) -> bool:
+        """Whether one of them begins before ``end_t`` and ends after ``begin_t``."""
+        before = bisect.bisect_left(self._begins, end_t)
+        return before > 0 and self._ends[before - 1] > begin_t
 
 
 @dataclass(frozen=True)
@@ -217,15 +234,12 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
     if silent and ended_t is not None and began is not None and ended_t >= began:
         lasts.append(ended_t)
     ended = max(lasts, default=None)
-    calm = [
-        commit
-        for commit in committed
-        if not commit.resumed and not any(_overlap(commit, window, 0.0) for window in windows)
-    ]
+    stretches = _Stretches((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows)
+    calm = [commit for commit in committed if not commit.resumed and not stretches.touch(commit.begin_t, commit.t)]
     median = statistics.median(commit.duration_s for commit in calm) if calm else None
     complete = job is not None and job.steps is not None and len(committed) >= job.steps
     ran = _ran(logs, job.world_size) if job and any(commit.resumed for commit in committed) else ()
-    faults = tuple(_recover(committed, ran, window, windows, median, began, ended, complete) for window in windows)
+    faults = tuple(_recover(committed, ran, window, stretches, median, began, ended, complete) for window in windows)
     return JobEvidence(
         world_size=job.world_size if job else None,
         steps_planned=job.steps if job else None,
@@ -282,24 +296,22 @@ def _overlap(commit: Commit, window: FaultWindow, settle_s: float) -> bool:
 
 def _seconds_per_token(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> float | None:
     """From the steps outside every fault and its aftermath, as time over tokens, so that ordinary noise is no loss."""
-    quiet = [commit for commit in calm if not any(_in_aftermath(commit, fault) for fault in faults)]
+    # After a fault had ended, but before the job was back.
+    aftermaths = _Stretches(
+        (fault.window.ended_t, fault.window.ended_t + fault.back_after_end_s)
+        for fault in faults
+        if fault.window.ended_t is not None and fault.back_after_end_s is not None
+    )
+    quiet = [commit for commit in calm if not aftermaths.touch(commit.begin_t, commit.t)]
     tokens = sum(commit.tokens for commit in quiet)
     return sum(commit.duration_s for commit in quiet) / tokens if tokens else None
-
-
-def _in_aftermath(commit: Commit, fault: FaultRecovery) -> bool:
-    """After the fault had ended, but before the job was back."""
-    ended_t = fault.window.ended_t
-    if ended_t is None or fault.back_after_end_s is None:
-        return False
-    return commit.t > ended_t and commit.begin_t < ended_t + fault.back_after_end_s
 
 
 def _recover(
     committed: Sequence[Commit],
     ran: Sequence[Commit],
     window: FaultWindow,
-    windows: Sequence[FaultWindow],
+    faults: _Stretches,
     median: float | None,
     began: float | None,
     ended: float | None,
@@ -311,44 +323,53 @@ def _recover(
     if window.began_t > ended or (window.ended_t is not None and window.ended_t <= began):
         return outside
     last_t = committed[-1].t
-    mine = [commit for commit in committed if _is_of(commit, window, windows)]
-    near = [commit.duration_s for commit in mine if _overlap(commit, window, _EDGE_STEPS * median)]
+    near = _gaps(committed, window, faults, _EDGE_STEPS * median)
     if not near:  # all that was done in its time was lost to a later fault
-        near = [
-            it.duration_s for it in ran if _overlap(it, window, _EDGE_STEPS * median) and _is_of(it, window, windows)
-        ]
+        near = _gaps(ran, window, faults, _EDGE_STEPS * median)
     stalled = not complete and ended - last_t > _STALL_STEPS * median
     if stalled and (window.ended_t is None or last_t <= window.ended_t):
         # Nothing was committed after it: the gap is as long as the job was still waited for, if not longer.
         return FaultRecovery(window, max([*near, ended - last_t]), None, None, False)
     if last_t <= window.began_t:
         return outside
-    back = _back(committed, mine, window.began_t, median)
-    after = None if window.ended_t is None else _back(committed, mine, window.ended_t, median)
+    back = _back(committed, window, faults, window.began_t, median)
+    after = None if window.ended_t is None else _back(committed, window, faults, window.ended_t, median)
     return FaultRecovery(window, max(near, default=None), back, after, back is not None)
 
 
-def _is_of(commit: Commit, window: FaultWindow, windows: Sequence[FaultWindow]) -> bool:
+def _gaps(done: Sequence[Commit], window: FaultWindow, faults: _Stretches, settle_s: float) -> list[float]:
+    """Durations of the steps of ``done``, in the order of time, that tell of a fault."""
+    behind = (done[at] for at in range(_first_after(done, window.began_t), len(done)))
+    near = itertools.takewhile(lambda it: _overlap(it, window, settle_s), behind)
+    return [it.duration_s for it in near if _is_of(it, window, faults)]
+
+
+def _first_after(done: Sequence[Commit], t: float) -> int:
+    return bisect.bisect_right(done, t, key=lambda it: it.t)
+
+
+def _is_of(commit: Commit, window: FaultWindow, faults: _Stretches) -> bool:
     """Whether a commit's time may tell of this fault: it lies in the fault's, or in no other's."""
-
-    def stood_in(it: FaultWindow) -> bool:
-        return commit.t > it.began_t and (it.ended_t is None or max(commit.stood_t, commit.begin_t) < it.ended_t)
-
-    return stood_in(window) or not any(stood_in(it) for it in windows)
+    stood_t = max(commit.stood_t, commit.begin_t)
+    mine = commit.t > window.began_t and (window.ended_t is None or stood_t < window.ended_t)
+    return mine or not faults.touch(stood_t, commit.t)
 
 
-def _back(committed: Sequence[Commit], mine: Sequence[Commit], edge_t: float, median: float) -> float | None:
+def _back(
+    committed: Sequence[Commit], window: FaultWindow, faults: _Stretches, edge_t: float, median: float
+) -> float | None:
     """Seconds from ``edge_t`` until a step took at most 1.1 x the median again; 0 when none near it took longer.
 
-    Near are the first of ``committed`` behind it, of those that are in ``mine`` too.
+    Near are the first behind it, of those that may tell of the fault.
     """
-    near = [it for it in [commit for commit in committed if commit.t > edge_t][:_EDGE_STEPS] if it in mine]
+    first = _first_after(committed, edge_t)
+    near = [it for it in committed[first : first + _EDGE_STEPS] if _is_of(it, window, faults)]
     if not near:
         return 0.0
     worst = max(near, key=lambda it: it.duration_s)
     if worst.duration_s <= BACK * median:
         return 0.0
-    later = (commit for commit in committed if commit.t > worst.t)
+    later = (committed[at] for at in range(_first_after(committed, worst.t), len(committed)))
     return next((commit.t - edge_t for commit in later if commit.duration_s <= BACK * median), None)
 
 
