@@ -182,7 +182,7 @@ class Session:
         each: Callable[[], float] | None = None,
     ) -> Performed:
         """Operations of groups that have no rank in common, at the same time, and what their ranks answer. Raises
-        StorageError where something failed and the disk is full.
+        StorageError where the disk is full.
 
         ``until_t`` and ``each`` as in :meth:`Crew.gather`; without, it is given up after :attr:`bound_s`.
         """
@@ -199,11 +199,12 @@ class Session:
         performed = Performed(answers, window[1])
         if any(it.state not in ("done", "unsupported") for it in answers.values()):
             self.spoil()
-            self._check_room()
+        self._check_room()
         return performed
 
     def _check_room(self) -> None:
-        """Ranks that cannot write what they got fail, and it is not their library that does. Raises StorageError."""
+        """Ranks that cannot write what they got fail, or have written a part of it, and it is not their library that is
+        to blame. Raises StorageError."""
         free = LEAST_ROOM
         with contextlib.suppress(OSError):  # a program may have removed the folder
             free = shutil.disk_usage(self.crew.outputs).free
