@@ -349,6 +349,13 @@ def test_times_differ_only_beyond_noise(factor, spread, changes):
     assert [kind for kind, _ in change_of(sped(0.1), sped(0.1 * factor))] == changes
 
 
+def test_another_suite_is_noted():
+    old = factory.validation(factory.library(), suite="quick")
+    assert not compare(old, old).notes
+    (note,) = compare(old, dataclasses.replace(old, suite="full")).notes
+    assert "suite quick then, full now" in note
+
+
 @pytest.mark.parametrize("fields", [{"machine": "another"}, {"certified": False}, {"topology": "regional-ring"}])
 def test_times_of_another_lab_are_not_compared_but_answers_are(fields):
     slower = factory.library(speeds=factory.speeds(0.2), cells=(dataclasses.replace(factory.CELLS[2], outcome="hang"),))

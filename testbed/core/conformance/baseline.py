@@ -67,6 +67,8 @@ def compare(old: Validation, new: Validation) -> Comparison:
     why = _times_incomparable(old, new)
     if why:
         notes.append(f"times were not compared: {why}")
+    if old.suite != new.suite:
+        notes.append(f"suite {old.suite} then, {new.suite} now: what is in one of them alone was not compared")
     before = {it.name: it for it in old.libraries if it.verdict != "skipped"}
     now = {it.name: it for it in new.libraries if it.verdict != "skipped"}
     notes += [f"{name} was validated before, and not this time" for name in before if name not in now]
