@@ -14,7 +14,9 @@ import pytest
 from testbed.core.conformance.offers import understood
 from testbed.core.conformance.operation import Group, Operation
 from testbed.errors import StorageError
+from testbed.lab.validate import faults
 from testbed.lab.validate.crew import Said, _checked
+from testbed.lab.validate.disturb import Disturbed
 from testbed.lab.validate.session import Session
 
 BARRIER = Operation("barrier", 7)
@@ -173,3 +175,15 @@ def test_offers_are_understood() -> None:
 def test_offers_that_cannot_be_understood_are_told(offers: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         understood(offers)
+
+
+def test_a_refusal_under_a_fault_is_an_error(tmp_path: Path) -> None:
+    """The same operation was done a moment before: else a failure could be called what is no failure."""
+    found = session(Crew(tmp_path, GOOD, {"call": 7, "unsupported": "reset by peer", "ended": "now"}))
+    began_t = time.monotonic()
+    performed = found.perform([(BARRIER, found.world)])
+    assert not found.spoiled
+    seen = faults._evidence(found, BARRIER, Disturbed(performed, began_t, 0.3, None))
+    assert [it.state for it in seen.ends] == ["done", "error"]
+    assert seen.ends[1].words == "reset by peer" and 0 <= (seen.ends[1].at_s or -1) < 5
+    assert found.spoiled
