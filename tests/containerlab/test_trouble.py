@@ -44,7 +44,9 @@ def topology(containers: str, tmp_path: Path) -> testbed.Topology:
 
 
 def up(topology: testbed.Topology, name: str, **more: object) -> Lab:
-    return testbed.up(topology, name=name, driver="containerlab", **{"agents": False, **more})
+    return testbed.up(
+        topology, name=name, driver="containerlab", **{"agents": False, "allow_uncertified": True, **more}
+    )
 
 
 def residue(lab: str) -> list[str]:
@@ -239,7 +241,8 @@ def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.
     assert residue(name) == []
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, dockerd: Any, number: int) -> None:
     """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
     name = oracle.unused_name()

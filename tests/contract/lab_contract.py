@@ -91,6 +91,7 @@ class LabContract:
         assert lab.launch(["grep", "^nameserver", "/etc/resolv.conf"], directory=tmp_path, echo=said.append) == 0
         assert sorted(said) == [f"[rank {rank}] nameserver 127.0.0.1" for rank in (0, 1)]
 
+    @pytest.mark.thorough
     def test_a_failed_program_is_its_status_and_the_others_end(
         self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -81,6 +81,7 @@ def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
     assert ran.json("report.json")["verdict"] != "pass"
 
 
+@pytest.mark.thorough
 def test_a_drawn_run_is_done_again_from_its_directory(tmp_path: Path, state_folder: Path) -> None:
     first = Ran(
         tmp_path / "first",

@@ -106,7 +106,9 @@ def test_the_orchestrator(begin: Callable[..., Orchestrator], lab_name: str, sta
     down_leaves_nothing(lab_name, state_folder)
 
 
-@pytest.mark.parametrize("after_s", [0.02, 0.1, 0.15, 0.2, 0.25, 0.3])
+@pytest.mark.parametrize(
+    "after_s", [0.02, 0.15, *(pytest.param(it, marks=pytest.mark.thorough) for it in (0.1, 0.2, 0.25, 0.3))]
+)
 def test_the_orchestrator_while_its_keeper_starts(
     begin: Callable[..., Orchestrator], lab_name: str, state_folder: Path, after_s: float
 ) -> None:
@@ -144,7 +146,7 @@ def test_the_keeper(begin: Callable[..., Orchestrator], lab_name: str, state_fol
     down_leaves_nothing(lab_name, state_folder)
 
 
-@pytest.mark.parametrize("phase", ["certify", "standing"])
+@pytest.mark.parametrize("phase", [pytest.param("certify", marks=pytest.mark.thorough), "standing"])
 def test_the_emulator(begin: Callable[..., Orchestrator], lab_name: str, state_folder: Path, phase: str) -> None:
     orchestrator = begin()
     orchestrator.until(phase)
@@ -187,7 +189,9 @@ def test_while_agents_are_deployed(
     down_leaves_nothing(lab_name, state_folder)
 
 
-@pytest.mark.parametrize("victims", ["keeper", "agents", "all"])
+@pytest.mark.parametrize(
+    "victims", [*(pytest.param(it, marks=pytest.mark.thorough) for it in ("keeper", "agents")), "all"]
+)
 def test_a_lab_with_agents_that_is_up(
     begin: Callable[..., Orchestrator], lab_name: str, state_folder: Path, victims: str
 ) -> None:

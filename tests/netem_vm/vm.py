@@ -124,6 +124,7 @@ def run(argv: Sequence[str], out: Path, *, timeout_s: float, memory: str = "3G")
     unpacked = fetch().resolve()
     path = f"{Path('/usr/sbin')}:/sbin:{os.environ.get('PATH', '')}"
     environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "TESTBED_NETEM_VM": "1"}
+    environment |= {key: os.environ[key] for key in ("TESTBED_THOROUGH",) if key in os.environ}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
     (out / "first.sh").write_text(

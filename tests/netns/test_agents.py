@@ -274,6 +274,7 @@ def test_a_rank_stuck_in_a_collective_is_stopped_nevertheless(parent: Parent, no
     assert records(tmp_path, 0)[-1]["kind"] == "end"
 
 
+@pytest.mark.thorough
 def test_a_cut_longer_than_the_timeout_fails_the_job(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
     deploy(parent, nodes)
     parent.say(job(nodes, tmp_path, steps=100_000, timeout_s=2.0))
@@ -329,6 +330,7 @@ def test_a_full_disk_ends_the_job_of_all_with_its_reason(parent: Parent, nodes: 
     assert "onnection" in ends[0]["reason"]
 
 
+@pytest.mark.thorough
 def test_the_trainer_is_a_torchrun_program_too(nodes: Nodes, tmp_path: Path) -> None:
     program = (sys.executable, "-m", "testbed_agents.train")
     processes = [
@@ -377,7 +379,7 @@ def test_a_rank_that_cannot_start_is_said(parent: Parent, nodes: Nodes) -> None:
     assert (died["rank"], died["code"]) == (77, 1)
 
 
-@pytest.mark.parametrize("how", ["end of stdin", "SIGKILL"])
+@pytest.mark.parametrize("how", ["end of stdin", pytest.param("SIGKILL", marks=pytest.mark.thorough)])
 def test_no_rank_outlives_the_parent(nodes: Nodes, tmp_path: Path, how: str) -> None:
     own = Parent(tmp_path / "parent.log")
     own.next("warm", timeout_s=60)

@@ -112,6 +112,7 @@ def test_nothing_is_found_in_a_right_job(parent: Parent, nodes: Nodes, tmp_path:
     assert len(set(fingerprints(tmp_path))) == 1
 
 
+@pytest.mark.thorough
 def test_nothing_is_found_in_an_attempt_that_goes_on(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
     trained(parent, nodes, tmp_path, checkpoint_every=4)
     once = fingerprints(tmp_path)

@@ -102,6 +102,7 @@ def job(healthy: testbed.Lab) -> Iterator[Any]:
     oracle.until(began.over, 30.0, "the job is over")
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_gone_and_its_job_says_who_it_was(healthy: testbed.Lab, job: Any) -> None:
     (victim,) = agents(healthy)["west-0"]
     healthy.inject("rank-kill", "2")

@@ -77,6 +77,7 @@ def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, 
     assert json.loads(state.folder(lab.name).certificate.read_text())["verdict"] == "certified"
 
 
+@pytest.mark.thorough
 def test_the_round_trip_is_that_of_ping(lab: testbed.Lab, command: oracle.Command) -> None:
     found = good(command, lab)
     for link in found["links"]:
@@ -141,6 +142,7 @@ def test_a_fault_that_touches_no_fiber_is_a_note(healthy: testbed.Lab, command: 
     assert f"the fault {fault.id} (management-partition west) stood, which touches no fiber" in found["notes"]
 
 
+@pytest.mark.thorough
 def test_a_dark_fiber_is_not_measured_over_another_one(healthy: testbed.Lab, command: oracle.Command) -> None:
     with healthy.cut("north"):
         status, found = certify(command, healthy)
@@ -173,6 +175,7 @@ def test_the_table_fits_and_says_what_is_judged(lab: testbed.Lab, command: oracl
     assert "Judged: delay, RTT, jitter, loss" in said.stderr
 
 
+@pytest.mark.thorough
 def test_thorough_says_how_long_it_takes_and_counts_enough_for_a_loss_of_a_thousandth(
     healthy: testbed.Lab, command: oracle.Command
 ) -> None:
@@ -202,6 +205,7 @@ def uncertified(state_folder: Path) -> Iterator[testbed.Lab]:
         yield found
 
 
+@pytest.mark.thorough
 def test_every_page_of_a_program_launched_on_an_uncertified_lab_says_so(
     uncertified: testbed.Lab, command: oracle.Command, tmp_path: Path
 ) -> None:
@@ -229,6 +233,7 @@ IMPOSSIBLE = ("run", "intra-metro-5km", "--set", "scale=1", "--steps", "3")
 
 
 @pytest.mark.skipif(bool(agents.missing()), reason="a run trains, and there are no training agents here")
+@pytest.mark.thorough
 def test_a_run_is_refused_unless_the_user_insists_and_then_every_page_says_so(
     command: oracle.Command, lab_name: str, tmp_path: Path, state_folder: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_traffic_moves_to_the_other_fiber_and_back(healthy: testbed.Lab) -> None
     assert over_south - again == pytest.approx(70e-6, abs=50e-6)
 
 
+@pytest.mark.thorough
 def test_with_both_fibers_dark_tcp_waits_and_goes_on(healthy: testbed.Lab) -> None:
     with stream(healthy) as flow:
         began = time.monotonic()

@@ -238,6 +238,7 @@ def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
 # ---- by the command line
 
 
+@pytest.mark.thorough
 def test_a_command_waits_for_a_fault_that_has_an_end_of_its_own(healthy: testbed.Lab, command: oracle.Command) -> None:
     said = command("inject", "flap", "north", "down=50ms", "up=50ms", "times=2", "--wait", "-l", healthy.name)
     assert said.returncode == 0, said.stderr

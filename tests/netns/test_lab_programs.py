@@ -81,6 +81,7 @@ def test_launch_gives_each_rank_its_place_and_keeps_its_words(lab: testbed.Lab, 
         assert log.read_text() == line + "\n"
 
 
+@pytest.mark.thorough
 def test_one_rank_that_fails_ends_the_others_and_gives_its_status(lab: testbed.Lab, tmp_path: Path) -> None:
     began = time.monotonic()
 
@@ -120,6 +121,7 @@ def test_run_json_tells_the_command_and_how_each_rank_ended(lab: testbed.Lab, tm
     assert json.loads(run.read_text())["workload"] == {"command": "sh -c 'exit $RANK'", "statuses": [0, 1, 2, 3]}
 
 
+@pytest.mark.thorough
 def test_an_unmodified_torch_program_runs_across_the_fiber(lab: testbed.Lab, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script, floats = tmp_path / "all_reduce.py", 1_000_000

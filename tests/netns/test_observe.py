@@ -396,6 +396,7 @@ def test_two_observed_labs_are_apart(lab: testbed.Lab, lab_name: str) -> None:
     assert len(asked(lab.name, "up == 1")) == 5
 
 
+@pytest.mark.thorough
 def test_killed_with_its_keeper_and_down_leaves_nothing(lab_name: str, state_folder: Path, lab: testbed.Lab) -> None:
     others = oracle.working_in(state_folder)
     testbed.up("metro-40km", name=lab_name, agents=False, observe=True)

@@ -89,6 +89,7 @@ def expressions(lab: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_expression_of_dashboard_and_rules_answers_with_data(training: testbed.Lab) -> None:
     """With a link cut and another that loses packets, so that faults, drops and alerts have something to say."""
     lab = training.name

@@ -39,6 +39,7 @@ def run(pytester: pytest.Pytester, state_folder: Path, *words: str, timeout_s: f
     return result
 
 
+@pytest.mark.thorough
 def test_labs_ranks_and_faults(pytester: pytest.Pytester, state_folder: Path) -> None:
     pytester.makepyfile("""
         import functools, os, time
@@ -118,6 +119,7 @@ def test_labs_ranks_and_faults(pytester: pytest.Pytester, state_folder: Path) ->
     result.assert_outcomes(passed=11)
 
 
+@pytest.mark.thorough
 def test_what_fails_says_where_and_x_takes_the_lab_down(pytester: pytest.Pytester, state_folder: Path) -> None:
     pytester.makepyfile("""
         import os, time

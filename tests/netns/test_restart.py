@@ -99,6 +99,7 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(lab: testbed.Lab, un
     assert not (ranks_folder(lab) / "checkpoints").exists()
 
 
+@pytest.mark.thorough
 def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturbed: str) -> None:
     job = begun(lab, 15, timeout_s=1.5)
     with lab.cut("north"), lab.cut("south"):
@@ -158,6 +159,7 @@ def test_a_warning_that_is_too_short_is_a_loss_of_power(lab: testbed.Lab, undist
     assert first.steps_lost > 0
 
 
+@pytest.mark.thorough
 def test_a_silent_cut_spends_no_more_restarts_than_another(lab: testbed.Lab, undisturbed: str) -> None:
     job = begun(lab, 15, timeout_s=1.5, restarts=1)
     with lab.cut("north", carrier="silent"), lab.cut("south", carrier="silent"):

@@ -182,6 +182,7 @@ def test_a_wrong_answer_is_caught(bench: Bench, how: str, do: str) -> None:
     assert {it.state for it in found} <= {"right", "wrong"}
 
 
+@pytest.mark.thorough
 def test_a_hang_is_ended_and_the_rest_is_still_asked(bench: Bench) -> None:
     whole = cases.correctness("quick", bench.sites)
     chosen = [it for it in whole if it.operations[0].do == "all_reduce" and it.operations[0].type == "int64"][:4]
