@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason=THOROUGH))
     for item in items:
-        if ahead.folder(item) in MEASURED:
+        if ahead.folder(item) in MEASURED and not item.get_closest_marker("flaky"):
             item.add_marker(pytest.mark.flaky(reruns=2))
     ahead.order(items)
 

@@ -14,16 +14,18 @@ import ahead
 import vm
 
 INNER = Path(__file__).resolve().parent / "inner"
-BOUND_S = 420
+BOUND_S = 700
 
 
+@pytest.mark.flaky(reruns=0)  # the inner tests are tried again one by one
 def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if any(INNER.is_relative_to(hidden) for hidden in ("/mnt", "/run", "/dev")):
         pytest.skip(f"no kernel with netem: it has its own /mnt, /run and /dev, and cannot see {INNER}")
     if (begun := ahead.AHEAD_OF_TESTS.wait("netem_vm/test_in_vm.py")) is not None:
         _judge_what_was_begun(*begun, capsys)
         return
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--color=no", str(INNER)]
+    options = ["-q", "-rs", "-p", "no:cacheprovider", "--tb=short", "--color=no"]
+    argv = [sys.executable, "-m", "pytest", *options, str(INNER)]
     try:
         status, said = vm.run(argv, tmp_path, timeout_s=BOUND_S)
     except (vm.Unavailable, OSError) as error:
@@ -35,7 +37,8 @@ def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.
     # A suite that skipped everything is no proof.
     passed = re.search(r"(\d+) passed", result)
     assert passed and int(passed[1]) >= 10, said
-    assert "skipped" not in result, said
+    skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
+    assert [line for line in skipped if "thorough" not in line] == [], said
 
 
 def _judge_what_was_begun(status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
