@@ -71,7 +71,8 @@ class TorchFt(TensorAdapter):
 
     def all_reduce(self, call: Call, given: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
         options = dist.AllreduceOptions()
-        options.reduceOp = REDUCTIONS[call.reduction]
+        # ReduceOp(...): the stubs of torch before 2.14 take no bare RedOpType here.
+        options.reduceOp = dist.ReduceOp(REDUCTIONS[call.reduction])
         self._groups[call.group].allreduce([given], options).wait()
         return given
 
