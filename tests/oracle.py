@@ -173,6 +173,18 @@ class CarrierWatch:
 # ---- paths
 
 
+def used_cpu(pid: int, over_s: float) -> float:
+    """CPUs that a process uses, by proc_pid_stat(5)."""
+
+    def ticks() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    began, before = time.monotonic(), ticks()
+    time.sleep(over_s)
+    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+
+
 def ping(name: str, address: str, *, count: int = 1, interval_s: float = 0.01, wait_s: float = 1.0) -> list[float]:
     """Round-trip times in seconds of those that were answered."""
     argv = ["ip", "netns", "exec", name, "ping", "-n", "-c", str(count), "-i", str(interval_s), "-W", str(wait_s)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.cli import screen, tables, verb
+from testbed.cli.ci import junit_file
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides
 from testbed.cli.work import RunsFolder
-from testbed.errors import TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.core.conformance.baseline import Comparison
@@ -76,7 +75,7 @@ def validate(
         typer.Option(
             metavar="NAME|FILE",
             help="The lab to bring up for it.",
-            autocompletion=verb.completing(verb._topologies),
+            autocompletion=verb.completing(verb.topologies),
         ),
     ] = DEFAULT_TOPOLOGY,
     suite: Annotated[SuiteName, typer.Option(help="quick takes under three minutes a library.")] = SuiteName.quick,
@@ -95,7 +94,7 @@ def validate(
             "-l",
             metavar="NAME",
             help="Validate in this lab, which is up already, and leave it up.",
-            autocompletion=verb.completing(verb._lab_names),
+            autocompletion=verb.completing(verb.lab_names),
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
@@ -116,7 +115,7 @@ def validate(
     """
     from testbed.lab import api
 
-    with _for_ci(junit, libraries) as said, screen.progress() as progress:
+    with junit_file(junit, " ".join(libraries), _junit) as said, screen.progress() as progress:
         outcome = api.validate(
             libraries,
             topology=topology,
@@ -155,27 +154,10 @@ def _part(name: PartName) -> Part:
     return parts[name]
 
 
-@contextlib.contextmanager
-def _for_ci(file: Path | None, names: Sequence[str]) -> Iterator[list[tuple[Validation, Comparison | None]]]:
-    """Writes ``file`` of the result that is put into the list; of what went wrong, if there is none."""
+def _junit(result: tuple[Validation, Comparison | None]) -> str:
     from testbed.core.report.conformance.junit import junit
-    from testbed.core.report.junit import junit_of_error
-    from testbed.host import store
 
-    if file is not None:
-        if file.is_dir():
-            raise UserError(f"--junit: {file} is a folder; name a file, as {file / 'junit.xml'}")
-        store.check_writable(file.absolute().parent)
-    results: list[tuple[Validation, Comparison | None]] = []
-    failed = "it was interrupted"
-    try:
-        yield results
-    except TestbedError as error:
-        failed = str(error)
-        raise
-    finally:
-        if file is not None:
-            store.save_text(file, junit(*results[0]) if results else junit_of_error(" ".join(names), failed))
+    return junit(*result)
 
 
 # ---- what is shown

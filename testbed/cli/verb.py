@@ -151,13 +151,13 @@ def completing(source: Callable[[str | None], Sequence[str]]) -> Callable[[typer
     return complete
 
 
-def _lab_names(lab: str | None) -> Sequence[str]:
+def lab_names(lab: str | None) -> Sequence[str]:
     from testbed.lab import api
 
     return api.lab_names()
 
 
-def _topologies(lab: str | None) -> Sequence[str]:
+def topologies(lab: str | None) -> Sequence[str]:
     from testbed.host import catalog
 
     return catalog.list_topologies()
@@ -207,18 +207,18 @@ LabName = Annotated[
         metavar="NAME",
         envvar="TESTBED_LAB",
         help="The lab; not needed while only one is up.",
-        autocompletion=completing(_lab_names),
+        autocompletion=completing(lab_names),
     ),
 ]
 LabArguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[LAB]...", show_default=False, autocompletion=completing(_lab_names))
+    list[str] | None, typer.Argument(metavar="[LAB]...", show_default=False, autocompletion=completing(lab_names))
 ]
 TopologyArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPOLOGY",
         help="Name of a shipped topology (testbed ls topologies), or a YAML file.",
-        autocompletion=completing(_topologies),
+        autocompletion=completing(topologies),
     ),
 ]
 RunArgument = Annotated[

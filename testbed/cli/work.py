@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.cli import screen, tables, verb
+from testbed.cli.ci import junit_file
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabName, Overrides, RunArgument
 from testbed.errors import UserError
 
@@ -63,7 +62,7 @@ def run(
     """
     from testbed.lab import api
 
-    with _verdict_for_ci(junit, what) as verdict, screen.progress() as progress:
+    with junit_file(junit, what, _junit) as verdict, screen.progress() as progress:
         outcome = api.run(
             what,
             set=verb.read_overrides(set_),
@@ -91,27 +90,10 @@ def run(
     return outcome.exit_code
 
 
-@contextlib.contextmanager
-def _verdict_for_ci(file: Path | None, what: str) -> Iterator[list[Report]]:
-    """Writes ``file`` of the report that is put into the list; of what went wrong, if there is none."""
-    from testbed.errors import TestbedError
-    from testbed.host import store
+def _junit(report: Report) -> str:
+    from testbed.core.report.junit import junit
 
-    if file is not None:
-        store.check_writable(file.absolute().parent)
-    reports: list[Report] = []
-    failed = ""
-    try:
-        yield reports
-    except TestbedError as error:
-        failed = str(error)
-        raise
-    finally:
-        if file is not None:
-            from testbed.core.report.junit import junit, junit_of_error
-
-            said = junit(reports[0]) if reports else junit_of_error(what, failed or "it was interrupted")
-            store.save_text(file, said)
+    return junit(report)
 
 
 @verb.verb(

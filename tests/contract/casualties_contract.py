@@ -8,10 +8,8 @@ leaves no trace. Subclass it and give ``lab`` and ``space``.
 from __future__ import annotations
 
 import json
-import os
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,18 +54,6 @@ def agents(space: str) -> list[int]:
 def inhabitants(space: str) -> list[int]:
     """Whatever runs in a node, but for the first process of a container."""
     return [pid for pid in oracle.inside_pids(space) if status(pid).get("NSpid", "").split()[1:] != ["1"]]
-
-
-def used_cpu(pid: int, over_s: float) -> float:
-    """CPUs that a process uses, by proc_pid_stat(5)."""
-
-    def ticks() -> int:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    began, before = time.monotonic(), ticks()
-    time.sleep(over_s)
-    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
 
 
 def held_back(pid: int) -> int:
@@ -139,7 +125,7 @@ class CasualtiesContract:
         with lab.inject("rank-pause", "1"):
             oracle.until(lambda: status(pid)["State"].startswith("T"), 5.0, "it is stopped")
             stood = job.step
-            assert used_cpu(pid, 0.5) == 0.0  # nothing happens in this time
+            assert oracle.used_cpu(pid, 0.5) == 0.0  # nothing happens in this time
             assert job.step <= stood + 1
         oracle.until(lambda: not status(pid)["State"].startswith("T"), 5.0, "it goes on")
         job.wait_for(step=job.step + 3, timeout=30)
@@ -167,7 +153,7 @@ class CasualtiesContract:
         except HostError as error:
             pytest.skip(str(error))
         with fault:
-            assert used_cpu(pid, 1.5) < 0.08
+            assert oracle.used_cpu(pid, 1.5) < 0.08
             oracle.until(lambda: held_back(pid) > 0, 30.0, "the kernel has held it back")
         assert Path(f"/proc/{pid}/cgroup").read_text() == groups
         assert not list(Path("/sys/fs/cgroup").glob(f"**/testbed.{lab.name}.*"))

@@ -95,21 +95,24 @@ def noted() -> list[dict[str, Any]]:
     return []
 
 
+def begun(folder: Path, **more: Any) -> Attempts:
+    return Attempts(
+        LabFolder(folder / "lab"),
+        catalog.load_topology("metro-40km", None),
+        {"job": "j1", "world_size": 4},
+        folder,
+        stall_s=60.0,
+        committed=lambda: 7,
+        **more,
+    )
+
+
 @pytest.fixture
 def job(keeper: Keeper, noted: list[dict[str, Any]], tmp_path: Path) -> Iterator[Attempts]:
     def note(found: Any) -> None:
         noted[:] = [dict(it) for it in found]
 
-    made = Attempts(
-        LabFolder(tmp_path / "lab"),
-        catalog.load_topology("metro-40km", None),
-        {"job": "j1", "world_size": 4},
-        tmp_path,
-        restarts=0,
-        stall_s=60.0,
-        committed=lambda: 7,
-        note=note,
-    )
+    made = begun(tmp_path, restarts=0, note=note)
     yield made
     keeper.all(state="finished")
     oracle.until(lambda: made.over, 5.0, "the job is over")
@@ -168,15 +171,7 @@ def test_a_job_that_is_stopped_while_it_leaves_does_not_begin_again(keeper: Keep
 
 
 def test_sites_that_do_not_hear_each_other_are_waited_for(keeper: Keeper, tmp_path: Path) -> None:
-    made = Attempts(
-        LabFolder(tmp_path / "lab"),
-        catalog.load_topology("metro-40km", None),
-        {"job": "j1", "world_size": 4},
-        tmp_path,
-        restarts=1,
-        stall_s=60.0,
-        committed=lambda: 7,
-    )
+    made = begun(tmp_path, restarts=1)
     with keeper.lock:
         keeper.unheard = [["east", "west"]]
         keeper.ranks[0].update(state="failed", reason="timed out", ended_t=1.0)

@@ -124,6 +124,8 @@ def test_a_place_that_junit_cannot_be_written_to_is_told_before_anything_is_buil
         said = cli("validate", "ring", "--junit", str(place))
         assert said.status in (2, 3) and faked.asked == {}
         assert str(tmp_path) in said.err
+        said = cli("run", "metro-40km", "--junit", str(place))
+        assert said.status in (2, 3) and str(tmp_path) in said.err
 
 
 @pytest.mark.parametrize("words", [["ring", "--suite", "huge"], ["ring", "--only", "speeed"], []])

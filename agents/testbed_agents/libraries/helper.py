@@ -29,8 +29,21 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from testbed_agents.libraries.elements import FLOATS, INTEGERS, TYPES, Array, generate
+from testbed_agents.libraries.offers import Offer, everything
 
-__all__ = ["FLOATS", "INTEGERS", "TYPES", "Adapter", "Array", "Call", "Offer", "Unsupported", "World", "main"]
+__all__ = [
+    "FLOATS",
+    "INTEGERS",
+    "TYPES",
+    "Adapter",
+    "Array",
+    "Call",
+    "Offer",
+    "Unsupported",
+    "World",
+    "everything",
+    "main",
+]
 
 Buffer = Any
 """What an adapter's ``place`` makes of an array: a numpy array, a tensor, an array on a device."""
@@ -87,15 +100,6 @@ class Call:
     @property
     def size(self) -> int:
         return len(self.ranks)
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What the library has of an operation. ``same_bits``: it promises all ranks the same bits."""
-
-    types: tuple[str, ...] = tuple(TYPES)
-    reductions: tuple[str, ...] = ()
-    same_bits: bool = False
 
 
 class Adapter:

@@ -11,13 +11,12 @@ import argparse
 import ctypes
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from testbed_agents.libraries.helper import INTEGERS, WORLD, Adapter, Array, Call, Offer, World, main
+from testbed_agents.libraries.helper import INTEGERS, WORLD, Adapter, Array, Call, World, everything, main
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Where the launchers say which rank this is: Hydra, PRRTE, and what Open MPI adds."""
@@ -48,17 +47,8 @@ def prepare(abi: str, interface: str) -> None:
 
 
 class Mpi(Adapter):
-    offers: Mapping[str, Offer] = {
-        # MPI 4.1, 6.9.6: all processes of the group receive identical results.
-        "all_reduce": Offer(REDUCED, ("sum", "max"), same_bits=True),
-        "reduce_scatter": Offer(REDUCED, ("sum", "max")),
-        "all_gather": Offer(),
-        "broadcast": Offer(),
-        "reduce": Offer(REDUCED, ("sum", "max")),
-        "all_to_all": Offer(),
-        "send": Offer(),
-        "barrier": Offer(),
-    }
+    # MPI 4.1, 6.9.6: all processes of the group receive identical results.
+    offers = everything(("sum", "max"), REDUCED, same_bits=True)
     groups = True
 
     def __init__(self, abi: str) -> None:

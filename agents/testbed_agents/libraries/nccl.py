@@ -8,29 +8,17 @@ asynchronously; blocking waits make it an exception of the call.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import torch
 
-from testbed_agents.libraries.helper import Offer, World, main
+from testbed_agents.libraries.helper import World, everything, main
 from testbed_agents.libraries.torch_gloo import TorchDistributed
-
-REDUCTIONS = ("sum", "max", "avg")
 
 
 class Nccl(TorchDistributed):
     backend = "nccl"
-    offers: Mapping[str, Offer] = {
-        # The same bits on all ranks are what rings and trees give; NCCL does not promise them.
-        "all_reduce": Offer(reductions=REDUCTIONS),
-        "reduce_scatter": Offer(reductions=REDUCTIONS),
-        "all_gather": Offer(),
-        "broadcast": Offer(),
-        "reduce": Offer(reductions=REDUCTIONS),
-        "all_to_all": Offer(),
-        "send": Offer(),
-        "barrier": Offer(),
-    }
+    # The same bits on all ranks are what rings and trees give; NCCL does not promise them.
+    offers = everything()
 
     def join(self, world: World) -> None:
         os.environ |= {

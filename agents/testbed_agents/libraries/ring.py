@@ -10,32 +10,20 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
 
 import numpy as np
 
 from testbed_agents.libraries.elements import Array, narrow, shares, split, widen
-from testbed_agents.libraries.helper import Adapter, Call, Offer, World, main
+from testbed_agents.libraries.helper import Adapter, Call, World, everything, main
 from testbed_agents.libraries.mesh import Mesh, MeshError, Part
 
 SEGMENT_BYTES = 256 << 10
 """Of what goes along a chain of ranks: the next one gets the first segment while we still receive the second."""
 
-REDUCTIONS = ("sum", "max", "avg")
-
 
 class Ring(Adapter):
     library, version = "reference ring", "1"
-    offers: Mapping[str, Offer] = {
-        "all_reduce": Offer(reductions=REDUCTIONS, same_bits=True),
-        "reduce_scatter": Offer(reductions=REDUCTIONS),
-        "all_gather": Offer(),
-        "broadcast": Offer(),
-        "reduce": Offer(reductions=REDUCTIONS),
-        "all_to_all": Offer(),
-        "send": Offer(),
-        "barrier": Offer(),
-    }
+    offers = everything(same_bits=True)
     groups = True
     rebuilds = True
 

@@ -7,7 +7,6 @@ timeout is one of each wait inside of an operation, not of the operation; after 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from testbed_agents.libraries.helper import TYPES, WORLD, Adapter, Array, Call, Offer, World, main
+from testbed_agents.libraries.helper import TYPES, WORLD, Adapter, Array, Call, World, everything, main
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG}
 
@@ -109,16 +108,7 @@ class TorchDistributed(TensorAdapter):
 
 class TorchGloo(TorchDistributed):
     backend = "gloo"
-    offers: Mapping[str, Offer] = {
-        "all_reduce": Offer(reductions=("sum", "max", "avg"), same_bits=True),
-        "reduce_scatter": Offer(reductions=("sum", "max", "avg")),
-        "all_gather": Offer(),
-        "broadcast": Offer(),
-        "reduce": Offer(reductions=("sum", "max", "avg")),
-        "all_to_all": Offer(),
-        "send": Offer(),
-        "barrier": Offer(),
-    }
+    offers = everything(same_bits=True)
 
     def join(self, world: World) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = world.interface

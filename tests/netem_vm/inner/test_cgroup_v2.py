@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import oracle
 import pytest
 
 from testbed.errors import HostError
@@ -38,16 +38,6 @@ def busy() -> Iterator[int]:
     child.wait()
 
 
-def used(pid: int, over_s: float) -> float:
-    def ticks() -> int:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    began, before = time.monotonic(), ticks()
-    time.sleep(over_s)
-    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
-
-
 def test_without_the_controller_it_says_what_helps() -> None:
     with pytest.raises(HostError, match=r"as root: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control$"):
         cgroup.hierarchy()
@@ -63,10 +53,10 @@ def test_a_process_is_held_back_and_let_go(given: None, busy: int) -> None:
     assert (ROOT / "testbed.lab.east-0" / "cpu.max").read_text() == "4000 20000\n"
     group.add(busy)
     assert Path(f"/proc/{busy}/cgroup").read_text() == "0::/testbed.lab.east-0\n"
-    assert 0.1 < used(busy, 2.0) < 0.25
+    assert 0.1 < oracle.used_cpu(busy, 2.0) < 0.25
     group.limit(None)
     assert (group.limited, group.is_ours) == ("", False)
     group.remove(home)
     assert not group.path.exists()
     assert Path(f"/proc/{busy}/cgroup").read_text() == "0::/\n"
-    assert used(busy, 1.0) > 0.4
+    assert oracle.used_cpu(busy, 1.0) > 0.4
