@@ -32,9 +32,9 @@ import testbed
 from benchmarks.common import ROOT, command, median, spread
 from benchmarks.lab_vs_mininet import BOUND_S, TESTBED
 from testbed.core.topology.model import topology_to_dict
-from testbed.host.store import RunDirectory
+from testbed.host.files.store import RunDirectory
 from testbed.lab import client, state
-from testbed.lab.observe import Observer
+from testbed.lab.jobs.observe import Observer
 
 TOPOLOGIES = {"metro-40km": ("metro-40km", 8), "8 × 4": (str(ROOT / "benchmarks" / "ring-8x4.yaml"), 4)}
 """Name in the table: (topology, repeats)."""

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.bed import Bed, bed
 from benchmarks.common import DELAYS_S, command, cpu_s, delay, median, percentile, spread
 from testbed.core.physics.impairment import Impairment
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators.fiberd import Fiberd
 
 CABLE, REFERENCE, SHAPER, UNDELAYED = 0, 1, 2, 3
 FIRST = 4

@@ -28,11 +28,11 @@ from benchmarks.common import MININET_PYTHON, ROOT, SHAPES, command, ring, shape
 from testbed.core.plan import build
 from testbed.core.plan.step import Fibers, Shape, Step, to_dict
 from testbed.core.topology.model import Topology
-from testbed.host import process
-from testbed.host.driver import Hand
-from testbed.host.netns import NetnsDriver
-from testbed.lab import engine, hands
-from testbed.lab.journal import Journal
+from testbed.host.drivers.driver import Hand
+from testbed.host.drivers.netns import NetnsDriver
+from testbed.host.linux import process
+from testbed.lab.apply import engine, hands
+from testbed.lab.apply.journal import Journal
 
 TESTBED = (sys.executable, "-m", "testbed.cli.main")
 WAYS = ("testbed", "mininet-whole", "mininet-bare", "up")

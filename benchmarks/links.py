@@ -17,7 +17,7 @@ from benchmarks.bed import bed
 from benchmarks.common import command, cpu_s, median, mesh, resident_bytes, spread, topology_text
 from benchmarks.lab_vs_mininet import by_up
 from testbed.core.physics.impairment import Impairment
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators.fiberd import Fiberd
 
 COUNTS = (1, 8, 32, 256)
 SETTLE_S, IDLE_S = 7.0, 3.0

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.bed import bed
 from benchmarks.common import command
 from testbed.core.physics.impairment import Impairment
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators.fiberd import Fiberd
 
 PPS = 50_000
 BURST = 5.0

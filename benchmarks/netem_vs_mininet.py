@@ -28,7 +28,7 @@ from benchmarks.bed import Bed, bed
 from benchmarks.common import DELAYS_S, MININET_PYTHON, ROOT, command, delay, machine, median, percentile, shape, spread
 from benchmarks.lab_vs_mininet import by_engine
 from testbed.core.physics.impairment import Impairment
-from testbed.host.netem import Netem
+from testbed.host.emulators.netem import Netem
 
 BOUND_S = 600.0
 CABLE, REFERENCE = 0, 1

@@ -18,7 +18,7 @@ from typing import Any
 import testbed
 from benchmarks.common import command, median, spread
 from testbed.core.plan.addressing import Addressing, namespace_name
-from testbed.lab.job import Job
+from testbed.lab.jobs.job import Job
 from testbed.lab.lab import Lab
 
 LINK = "south"

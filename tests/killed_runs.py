@@ -90,7 +90,7 @@ def _run(name: str, seed: int, state: Path, folder: Path, victim: str, early: bo
     random_kills.after(name, state, environment, what)
     nothing_is_left(name, state, temporary, what)
     for run, steps in committed.items():
-        _report(run, steps, environment, what)
+        _report(run, steps, environment, what, by_itself=victim == "keeper")
     return f"{what}; {max(committed.values(), default=0)} steps had been committed"
 
 
@@ -117,6 +117,10 @@ def nothing_is_left(name: str, state: Path, temporary: Path, what: str) -> None:
         raise Left(f"{what}: left behind: {left}")
 
 
+def _verdict(run: Path) -> str:
+    return str(json.loads((run / "report.json").read_text())["verdict"])
+
+
 def committed_in(run: Path) -> int:
     """The step that all ranks had ended in the newest attempt, as their records say."""
     ranks = [_records(path) for path in sorted(run.glob("ranks/rank-?.jsonl"))]
@@ -137,14 +141,17 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
-def _report(run: Path, steps: int, environment: dict[str, str], what: str) -> None:
+def _report(run: Path, steps: int, environment: dict[str, str], what: str, by_itself: bool) -> None:
+    """``by_itself``: it has ended with status 3, and its own report must say so, as must the one that is made again."""
+    if by_itself and (said := _verdict(run)) != "unknown":
+        raise Left(f"{what}: the status was 3, and the report says {said}")
     for path in ("report.json", "index.html", "report.md"):
         (run / path).unlink(missing_ok=True)
     done = random_kills.testbed("report", str(run), environment=environment)
     if done.returncode not in (0, 1, 3) or "Traceback" in done.stderr or not (run / "index.html").exists():
         raise Left(f"{what}: report ended with {done.returncode}: {done.stderr[-2000:]}")
     report = json.loads((run / "report.json").read_text())
-    if report["verdict"] == "pass":
-        raise Left(f"{what}: a run that was killed has passed")
+    if report["verdict"] == "pass" or (by_itself and report["verdict"] != "unknown"):
+        raise Left(f"{what}: a run that was killed has come to {report['verdict']}")
     if report["training"]["steps_committed"] < steps:
         raise Left(f"{what}: {steps} steps had been committed, the report has {report['training']['steps_committed']}")

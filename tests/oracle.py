@@ -399,7 +399,7 @@ def working_in(folder: Path) -> list[int]:
 
 def keeper_pids(lab: str, state: Path) -> list[int]:
     folder = str(state / "labs" / lab)
-    return [pid for pid, words, _ in processes() if "testbed.lab.keeper" in words and folder in words]
+    return [pid for pid, words, _ in processes() if "testbed.lab.keeper.main" in words and folder in words]
 
 
 def emulator_pids(lab: str) -> list[int]:

@@ -151,7 +151,7 @@ class Watch:
                         yield "zombie", process
                 elif process.pid == self._orchestrator:
                     yield "orchestrator", process
-                elif "testbed.lab.keeper" in words:
+                elif "testbed.lab.keeper.main" in words:
                     yield "keeper", process
                 elif words[0].endswith("/fiberd"):
                     yield "fiberd", process

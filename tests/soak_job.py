@@ -6,7 +6,8 @@
 
 It says how far it is on stdout, one JSON object a line; after "up" and "healed" it waits for a line on stdin, so that
 whoever watches can look. Faults of fibers are drawn by the testbed itself from failure statistics
-(core/experiment/draw.py), all others here; both are the keeper's from the beginning of a segment on (lab/playing.py).
+(core/experiment/draw.py), all others here; both are the keeper's from the beginning of a segment on
+(lab/jobs/playing.py).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import yaml
 
 import testbed
 from testbed.core.experiment import schedule
-from testbed.host import catalog
+from testbed.host.files import catalog
 from testbed.lab import client, state
-from testbed.lab.playing import Player
+from testbed.lab.jobs.playing import Player
 
 SEGMENT_S = 60.0
 QUIET_S = 14.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed.chaos.session import Configuration, job_of, lab_of, translated
-from testbed.lab.job import Job
+from testbed.lab.jobs.job import Job
 from testbed.lab.lab import Lab
 
 __all__ = ["certified", "faults_standing", "job_alive", "links_lit", "ranks_up", "step", "train_loss"]

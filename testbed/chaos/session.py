@@ -10,7 +10,7 @@ from chaoslib.exceptions import ActivityFailed
 
 from testbed.errors import TestbedError, UserError
 from testbed.lab import api
-from testbed.lab.job import Job
+from testbed.lab.jobs.job import Job
 from testbed.lab.lab import Lab
 
 __all__ = ["Configuration", "job_of", "lab_of", "remember", "translated"]

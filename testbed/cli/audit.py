@@ -57,7 +57,7 @@ def audit(
     """
     from testbed.core.topology import advice
     from testbed.core.topology import audit as core
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     wanted = catalog.load_topology(topology, verb.read_overrides(set_))
     hold_s = verb.read_duration_s(hold, "--hold") or 0.0

@@ -11,7 +11,8 @@ from testbed.core.units import format_delay, format_probability, format_rate
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from testbed.core.evidence.certificate import Certificate, Check, DirectionCertificate, LinkCertificate, RoundTrip
+    from testbed.core.evidence.certificate import Certificate
+    from testbed.core.evidence.link_certificate import Check, DirectionCertificate, LinkCertificate, RoundTrip
     from testbed.core.topology.model import Link, Topology
 
 MOST_LINKS = 12

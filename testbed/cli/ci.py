@@ -18,7 +18,7 @@ def junit_file(file: Path | None, name: str, render: Callable[[Result], str]) ->
 
     Raises UserError and StorageError before the block where it could not be written.
     """
-    from testbed.host import store
+    from testbed.host.files import store
 
     if file is not None:
         if file.is_dir():

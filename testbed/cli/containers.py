@@ -39,7 +39,7 @@ def render(
     It is what `testbed up --driver containerlab` deploys. By itself it brings the sites up with dark fibers; the
     testbed puts the light in, with delay, rate and loss, and measures it.
     """
-    from testbed.host import catalog
+    from testbed.host.files import catalog
     from testbed.lab import containers
 
     text = containers.render(catalog.load_topology(topology, verb.read_overrides(set_)), name=name, image=image)
@@ -78,7 +78,7 @@ def image(
 
     Packages are fetched by this Python's pip, so that whatever lets this host install packages lets it build the image.
     """
-    from testbed.host import images
+    from testbed.host.drivers import images
 
     say = screen.say
     if what is What.base:

@@ -57,7 +57,7 @@ def _list_labs(as_json: bool) -> None:
 
 
 def _list_topologies(as_json: bool) -> None:
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     loaded = [catalog.load_topology(name) for name in catalog.list_topologies()]
     data = [
@@ -85,7 +85,7 @@ def _list_topologies(as_json: bool) -> None:
 
 
 def _list_experiments(as_json: bool) -> None:
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     loaded = [(name, catalog.load_experiment(name)) for name in catalog.list_experiments()]
     if as_json:
@@ -152,7 +152,7 @@ def show(
     """
     from testbed.core.topology.model import topology_to_dict
     from testbed.core.topology.survey import survey, validity_of
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     size_bytes, compute_s = _read_step(gradients, compute)
     found = catalog.load_topology(topology, verb.read_overrides(set_))
@@ -217,7 +217,7 @@ def lint(
 
 
 def _findings(name: str) -> list[Finding]:
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     try:
         if catalog.kind_of(name) == "topology":
@@ -236,7 +236,7 @@ def _findings(name: str) -> list[Finding]:
 def _check_experiment(name: str) -> None:
     """Also whether its faults are possible on the topology that it names. Raises UserError."""
     from testbed.core.experiment import schedule
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     experiment = catalog.load_experiment(name)
     if experiment.topology is not None:

@@ -1,4 +1,4 @@
-"""The entry point of ``testbed``. Its verbs are in ``work``, ``validate``, ``lab``, ``look``…; thin layers all."""
+"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab``, ``faults``, ``look``…; thin layers all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 
 from testbed import __version__
-from testbed.cli import audit, containers, lab, look, screen, streams, validate, verb, work
+from testbed.cli import audit, containers, faults, lab, look, screen, streams, validate, verb, work
 from testbed.cli.streams import OutputError
 from testbed.errors import HostError
 
 __all__ = ["app", "main"]
 
 app = verb.app
-_VERBS = (work, validate, lab, look, audit, containers)  # importing them is what registers the verbs
+_VERBS = (work, validate, lab, faults, look, audit, containers)  # importing them is what registers the verbs
 app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
 
 

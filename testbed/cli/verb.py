@@ -158,13 +158,13 @@ def lab_names(lab: str | None) -> Sequence[str]:
 
 
 def topologies(lab: str | None) -> Sequence[str]:
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     return catalog.list_topologies()
 
 
 def _runnables(lab: str | None) -> Sequence[str]:
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     return [*catalog.list_topologies(), *catalog.list_experiments()]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import LabError
-from testbed.host import process
+from testbed.host.linux import process
 
 MODULE = "testbed_agents.warm"
 

@@ -32,15 +32,17 @@ __all__ = [
 ]
 
 _LOOK: Final = (
-    "import importlib.util, sys\n"
+    "import importlib.util, shutil, sys\n"
     "def there(name):\n"
     "    try:\n"
     "        return importlib.util.find_spec(name) is not None\n"
     "    except ImportError:\n"
     "        return False\n"
-    "print(*(name for name in sys.argv[1:] if not there(name)))\n"
+    "split = sys.argv.index('--')\n"
+    "modules, programs = sys.argv[1:split], sys.argv[split + 1:]\n"
+    "print(*(it for it in modules if not there(it)), *(it for it in programs if not shutil.which(it)))\n"
 )
-"""A program for the Python of a container: prints those of its arguments that it could not import."""
+"""A program for the Python of a container: prints those of its arguments, modules -- programs, that are not there."""
 
 _LOOK_BOUND_S: Final = 30.0
 
@@ -97,20 +99,22 @@ def lacking(library: Library) -> tuple[str, ...]:
 
 
 def lacking_inside(library: Library, enter: Callable[[Sequence[str]], Sequence[str]]) -> tuple[str, ...]:
-    """As :func:`lacking`, of the Python of a container; ``enter`` makes an argument list one that runs inside.
+    """Modules and programs that it needs and a container has not; ``enter`` makes an argument list one that runs
+    inside, by its Python.
 
     All are lacking where that Python cannot be asked.
     """
-    if not library.modules:
+    needed = (*library.modules, *library.programs)
+    if not needed:
         return ()
     try:
         done = subprocess.run(
-            list(enter(["python", "-c", _LOOK, *library.modules])),
+            list(enter(["python", "-c", _LOOK, *library.modules, "--", *library.programs])),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LOOK_BOUND_S,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
-        return library.modules
-    return tuple(done.stdout.split()) if done.returncode == 0 else library.modules
+        return needed
+    return tuple(done.stdout.split()) if done.returncode == 0 else needed
 
 
 def why_not(library: Library) -> str:

@@ -6,13 +6,12 @@ Each function imports what it needs when it is called: all of it takes 0.4 s, wh
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from testbed.errors import TestbedError, UnknownName, UserError
+from testbed.errors import TestbedError, UserError
 from testbed.lab import recovery, state
 
 if TYPE_CHECKING:
@@ -21,11 +20,12 @@ if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
-    from testbed.host.store import RunDirectory
-    from testbed.lab.deploy import Choice, Progress
-    from testbed.lab.job import Job, Workload
+    from testbed.host.files.store import RunDirectory
+    from testbed.lab.deploy import Choice
+    from testbed.lab.jobs.job import Job, Workload
+    from testbed.lab.jobs.observe import LiveState
     from testbed.lab.lab import Fault, Lab
-    from testbed.lab.observe import LiveState
+    from testbed.lab.progress import Progress
     from testbed.lab.run import RunOutcome, run
     from testbed.lab.status import FOREIGN, LabStatus, LabSummary, LinkStatus, RankStatus
     from testbed.lab.validate.run import ValidationOutcome, validate
@@ -68,17 +68,17 @@ _ELSEWHERE: Final = {
     "Choice": "testbed.lab.deploy",
     "FOREIGN": "testbed.lab.status",
     "Fault": "testbed.lab.lab",
-    "Job": "testbed.lab.job",
+    "Job": "testbed.lab.jobs.job",
     "Lab": "testbed.lab.lab",
     "LabStatus": "testbed.lab.status",
     "LabSummary": "testbed.lab.status",
     "LinkStatus": "testbed.lab.status",
-    "LiveState": "testbed.lab.observe",
+    "LiveState": "testbed.lab.jobs.observe",
     "Progress": "testbed.lab.deploy",
     "RankStatus": "testbed.lab.status",
     "RunOutcome": "testbed.lab.run",
     "Topology": "testbed.core.topology.model",
-    "Workload": "testbed.lab.job",
+    "Workload": "testbed.lab.jobs.job",
     "ValidationOutcome": "testbed.lab.validate.run",
     "run": "testbed.lab.run",
     "validate": "testbed.lab.validate.run",
@@ -108,7 +108,7 @@ def load(topology: str, set: Mapping[str, object] | None = None) -> Topology:
 
     Raises FileMistakes with all mistakes at once, UnknownName with the nearest names.
     """
-    from testbed.host import catalog
+    from testbed.host.files import catalog
 
     return catalog.load_topology(topology, set)
 
@@ -167,19 +167,7 @@ def attach(name: str | None = None) -> Lab:
     """A lab that is up: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
     from testbed.lab.lab import Lab
 
-    wanted = name or os.environ.get("TESTBED_LAB") or None
-    known = lab_names()
-    if wanted is None:
-        if not known:
-            raise UserError("no lab is up; bring one up with: testbed up metro-40km")
-        if len(known) > 1:
-            raise UserError("several labs are up: " + ", ".join(known) + "; name one with -l or $TESTBED_LAB")
-        wanted = known[0]
-    if wanted not in known:
-        raise UnknownName("lab", wanted, known)
-    folder = state.folder(wanted)
-    folder.refuse_foreign()
-    return Lab(folder)
+    return Lab(state.chosen(name))
 
 
 def lab_names() -> tuple[str, ...]:
@@ -217,7 +205,7 @@ def down_all() -> tuple[str, ...]:
 
 def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
     """All runs, the latest first."""
-    from testbed.host import store
+    from testbed.host.files import store
     from testbed.lab.lab import runs_root
 
     return tuple(_summary(run_directory) for run_directory in store.list_runs((root or runs_root()).absolute()))
@@ -225,7 +213,7 @@ def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
 
 def report(run: Path | None = None) -> tuple[Report, Path]:
     """Rebuild a report (default: the latest run's) from its run directory alone; the path of its page."""
-    from testbed.host import store
+    from testbed.host.files import store
 
     chosen = _chosen(run)
     if (chosen.path / store.VALIDATION).exists():
@@ -236,7 +224,7 @@ def report(run: Path | None = None) -> tuple[Report, Path]:
 def validation_report(run: Path | None = None) -> tuple[Validation, Comparison | None, Path] | None:
     """As :func:`report`, of a run directory of ``testbed validate``: what was found, what its baseline says of it, and
     the path of its page. None if the run is no validation, and if there is no run at all."""
-    from testbed.host import store
+    from testbed.host.files import store
     from testbed.lab.lab import runs_root
 
     if run is None and not store.list_runs(runs_root()):
@@ -244,14 +232,14 @@ def validation_report(run: Path | None = None) -> tuple[Validation, Comparison |
     chosen = _chosen(run)
     if not (chosen.path / store.VALIDATION).exists():
         return None
-    from testbed.host.validations import rebuild_validation
+    from testbed.host.files.validations import rebuild_validation
 
     return *rebuild_validation(chosen), chosen.path / "index.html"
 
 
 def _chosen(run: Path | None) -> RunDirectory:
-    from testbed.host import store
-    from testbed.host.store import RunDirectory
+    from testbed.host.files import store
+    from testbed.host.files.store import RunDirectory
     from testbed.lab.lab import runs_root
 
     if run is not None:
@@ -263,7 +251,7 @@ def _chosen(run: Path | None) -> RunDirectory:
 
 
 def _summary(run_directory: RunDirectory) -> RunSummary:
-    from testbed.host import store
+    from testbed.host.files import store
 
     info, verdict = store.read_summary(run_directory)
     return RunSummary(run_directory.name, run_directory.path, info[0], info[1], verdict)

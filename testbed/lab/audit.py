@@ -18,12 +18,12 @@ from testbed.core.topology.audit import ducts_of
 from testbed.core.topology.model import Topology
 from testbed.errors import FidelityError, Interrupted, JobFailed, LabError, TestbedError, UnknownName, UserError
 from testbed.host import agents as agent_host
-from testbed.host import store
+from testbed.host.files import store
 from testbed.lab import deploy
-from testbed.lab.deploy import Progress, Silent, Unbreakable
 from testbed.lab.interruption import interruptible, unhurried
-from testbed.lab.job import Job
+from testbed.lab.jobs.job import Job
 from testbed.lab.lab import Lab, runs_root
+from testbed.lab.progress import Progress, Silent, Unbreakable
 
 __all__ = ["DEFAULT_HOLD_S", "Measured", "measure", "to_dict"]
 

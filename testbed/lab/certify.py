@@ -23,8 +23,8 @@ from testbed.core.plan import build, routing
 from testbed.core.plan import step as steps
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
-from testbed.host import netlink
-from testbed.host.probing import Probe, ProbePath, congestion_control, rounds
+from testbed.host.linux import netlink
+from testbed.host.measure.probing import Probe, ProbePath, congestion_control, rounds
 from testbed.lab import client, places, state
 from testbed.lab.measuring import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
 from testbed.lab.state import LabFolder

@@ -10,8 +10,8 @@ from testbed.core.plan import build, clab
 from testbed.core.plan.step import Containers, Plan, Sysctls
 from testbed.core.topology.model import Topology
 from testbed.errors import TestbedError
-from testbed.host import containerlab, docker_client, images
-from testbed.host.docker_endpoint import Elsewhere
+from testbed.host.drivers import containerlab, docker_client, images
+from testbed.host.drivers.docker_endpoint import Elsewhere
 from testbed.lab import state
 
 __all__ = ["plan_of", "render", "why_not"]

@@ -10,10 +10,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from testbed.core.plan import build
 from testbed.core.plan import step as steps
@@ -22,16 +21,19 @@ from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.words import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import agents as agent_host
-from testbed.host import containerlab, docker_client, fiberd, netem, prometheus, runner
-from testbed.host.netns import refuse_taken
-from testbed.lab import client, containers, recovery, state
+from testbed.host import runner
+from testbed.host.drivers import containerlab, docker_client, docker_endpoint
+from testbed.host.drivers.docker_endpoint import Endpoint
+from testbed.host.drivers.netns import refuse_taken
+from testbed.host.emulators import fiberd, netem
+from testbed.host.metrics import prometheus
+from testbed.lab import client, containers, places, recovery, state
 from testbed.lab.interruption import unhurried
+from testbed.lab.progress import Progress, Silent
 from testbed.lab.state import LabFolder
 
 if TYPE_CHECKING:
-    from testbed.core.evidence.certificate import Certificate
     from testbed.lab.lab import Lab
-    from testbed.lab.observe import LiveState
 
 DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
@@ -41,67 +43,6 @@ NEEDED_BYTES = 20_000_000
 LONGEST_SOCKET = 107
 """Bytes of a socket's path, unix(7)."""
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
-
-
-class Progress(Protocol):
-    """Who wants to hear how it goes; every method may do nothing."""
-
-    def phase(self, name: str, detail: str = "") -> None: ...
-
-    def certificate(self, certificate: Certificate) -> None: ...
-
-    def tick(self, state: LiveState) -> None: ...
-
-    def event(self, text: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-class Silent:
-    """Hears nothing."""
-
-    def phase(self, name: str, detail: str = "") -> None:
-        return None
-
-    def certificate(self, certificate: Certificate) -> None:
-        return None
-
-    def tick(self, state: LiveState) -> None:
-        return None
-
-    def event(self, text: str) -> None:
-        return None
-
-    def note(self, text: str) -> None:
-        return None
-
-
-class Unbreakable:
-    """Passes everything on until nobody can be told any more: a closed terminal or pipe must not end a run."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def phase(self, name: str, detail: str = "") -> None:
-        self._tell(lambda: self._progress.phase(name, detail))
-
-    def certificate(self, certificate: Certificate) -> None:
-        self._tell(lambda: self._progress.certificate(certificate))
-
-    def tick(self, state: LiveState) -> None:
-        self._tell(lambda: self._progress.tick(state))
-
-    def event(self, text: str) -> None:
-        self._tell(lambda: self._progress.event(text))
-
-    def note(self, text: str) -> None:
-        self._tell(lambda: self._progress.note(text))
-
-    def _tell(self, words: Callable[[], None]) -> None:
-        try:
-            words()
-        except OSError:
-            self._progress = Silent()
 
 
 def up(
@@ -126,7 +67,8 @@ def up(
     progress = progress or Silent()
     lab_name = name or topology.name
     choice = choose(topology, lab_name, driver, emulator)
-    _check(lab_name, topology, choice.driver)
+    docker = docker_endpoint.endpoint() if choice.driver == "containerlab" else None
+    _check(lab_name, topology, docker)
     if observe:
         prometheus.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
@@ -138,6 +80,8 @@ def up(
         plan = containers.plan_of(topology, plan, lab_name)
     folder = _make_folder(lab_name)
     try:
+        if docker is not None:
+            places.keep_docker(folder, docker)
         _start_keeper(folder, agents, choice.driver)
         with client.Connection(folder, patience_s=_build_bound_s(plan)) as builder:
             try:
@@ -202,16 +146,16 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
     return Choice(*_driver(driver), chosen, why)
 
 
-def _check(name: str, topology: Topology, driver: str) -> None:
-    """What else can be known before anything is touched."""
+def _check(name: str, topology: Topology, docker: Endpoint | None) -> None:
+    """What else can be known before anything is touched. ``docker`` is what will make the containers, if any."""
     if not sys.platform.startswith("linux"):
         raise NotAllowed("the testbed makes Linux namespaces: it runs on Linux only")
     if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
     if not state.folder(name).exists():  # else the lab's own folder says it better
         nodes = (PLANT, MANAGEMENT, *(site.gateway for site in topology.sites), *topology.node_names)
-        if driver == "containerlab":
-            containerlab.refuse_taken(name, nodes)
+        if docker is not None:
+            containerlab.refuse_taken(name, nodes, docker)
             return
         for node in nodes:
             refuse_taken(namespace_name(name, node))
@@ -291,7 +235,7 @@ def _state_now(folder: LabFolder) -> str:
 
 
 def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
-    arguments = [sys.executable, "-m", "testbed.lab.keeper", str(folder.path)] + ["--agents"] * agents
+    arguments = [sys.executable, "-m", "testbed.lab.keeper.main", str(folder.path)] + ["--agents"] * agents
     arguments += ["--containers"] * (driver == "containerlab")
     child = runner.start_resident(arguments, folder.keeper_log)
     try:

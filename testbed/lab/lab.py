@@ -20,13 +20,14 @@ from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import FidelityError, LabError, StorageError, UnknownName, UserError
-from testbed.host import store
-from testbed.host.forward import Forwarder
-from testbed.host.store import RunDirectory
+from testbed.host.files import store
+from testbed.host.files.store import RunDirectory
+from testbed.host.metrics.forward import Forwarder
 from testbed.lab import certify as certification
-from testbed.lab import client, launch, places, record, recovery, status
-from testbed.lab.job import Job, Workload
-from testbed.lab.observe import Observer
+from testbed.lab import client, places, recovery, status
+from testbed.lab.jobs import launch, record
+from testbed.lab.jobs.job import Job, Workload
+from testbed.lab.jobs.observe import Observer
 from testbed.lab.state import LabFolder
 
 
@@ -285,7 +286,7 @@ class Lab:
         self._refuse_uncertified()
         self._refuse_powerless()
         run = self._unused_run(directory)
-        how, reason = "interrupted", "interrupted by the user"
+        how = record.Ending("interrupted", "interrupted by the user")
         observer = Observer(self._folder, self.topology, run)
         observer.start()
         try:
@@ -293,12 +294,13 @@ class Lab:
                 self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop
             )
             if stop is None or not stop.is_set():
-                worst = f"the worst rank ended with status {status}"
-                how, reason = ("finished", "") if status == 0 else ("failed", worst)
+                how = record.Ending()
+                how.fail(f"the worst rank ended with status {status}" if status else "", tells_nothing=False)
             return status
         finally:
             observer.stop()
-            record.end(run, how, reason)
+            how.fail(observer.lab_failure, tells_nothing=True)
+            record.end(run, how)
             run.give_to_caller()
 
     def train(self, steps: int = 500, **workload: Any) -> Job:
@@ -356,11 +358,13 @@ class Lab:
         return run
 
     def _end_run(self) -> None:
+        how = record.Ending()
         if self.observer is not None:
             self.observer.stop()
+            how.fail(self.observer.lab_failure, tells_nothing=True)
             self.observer = None
         if self.run_directory is not None and self._used:
-            record.end(self.run_directory, "finished")
+            record.end(self.run_directory, how)
 
     def report(self) -> SavableReport:
         """The report of the last job of this lab object, also written into its run directory."""

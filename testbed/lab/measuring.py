@@ -16,15 +16,15 @@ from typing import Any
 
 import psutil
 
-from testbed.core.evidence.certificate import RATE_TOLERANCE, LinkCertificate
 from testbed.core.evidence.fidelity import OWN_DROPS
 from testbed.core.evidence.judge import DirectionSample, RoundTripSample, Stream, judge_direction, judge_round_trip
+from testbed.core.evidence.link_certificate import RATE_TOLERANCE, LinkCertificate
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import HostError
-from testbed.host import trains
-from testbed.host.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
+from testbed.host.measure import trains
+from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
 from testbed.lab import client, places
 from testbed.lab.state import LabFolder
 

@@ -1,22 +1,52 @@
-"""Where the nodes of a lab are on this host, whichever driver made them, and how a program is run in one."""
+"""Where the nodes of a lab are on this host, whichever driver and whichever docker made them, and how a program is run
+in one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from testbed.core.plan.addressing import namespace_name
-from testbed.errors import LabError
-from testbed.host import containerlab, docker_client, namespace, runner
-from testbed.host.container_place import ContainerPlace
-from testbed.host.containerlab import agent_user, container_name, living_netns, topology_file
+from testbed.errors import LabError, StorageError, UserError
+from testbed.host import runner
+from testbed.host.drivers import containerlab, docker_client, docker_endpoint
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.drivers.containerlab import agent_user, container_name, living_netns, topology_file
+from testbed.host.drivers.docker_endpoint import Endpoint
+from testbed.host.linux import namespace
 from testbed.lab.state import LabFolder
 
-__all__ = ["driver", "netns", "place"]
+__all__ = ["docker", "driver", "keep_docker", "netns", "place"]
 
 
 def driver(lab: LabFolder) -> str:
     """``netns`` or ``containerlab``: what made this lab."""
-    return "containerlab" if topology_file(lab.path, lab.name).exists() else "netns"
+    return "containerlab" if lab.docker.exists() or topology_file(lab.path, lab.name).exists() else "netns"
+
+
+def keep_docker(lab: LabFolder, made_by: Endpoint) -> None:
+    """Write down which docker makes a lab, before it makes any of it. Raises StorageError."""
+    try:
+        lab.docker.write_text(f"{made_by.address}\n")
+    except OSError as error:
+        raise StorageError(f"cannot write {lab.docker}: {error.strerror}") from error
+
+
+def docker(lab: LabFolder) -> Endpoint:
+    """The docker that made a lab of containers, whatever the environment says by now: another one has never heard of
+    them, and would have all of it be gone.
+
+    Only of a lab that was made before this was written down the environment's. Raises UserError, LabError.
+    """
+    try:
+        address = lab.docker.read_text().strip()
+    except FileNotFoundError:
+        return docker_endpoint.endpoint()
+    except (OSError, ValueError) as error:
+        raise LabError(f"{lab.docker} cannot be read, so the docker that made lab {lab.name} is not known") from error
+    try:
+        return docker_endpoint.maker_of(lab.name, address, str(lab.docker))
+    except UserError as error:
+        raise LabError(str(error)) from error
 
 
 def netns(lab: LabFolder, node: str) -> Path:
@@ -36,9 +66,10 @@ def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> ru
     run any more, or docker does not; LabError if it is paused.
     """
     if driver(lab) == "containerlab":
-        docker_client.refuse_silence()
+        made_by = docker(lab)
+        docker_client.refuse_silence(made_by)
         living_netns(lab.name, node)
-        if why := containerlab.paused(lab.name).get(node):
+        if why := containerlab.paused(lab.name, made_by).get(node):
             raise LabError(why)
-        return ContainerPlace(container_name(lab.name, node), agent_user() if job else "")
+        return ContainerPlace(container_name(lab.name, node), made_by, agent_user() if job else "")
     return runner.Place(netns(lab, node), lab.handles / node if isolated else None)

@@ -18,17 +18,18 @@ import filelock
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.step import Carrier, Containers, Fibers, Namespace, Step
 from testbed.errors import HostError, LabError, StorageError, TestbedError
-from testbed.host import process, prometheus
-from testbed.host.containerlab import DESTROY_BOUND_S, Containerlab
-from testbed.host.driver import Hand
-from testbed.host.namespace import NETNS_FOLDER
-from testbed.host.netns import NetnsDriver, nowhere
-from testbed.lab import client, hands, places
-from testbed.lab.engine import LAB, Engine
-from testbed.lab.journal import Journal
-from testbed.lab.protection import PROTECTED
+from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
+from testbed.host.drivers.driver import Hand
+from testbed.host.drivers.netns import NetnsDriver, nowhere
+from testbed.host.linux import process
+from testbed.host.linux.namespace import NETNS_FOLDER
+from testbed.host.metrics import prometheus
+from testbed.lab import client, places
+from testbed.lab.apply import hands
+from testbed.lab.apply.engine import LAB, Engine
+from testbed.lab.apply.journal import PROTECTED, Journal
+from testbed.lab.apply.throttle import Throttle
 from testbed.lab.state import LabFolder
-from testbed.lab.throttle import Throttle
 
 EMULATOR_DIED = "emulator-died"
 """Owner of the cut that stands in for an emulator that is dead, or that nobody watches any more."""
@@ -103,7 +104,7 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
                 journal.note("fault-ended", id=fault["id"], t=fault["ended_t"])
             journal.close()
             return chosen
-        driver, makers = _makers(lab, journal.lab)
+        driver, makers = _makers(lab, journal)
         engine = Engine(journal, makers)
         _darken(journal, engine)
         failures: list[TestbedError] = []
@@ -177,7 +178,7 @@ def _from_journal(lab: LabFolder) -> None:
             _by_mark(lab)
             return
         if journal.state != "down":
-            driver, makers = _makers(lab, journal.lab)
+            driver, makers = _makers(lab, journal)
             if journal.boot == process.boot_id():
                 Engine(journal, makers).undo_all()
                 _sweep_groups(lab.name, driver)
@@ -197,10 +198,12 @@ def _undo_what_outlives_a_reboot(journal: Journal, makers: Mapping[type[Step], H
             makers[Containers].unmake(entry.step, {})
 
 
-def _makers(lab: LabFolder, name: str) -> tuple[NetnsDriver, dict[type[Step], Hand]]:
-    """The drivers of a lab without a keeper."""
-    containers = Containerlab(name, lab.path)
-    driver = NetnsDriver(name, lab.handles, containers.path if places.driver(lab) == "containerlab" else nowhere)
+def _makers(lab: LabFolder, journal: Journal) -> tuple[NetnsDriver, dict[type[Step], Hand]]:
+    """The drivers of a lab without a keeper. Raises LabError where it is of containers and its docker is not known."""
+    containers = None
+    if any(isinstance(it.step, Containers) for it in journal.entries.values()):
+        containers = Containerlab(journal.lab, lab.path, places.docker(lab))
+    driver = NetnsDriver(journal.lab, lab.handles, containers.path if containers else nowhere)
     return driver, hands.without_keeper(lab, driver, containers)
 
 
@@ -208,7 +211,7 @@ def _by_mark(lab: LabFolder) -> None:
     """Without a journal that can be read: remove what carries the lab's mark, namespaces of its name."""
     prometheus.end_left_in(lab.prometheus)
     if places.driver(lab) == "containerlab":
-        Containerlab(lab.name, lab.path).unmake(Containers((), ""), {})
+        Containerlab(lab.name, lab.path, places.docker(lab)).unmake(Containers((), ""), {})
     driver = NetnsDriver(lab.name, lab.handles)
     _sweep_groups(lab.name, driver)
     prefix = namespace_name(lab.name, "")

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,19 +29,22 @@ from testbed.core.report.document import Report
 from testbed.core.report.measured import measured
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import validity_of
-from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UserError
+from testbed.errors import Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host import agents as agent_host
-from testbed.host import catalog, store
-from testbed.host.store import RunDirectory
-from testbed.lab import client, deploy, record, state
-from testbed.lab.deploy import Progress, Silent, Unbreakable
-from testbed.lab.follow import Follower, teller
+from testbed.host.files import catalog, store
+from testbed.host.files.store import RunDirectory
+from testbed.lab import client, deploy, state
 from testbed.lab.interruption import interruptible, unhurried
+from testbed.lab.jobs import record
+from testbed.lab.jobs.follow import Follower, teller
+from testbed.lab.jobs.live import Live
+from testbed.lab.jobs.playing import Player
 from testbed.lab.lab import Lab, runs_root
-from testbed.lab.live import Live
-from testbed.lab.playing import Player
+from testbed.lab.progress import Progress, Silent, Unbreakable
 
 FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
+EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
+"""By the verdict of the report: a page and a status that differ would both be worth nothing."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,19 @@ def run(
         finally:
             with unhurried():
                 progress.phase("down", f"lab {lab.name}")
-                lab.down()
+                _down(lab)
+
+
+def _down(lab: Lab) -> None:
+    """Take it down. What cannot be undone fails the run, whatever its report has said; it is written again."""
+    try:
+        lab.down()
+    except TestbedError as error:
+        if lab.run_directory is not None:
+            with contextlib.suppress(StorageError):  # of the two troubles the lab's is the one to be told
+                record.amend(lab.run_directory, status="failed", reason=str(error), unknown_because=str(error))
+                store.write_report(lab.run_directory)
+        raise
 
 
 @dataclass(frozen=True)
@@ -198,7 +214,7 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
         workload={"steps": prepared.steps, **written},
     )
     run_directory.write_text("experiment.yaml", prepared.again)
-    status, reason, untold = "finished", "", False
+    how = record.Ending()
     interrupted: BaseException | None = None
     monitor = Monitor(experiment.hypothesis, teller(run_directory, progress))
     live: Live | None = None
@@ -211,19 +227,16 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
         with Player(folder, prepared.planned) as player:
             Follower(job, live, lab.observer, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:
-        status, reason, interrupted = "interrupted", "interrupted by the user", error
+        how, interrupted = record.Ending("interrupted", "interrupted by the user"), error
     except TestbedError as error:
-        # A job that failed was measured, and is bad; a lab or a machine that failed tells nothing. Who of the two is
-        # heard of first is chance: without its keeper no job can go on.
-        untold = not isinstance(error, JobFailed) or not client.answers(state.folder(lab.name))
-        status, reason = "failed", str(error)
-        progress.note(reason)
+        # A job that failed was measured, and is bad; a lab or a machine that failed tells nothing.
+        how.fail(str(error), tells_nothing=not isinstance(error, JobFailed))
+        progress.note(str(error))
     with unhurried():
-        report = _conclude(lab, prepared, monitor, live, run_directory, status, reason, progress)
+        report = _conclude(lab, prepared, monitor, live, run_directory, how, progress)
     if interrupted is not None:
         raise Interrupted(f"interrupted; what was measured is in {run_directory.path}") from interrupted
-    codes = {"pass": 0, "fail": 1}
-    return RunOutcome(report, run_directory.path, 3 if untold else codes.get(report.verdict, 3))
+    return RunOutcome(report, run_directory.path, EXIT_CODES[report.verdict])
 
 
 def _conclude(
@@ -232,30 +245,32 @@ def _conclude(
     monitor: Monitor,
     live: Live | None,
     run_directory: RunDirectory,
-    status: str,
-    reason: str,
+    how: record.Ending,
     progress: Progress,
 ) -> Report:
     """Heal, stop observing, judge, write. What cannot be had any more is left out, never made up."""
     progress.phase("report", str(run_directory.path))
+    if not client.answers(state.folder(lab.name)):
+        # Whether that or its effects are heard of first is chance: without its keeper no job can go on.
+        how.fail(f"the keeper of lab {lab.name} is gone", tells_nothing=True)
     try:
         lab.heal()
-    except TestbedError as error:
-        if status == "finished":  # a fault that cannot be undone is no end of a good run
-            status, reason = "failed", str(error)
+    except TestbedError as error:  # a fault that cannot be undone is no end of a good run
+        how.fail(str(error), tells_nothing=True)
     if lab.observer is not None:
         lab.observer.stop()
-        if lab.observer.trouble and status == "finished":
-            status, reason = "failed", lab.observer.trouble
+        how.fail(lab.observer.lab_failure, tells_nothing=True)
         lab.observer = None
     if live is not None:
         live.hear()
     began = live.began if live is not None else {}
-    record.end(run_directory, status, reason)
-    record.amend(
+    # What was asked goes into the same write as the end: should the disk be full from here on, it is unknown, not gone.
+    record.end(
         run_directory,
+        how,
         hypothesis=[it.to_dict() for it in monitor.verdicts()],
         schedule=[{**_line(it), "began": began.get(number, 0)} for number, it in enumerate(prepared.planned)],
+        expectations=[{"text": it.text, "holds": None, "measured": None} for it in prepared.experiment.expectations],
     )
     found = measured(store.build_report(run_directory))
     record.amend(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.core.words import shown
-from testbed.errors import LabError, StorageError, UserError
+from testbed.errors import LabError, StorageError, UnknownName, UserError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 """Of a lab."""
@@ -85,6 +85,11 @@ class LabFolder:
         return self.path / "about.json"
 
     @property
+    def docker(self) -> Path:
+        """Address of the docker that makes this lab's containers, as in DOCKER_HOST; only where it has such."""
+        return self.path / "docker"
+
+    @property
     def handles(self) -> Path:
         return self.path / "handles"
 
@@ -138,3 +143,23 @@ def _readable(labs: Path) -> Iterator[None]:
         raise StorageError(f"{labs} may not be read by you, so its labs are not known: run as root") from error
     except OSError as error:
         raise StorageError(f"{labs} cannot be read: {error.strerror}; TESTBED_STATE must be a folder") from error
+
+
+def chosen(name: str | None = None) -> LabFolder:
+    """The folder of the lab that is meant: ``name``, else ``$TESTBED_LAB``, else the only one.
+
+    Raises UnknownName, UserError, LabError.
+    """
+    wanted = name or os.environ.get("TESTBED_LAB") or None
+    known = tuple(it.name for it in folders())
+    if wanted is None:
+        if not known:
+            raise UserError("no lab is up; bring one up with: testbed up metro-40km")
+        if len(known) > 1:
+            raise UserError("several labs are up: " + ", ".join(known) + "; name one with -l or $TESTBED_LAB")
+        wanted = known[0]
+    if wanted not in known:
+        raise UnknownName("lab", wanted, known)
+    found = folder(wanted)
+    found.refuse_foreign()
+    return found

@@ -12,9 +12,11 @@ from testbed.core.evidence.certificate import Certificate
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError, TestbedError
-from testbed.host import containerlab, docker_client, namespace, netlink, process, scrape
+from testbed.host.drivers import containerlab, docker_client
+from testbed.host.linux import namespace, netlink, process
+from testbed.host.metrics import scrape
 from testbed.lab import client, places, recovery
-from testbed.lab.journal import Journal
+from testbed.lab.apply.journal import Journal
 from testbed.lab.state import LabFolder
 
 
@@ -176,21 +178,28 @@ def _ask(lab: LabFolder) -> _Found:
         if recovery.keeper_alive(lab):
             found.why.append("its keeper lives but does not answer")
         else:
-            found.why += _without_keeper(lab)
+            found.why += [*_without_keeper(lab), *_containers(lab)]
         return found
     if found.hello["emulator_died"]:
         found.why.append(f"its emulator died, so its fibers are dark; take it down with: testbed down {lab.name}")
     if found.hello["prometheus_ended"]:
         found.why.append(f"its prometheus {found.hello['prometheus_ended']}: it is not observed any more")
     found.why += [containerlab.dead(lab.name, node) for node in found.hello["dead_containers"]]
-    if places.driver(lab) == "containerlab":
-        try:
-            docker_client.refuse_silence()
-            found.why += containerlab.paused(lab.name).values()
-        except TestbedError as error:
-            found.why.append(str(error))
+    found.why += _containers(lab)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
     return found
+
+
+def _containers(lab: LabFolder) -> list[str]:
+    """What is wrong with a lab's containers by the word of the docker that made them, or with that docker."""
+    if places.driver(lab) != "containerlab":
+        return []
+    try:
+        docker = places.docker(lab)
+        docker_client.refuse_silence(docker)
+        return list(containerlab.paused(lab.name, docker).values())
+    except TestbedError as error:
+        return [str(error)]
 
 
 def _without_keeper(lab: LabFolder) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.errors import UserError
-from testbed.host.store import RunDirectory
+from testbed.host.files.store import RunDirectory
 from testbed.lab import client, places
 from testbed.lab.lab import Lab
 from testbed.pytest_plugin import worker

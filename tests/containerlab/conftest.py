@@ -20,7 +20,7 @@ import ahead
 import oracle
 import pytest
 
-from testbed.host import containerlab, docker_client, images
+from testbed.host.drivers import containerlab, docker_client, images
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "docker"
@@ -108,13 +108,11 @@ def containers(daemon: str) -> Iterator[str]:
     """The driver containerlab can be used: DOCKER_HOST is set, the image of this version is there; its name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", daemon)
-        docker_client.client.cache_clear()
         if images.missing():
             _build()
         assert images.missing() == ""
         yield images.reference()
         docker_client.client().close()
-    docker_client.client.cache_clear()
 
 
 def _build() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.host import docker_client, images
+from testbed.host.drivers import docker_client, images
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "ansible"

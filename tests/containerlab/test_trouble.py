@@ -21,7 +21,8 @@ from contract.lab_contract import FILE
 
 import testbed
 from testbed.errors import HostError, JobFailed, LabError, NameTaken
-from testbed.host import docker_client, images, process
+from testbed.host.drivers import images
+from testbed.host.linux import process
 from testbed.lab import containers as lab_containers
 from testbed.lab import recovery, state
 from testbed.lab.lab import Lab
@@ -130,6 +131,21 @@ def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> Non
     assert not state.folder(name).path.exists()
 
 
+def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
+    topology: testbed.Topology, tmp_path: Path
+) -> None:
+    name = oracle.unused_name()
+    lab = up(topology, name)
+    oracle.kill(oracle.keeper_pids(name, state.root()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+        assert lab.exec("east-0", ["true"]) == 0
+        assert not any("docker" in why for why in lab.status().why)
+        assert recovery.down(state.folder(name))
+    assert residue(name) == []
+    assert not state.folder(name).path.exists()
+
+
 def test_down_after_a_reboot(topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a lab is made of docker alone keeps something: the containers, stopped."""
     name = oracle.unused_name()
@@ -160,12 +176,8 @@ def test_a_docker_that_does_not_run_is_said(
     topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    docker_client.client.cache_clear()
-    try:
-        with pytest.raises(HostError, match="docker does not run"):
-            up(topology, oracle.unused_name())
-    finally:
-        docker_client.client.cache_clear()
+    with pytest.raises(HostError, match="docker does not run"):
+        up(topology, oracle.unused_name())
 
 
 def test_without_permission_for_dockers_socket(topology: testbed.Topology, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from netns.fiberd_lab import Lab, run
 
 from testbed.core.physics.impairment import GilbertElliott, Impairment
 from testbed.errors import LabError
-from testbed.host.emulator import Emulator
+from testbed.host.emulators.emulator import Emulator
 
 NOTHING = Impairment()
 NOISE_S = 0.4e-3  # of a median delay, on one CPU

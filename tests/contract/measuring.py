@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from netns.fiberd_lab import Lab
 
-from testbed.host.emulator import Emulator
+from testbed.host.emulators.emulator import Emulator
 
 Start = Callable[..., Emulator]
 """``start(lab, there, back)``: an emulator over the link of a lab."""

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 import run_factory
 
-from testbed.host.store import RunDirectory, write_report
+from testbed.host.files.store import RunDirectory, write_report
 
 pytestmark = pytest.mark.e2e
 

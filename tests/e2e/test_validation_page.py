@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 import validation_factory as factory
 
-from testbed.host.store import RunDirectory
-from testbed.host.validations import write_validation
+from testbed.host.files.store import RunDirectory
+from testbed.host.files.validations import write_validation
 
 pytestmark = pytest.mark.e2e
 

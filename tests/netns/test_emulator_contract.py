@@ -12,7 +12,7 @@ from contract.emulator_contract import EmulatorContract, Start, directions, lab 
 from netns.fiberd_lab import Lab
 
 from testbed.core.physics.impairment import Impairment
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators.fiberd import Fiberd
 
 pytestmark = [
     pytest.mark.netns,

@@ -13,7 +13,7 @@ import oracle
 import pytest
 
 from testbed.errors import HostError
-from testbed.host.exposition import CONTENT_TYPE, Exposition
+from testbed.host.metrics.exposition import CONTENT_TYPE, Exposition
 
 pytestmark = pytest.mark.netns
 

@@ -24,9 +24,9 @@ from scapy.packet import Raw
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError
-from testbed.host import fiberd as client
-from testbed.host.emulator import DirectionStats
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators import fiberd as client
+from testbed.host.emulators.emulator import DirectionStats
+from testbed.host.emulators.fiberd import Fiberd
 
 pytestmark = [
     pytest.mark.netns,
@@ -543,7 +543,7 @@ def test_the_death_of_its_parent_takes_both_ends_down(lab: Lab, tmp_path: Path) 
 import sys, time
 from pathlib import Path
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators.fiberd import Fiberd
 near, far = sys.argv[2:4]
 emulator = Fiberd.start(sys.argv[1], [Direction("x:b", near, far, Impairment())], 0, Path(sys.argv[4]))
 print(emulator.pid, flush=True)

@@ -26,9 +26,9 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.host import fiberd as client
-from testbed.host.emulator import DirectionStats
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators import fiberd as client
+from testbed.host.emulators.emulator import DirectionStats
+from testbed.host.emulators.fiberd import Fiberd
 
 pytestmark = [
     pytest.mark.netns,

@@ -11,7 +11,8 @@ from pathlib import Path
 import oracle
 import pytest
 
-from testbed.host import agents, catalog
+from testbed.host import agents
+from testbed.host.files import catalog
 from testbed.lab import audit
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(agents.missing()), reason="needs torch")]

@@ -19,7 +19,7 @@ import pytest
 import testbed
 from testbed.core.experiment.schedule import Planned
 from testbed.lab import client, state
-from testbed.lab.playing import Player
+from testbed.lab.jobs.playing import Player
 
 pytestmark = [pytest.mark.netns]
 

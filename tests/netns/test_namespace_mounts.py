@@ -17,7 +17,7 @@ CPUS = sorted(os.sched_getaffinity(0))[:2]
 MAKE = """
 import os, sys
 from pathlib import Path
-from testbed.host import namespace
+from testbed.host.linux import namespace
 name, handles, cpus = sys.argv[1], Path(sys.argv[2]), [int(it) for it in sys.argv[3:]]
 mounts = namespace.CleanMounts()
 for cpu in cpus:
@@ -74,9 +74,8 @@ def test_in_a_mount_namespace_of_any_propagation_made_on_any_cpu(propagation: st
 def test_a_chroot_is_refused_in_a_sentence(tmp_path: Path) -> None:
     """Bound into a chroot that is no mount of its own, as debootstrap leaves it."""
     root = tmp_path / "root"
-    code = (
-        "from testbed.host import namespace\ntry:\n namespace.CleanMounts()\nexcept Exception as error:\n print(error)"
-    )
+    make = "try:\n namespace.CleanMounts()\nexcept Exception as error:\n print(error)"
+    code = f"from testbed.host.linux import namespace\n{make}"
     script = f"mkdir {root} && cd / && for it in *; do mkdir -p {root}/$it && mount --rbind /$it {root}/$it; done"
     words = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
     said = oracle.run(*words, f'{script}; exec chroot {root} "$0" -c "$1"', sys.executable, code)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from testbed.errors import HostError
-from testbed.host import namespace, rtnetlink
-from testbed.host.netlink import Namespace
+from testbed.host.linux import namespace, rtnetlink
+from testbed.host.linux.netlink import Namespace
 
 pytestmark = [
     pytest.mark.netns,

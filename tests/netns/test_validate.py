@@ -182,6 +182,15 @@ def test_a_wrong_answer_is_caught(bench: Bench, how: str, do: str) -> None:
     assert {it.state for it in found} <= {"right", "wrong"}
 
 
+def test_a_barrier_that_waits_for_nobody_is_caught_whoever_comes_last(bench: Bench) -> None:
+    asked = catalogue(bench, "barrier", every=1)
+    assert len(asked) == 4 + 2 + 2  # ranks of the world, of each site, and the first ones of both sites
+    assert {it.state for it in answers(bench, "ring", asked)} == {"right"}
+    found = answers(bench, "ring-no-barrier", asked)
+    assert {it.state for it in found} == {"wrong"}
+    assert found[2].group == "world, rank 2 last" and "before rank 2 came" in found[2].detail
+
+
 @pytest.mark.thorough
 def test_a_hang_is_ended_and_the_rest_is_still_asked(bench: Bench) -> None:
     whole = cases.correctness("quick", bench.sites)

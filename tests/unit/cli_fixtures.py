@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from testbed.cli import main, screen
-from testbed.core.evidence.certificate import Certificate, LinkCertificate
+from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.judge import DirectionSample, Stream, judge_direction
+from testbed.core.evidence.link_certificate import LinkCertificate
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UnknownName
-from testbed.host import catalog
+from testbed.host.files import catalog
 from testbed.lab import api
 
 __all__ = ["Cli", "FakeLab", "Said", "certificate_of", "cli", "fake_lab", "finished_run"]

@@ -13,7 +13,7 @@ from testbed.core.plan import build
 from testbed.core.plan.addressing import Addressing, namespace_name
 from testbed.core.plan.step import Address, Namespace, Route
 from testbed.core.topology.model import Site, Topology
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 
 def addresses_of(topology: Topology) -> list[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from testbed_agents.records import Records, RecordsError
 
-from testbed.lab.job import _Tail
+from testbed.lab.jobs.job import _Tail
 
 
 def test_records_are_lines_of_json_and_appended(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import oracle
 import pytest
 
 from testbed.errors import LabError
-from testbed.host import catalog
-from testbed.lab import attempts
-from testbed.lab.attempts import Attempts
+from testbed.host.files import catalog
+from testbed.lab.jobs import attempts
+from testbed.lab.jobs.attempts import Attempts
 from testbed.lab.state import LabFolder
 
 EVACUATION = "evacuation west"

@@ -21,7 +21,7 @@ from testbed.core.topology.advice import findings
 from testbed.core.topology.audit import audit
 from testbed.core.topology.model import Duct, Link, Site, Topology
 from testbed.core.topology.risk import Disjoint
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 __all__ = ["cli"]  # a fixture
 

@@ -13,7 +13,7 @@ from testbed.core.evidence.record import JobRecord, RankLog, StepRecord
 from testbed.core.evidence.timeline import FaultWindow
 from testbed.core.topology.model import Topology
 from testbed.errors import UnknownName, UserError
-from testbed.host import catalog
+from testbed.host.files import catalog
 from testbed.lab import audit as lab_audit
 from testbed.lab.audit import Measured
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.host import watch
-from testbed.host.watch import CarrierWatch, Change
+from testbed.host.measure import watch
+from testbed.host.measure.watch import CarrierWatch, Change
 
 RTM_NEWLINK, RTM_GETLINK, IFLA_IFNAME, IFLA_MTU, IFLA_CARRIER_CHANGES = 16, 18, 3, 4, 35
 IFF_LOWER_UP = 1 << 16

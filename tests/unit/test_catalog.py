@@ -9,7 +9,7 @@ import pytest
 
 from testbed.core import yamltext
 from testbed.errors import FileMistakes, UnknownName, UserError
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 
 def test_shipped_by_name() -> None:

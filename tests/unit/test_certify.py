@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.host import catalog
+from testbed.host.files import catalog
 from testbed.lab.certify import AT_ONCE, LEAST_ATTEMPTS, MOST_ATTEMPTS, _attempts
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import HostError
-from testbed.host import cgroup
-from testbed.host.cgroup import CpuGroup, Hierarchy, hierarchy
-from testbed.lab.throttle import Throttle
+from testbed.host.linux import cgroup
+from testbed.host.linux.cgroup import CpuGroup, Hierarchy, hierarchy
+from testbed.lab.apply.throttle import Throttle
 
 V1 = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 V2 = "41 31 0:38 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -23,8 +23,8 @@ from testbed_agents.fence import Fence
 from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint
 from testbed_agents.records import Records, RecordsError
 
-from testbed.host import checkpoints as host
-from testbed.host.checkpoints import Checkpoint
+from testbed.host.files import checkpoints as host
+from testbed.host.files.checkpoints import Checkpoint
 
 AGENTS = Path(__file__).resolve().parents[2] / "agents"
 SHAPE = Shape(context=16, layers=1, heads=2, width=16)

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.cli.certificate import MOST_LINKS, links_measured
-from testbed.core.evidence.certificate import Certificate, Check, DirectionCertificate
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.link_certificate import Check, DirectionCertificate
 from testbed.core.topology.model import Topology
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 RATE = Check("rate", 8e8, 8.1e8, 7.6e8, 8.4e8)
 UNTOLD = Check("rate", 8e8, None, verdict="inconclusive", why="rate: no train arrived")

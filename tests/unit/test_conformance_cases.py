@@ -64,7 +64,7 @@ def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
             assert (operation.reduction != "") == (operation.do in REDUCING)
             assert operation.keep
             json.dumps(operation.line(at=1.5))
-            key = (operation.do, operation.group, operation.type, operation.count, operation.reduction)
+            key = (operation.do, operation.group, operation.type, operation.count, operation.reduction, operation.late)
             assert key not in seen
             seen.add(key)
         assert len(set(taken)) == len(taken) and taken
@@ -77,7 +77,7 @@ def test_what_the_issue_asks_for_is_in_it(suite: Suite) -> None:
     for do in OPERATIONS:
         mine = [it for it in world if it.do == do]
         if do == "barrier":
-            assert mine
+            assert [it.late for it in mine] == [0, 1, 2, 3]  # each comes last in turn
             continue
         assert {it.type for it in mine} == set(TYPES)
         assert {0, 1} <= {it.count for it in mine}

@@ -33,8 +33,8 @@ from testbed.core.report.conformance.matrix import OUTCOMES, STATES, Entry, head
 from testbed.core.report.conformance.page import html
 from testbed.core.report.conformance.tables import error_rows, grid, wire_rows
 from testbed.errors import StorageError, UserError
-from testbed.host.store import RunDirectory, list_runs, read_summary
-from testbed.host.validations import read_validation, rebuild_validation, write_validation
+from testbed.host.files.store import RunDirectory, list_runs, read_summary
+from testbed.host.files.validations import read_validation, rebuild_validation, write_validation
 from testbed.lab import api
 
 SCHEMA = json.loads((resources.files("testbed.core.report") / "validate.schema.json").read_text(encoding="utf-8"))

@@ -10,8 +10,8 @@ import pytest
 import requests
 
 from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
-from testbed.host import containerlab, docker_client, docker_endpoint
-from testbed.host.container_place import ContainerPlace
+from testbed.host.drivers import containerlab, docker_client, docker_endpoint
+from testbed.host.drivers.container_place import ContainerPlace
 
 
 @pytest.fixture
@@ -91,23 +91,22 @@ def test_without_a_socket_docker_is_missing_or_does_not_run(monkeypatch: pytest.
     monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
     monkeypatch.setenv("DOCKER_CONFIG", str(tools))
     monkeypatch.setattr(docker_endpoint, "USUAL", tools / "none.sock")
-    docker_client.client.cache_clear()
-    try:
-        with pytest.raises(MissingTool, match=r"^docker is missing; install it with: .*tools/install-containerlab.sh"):
-            docker_client.client()
-        program(tools, "dockerd", "")
-        with pytest.raises(HostError, match=r"^docker does not run; start it"):
-            docker_client.client()
-    finally:
-        docker_client.client.cache_clear()
+    with pytest.raises(MissingTool, match=r"^docker is missing; install it with: .*tools/install-containerlab.sh"):
+        docker_client.client()
+    program(tools, "dockerd", "")
+    with pytest.raises(HostError, match=r"^docker does not run; start it"):
+        docker_client.client()
 
 
 def test_a_program_of_a_job_is_on_a_leash_and_has_only_the_environment_that_it_is_given(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tools, "docker", "")
-    monkeypatch.setenv("DOCKER_HOST", "unix:///x.sock")
-    line = ContainerPlace("clab-x-east-0", "1000:1000").enter(["python", "a b.py"], Path("/work"), {"RANK": "0"})
+    monkeypatch.setenv("DOCKER_HOST", "unix:///another.sock")
+    docker = docker_endpoint.Endpoint(Path("/x.sock"))
+    line = ContainerPlace("clab-x-east-0", docker, "1000:1000").enter(
+        ["python", "a b.py"], Path("/work"), {"RANK": "0"}
+    )
     assert line[:4] == [str(tools / "docker"), "--host", "unix:///x.sock", "exec"]
     assert line[4:] == [
         "--interactive", "--env=RANK", "--workdir", "/work", "--user", "1000:1000", "clab-x-east-0",
@@ -115,7 +114,7 @@ def test_a_program_of_a_job_is_on_a_leash_and_has_only_the_environment_that_it_i
     ]  # fmt: skip
     with pytest.raises(MissingTool, match="docker"):
         (tools / "docker").unlink()
-        ContainerPlace("x").visit(["true"])
+        ContainerPlace("x", docker).visit(["true"])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_of_etc_hosts_only_the_labs_own_section_goes(tools: Path, monkeypatch: p
     hosts.write_bytes(before + mine + other)
     monkeypatch.setattr(containerlab, "_HOSTS", hosts)
     monkeypatch.setattr(containerlab, "_SSH", tools)
-    containerlab.Containerlab("metro", tools)._sweep((), {})
+    containerlab.Containerlab("metro", tools, docker_endpoint.Endpoint(tools / "none.sock"))._sweep((), {})
     assert hosts.read_bytes() == before + other
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.core.plan.step import Rank
 from testbed.errors import HostError, LabError
-from testbed.lab.crew import EVERYBODY, AgentsHand
+from testbed.lab.apply.crew import EVERYBODY, AgentsHand
 
 
 class Parent:

@@ -21,7 +21,7 @@ import yaml
 from testbed_agents.metrics import RankMetrics
 
 from testbed.core.observe import series
-from testbed.host.emulator import DROP_CAUSES
+from testbed.host.emulators.emulator import DROP_CAUSES
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "grafana" / "testbed.json"

@@ -1,4 +1,5 @@
-"""Which docker is asked: as docker's own command would choose, and only one that makes containers on this machine."""
+"""Which docker is asked: as docker's own command would choose, and only one that makes containers on this machine; of a
+lab the one that made it."""
 
 from __future__ import annotations
 
@@ -15,21 +16,24 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import HostError, UserError
-from testbed.host import docker_client, docker_endpoint, images
-from testbed.host.docker_endpoint import Elsewhere, ask, endpoint
-from testbed.lab import containers
+from testbed.core.plan.step import Containers
+from testbed.errors import HostError, LabError, UserError
+from testbed.host.drivers import containerlab, docker_client, docker_endpoint, images
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.drivers.docker_endpoint import Elsewhere, Endpoint, ask, endpoint
+from testbed.host.linux import process
+from testbed.lab import containers, places, recovery, status
+from testbed.lab.apply.journal import Journal
+from testbed.lab.state import LabFolder
 
 
 @pytest.fixture(autouse=True)
-def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of docker's configuration, empty; nothing else names a docker."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
-    docker_client.client.cache_clear()
-    yield tmp_path
-    docker_client.client.cache_clear()
+    return tmp_path
 
 
 def context(folder: Path, name: str, host: str, *, in_use: bool = False) -> None:
@@ -140,7 +144,7 @@ def test_a_frozen_docker_does_not_hold_us(tmp_path: Path, monkeypatch: pytest.Mo
         frozen.listen()
         began = time.monotonic()
         with pytest.raises(HostError, match=r"docker did not answer within 0\.2 s"):
-            ask("/version", 0.2)
+            ask(endpoint(), "/version", 0.2)
         assert time.monotonic() - began < 5
 
 
@@ -160,3 +164,77 @@ def test_what_docker_answers_to_auto_is_a_reason_and_no_error(
 
 def test_the_bound_is_short() -> None:
     assert docker_endpoint.ASK_BOUND_S <= 10
+
+
+# ---- of a lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabFolder:
+    """A lab of one container, made by the docker at ``d.sock``, whose keeper is dead."""
+    monkeypatch.setattr(containerlab, "_HOSTS", tmp_path / "hosts")
+    monkeypatch.setattr(containerlab, "_SSH", tmp_path)
+    made = LabFolder(tmp_path / "labs" / "metro")
+    made.path.mkdir(parents=True)
+    places.keep_docker(made, Endpoint(tmp_path / "d.sock"))
+    journal = Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1))
+    journal.done(journal.intend("lab", [Containers(("east-0",), "name: metro\n")]))
+    journal.close()
+    return made
+
+
+@pytest.mark.parametrize("said", ["unix:///run/another.sock", "tcp://10.0.0.9:2375"])
+def test_a_labs_docker_is_the_one_that_made_it_whatever_the_environment_says(
+    lab: LabFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", said)
+    assert places.driver(lab) == "containerlab"
+    assert places.docker(lab).address == f"unix://{tmp_path}/d.sock"
+
+
+def test_a_lab_of_before_that_was_written_down_has_the_environments(
+    lab: LabFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.docker.unlink()
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/another.sock")
+    assert places.docker(lab) == endpoint()
+
+
+@pytest.mark.parametrize("kept", [b"", b"\xff", b"tcp://10.0.0.9:2375\n"])
+def test_what_cannot_be_its_docker_is_no_reason_to_ask_another_one(
+    lab: LabFolder, docker: dict[str, tuple[int, object]], kept: bytes
+) -> None:
+    lab.docker.write_bytes(kept)
+    with pytest.raises(LabError, match=str(lab.docker)):
+        recovery.down(lab)
+    assert lab.journal.exists()
+
+
+def test_without_its_docker_a_lab_is_not_said_to_be_gone(
+    lab: LabFolder, docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of the environment answers, and knows of no such containers."""
+    docker["/v1.44/containers/json"] = (200, [])
+    places.keep_docker(lab, Endpoint(tmp_path / "gone.sock"))
+    where = rf"docker does not run; start it: .*nobody answers at {tmp_path}/gone.sock, whose docker made lab metro"
+    with pytest.raises(HostError, match=rf"{where}.* goes with: testbed down metro"):
+        recovery.down(lab)
+    assert [entry.step for entry in Journal.read(lab.journal).owned("lab")] == [
+        Containers(("east-0",), "name: metro\n")
+    ]
+    with pytest.raises(HostError, match=where):
+        places.place(lab, "east-0", isolated=True)
+    assert any("gone.sock" in why for why in status._containers(lab))
+
+
+def test_its_docker_is_asked_where_the_environment_names_none_that_runs(
+    lab: LabFolder, docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    docker["/containers/json"] = docker["/v1.44/containers/json"] = (200, [])
+    place = places.place(lab, "east-0", isolated=True)
+    assert isinstance(place, ContainerPlace)
+    assert place.docker.socket == tmp_path / "d.sock"
+    assert status._containers(lab) == []
+    assert recovery.down(lab)
+    assert not lab.path.exists()

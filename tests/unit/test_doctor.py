@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import MissingTool
-from testbed.host import doctor, fiberd
+from testbed.host import doctor
 from testbed.host.doctor import Check, can_run, limits, machine, programs, trial
+from testbed.host.emulators import fiberd
 
 IS_ROOT = os.geteuid() == 0
 

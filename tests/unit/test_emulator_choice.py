@@ -12,8 +12,8 @@ from testbed.lab import deploy
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr("testbed.host.fiberd.find_binary", lambda: Path("/fiberd"))
-    monkeypatch.setattr("testbed.host.netem.available", lambda: "")
+    monkeypatch.setattr("testbed.host.emulators.fiberd.find_binary", lambda: Path("/fiberd"))
+    monkeypatch.setattr("testbed.host.emulators.netem.available", lambda: "")
     return monkeypatch
 
 
@@ -26,7 +26,7 @@ def test_with_netem(machine: pytest.MonkeyPatch, wanted: str, chosen: str, why: 
 
 
 def test_without_netem(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr("testbed.host.netem.available", lambda: "this kernel does not have it")
+    machine.setattr("testbed.host.emulators.netem.available", lambda: "this kernel does not have it")
     assert deploy._emulator("auto") == ("fiberd", "not netem: this kernel does not have it")
     assert deploy._emulator("fiberd") == ("fiberd", "asked for")
     with pytest.raises(HostError, match="netem cannot be used here: this kernel does not have it; --emulator fiberd"):
@@ -37,7 +37,7 @@ def test_with_neither(machine: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise MissingTool("fiberd", "apt-get install gcc")
 
-    machine.setattr("testbed.host.netem.available", lambda: "no")
-    machine.setattr("testbed.host.fiberd.find_binary", missing)
+    machine.setattr("testbed.host.emulators.netem.available", lambda: "no")
+    machine.setattr("testbed.host.emulators.fiberd.find_binary", missing)
     with pytest.raises(MissingTool):
         deploy._emulator("auto")

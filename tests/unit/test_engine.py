@@ -25,9 +25,9 @@ from testbed.core.plan.step import (
     Veth,
 )
 from testbed.errors import HostError, LabError, NameTaken, StorageError
-from testbed.host.driver import NoHand
-from testbed.lab.engine import LAB, Engine
-from testbed.lab.journal import Journal
+from testbed.host.drivers.driver import NoHand
+from testbed.lab.apply.engine import LAB, Engine
+from testbed.lab.apply.journal import Journal
 
 UP_A, UP_B = Carrier("plant", "north-a", True), Carrier("plant", "north-b", True)
 DOWN_A, DOWN_B = Carrier("plant", "north-a", False), Carrier("plant", "north-b", False)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from testbed.core.evidence import attempts, recovery, wire
+from testbed.core.evidence import attempts, wire
+from testbed.core.evidence.commits import commits
+from testbed.core.evidence.job import evaluate
 from testbed.core.evidence.record import Event, FiberSample, RankLog, read_rank
 from testbed.core.evidence.timeline import FaultWindow
 
@@ -56,7 +58,7 @@ ENDED = Event(110.0, "attempt-ended", {"attempt": 1, "why": "rank 1 failed", "de
 
 def evaluated(events: list[Event], windows: list[FaultWindow]) -> tuple[attempts.Attempt, ...]:
     mine = attempts.fenced(logs())
-    return attempts.evaluate(mine, events, windows, recovery.evaluate(mine, windows))
+    return attempts.evaluate(mine, events, windows, evaluate(mine, windows))
 
 
 def test_an_attempt_says_what_it_cost() -> None:
@@ -96,7 +98,7 @@ def test_an_attempt_that_left_in_order_lost_nothing_and_detected_nothing() -> No
         FaultWindow("f1", "evacuation", "west", (), 103.2, 119.0),
         FaultWindow("f2", "flap", "x", (), 103.9, 104),
     ]
-    found = recovery.evaluate(rows, windows)
+    found = evaluate(rows, windows)
     first_, second_ = attempts.evaluate(rows, [Event(104.6, "attempt-ended", left)], windows, found)
     assert (first_.in_order, first_.cause, first_.steps_lost, first_.steps_committed) == (True, "evacuation west", 0, 4)
     assert (first_.detection_s, first_.time_to_resume_s) == (None, pytest.approx(17.4))
@@ -109,7 +111,7 @@ def test_a_fault_that_was_over_before_the_attempt_is_no_cause() -> None:
 
 
 def test_only_the_lineage_of_the_last_parameters_is_committed() -> None:
-    found = recovery.evaluate(attempts.fenced(logs()), [])
+    found = evaluate(attempts.fenced(logs()), [])
     assert [(it.step, it.attempt, it.resumed) for it in found.commits] == [
         *((number, 1, False) for number in (1, 2, 3, 4)),
         (5, 2, True),
@@ -130,7 +132,7 @@ def test_a_last_attempt_that_dies_early_takes_what_was_beyond_its_checkpoint_alo
         step(2, 5, 22.0),
     ]
     one, _ = read_rank(0, [it | ({"world_size": 1} if it["kind"] == "job" else {}) for it in lines])
-    assert [it.step for it in recovery.commits([one], 1)] == [1, 2, 3, 4, 5]
+    assert [it.step for it in commits([one], 1)] == [1, 2, 3, 4, 5]
 
 
 def test_what_an_old_attempt_writes_late_is_nobodys() -> None:
@@ -155,4 +157,4 @@ def test_the_wire_is_asked_for_the_steps_of_all_attempts() -> None:
 
 
 def test_a_job_that_never_began_has_no_attempts() -> None:
-    assert attempts.evaluate([], [], [], recovery.evaluate([], [])) == ()
+    assert attempts.evaluate([], [], [], evaluate([], [])) == ()

@@ -14,7 +14,7 @@ import re
 import pytest
 
 from testbed.core.evidence import chance
-from testbed.core.evidence.certificate import Certificate, Headroom, LinkCertificate, StandingFault
+from testbed.core.evidence.certificate import Certificate, Headroom, StandingFault
 from testbed.core.evidence.judge import (
     DirectionSample,
     RoundTripSample,
@@ -22,6 +22,7 @@ from testbed.core.evidence.judge import (
     judge_direction,
     judge_round_trip,
 )
+from testbed.core.evidence.link_certificate import LinkCertificate
 from testbed.core.physics.impairment import Impairment
 
 BARE_S = (18e-6, 20e-6, 21e-6, 22e-6, 60e-6)

@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.core.observe import series
 from testbed.errors import LabError
-from testbed.host import catalog
-from testbed.host.emulator import DirectionStats, EmulatorInfo, NoopEmulator
-from testbed.host.watch import CarrierState
-from testbed.lab.exporter import Exporter, Sources
+from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo, NoopEmulator
+from testbed.host.files import catalog
+from testbed.host.measure.watch import CarrierState
+from testbed.lab.apply.exporter import Exporter, Sources
 
 TOPOLOGY = catalog.load_topology("metro-40km")
 

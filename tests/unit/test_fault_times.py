@@ -15,11 +15,11 @@ import pytest
 from testbed.core.faults.fault import Compiled, Phase
 from testbed.core.plan.step import Carrier, Setting
 from testbed.errors import HostError
-from testbed.host.driver import NoHand
-from testbed.lab.engine import LAB, Engine
+from testbed.host.drivers.driver import NoHand
+from testbed.lab.apply.engine import LAB, Engine
+from testbed.lab.apply.journal import Journal
 from testbed.lab.events import EventLog
-from testbed.lab.faults import Faults
-from testbed.lab.journal import Journal
+from testbed.lab.keeper.faults import Faults
 
 T = TypeVar("T")
 LIT, DARK = Carrier("plant", "north-a", True), Carrier("plant", "north-a", False)

@@ -17,7 +17,7 @@ from testbed.core.plan.step import Carrier, Setting, Shape
 from testbed.core.topology.model import Topology
 from testbed.core.topology.resolve import load_text
 from testbed.errors import UnknownName, UserError
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from testbed.core.plan.step import (
 )
 from testbed.core.topology.model import Topology
 from testbed.errors import UserError
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import pytest
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError, MissingTool, UnknownName
-from testbed.host import fiberd as client
-from testbed.host.emulator import Emulator, NoopEmulator
-from testbed.host.fiberd import Fiberd
+from testbed.host.emulators import fiberd as client
+from testbed.host.emulators.emulator import Emulator, NoopEmulator
+from testbed.host.emulators.fiberd import Fiberd
 
 FIBERD = Path(__file__).resolve().parents[2] / "testbed" / "fiberd"
 NORTH = Direction("north:west", "north-a", "north-b", Impairment(delay_s=2e-4))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import HostError, UserError
-from testbed.host.graft import graft
+from testbed.host.linux.graft import graft
 
 NOBODY = 1 << 22
 """Above pid_max (PID_MAX_LIMIT of include/linux/threads.h): no process has it."""

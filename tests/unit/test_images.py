@@ -11,7 +11,7 @@ import pytest
 import testbed
 import testbed.lab.containers
 from testbed.errors import HostError, UserError
-from testbed.host import images
+from testbed.host.drivers import images
 
 ROOT = Path(__file__).resolve().parents[2]
 

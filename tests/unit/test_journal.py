@@ -13,8 +13,8 @@ import pytest
 from testbed.core.plan import build
 from testbed.core.plan.step import Carrier, Namespace
 from testbed.errors import LabError, StorageError
-from testbed.host import catalog
-from testbed.lab.journal import Journal
+from testbed.host.files import catalog
+from testbed.lab.apply.journal import Journal
 
 PLAN = (Namespace("plant"), Namespace("east-0", isolated=True, hosts="127.0.0.1 localhost\n"))
 DARK = Carrier("plant", "north-a", False)

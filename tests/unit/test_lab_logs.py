@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.core.topology.model import topology_to_dict
-from testbed.host import catalog
+from testbed.host.files import catalog
 from testbed.lab.lab import Lab
 from testbed.lab.state import LabFolder
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from testbed.core.topology import resolve
-from testbed.lab import live
-from testbed.lab.live import Live
+from testbed.lab.jobs import live
+from testbed.lab.jobs.live import Live
 
 METRO = resolve.load_text(
     b"sites: {east: {nodes: 2}, west: {nodes: 2}}\nlinks: {north: {between: [east, west], km: 4}}", "x"

@@ -17,7 +17,8 @@ from testbed.core.observe import config, series
 from testbed.core.plan import build, step
 from testbed.core.plan.step import Prometheus, Rank
 from testbed.errors import StorageError
-from testbed.host import catalog, prometheus
+from testbed.host.files import catalog
+from testbed.host.metrics import prometheus
 
 RANK = Rank(3, "west-1", "west", "172.31.0.5", 9100)
 

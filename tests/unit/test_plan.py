@@ -11,7 +11,7 @@ import pytest
 from testbed.core.plan import build
 from testbed.core.plan import step as steps
 from testbed.core.plan.step import Address, Agents, Bridge, Carrier, Fibers, Namespace, Plan, Route, Shape, Veth
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "plans"
 SHIPPED = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "topologies").glob("*.yaml"))

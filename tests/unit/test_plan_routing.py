@@ -20,7 +20,7 @@ from testbed.core.plan import build, routing
 from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing
 from testbed.core.plan.step import Route
 from testbed.core.topology.model import Site, Topology
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 Dark = frozenset[str]
 Table = dict[tuple[str, str], list[Route]]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from testbed.host import process
+from testbed.host.linux import process
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_as_many_files_as_the_hard_limit_allows(soft: int, hard: int, then: int)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most != resource.RLIM_INFINITY and hard > most:
         pytest.skip(f"the hard limit here is {most}")
-    code = "import resource as r; from testbed.host import process; process.allow_many_files()"
+    code = "import resource as r; from testbed.host.linux import process; process.allow_many_files()"
     said = subprocess.run(
         [sys.executable, "-c", f"{code}; print(*r.getrlimit(r.RLIMIT_NOFILE))"],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),

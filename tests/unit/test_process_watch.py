@@ -10,7 +10,7 @@ from pathlib import Path
 
 import oracle
 
-from testbed.host.process_watch import ProcessWatch
+from testbed.host.linux.process_watch import ProcessWatch
 
 
 def sleeper() -> subprocess.Popen[bytes]:

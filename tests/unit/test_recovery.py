@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from testbed.core.plan.step import Containers, Namespace, Step
-from testbed.host import process
-from testbed.host.containerlab import Containerlab
-from testbed.host.netns import NetnsDriver
+from testbed.host.drivers.containerlab import Containerlab
+from testbed.host.drivers.netns import NetnsDriver
+from testbed.host.linux import process
 from testbed.lab import recovery
-from testbed.lab.journal import Journal
+from testbed.lab.apply.journal import Journal
 from testbed.lab.state import LabFolder
 
 

@@ -22,7 +22,7 @@ from testbed.core.report.figures import figures
 from testbed.core.report.markdown import markdown
 from testbed.core.report.markup import Markup, element
 from testbed.core.report.render import html
-from testbed.host.store import RunDirectory
+from testbed.host.files.store import RunDirectory
 
 SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
 

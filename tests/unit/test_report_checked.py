@@ -14,7 +14,7 @@ from run_factory import NODES, make_run
 
 from testbed.core.report.document import Report, to_json
 from testbed.core.report.measured import measured
-from testbed.host.store import RunDirectory, write_report
+from testbed.host.files.store import RunDirectory, write_report
 
 STEPS = 400
 CHECKED_STEPS = range(1, STEPS + 1)

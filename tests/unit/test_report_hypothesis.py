@@ -17,7 +17,7 @@ from testbed.core.report.figures import figures
 from testbed.core.report.junit import junit, junit_of_error
 from testbed.core.report.markdown import markdown
 from testbed.core.report.render import html
-from testbed.host.store import RunDirectory
+from testbed.host.files.store import RunDirectory
 
 SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
 HELD = {"when": "during", "text": "tokens_per_s >= 20% of before", "holds": True, "measured": 900.0, "bound": 200.0}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.host import rtnetlink
+from testbed.host.linux import rtnetlink
 
 
 def acknowledgement(number: int) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
-from testbed.host import catalog
+from testbed.host.files import catalog
 from testbed.lab import run
 
 SITES = "sites: {aa: {nodes: 1}, bb: {nodes: 1}, cc: {nodes: 1}}\nlinks:\n"

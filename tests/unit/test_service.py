@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from testbed.errors import LabError
-from testbed.lab.service import Notice, Service
+from testbed.lab.keeper.service import Notice, Service
 
 WAIT_S = 10.0
 

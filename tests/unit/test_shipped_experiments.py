@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.core.experiment import expect, schedule, steady
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 DOCS = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
 FAULTS = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import pytest
 import run_factory
 
 from testbed.errors import StorageError, UnknownName
-from testbed.host import checkpoints, store
-from testbed.host.store import RunDirectory, check_writable, list_runs, read_summary, save_report, write_report
+from testbed.host.files import checkpoints, store
+from testbed.host.files.store import RunDirectory, check_writable, list_runs, read_summary, save_report, write_report
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files are given to another user")
 

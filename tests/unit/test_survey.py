@@ -16,7 +16,7 @@ from testbed.core.plan.build import build
 from testbed.core.topology.resolve import load_text
 from testbed.core.topology.survey import Survey, survey
 from testbed.errors import FileMistakes
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 SHIPPED = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "topologies").glob("*.yaml"))
 

@@ -13,8 +13,8 @@ import pytest
 
 from testbed.core.physics.impairment import Impairment
 from testbed.errors import LabError
-from testbed.host import tc
-from testbed.host.netem_mapping import qdiscs_of
+from testbed.host.emulators import tc
+from testbed.host.emulators.netem_mapping import qdiscs_of
 
 RECORDED = json.loads(
     """[{"kind":"netem","handle":"1:","dev":"north-b","root":true,"refcnt":2,"options":{"limit":1000000,

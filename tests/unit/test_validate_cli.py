@@ -163,7 +163,12 @@ def test_a_command_that_mends_is_whole_on_a_narrow_terminal(cli: Cli, monkeypatc
         (["./no-such-file.py"], {}, "there is no file"),
         (["ring"], {"topology": "metro-41km"}, "metro-40km"),
         (["ring"], {"baseline": Path("/nowhere/old.json")}, "--baseline"),
-        (["ring"], {"lab": "mine", "set": {"scale": 5}}, "leave one of both out"),
+        (["ring"], {"lab": "mine", "set": {"scale": 5}}, "leave out --set, or --lab"),
+        (
+            ["ring"],
+            {"lab": "mine", "topology": "ring-64", "name": "x", "keep": True},
+            "--topology and --name and --keep",
+        ),
         (["ring"], {"lab": "nowhere"}, "no lab named"),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.host import process
+from testbed.host.linux import process
 from testbed.lab.validate.programs import end, exit_code
 
 Child = subprocess.Popen[bytes]

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from cli_fixtures import certificate_of
 
-from testbed.core.evidence.certificate import RateCertificate
+from testbed.core.evidence.link_certificate import RateCertificate
 from testbed.core.topology.model import Topology
-from testbed.host import catalog
+from testbed.host.files import catalog
 from testbed.lab.validate.wire import UNLIMITED, certified
 
 PAYLOAD = (1500 - 20 - 32) / (1500 + 14 + 24)

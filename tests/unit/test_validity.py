@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from testbed.core.physics import validity
 from testbed.core.physics.validity import BIASED, FAILS, HOLDS, Fiber, Finding, Workload
 from testbed.core.topology.survey import validity_of
-from testbed.host import catalog
+from testbed.host.files import catalog
 
 METRO = Fiber("north", 200e-6, 400e-6, 800e6, 1500, 0.0)
 """40 km at 5 us/km, 800 Gb/s at scale 1000."""

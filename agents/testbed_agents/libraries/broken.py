@@ -93,6 +93,13 @@ class DifferentBits(Ring):
         return room
 
 
+class NoBarrier(Ring):
+    """A barrier that waits for nobody."""
+
+    def barrier(self, call: Call) -> None:
+        return None
+
+
 class Hang(Ring):
     """An all_reduce of an odd number of elements above 1 never comes back."""
 
@@ -174,6 +181,7 @@ BROKEN: dict[str, type[Ring]] = {
     "stale": Stale,
     "swapped": Swapped,
     "different-bits": DifferentBits,
+    "no-barrier": NoBarrier,
     "hang": Hang,
     "no-timeout": NoTimeout,
     "late-error": LateError,

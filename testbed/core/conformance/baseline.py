@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from testbed.core.conformance.result import LibraryResult, Outcome, Speed, Validation, Verdict
-from testbed.core.evidence.certificate import RATE_TOLERANCE, tolerance_s
+from testbed.core.evidence.link_certificate import RATE_TOLERANCE, tolerance_s
 
 __all__ = ["LEAST_CHANGE", "Change", "Comparison", "compare"]
 

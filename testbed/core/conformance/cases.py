@@ -127,11 +127,13 @@ def correctness(suite: Suite, sites: Sequence[str], seed: int = 0) -> tuple[Case
     of_sites = [group for group in others if group.name != ACROSS]
     cases: list[Case] = []
     for do in OPERATIONS:
+        if do == BARRIER:
+            cases += _barriers(made, [world], of_sites, [group for group in others if group.name == ACROSS])
+            continue
         for kind, count, reduction in _kinds(do, suite, len(world.ranks)):
             cases.append(Case((made.operation(do, world, kind, count, reduction),)))
         summed: Reduction = "sum" if do in REDUCING else ""
-        in_groups = itertools.product(_TYPES_OF_GROUPS, _OF_GROUPS[suite])
-        for kind, count in in_groups if do != BARRIER else (("int32", 0),):
+        for kind, count in itertools.product(_TYPES_OF_GROUPS, _OF_GROUPS[suite]):
             for together in (of_sites, [group for group in others if group.name == ACROSS]):
                 operations = tuple(
                     made.operation(do, group, kind, count, summed)
@@ -190,11 +192,16 @@ def preferred(
     return kind, reduction
 
 
+def _barriers(made: _Maker, *together: Sequence[Group]) -> Iterator[Case]:
+    """Each rank comes last in turn: a barrier that waits for some of them only is none."""
+    for groups_ in together:
+        for late in range(max((len(it.ranks) for it in groups_), default=0)):
+            operations = (made.operation(BARRIER, it, "int32", 0, "") for it in groups_ if late < len(it.ranks))
+            yield Case(tuple(dataclasses.replace(it, late=late) for it in operations))
+
+
 def _kinds(do: OperationName, suite: Suite, world: int) -> Iterator[tuple[str, int, Reduction]]:
     """(type, count, reduction) of all cases of an operation on the world."""
-    if do == BARRIER:
-        yield "int32", 0, ""
-        return
     if do == "send" and world < 2:
         return
     reductions: tuple[Reduction, ...] = ("sum", "max", "avg") if do in REDUCING else ("",)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from testbed.core.conformance.elements import TYPES, ElementType
 
-__all__ = ["BARRIER", "OPERATIONS", "REDUCING", "Group", "Operation", "OperationName", "Reduction", "Segment"]
+__all__ = ["BARRIER", "LATE_S", "OPERATIONS", "REDUCING", "Group", "Operation", "OperationName", "Reduction", "Segment"]
 
 OperationName = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "send", "barrier"
@@ -15,6 +15,8 @@ OperationName = Literal[
 Reduction = Literal["", "sum", "max", "avg"]
 
 BARRIER: Final = "barrier"
+LATE_S: Final = 0.1
+"""So much later comes the rank that a barrier must wait for: far more than ranks of one start differ on a busy core."""
 OPERATIONS: Final[tuple[OperationName, ...]] = (
     "all_reduce",
     "reduce_scatter",
@@ -70,6 +72,8 @@ class Operation:
     to: int = 0
     seed: int = 0
     keep: bool = True
+    late: int | None = None
+    """Of a barrier: the number in the group of the rank that comes :data:`LATE_S` after all others."""
 
     def line(self, at: float | None = None) -> dict[str, Any]:
         """The JSON line of it, to begin ``at`` this time of CLOCK_MONOTONIC; without, at once."""
@@ -83,6 +87,11 @@ class Operation:
         if self.do == "send":
             line["to"] = self.to
         return line if at is None else line | {"at": at}
+
+    def lines(self, group: Group, at: float) -> dict[int, dict[str, Any]]:
+        """The line of each rank of the group, by its number in the world; to begin ``at``, but ``late``."""
+        late = None if self.late is None else group.ranks[self.late]
+        return {rank: self.line(at + LATE_S * (rank == late)) for rank in group.ranks}
 
     @property
     def kind(self) -> ElementType:

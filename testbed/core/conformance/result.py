@@ -34,6 +34,7 @@ class CaseResult:
 
     operation: str
     group: str
+    """Of a barrier also which rank of it came last."""
     type: str
     count: int
     reduction: str

@@ -12,6 +12,7 @@ BROKEN = (
     "stale",
     "swapped",
     "different-bits",
+    "no-barrier",
     "hang",
     "no-timeout",
     "late-error",

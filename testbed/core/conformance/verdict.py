@@ -23,7 +23,7 @@ from testbed.core.conformance.result import (
 )
 from testbed.core.conformance.trials import FAULTS, SURVIVES, TELLS
 from testbed.core.conformance.wire import BYPASS
-from testbed.core.evidence.certificate import RATE_TOLERANCE
+from testbed.core.evidence.link_certificate import RATE_TOLERANCE
 
 __all__ = ["EXIT_CODES", "TOO_FAST", "exit_code", "of_library", "of_validation", "too_fast"]
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from testbed.core.evidence.job import JobEvidence
 from testbed.core.evidence.record import Event, RankLog, integer, number, text
-from testbed.core.evidence.recovery import JobEvidence
 from testbed.core.evidence.timeline import FaultWindow
 
 __all__ = ["Attempt", "Standstill", "evaluate", "fenced"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.core.evidence import recovery
+from testbed.core.evidence.commits import Commit
+from testbed.core.evidence.job import evaluate
 from testbed.core.evidence.record import RankLog
-from testbed.core.evidence.recovery import Commit
 from testbed.core.evidence.timeline import FaultWindow
 
 __all__ = ["CutImpact", "impacts"]
@@ -42,7 +42,7 @@ class CutImpact:
 
 def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> list[CutImpact]:
     """Of each of ``windows`` that has ended, in their order."""
-    job = recovery.evaluate(logs, windows, ended_t)
+    job = evaluate(logs, windows, ended_t)
     found: list[CutImpact] = []
     calm_from_t = job.began_t or 0.0
     for each in job.faults:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.evidence import chance
-from testbed.core.evidence.certificate import (
+from testbed.core.evidence.expected import Expected, expected, overtakable
+from testbed.core.evidence.link_certificate import (
     RATE_TOLERANCE,
     Check,
     DirectionCertificate,
@@ -21,7 +22,6 @@ from testbed.core.evidence.certificate import (
     RoundTrip,
     tolerance_s,
 )
-from testbed.core.evidence.expected import Expected, expected, overtakable
 from testbed.core.evidence.spread import SIGMAS_OF_DEVIATION, Spread, median_deviation
 from testbed.core.physics.impairment import Impairment
 

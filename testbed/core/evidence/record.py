@@ -142,13 +142,18 @@ class SteadyCheck:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """``run.json``. ``status`` is running, finished, interrupted or failed; "" when the file is missing."""
+    """``run.json``. ``status`` is running, finished, interrupted or failed; "" when the file is missing.
+
+    ``unknown_because`` says why nothing can be told of the run: the lab, or the machine below it, failed. Empty
+    where that is not so.
+    """
 
     name: str = ""
     lab: str = ""
     testbed: str = ""
     status: str = ""
     reason: str = ""
+    unknown_because: str = ""
     started_unix_s: float | None = None
     started_t: float | None = None
     ended_t: float | None = None
@@ -174,6 +179,7 @@ class RunInfo:
             testbed=text(fields, "testbed"),
             status=text(fields, "status"),
             reason=text(fields, "reason"),
+            unknown_because=text(fields, "unknown_because"),
             started_unix_s=number(fields, "started_unix_s"),
             started_t=number(fields, "started_t"),
             ended_t=number(fields, "ended_t"),

@@ -1,4 +1,4 @@
-"""A whole run directory as one value: what ``testbed.host.store`` reads and ``testbed.core.report`` explains."""
+"""A whole run directory as one value: what ``testbed.host.files.store`` reads and ``testbed.core.report`` explains."""
 
 from __future__ import annotations
 

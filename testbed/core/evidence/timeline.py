@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from testbed.core.evidence.record import Event, number, text, texts
 
-__all__ = ["FaultWindow", "fault_windows"]
+__all__ = ["FaultWindow", "Stretches", "fault_windows"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,21 @@ class FaultWindow:
     @property
     def label(self) -> str:
         return f"{self.type} {self.target}".strip() or self.fault
+
+
+class Stretches:
+    """Stretches of time, from and to. A job of an hour has a thousand faults and tens of thousands of steps: which
+    of them touch is asked so often that looking at each pair would take half an hour."""
+
+    def __init__(self, stretches: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(stretches)
+        self._begins = [begin for begin, _ in ordered]
+        self._ends = list(itertools.accumulate((end for _, end in ordered), max))
+
+    def touch(self, begin_t: float, end_t: float) -> bool:
+        """Whether one of them begins before ``end_t`` and ends after ``begin_t``."""
+        before = bisect.bisect_left(self._begins, end_t)
+        return before > 0 and self._ends[before - 1] > begin_t
 
 
 def fault_windows(events: Iterable[Event]) -> tuple[FaultWindow, ...]:

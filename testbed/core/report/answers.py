@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.checks import Checked
+from testbed.core.evidence.job import JobEvidence
 from testbed.core.evidence.record import Expectation, RunInfo, sequence, text
-from testbed.core.evidence.recovery import JobEvidence
 from testbed.core.evidence.wire import WireVerdict
 from testbed.core.report import checked, faulted, hypothesis, promise, restarts, words
 from testbed.core.report.faulted import Fault
@@ -53,6 +53,18 @@ class Evidence:
 
 def answer(found: Evidence) -> tuple[Answer, ...]:
     """The most important first. Of a program that was launched less is asked: what it must do is not known to us."""
+    told = _answer(found)
+    return tuple(_untold(it, why) for it in told) if (why := found.info.unknown_because) else told
+
+
+def _untold(told: Answer, why: str) -> Answer:
+    """What is bad where the lab failed may be so because of that: of the job and the fibers it tells nothing."""
+    if told.answer != "no":
+        return told
+    return replace(told, answer="unknown", text=f"{told.text} That may be because of this: {why.rstrip('.')}.")
+
+
+def _answer(found: Evidence) -> tuple[Answer, ...]:
     info = found.info
     launched = text(info.workload, "command")
     return (
@@ -150,11 +162,14 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     return Answer(f"expected-{index}", "As expected?", word(expectation.holds), f"{expectation.text}.{measured}")
 
 
-def verdict(status: str, answers: tuple[Answer, ...]) -> str:
+def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
+    """pass, fail or unknown; the exit status of ``testbed run`` follows it."""
     told = [answer.answer for answer in answers]
-    if status == "failed" or "no" in told:
+    if info.unknown_because:
+        return "unknown"
+    if info.status == "failed" or "no" in told:
         return "fail"
-    return "pass" if status == "finished" and set(told) <= {"yes", promise.NOT_MEASURABLE} else "unknown"
+    return "pass" if info.status == "finished" and set(told) <= {"yes", promise.NOT_MEASURABLE} else "unknown"
 
 
 def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...]) -> str:
@@ -170,8 +185,8 @@ def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: t
         return "The run was interrupted; this is what was measured."
     if info.status == "running":
         return "The run has no end: it is still going, or was killed. This is what was measured."
-    if info.status == "failed" and info.reason:
-        return f"The run failed: {info.reason.rstrip('.')}."
+    if info.status == "failed" and (why := info.unknown_because or info.reason):
+        return f"The run failed: {why.rstrip('.')}."
     if verdict == "fail":
         failed = next((answer.id for answer in answers if answer.answer == "no"), "")
         return {

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from testbed.core.evidence import attempts, fidelity, recovery, wire
+from testbed.core.evidence import attempts, fidelity, wire
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.checks import check
 from testbed.core.evidence.finding import Checker
+from testbed.core.evidence.job import JobEvidence, evaluate
+from testbed.core.evidence.rank_times import RankTime
 from testbed.core.evidence.record import Event, FiberSample, RunInfo, text
-from testbed.core.evidence.recovery import JobEvidence, RankTime
 from testbed.core.evidence.run import RunData
 from testbed.core.evidence.timeline import fault_windows
 from testbed.core.report import answers, faulted, hypothesis, promise, restarts
@@ -145,7 +146,7 @@ def build(run: RunData) -> Report:
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event == "job-ended"]
     logs = attempts.fenced(run.ranks)
-    job = recovery.evaluate(logs, windows, max(ended, default=None))
+    job = evaluate(logs, windows, max(ended, default=None))
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
@@ -172,7 +173,7 @@ def build(run: RunData) -> Report:
             steady=checks,
         )
     )
-    verdict = answers.verdict(run.info.status, told)
+    verdict = answers.verdict(run.info, told)
     return Report(
         version=VERSION,
         verdict=verdict,

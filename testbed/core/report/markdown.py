@@ -17,7 +17,8 @@ def markdown(report: Report) -> str:
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
-    blocks.append(escape(f"Run {report.run.name or 'without a name'}, status {report.run.status or 'unknown'}."))
+    status, named = report.run.status or "unknown", report.run.name or "without a name"
+    blocks.append(escape(f"Run {named}, status {status}; verdict: {report.verdict}."))
     blocks.append(
         table(("", "question", "why"), [(answer.answer, answer.question, answer.text) for answer in report.answers])
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from testbed.errors import MissingTool
-from testbed.host import fiberd
 from testbed.host.doctor.check import AS_ROOT, Check
 from testbed.host.doctor.trial import in_child
+from testbed.host.emulators import fiberd
 
 __all__ = ["capabilities", "emulators", "parts", "version"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from testbed.host import store
 from testbed.host.doctor.check import Check, read
+from testbed.host.files import store
 
 __all__ = ["folders", "limits"]
 

@@ -9,9 +9,9 @@ from importlib import metadata
 from typing import Final
 
 from testbed.errors import TestbedError
-from testbed.host import containerlab, docker_client, images
-from testbed.host import prometheus as prometheus_host
 from testbed.host.doctor.check import AS_ROOT, Check, State
+from testbed.host.drivers import containerlab, docker_client, images
+from testbed.host.metrics import prometheus as prometheus_host
 
 __all__ = ["containers", "prometheus", "tools", "torch"]
 

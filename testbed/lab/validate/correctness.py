@@ -72,6 +72,5 @@ def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation,
 
 
 def _result(operation: Operation, state: CaseState, detail: str) -> CaseResult:
-    return CaseResult(
-        operation.do, operation.group, operation.type, operation.count, operation.reduction, state, detail
-    )
+    group = operation.group + ("" if operation.late is None else f", rank {operation.late} last")
+    return CaseResult(operation.do, group, operation.type, operation.count, operation.reduction, state, detail)

@@ -22,7 +22,7 @@ from testbed.core.conformance.library import Library
 from testbed.core.plan.addressing import MASTER_PORT
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError
-from testbed.host import process
+from testbed.host.linux import process
 from testbed.lab.state import LabFolder
 from testbed.lab.validate.programs import Program, Starter, end, exit_code
 

@@ -12,7 +12,7 @@ from testbed.core.conformance.trials import Injection
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import LabError
-from testbed.host import probing
+from testbed.host.measure import probing
 from testbed.lab import client, places
 from testbed.lab.state import LabFolder
 from testbed.lab.validate.crew import Crew

@@ -2,17 +2,18 @@
 
 Where nodes are namespaces a program is a child of ours, which the kernel ends with us (PDEATHSIG), and is spoken to by
 its stdin and stdout. In a container it is a child of its leash, which needs stdin for itself: operations and answers go
-by FIFOs in a folder that both sides see. An MPI's programs are started by its own mpiexec, and are spoken to by FIFOs
-too.
+by FIFOs in a folder that both sides see. An MPI's programs are started by its own mpiexec, in the management network,
+and are spoken to by FIFOs too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -24,12 +25,15 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMEN
 from testbed.core.plan.step import Rank
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError
-from testbed.host import libraries, process, runner
-from testbed.host.containerlab import agent_user
-from testbed.host.inside import is_inside, pid_on_host
-from testbed.lab import client, launch, places
+from testbed.host import libraries, runner
+from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
+from testbed.host.drivers.containerlab import IMAGE_USER, agent_user
+from testbed.host.linux import process
+from testbed.host.linux.inside import is_inside, pid_on_host
+from testbed.lab import client, places
+from testbed.lab.jobs import launch
 from testbed.lab.state import LabFolder
-from testbed.lab.validate import reach
+from testbed.lab.validate import reach, relay
 from testbed.lab.validate.lines import Lines
 
 __all__ = ["Program", "Starter", "end", "exit_code"]
@@ -117,6 +121,8 @@ class Starter:
         self.folder, self.outputs = folder, folder / "outputs"
         self.ranks = build.ranks(topology)
         self.contained = places.driver(lab) == "containerlab"
+        # Open MPI's launcher refuses a user who is not in /etc/passwd, as who called sudo need not be in the image's.
+        self._user = agent_user() if self.replaces else IMAGE_USER
 
     @property
     def replaces(self) -> bool:
@@ -141,7 +147,7 @@ class Starter:
             program = Path(self._library.argv[-1])
             shown |= {program.parent} if program.is_absolute() else set()  # a file of the user's
         for path in shown:
-            client.call(self._lab, "show", folder=str(path))
+            client.call(self._lab, "show", folder=str(path), management=not self.replaces)
         if not self.replaces:
             return self._mpi()
         programs: dict[int, Program] = {}
@@ -188,9 +194,13 @@ class Starter:
         """Unbuffered: what a full disk does not take must not come up again when it is closed."""
         return self.log(rank.rank).open("ab", buffering=0)
 
+    def _place(self, node: str) -> runner.Place | ContainerPlace:
+        place = places.place(self._lab, node, isolated=node != MANAGEMENT, job=True)
+        return dataclasses.replace(place, user=self._user) if isinstance(place, ContainerPlace) else place
+
     def _direct(self, rank: Rank) -> Program:
         variables = self._environment(rank)
-        place = places.place(self._lab, rank.node, isolated=True, job=True)
+        place = self._place(rank.node)
         log = self._log(rank)
         child = subprocess.Popen(
             place.enter(self._argv(), self.folder, variables),
@@ -207,7 +217,7 @@ class Starter:
 
     def _contained(self, rank: Rank) -> Program:
         variables = self._environment(rank)
-        place = places.place(self._lab, rank.node, isolated=True, job=True)
+        place = self._place(rank.node)
         log = self._log(rank)
         into, out = self._fifos(rank)
         argv = ["sh", "-c", _REDIRECTED, "sh", str(into), str(out), *self._argv()]
@@ -222,39 +232,63 @@ class Starter:
         """The library's own mpiexec runs in the management network, which reaches all nodes without a fiber."""
         net = Addressing(self._topology)
         hosts = {str(net.management[it.node]): it.node for it in self.ranks}
-        agent, variables = reach.write(
-            self.folder,
-            {
-                host: places.place(self._lab, node, isolated=True, job=True).enter([], self.folder)
-                for host, node in hosts.items()
-            },
-        )
+        ways = {host: self._place(node).enter([], self.folder) for host, node in hosts.items()}
         own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
         own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
-        inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
-        environment = {**inherited, **own, **variables}
         programs: dict[int, Program] = {}
         for rank in self.ranks:
             log = self._log(rank)
             programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
+        start = self._mpiexec_in_container if self.contained else self._mpiexec
+        with self.log(None).open("ab") as log:
+            return programs, start(list(hosts), ways, own, log)
+
+    def _mpiexec(
+        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """``hosts`` in the order of ranks, the way into each, and the variables that ranks get."""
+        agent, variables = reach.write(self.folder, ways)
+        inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
+        environment = {**inherited, **own, **variables}
         launcher = libraries.program(self._library.programs[0]) if self._library.programs else None
-        argv = mpiexec_argv(
+        folder = (launcher or Path(libraries.python())).parent
+        handed_on = own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())
+        argv = self._mpiexec_argv(str(folder), hosts, agent, runner.tool("setpriv"), handed_on)
+        return subprocess.Popen(
+            self._place(MANAGEMENT).enter(argv, self.folder, environment),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
+        )  # fmt: skip
+
+    def _mpiexec_in_container(
+        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """As :meth:`_mpiexec`, of the image's MPI; what is returned is its relay."""
+        handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # the image's
+        argv = self._mpiexec_argv(PROGRAMS, hosts, relay.program(self.folder), "setpriv", handed_on)
+        owner_uid, owner_gid = map(int, self._user.split(":"))
+        return relay.start(
+            self.folder,
+            self._place(MANAGEMENT).enter(argv, self.folder, own),
+            ways,
+            owner=(owner_uid, owner_gid),
+            environment={**os.environ, **own},
+            log=log,
+        )
+
+    def _mpiexec_argv(
+        self, programs: str, hosts: Sequence[str], agent: Path, setpriv: str, pass_on: Iterable[str]
+    ) -> Sequence[str]:
+        return mpiexec_argv(
             self._library.launcher,
-            programs=str((launcher or Path(libraries.python())).parent),
-            hosts=list(hosts),
+            programs=programs,
+            hosts=hosts,
             interface=build.MANAGEMENT_BRIDGE,
             network=str(MANAGEMENT_V4),
             agent=str(agent),
             # If a daemon is killed its rank must not go on by itself.
-            program=[runner.tool("setpriv"), "--pdeathsig", "KILL", "--", *self._argv()],
-            pass_on=sorted(own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())),
+            program=[setpriv, "--pdeathsig", "KILL", "--", *self._argv()],
+            pass_on=sorted(pass_on),
         )
-        with self.log(None).open("ab") as log:
-            mpiexec = subprocess.Popen(
-                places.place(self._lab, MANAGEMENT, isolated=False).enter(argv, self.folder, environment),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
-            )  # fmt: skip
-        return programs, mpiexec
 
     def _environment(self, rank: Rank) -> dict[str, str]:
         net = Addressing(self._topology)
@@ -281,9 +315,8 @@ class Starter:
                 self._give(path)
         return into, out
 
-    @staticmethod
-    def _give(path: Path) -> None:
-        os.chown(path, *map(int, agent_user().split(":")), follow_symlinks=False)
+    def _give(self, path: Path) -> None:
+        os.chown(path, *map(int, self._user.split(":")), follow_symlinks=False)
 
 
 def _opened(into: Path, out: Path, log: IO[bytes]) -> Lines:

@@ -44,13 +44,15 @@ from testbed.errors import (
     TestbedError,
     UserError,
 )
-from testbed.host import catalog, libraries, store, validations
-from testbed.host.container_place import ContainerPlace
-from testbed.host.store import RunDirectory
-from testbed.lab import client, deploy, places, record, state
-from testbed.lab.deploy import Progress, Silent, Unbreakable
+from testbed.host import libraries
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.files import catalog, store, validations
+from testbed.host.files.store import RunDirectory
+from testbed.lab import client, deploy, places, state
 from testbed.lab.interruption import interruptible, unhurried
+from testbed.lab.jobs import record
 from testbed.lab.lab import Lab, runs_root
+from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.validate.examine import PARTS, Bench, Examination, Part
 from testbed.lab.validate.inject import FiberFaults
 from testbed.lab.validate.wire import Wire, certified
@@ -109,8 +111,8 @@ def validate(
     heard = _Unbreakable(progress or _Silent())
     chosen = _chosen(names)
     before = _read_baseline(baseline)
-    if lab is not None and set:
-        raise UserError("--set lays values over a topology, and a lab that is up has its own: leave one of both out")
+    if lab is not None:
+        _refuse_beside_lab(topology=topology != DEFAULT_TOPOLOGY, set=bool(set), name=name is not None, keep=keep)
     wanted = _topology(topology, set) if lab is None else None
     root = (runs or runs_root()).absolute()
     if wanted is not None:
@@ -210,8 +212,6 @@ class _Validating:
             return libraries.why_not(library)
         if library.needs_gpu and (why := libraries.gpu_missing()):
             return why
-        if library.launcher != "direct":
-            return "an mpiexec has no way into containers here; validate it with --driver netns"
         place = places.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
         assert isinstance(place, ContainerPlace)
         missing = libraries.lacking_inside(library, place.speak)
@@ -276,11 +276,17 @@ def _with_fibers(topology: Topology) -> Topology:
     return topology
 
 
+def _refuse_beside_lab(**given: bool) -> None:
+    """Raises UserError where what is asked of a lab to come is given for one that is up."""
+    if said := [f"--{option}" for option, is_given in given.items() if is_given]:
+        raise UserError(
+            f"--lab takes a lab that is up as it is, and leaves it up: leave out {' and '.join(said)}, or --lab"
+        )
+
+
 def _borrowed(name: str | None, allow_uncertified: bool) -> Lab:
     """A lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
-    from testbed.lab import api
-
-    lab = api.attach(name)
+    lab = Lab(state.chosen(name))
     _with_fibers(lab.topology)
     if standing := [it for it in lab.faults() if it.ended is None]:
         said = ", ".join(f"{it.type} {it.target}" for it in standing)

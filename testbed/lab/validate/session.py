@@ -15,7 +15,7 @@ from typing import Any, Final
 from testbed.core.conformance.judge import Answer
 from testbed.core.conformance.operation import Group, Operation
 from testbed.errors import StorageError
-from testbed.host import beneath
+from testbed.host.files import beneath
 from testbed.lab.validate.crew import LONGEST_WORDS, Crew, Said
 
 __all__ = ["CannotGoOn", "Performed", "Session"]
@@ -189,7 +189,11 @@ class Session:
         ranks: list[int] = []
         said_t = time.monotonic()
         for operation, group in operations:
-            self.crew.say(operation.line(at), group.ranks)
+            if operation.late is None:
+                self.crew.say(operation.line(at), group.ranks)
+            else:
+                for rank, line in operation.lines(group, said_t if at is None else at).items():
+                    self.crew.say(line, (rank,))
             ranks += group.ranks
         given_up_t = (time.monotonic() if at is None else at) + self.bound_s
         said = self.crew.gather(ranks, until_t or (lambda: given_up_t), each)

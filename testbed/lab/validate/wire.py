@@ -11,7 +11,7 @@ from testbed.core.conformance.wire import payload_bytes
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.plan.addressing import PLANT
 from testbed.core.topology.model import Topology
-from testbed.host.interfaces import InterfaceCounters
+from testbed.host.linux.interfaces import InterfaceCounters
 from testbed.lab import client, places
 from testbed.lab.state import LabFolder
 

@@ -20,9 +20,9 @@ import oracle
 import pytest
 
 import testbed
-from testbed.host import containerlab, docker_client, images
-from testbed.host.netem import available
-from testbed.lab import deploy
+from testbed.host.drivers import containerlab, images
+from testbed.host.emulators.netem import available
+from testbed.lab.progress import Silent
 
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:
@@ -81,7 +81,6 @@ def docker() -> Iterator[None]:
         while subprocess.run(["docker", "version"], capture_output=True).returncode != 0:
             assert daemon.poll() is None and time.monotonic() < until, Path("/mnt/out/dockerd.log").read_text()[-2000:]
             time.sleep(0.2)
-        docker_client.client.cache_clear()
         assert images.missing() == ""
         assert containerlab.missing() == ""
         yield
@@ -118,7 +117,7 @@ def test_the_whole_of_it(docker: None, state_folder: Path, monkeypatch: pytest.M
         said.append(f"{time.monotonic() - began:.1f} s: {what}")
         print(said[-1], flush=True)
 
-    class Phases(deploy.Silent):
+    class Phases(Silent):
         def phase(self, name: str, detail: str = "") -> None:
             told(name)
 

@@ -11,7 +11,7 @@ import oracle
 import pytest
 
 from testbed.errors import HostError
-from testbed.host import cgroup
+from testbed.host.linux import cgroup
 
 # It gives and takes the root's controller: on a machine that lives by it, that would not be ours to do.
 pytestmark = [

@@ -17,8 +17,9 @@ from netns.fiberd_lab import Lab, run
 
 from testbed.core.physics.impairment import Impairment
 from testbed.errors import LabError
-from testbed.host import namespace, tc
-from testbed.host.netem import Netem, available
+from testbed.host.emulators import tc
+from testbed.host.emulators.netem import Netem, available
+from testbed.host.linux import namespace
 
 SIOCETHTOOL, ETHTOOL_GSG = 0x8946, 0x18
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
@@ -108,13 +109,14 @@ class TestNetem(EmulatorContract):
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         emulator = start(lab, Impairment(delay_s=1e-3), NOTHING)
-        monkeypatch.setattr("testbed.host.tc.TCA_NETEM_LATENCY64", 99)  # an attribute that the kernel does not know
+        # an attribute that the kernel does not know
+        monkeypatch.setattr("testbed.host.emulators.tc.TCA_NETEM_LATENCY64", 99)
         with pytest.raises(LabError, match="delay"):
             emulator.set({"l0:b": Impairment(delay_s=7e-3)})
 
     def test_kernels_without_matchall_take_u32(self, lab: Lab, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
         real = tc.redirect
-        monkeypatch.setattr("testbed.host.tc.redirect", lambda link, other, kind: real(link, other, "u32"))
+        monkeypatch.setattr("testbed.host.emulators.tc.redirect", lambda link, other, kind: real(link, other, "u32"))
         start(lab, Impairment(delay_s=2e-3), NOTHING)
         assert "u32" in run("tc", "-n", lab.plant, "filter", "show", "dev", lab.ends()[0], "ingress")
         lab.rtts_s(2)

@@ -10,7 +10,7 @@ import oracle
 import pytest
 
 import testbed
-from testbed.host.netem import available
+from testbed.host.emulators.netem import available
 
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:

@@ -10,7 +10,7 @@ import pytest
 from contract.protection_contract import ProtectionContract, protected_lab
 
 import testbed
-from testbed.host.netem import available
+from testbed.host.emulators.netem import available
 
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:

@@ -12,7 +12,7 @@ import pytest
 from contract.undo_contract import SHAPED, UndoContract, lab_of_all_faults
 
 import testbed
-from testbed.host.netem import available
+from testbed.host.emulators.netem import available
 
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import oracle
 import pytest
 
-from testbed.host import namespace, offload
+from testbed.host.linux import namespace, offload
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

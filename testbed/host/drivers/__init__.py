@@ -1,0 +1,1 @@
+"""Drivers: what makes a lab's nodes and cables real, namespaces or containers."""

@@ -1,0 +1,383 @@
+"""The driver ``containerlab``: nodes, gateways, plant and management network as containers, by containerlab itself.
+
+containerlab makes and removes; docker is asked what there is. What containerlab leaves behind when it was killed (its
+section of /etc/hosts, its ssh configuration, containers that it had just begun) is removed by what marks it as ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.core.plan.clab import LABEL, READY_FILE
+from testbed.core.plan.step import Containers, Setting, Step
+from testbed.errors import HostError, MissingTool, NameTaken, StorageError
+from testbed.host.drivers.docker_client import INSTALL, NotThere, client, translated
+from testbed.host.drivers.docker_endpoint import Endpoint, ask, endpoint
+from testbed.host.drivers.driver import Facts
+from testbed.host.linux import namespace, netlink, offload
+from testbed.host.linux.graft import graft
+from testbed.host.linux.process_watch import ProcessWatch
+
+__all__ = [
+    "DESTROY_BOUND_S",
+    "OLDEST",
+    "Containerlab",
+    "agent_user",
+    "container_name",
+    "dead",
+    "deploy_bound_s",
+    "living_netns",
+    "missing",
+    "netns_of",
+    "paused",
+    "refuse_taken",
+    "topology_file",
+]
+
+OLDEST: Final = (0, 79, 0)
+"""The version that the generated files were tried with (tools/containerlab/go.mod pins what we build)."""
+
+IMAGE_USER: Final = "1000:1000"
+"""The user ``testbed`` of agents/Dockerfile."""
+
+_DEPLOY_BASE_S, _DEPLOY_EACH_S, DESTROY_BOUND_S, _READY_BOUND_S = 120.0, 5.0, 120.0, 30.0
+_HOSTS: Final = Path("/etc/hosts")
+_SSH: Final = Path("/etc/ssh/ssh_config.d")
+
+
+def deploy_bound_s(containers: int) -> float:
+    """How long containerlab may take for so many."""
+    return _DEPLOY_BASE_S + _DEPLOY_EACH_S * containers
+
+
+def container_name(lab: str, node: str) -> str:
+    """As containerlab calls it, and ``docker exec`` takes it."""
+    return f"clab-{lab}-{node}"
+
+
+def netns_of(lab: str, node: str) -> Path:
+    """Handle of a container's network namespace, as containerlab names it for ``ip netns``."""
+    return namespace.netns_path(container_name(lab, node))
+
+
+def living_netns(lab: str, node: str) -> Path | None:
+    """As :func:`netns_of`; None if there is no container of that name. Raises HostError if it does not run any more.
+
+    The handle is a link into /proc, which a process that got the same number since would make one of the host's own.
+    """
+    found = netns_of(lab, node)
+    if not found.is_symlink():
+        return found if found.exists() else None
+    if namespace.inode(found) in (0, namespace.inode("/proc/self/ns/net")):
+        raise HostError(dead(lab, node))
+    return found
+
+
+def dead(lab: str, node: str) -> str:
+    """What is said of a container that has ended by itself."""
+    return (
+        f"the container of {node} does not run any more (docker inspect {container_name(lab, node)});"
+        f" take the lab down with: testbed down {lab}"
+    )
+
+
+def paused(lab: str, docker: Endpoint) -> dict[str, str]:
+    """Nodes of a lab whose containers somebody has paused, and what is said of each. Raises as :func:`ask`."""
+    filters = json.dumps({"label": [f"containerlab={lab}", f"{LABEL}.lab={lab}"], "status": ["paused"]})
+    nodes = sorted(it["Labels"]["clab-node-name"] for it in ask(docker, "/containers/json", filters=filters))
+    return {
+        it: f"the container of {it} is paused; let it go on with: docker unpause {container_name(lab, it)}"
+        for it in nodes
+    }
+
+
+def topology_file(folder: Path, lab: str) -> Path:
+    return folder / f"{lab}.clab.yml"
+
+
+def missing() -> str:
+    """Why containerlab cannot be used here; empty if it can."""
+    tool = shutil.which("containerlab")
+    if tool is None:
+        return str(MissingTool("containerlab", INSTALL))
+    try:
+        done = subprocess.run(
+            [tool, "version", "--short"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            env=_environment(Path("/"), endpoint()),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"containerlab does not answer: {error}"
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if found is None:
+        return f"containerlab does not say its version: {(done.stderr or done.stdout).strip()[:200]}"
+    version = tuple(int(it) for it in found.groups())
+    if version < OLDEST:
+        return f"containerlab is {found[0]}, needed is {'.'.join(map(str, OLDEST))} or newer; update it with: {INSTALL}"
+    return ""
+
+
+def refuse_taken(lab: str, nodes: Iterable[str], docker: Endpoint) -> None:
+    """Raise NameTaken if somebody's containerlab lab has that name, or somebody's container or namespace the name of
+    one of ``nodes``: they are not ours to take over or to remove."""
+    with translated("look for containers of that name"):
+        there = client(docker).containers.list(all=True, filters={"label": f"containerlab={lab}"})
+        alike = client(docker).api.containers(all=True, filters={"name": f"clab-{lab}-"})
+    if there:
+        raise NameTaken(
+            f"there are containers of a containerlab lab called {lab} already, and not of a lab of this state folder;"
+            " choose another --name"
+        )
+    taken = {name.removeprefix("/") for it in alike for name in it["Names"]}
+    for node in nodes:
+        name = container_name(lab, node)
+        if name in taken:
+            raise NameTaken(f"there is a container {name} already, and not of a lab of ours; choose another --name")
+        if netns_of(lab, node).exists():
+            raise NameTaken(
+                f"there is a network namespace {name} already, and not of a lab of ours; choose another --name"
+            )
+
+
+def agent_user() -> str:
+    """``uid:gid`` that ranks have in containers: whoever called sudo, else the image's own user. Never root."""
+    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    return f"{uid}:{gid}" if uid.isdecimal() and gid.isdecimal() and uid != "0" else IMAGE_USER
+
+
+class Containerlab:
+    """Makes and unmakes the Step :class:`Containers` of one lab.
+
+    Args:
+        lab: name of the lab, and of containerlab's.
+        folder: of the lab's state: the topology file lies in it, and containerlab's own folder.
+        docker: the daemon that has the lab's containers, whatever the environment says.
+        died: called with the node, from a thread, when one of the containers that were made here ends unasked.
+    """
+
+    kinds = (Containers,)
+
+    def __init__(self, lab: str, folder: Path, docker: Endpoint, died: Callable[[str], None] | None = None) -> None:
+        self._lab, self._folder, self.docker, self._died = lab, folder, docker, died
+        self._watch: ProcessWatch | None = None
+        self._file = topology_file(folder, lab)
+
+    def path(self, node: str) -> Path | None:
+        """Network namespace of a container; None if there is none. Raises HostError if it does not run any more."""
+        return living_netns(self._lab, node)
+
+    def show(self, folder: Path, nodes: Sequence[str]) -> None:
+        """Have a folder of the host inside these containers too, at the same path. Raises HostError."""
+        pids = self._pids()
+        for node in nodes:
+            if not pids.get(node):
+                raise HostError(dead(self._lab, node))
+            graft(folder, pids[node])
+
+    def own(self, folder: Path) -> None:
+        """Let ranks write into a folder of ours. Raises StorageError."""
+        uid, gid = map(int, agent_user().split(":"))
+        try:
+            os.chown(folder, uid, gid, follow_symlinks=False)
+        except OSError as error:
+            raise StorageError(f"cannot give {folder} to the ranks: {error.strerror}") from error
+
+    def make(self, step: Step) -> Facts:
+        assert isinstance(step, Containers)
+        refuse_taken(self._lab, step.names, self.docker)
+        try:
+            self._file.write_text(step.topology)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._file}: {error.strerror}") from error
+        bound = deploy_bound_s(len(step.names))
+        # What comes next is made ready while containerlab works.
+        try:
+            said = self._containerlab(["deploy", "--topo", str(self._file)], bound, meanwhile=netlink.prepare)
+        except HostError as error:
+            raise HostError(f"{error}{self._late()}") from error
+        for name in step.names:
+            if complaint := _complaint(said, name):
+                raise HostError(f"the network of {name} was not set up: {complaint}")
+        pids = self._pids()
+        if lacking := [name for name in step.names if not pids.get(name)]:
+            raise HostError(f"containers do not run: {', '.join(lacking)}{self._last_words(lacking[0])}")
+        self._await_networks(step.names, pids)
+        if self._died is not None:
+            self._watch = ProcessWatch(pids, self._died)
+        return {"pids": pids}
+
+    def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        failure: HostError | None = None
+        if self._file.exists() and self._ours():
+            try:
+                self._containerlab(["destroy", "--topo", str(self._file), "--cleanup"], DESTROY_BOUND_S)
+            except HostError as error:
+                failure = error
+        for container in self._ours():
+            with contextlib.suppress(NotThere), translated(f"remove the container {container.short_id}"):
+                container.remove(force=True, v=True)
+        self._sweep(step.names if isinstance(step, Containers) else (), facts.get("pids", {}))
+        if failure is not None and self._ours():
+            raise failure
+
+    def assign(self, settings: Sequence[Setting]) -> None:
+        return None
+
+    # ---- inside
+
+    def _ours(self, *, whole: bool = False) -> list[Any]:
+        """Containers that carry both marks: containerlab's for this lab, and ours. ``whole`` with all that docker knows
+        of them, which it is asked for each: of 42, that takes 50 ms."""
+        marks: dict[str, str | list[str] | bool] = {"label": [f"containerlab={self._lab}", f"{LABEL}.lab={self._lab}"]}
+        with translated("look for this lab's containers"):
+            return list(
+                client(self.docker).containers.list(all=True, filters=marks, sparse=not whole, ignore_removed=True)
+            )
+
+    def _pids(self) -> dict[str, int]:
+        return {it.labels["clab-node-name"]: int(it.attrs["State"]["Pid"]) for it in self._ours(whole=True)}
+
+    def _containerlab(self, words: Sequence[str], bound_s: float, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Run containerlab; what it said. Raises MissingTool, HostError."""
+        tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")
+        if tool is None or setpriv is None:
+            raise MissingTool("containerlab" if tool is None else "setpriv", INSTALL)
+        # If the keeper dies containerlab must not go on making what nobody keeps.
+        argv = [setpriv, "--pdeathsig", "TERM", "--", tool, *words]
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=_environment(self._folder, self.docker), cwd="/", start_new_session=True,
+        )  # fmt: skip
+        try:
+            meanwhile()
+            words_said, _ = child.communicate(timeout=bound_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise HostError(f"containerlab {words[0]} did not end within {bound_s:.0f} s") from error
+            raise
+        if child.returncode != 0:
+            raise HostError(f"containerlab {words[0]} failed: {_essence(words_said)}")
+        return words_said
+
+    def _await_networks(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
+        until = time.monotonic() + _READY_BOUND_S
+        waiting = list(names)
+        while waiting := [it for it in waiting if not _ready(pids[it])]:
+            if time.monotonic() > until:
+                raise HostError(f"the network of {', '.join(waiting)} was not set up{self._last_words(waiting[0])}")
+            time.sleep(0.02)
+        for name in names:
+            with netlink.Namespace(netns_of(self._lab, name)) as space:
+                space.up("lo")
+            _checksums_on(netns_of(self._lab, name))
+
+    def _late(self) -> str:
+        """Which containers run and have no network yet, to be appended; empty if docker does not tell."""
+        with contextlib.suppress(HostError):
+            late = [
+                it for it, pid in self._pids().items() if pid and not Path(f"/proc/{pid}/root{READY_FILE}").exists()
+            ]
+            if late:
+                return f"; without a network {'is' if len(late) == 1 else 'are'} {', '.join(sorted(late))}"
+        return ""
+
+    def _last_words(self, node: str) -> str:
+        try:
+            with translated("read a container's log"):
+                raw = client(self.docker).containers.get(container_name(self._lab, node)).logs(tail=5)
+        except HostError:
+            return ""
+        words = raw.decode(errors="replace").strip()
+        return f"; the last lines of {node}: {words}" if words else ""
+
+    def _sweep(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
+        """What a containerlab that was killed leaves on the host."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                handle = netns_of(self._lab, name)
+                # Of the process that the container had, even if its number is somebody else's by now; else it dangles.
+                its_own = handle.is_symlink() and str(handle.readlink()) == f"/proc/{pids.get(name)}/ns/net"
+                if its_own or (handle.is_symlink() and not handle.exists()):
+                    handle.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            (_SSH / f"clab-{self._lab}.conf").unlink()
+        begin, end = f"###### CLAB-{self._lab}-START ######", f"###### CLAB-{self._lab}-END ######"
+        with contextlib.suppress(OSError):
+            text = _HOSTS.read_bytes()  # in whatever encoding its owner writes it
+            ours = re.escape(begin.encode()) + rb".*?" + re.escape(end.encode()) + rb"\n?"
+            if (kept := re.sub(ours, b"", text, flags=re.DOTALL)) != text:
+                # In place, and shorter than before: a full disk cannot make it fail half way, with the file empty.
+                with _HOSTS.open("r+b") as file:
+                    file.write(kept)
+                    file.truncate()
+        shutil.rmtree(self._folder / f"clab-{self._lab}", ignore_errors=True)
+        self._file.unlink(missing_ok=True)
+
+
+def _ready(pid: int) -> bool:
+    """Whether the container whose first process this is has its addresses and routes: then it marks its file system."""
+    return Path(f"/proc/{pid}/root{READY_FILE}").exists()
+
+
+def _checksums_on(path: Path) -> None:
+    """containerlab switches checksum offload off, for network systems that take packets as they come. Ours are kernels;
+    without it Linux before 6.11 sends no UDP super-packets, and a fiber's rate could not be measured. Raises HostError.
+    """
+
+    def switch() -> None:
+        for _, interface in socket.if_nameindex():
+            if interface != "lo":
+                offload.set_checksummed(interface, True)
+
+    try:
+        namespace.inside(path, switch)
+    except OSError as error:
+        raise HostError(f"cannot switch checksum offload on in {path.name}: {error.strerror}") from error
+
+
+def _environment(folder: Path, docker: Endpoint) -> dict[str, str]:
+    return {
+        **os.environ,
+        "DOCKER_HOST": docker.address,  # it knows no contexts
+        "CLAB_LABDIR_BASE": str(folder),
+        "CLAB_VERSION_CHECK": "disable",  # else every call waits 3 s for an answer where there is no internet
+        "NO_COLOR": "1",
+    }
+
+
+def _essence(words: str) -> str:
+    """The lines of containerlab's output that say what went wrong, without its frame and its time stamps."""
+    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line.strip()) for line in words.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("INFO", "│", "╭", "├", "╰"))]
+    start = next((index for index, line in enumerate(lines) if line.startswith("ERR")), 0)
+    return " ".join(lines[start:])[:600] or "it said nothing"
+
+
+def _complaint(words: str, node: str) -> str:
+    """The last lines of the command that failed in a node, from containerlab's output; empty if none failed.
+
+    It says ``node=east-0 rc=2 stdout="" stderr=…``, and exits with 0; several lines are framed by │.
+    """
+    found = re.search(rf'\bnode={re.escape(node)} rc=(\d+)(?s:.*?)\bstderr=("[^"\n]*"|(?:\s*\n\s*│.*)+|\S*)', words)
+    if found is None or found[1] == "0":
+        return ""
+    lines = [line.strip(' │"') for line in found[2].splitlines()]
+    return "; ".join([line for line in lines if line][-5:]) or f"its command ended with status {found[1]}"

@@ -1,0 +1,106 @@
+"""A docker daemon, through its SDK: one client for each in a process, and its exceptions in our words.
+
+The SDK is imported when it is needed: it costs a tenth of a second, and labs of namespaces do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
+from testbed.host.drivers.docker_endpoint import DOES_NOT_RUN, NO_PERMISSION, Elsewhere, Endpoint, ask, endpoint
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+__all__ = ["INSTALL", "NotThere", "client", "refuse_silence", "translated", "why_not"]
+
+INSTALL: Final = "sudo tools/install-containerlab.sh (in the testbed's repository; docs/containerlab.md)"
+ANSWER_BOUND_S: Final = 60
+"""For work that is asked of docker; whether it is there at all is known sooner (:func:`refuse_silence`)."""
+
+
+class NotThere(HostError):
+    """Docker has no container or image of that name."""
+
+
+def client(where: Endpoint | None = None) -> DockerClient:
+    """Connected to this daemon; None: that of :func:`~testbed.host.drivers.docker_endpoint.endpoint`.
+
+    Raises as :func:`refuse_silence`.
+    """
+    return _connected(where or endpoint())
+
+
+@functools.cache
+def _connected(where: Endpoint) -> DockerClient:
+    refuse_silence(where)
+    import docker
+
+    with translated("reach the docker daemon"):
+        return docker.DockerClient(base_url=where.address, timeout=ANSWER_BOUND_S)
+
+
+def why_not() -> str:
+    """Why docker cannot be used here; empty if it can."""
+    try:
+        client()
+    except TestbedError as error:
+        return str(error)
+    return ""
+
+
+def refuse_silence(where: Endpoint | None = None) -> None:
+    """Raise UserError, NotAllowed, MissingTool or HostError unless docker answers, on this kernel, within seconds.
+
+    ``where`` as in :func:`client`.
+    """
+    where = where or endpoint()
+    if not where.said_by and not where.socket.exists():
+        raise HostError(DOES_NOT_RUN) if shutil.which("dockerd") else MissingTool("docker", INSTALL)
+    kernel, ours = ask(where, "/version").get("KernelVersion", ""), os.uname().release
+    if kernel != ours:
+        raise Elsewhere(
+            f"the docker at {where.socket} runs on another kernel ({kernel}; this is {ours}), as Docker Desktop does: a"
+            " lab's links cannot be made there; install docker itself, or take --driver netns"
+        )
+
+
+@contextlib.contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Foreign exceptions of a block of SDK calls become ours; ``doing`` completes "could not …"."""
+    try:
+        yield
+    except Exception as error:
+        if ours := _translation(error, doing):
+            raise ours from error
+        raise
+
+
+def _translation(error: Exception, doing: str) -> TestbedError | None:
+    import docker.errors
+    import requests
+
+    words = str(error)
+    if isinstance(error, docker.errors.NotFound):
+        return NotThere(f"could not {doing}: docker has none ({error.explanation})")
+    if isinstance(error, docker.errors.APIError):
+        return HostError(f"could not {doing}: docker says: {error.explanation or error}")
+    if isinstance(error, docker.errors.ContainerError):
+        said = error.stderr or b""
+        last = (said.decode(errors="replace") if isinstance(said, bytes) else said).strip().splitlines()[-1:]
+        return HostError(f"could not {doing}: it ended with status {error.exit_status}: {' '.join(last)}")
+    if not isinstance(error, docker.errors.DockerException | requests.exceptions.RequestException):
+        return None
+    if "PermissionError" in words or "Permission denied" in words:
+        return NotAllowed(f"could not {doing}: {NO_PERMISSION}")
+    if "FileNotFoundError" in words or "ConnectionRefused" in words or "Connection refused" in words:
+        return HostError(f"could not {doing}: {DOES_NOT_RUN}")
+    if isinstance(error, requests.exceptions.Timeout) or "timed out" in words:  # while it connects, it is wrapped
+        return HostError(f"could not {doing}: docker did not answer within {ANSWER_BOUND_S} s")
+    return HostError(f"could not {doing}: {words}")

@@ -1,0 +1,378 @@
+"""The image of a lab's containers: named, looked for, built; and its base for machines that reach no registry.
+
+Everything that an image needs is fetched on the host, by the pip that this Python has: whatever lets the host install
+packages (an index, a mirror, a folder of wheels) lets it build the image, and the build itself needs no network unless
+the base lacks iproute2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from testbed import __version__
+from testbed.core.plan.clab import LABEL
+from testbed.core.words import shown
+from testbed.errors import HostError, MissingTool, StorageError, UnknownName, UserError
+from testbed.host import runner
+from testbed.host.drivers.containerlab import IMAGE_USER
+from testbed.host.drivers.docker_client import NotThere, client, translated
+
+__all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name", "requirements"]
+
+Say = Callable[[str], None]
+"""Hears one line of progress."""
+
+SLIM: Final = "python:3.12-slim"
+BASE: Final = "scale-across-testbed-base:bookworm"
+"""What ``image base`` makes: Debian 12 with Python 3.11 and what the lab's containers call."""
+
+REPOSITORY: Final = "scale-across-testbed"
+TORCH_CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+DISTRIBUTION: Final = "scale-across-testbed"
+NEEDED: Final = ("numpy>=1.26", "prometheus-client>=0.20")
+TORCH: Final = "torch>=2.4"
+_PLATFORMS: Final = (*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), "manylinux2014", "manylinux2010")
+"""pip takes each by its own name alone (PEP 600): Debian 12 has glibc 2.36, and 2.28 is what torch is built for."""
+_DEBOOTSTRAP: Final = ("python3", "python3-venv", "iproute2", "iputils-ping", "iperf3")
+_BOUND_S: Final = 1800
+_END_BOUND_S: Final = 10.0
+NEEDED_BYTES: Final = 4_000_000_000
+_NAME: Final = re.compile(
+    r"([a-zA-Z0-9][a-zA-Z0-9.-]*(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+"""Of an image, about as docker reads it (github.com/distribution/reference)."""
+
+
+def reference(version: str = __version__, gpu: bool = False) -> str:
+    """Name and tag of the image that fits a version of the testbed."""
+    return f"{REPOSITORY}:{version}" + ("-gpu" if gpu else "")
+
+
+def refuse_bad_name(name: str) -> None:
+    """Raise UserError for what docker takes for no image's name; empty is none and passes.
+
+    Else it would be said once all that the image needs was fetched, or when the lab is deployed.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise UserError(f"{shown(name)} cannot be an image's name: [HOST/]NAME[:TAG], lower-case but for the TAG")
+
+
+def missing(image: str = "", extras: Sequence[str] = ()) -> str:
+    """Why the lab's containers cannot be made from ``image`` (default: this version's); empty if they can.
+
+    ``extras`` of the testbed must have been installed into it too. Raises as :func:`client` does.
+    """
+    name = image or reference()
+    try:
+        with translated(f"look for the image {name}"):
+            found = client().images.get(name)
+    except NotThere:
+        with translated("list images"):
+            others = sorted(tag for it in client().images.list(REPOSITORY) for tag in it.tags)
+        there = f" (there is {', '.join(others)})" if others else ""
+        return f"there is no image {name}{there}; make it with: testbed image build"
+    version = found.labels.get(f"{LABEL}.version", "")
+    if version != __version__:
+        return (
+            f"the image {name} is {f'of testbed {version}' if version else 'none of a testbed'}, this is {__version__};"
+            " make a new one with: testbed image build"
+        )
+    holds = found.labels.get(f"{LABEL}.with", "").split()
+    again = " ".join(["testbed image build", *(f"--with {extra}" for extra in dict.fromkeys([*holds, *extras]))])
+    if found.labels.get(f"{LABEL}.agents") != _agents_digest():
+        return f"the image {name} has other agents than this testbed; make a new one with: {again}"
+    if lacking := [extra for extra in extras if extra not in holds]:
+        return f"the image {name} was made without {', '.join(lacking)}; make a new one with: {again}"
+    return ""
+
+
+def build(
+    base: str = "",
+    *,
+    wheels: Path | None = None,
+    gpu: bool = False,
+    tag: str = "",
+    extras: Sequence[str] = (),
+    say: Say = lambda line: None,
+) -> str:
+    """Build the image of this version; returns its name.
+
+    Args:
+        base: image to build on; default: :data:`BASE` if it is there, else :data:`SLIM`.
+        wheels: folder of wheels to take packages from; nothing is fetched then that lies there.
+        gpu: torch with CUDA, several GB, in place of its CPU build.
+        tag: name of the image in place of :func:`reference`.
+        extras: of the testbed, whose packages are installed too: what ``testbed validate`` tries.
+        say: hears what is going on, line by line.
+
+    Raises HostError, MissingTool, NotAllowed, StorageError, UserError.
+    """
+    if wheels is not None and not wheels.is_dir():
+        raise UserError(f"{wheels} is no folder; --wheels names one that holds wheels")
+    for given in (base, tag):
+        refuse_bad_name(given)
+    extras = tuple(dict.fromkeys(extras))
+    more = [it for extra in extras for it in requirements(extra)]
+    chosen, name = base or _default_base(), tag or reference(gpu=gpu)
+    with tempfile.TemporaryDirectory(prefix="testbed-image-") as folder:
+        context = Path(folder)
+        if shutil.disk_usage(context).free < NEEDED_BYTES:
+            raise StorageError(
+                f"{context.parent}: less than {NEEDED_BYTES // 10**9} GB are free; set TMPDIR to another folder"
+            )
+        say(f"base image {chosen}")
+        python = _python_of(chosen)
+        say(f"fetching packages for Python {python}" + (f" from {wheels}" if wheels else ""))
+        _gather(context / "wheels", python, wheels, gpu, more, say)
+        _agents_into(context)
+        arguments = {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": _agents_digest(), "WITH": " ".join(extras)}
+        _docker_build(context, name, arguments, say)
+    say("trying it")
+    with translated(f"run {name}"):
+        words = client().containers.run(
+            name,
+            ["python", "-c", "import torch, testbed_agents.warm; print(torch.__version__)"],
+            remove=True,
+            user=IMAGE_USER,
+            network_mode="none",
+        )
+    size = client().images.get(name).attrs["Size"]
+    say(f"{name}: torch {words.decode().strip()}, {size / 1e6:.0f} MB")
+    return name
+
+
+def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
+    """Make :data:`BASE` by debootstrap and ``docker import``; returns its name. Needs root and Debian's packages.
+
+    Raises MissingTool, HostError.
+    """
+    tool = shutil.which("debootstrap")
+    if tool is None:
+        raise MissingTool("debootstrap", "apt-get install debootstrap", "the base is made of Debian's packages")
+    if os.geteuid() != 0:
+        raise HostError("debootstrap makes a root file system: run with sudo")
+    client()  # before the minute that the rest takes
+    name = f"{REPOSITORY}-base:{suite}"
+    with tempfile.TemporaryDirectory(prefix="testbed-base-") as folder:
+        root = Path(folder) / "root"
+        say(f"Debian {suite} with {', '.join(_DEBOOTSTRAP)} (a minute)")
+        # It mounts /proc and more below the new root. In a mount namespace of its own: if it breaks off with them still
+        # mounted, removing the folder here cannot reach the host's own files through them.
+        apart = [runner.tool("unshare"), "--mount", "--propagation", "private", "--"]
+        words = ["--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)]
+        _run([*apart, tool, *words], say, "I: Base system", name="debootstrap")
+        for useless in (
+            "var/cache/apt/archives",
+            "var/lib/apt/lists",
+            "usr/share/doc",
+            "usr/share/man",
+            "usr/share/locale",
+        ):
+            shutil.rmtree(root / useless, ignore_errors=True)
+        say(f"importing it as {name}")
+        archive = Path(folder) / "root.tar"
+        with tarfile.open(archive, mode="w") as tar:
+            tar.add(root, arcname=".")
+        repository, _, tag = name.partition(":")
+        with translated(f"import {name}"):
+            client().api.import_image_from_file(str(archive), repository=repository, tag=tag)
+    return name
+
+
+def _default_base() -> str:
+    try:
+        with translated("look for a base image"):
+            client().images.get(BASE)
+    except NotThere:
+        return SLIM
+    return BASE
+
+
+def _python_of(image: str) -> str:
+    """``3.12`` of an image; it is pulled if it is not there."""
+    command = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    try:
+        with translated(f"run {image}"):
+            words = client().containers.run(image, command, remove=True, network_mode="none")
+    except HostError as error:
+        raise HostError(f"{error}; where no registry can be reached, make a base first: testbed image base") from error
+    return str(words.decode().strip())
+
+
+def requirements(extra: str) -> list[str]:
+    """What an extra of the testbed requires, as pip takes it. Raises UserError where there is none of that name."""
+    extras = _extras()
+    if extra not in extras:
+        raise UnknownName("extra of the testbed", extra, extras)
+    found: list[str] = []
+    for it in extras[extra]:
+        if own := re.fullmatch(rf"{DISTRIBUTION}\[([\w,-]+)\]", it):
+            found += [inner for name in own[1].split(",") for inner in requirements(name)]
+        else:
+            found.append(it)
+    return list(dict.fromkeys(found))
+
+
+def _extras() -> dict[str, list[str]]:
+    """By name: of the repository that we run from, else of the package as it is installed."""
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    if project.is_file():
+        return dict(tomllib.loads(project.read_text())["project"]["optional-dependencies"])
+    extras: dict[str, list[str]] = {}
+    for line in importlib.metadata.requires(DISTRIBUTION) or ():
+        requirement, _, marker = line.partition(";")
+        if extra := re.search(r"extra == [\"']([\w-]+)[\"']", marker):
+            extras.setdefault(extra[1], []).append(requirement.strip())
+    return extras
+
+
+def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Sequence[str], say: Say) -> None:
+    """Download torch, what the agents need, and ``more``, for the image's Python, into ``folder``; a list of what is
+    to be installed lies beside it."""
+    folder.mkdir()
+    machine = os.uname().machine
+    target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", "--dest", str(folder)]
+    target += [f"--platform={platform}_{machine}" for platform in _PLATFORMS]
+    found = ["--find-links", str(wheels)] if wheels else []
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *target, *found]
+    # torch alone and first, from a source that has its CPU build: the normal index would bring CUDA with it.
+    sources: list[list[str]] = [[]] if gpu else [["--no-index"]] if wheels else []
+    if not gpu:
+        sources += [["--index-url", TORCH_CPU_INDEX], []]
+    failure = ""
+    for source in sources:
+        try:
+            _run([*pip, "--no-deps", *source, TORCH], say, "Saved ")
+            if not gpu and not source:
+                say(
+                    "this torch is of the normal index, with CUDA in it; --wheels FOLDER takes a smaller one from there"
+                )
+            break
+        except HostError as error:
+            failure = str(error)
+            place = wheels if "--no-index" in source else source[-1] if source else "the index"
+            say(f"  torch is not taken from {place}: {failure}")
+    else:
+        raise HostError(
+            f"torch for Python {python} could not be fetched: {failure}; --wheels FOLDER takes it from there"
+        )
+    torch = next(folder.glob("torch-*.whl"))
+    wanted = [*NEEDED, str(torch)] if gpu else [*NEEDED, *_without_cuda(torch)]
+    _run([*pip, *wanted], say, "Saved ")
+    if more:
+        # torch as it lies there: what needs it must not bring another one.
+        chosen = folder / "constraints.txt"
+        chosen.write_text(f"torch @ {torch.as_uri()}\n")
+        _run([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
+        chosen.unlink()
+    (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in ("torch", *NEEDED, *more)))
+
+
+def _without_cuda(wheel: Path) -> list[str]:
+    """What a torch wheel requires, without the packages that only its CUDA build loads."""
+    import zipfile
+    from email.parser import Parser
+
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(it for it in archive.namelist() if it.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    wanted = metadata.get_all("Requires-Dist") or []
+    return [it for it in wanted if "extra ==" not in it and not it.startswith(("nvidia", "triton", "cuda"))]
+
+
+def _agents_package() -> Path:
+    spec = importlib.util.find_spec("testbed_agents")
+    if spec is None or not spec.submodule_search_locations:
+        raise HostError("the package testbed_agents is not installed beside the testbed")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _agents_digest() -> str:
+    """Of the agents' sources and the Dockerfile: between two releases the version stays, and they may change."""
+    digest = hashlib.sha256()
+    for path in (*sorted(_agents_package().rglob("*.py")), _dockerfile()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _agents_into(context: Path) -> None:
+    """The agents' package and the Dockerfile."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(_agents_package(), context / "testbed_agents", ignore=ignore)
+    shutil.copy(_dockerfile(), context / "Dockerfile")
+
+
+def _dockerfile() -> Path:
+    """Of the repository, or of the package as it is installed."""
+    candidates = (
+        _agents_package().parent / "Dockerfile",
+        Path(__file__).resolve().parents[2] / "shipped" / "Dockerfile",
+    )
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise HostError("the agents' Dockerfile is missing from this installation")
+
+
+def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say) -> None:
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(context, arcname=".")
+        archive.seek(0)
+        with translated(f"build {name}"):
+            steps = client().api.build(
+                fileobj=archive, custom_context=True, tag=name, buildargs=arguments, decode=True, rm=True, forcerm=True,
+                timeout=_BOUND_S, network_mode="none" if arguments["BASE_IMAGE"] == BASE else None,
+            )  # fmt: skip
+            words: list[str] = []  # of the step's own command, which say why it failed; docker says with which status
+            for step in steps:
+                if "error" in step:
+                    raise HostError(f"could not build {name}: {'; '.join(words[-3:]) or step['error'].strip()}")
+                for line in map(str.strip, step.get("stream", "").splitlines()):
+                    if line.startswith("Step "):
+                        say(line)
+                        words = []
+                    elif line and not line.startswith(("--->", "Removing intermediate container ")):
+                        words.append(line)
+
+
+def _run(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:
+    """Run, and pass on the lines that begin with ``telling``. Raises HostError with the last words of what fails.
+
+    It has ended when this returns or raises, Ctrl-C included: what it works in is removed next.
+    """
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        assert child.stdout is not None
+        lines: list[str] = []
+        try:
+            for line in child.stdout:
+                lines = [*lines[-20:], line.strip()]
+                if line.startswith(telling):
+                    say("  " + line.strip().removeprefix(telling).rpartition("/")[2])
+        except BaseException:
+            child.terminate()
+            try:
+                child.wait(_END_BOUND_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            raise
+        if child.wait() != 0:
+            worst = [it for it in lines if "error" in it.lower()] or lines[-1:]
+            raise HostError(f"{name or Path(argv[0]).name} failed: {'; '.join(worst[-3:])}")

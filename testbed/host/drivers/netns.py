@@ -1,0 +1,165 @@
+"""The driver ``netns``: namespaces and veths by pyroute2. Needs root or a user namespace of one's own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.core.plan import addressing
+from testbed.core.plan.step import (
+    Address,
+    Bridge,
+    Carrier,
+    Namespace,
+    Redirect,
+    Route,
+    Setting,
+    Step,
+    Sysctls,
+    Veth,
+)
+from testbed.errors import HostError, NameTaken
+from testbed.host.drivers.driver import Facts
+from testbed.host.linux import namespace, netlink, process
+
+
+def refuse_taken(name: str) -> None:
+    """Raise NameTaken if there is a network namespace of that name: it is not ours to take over or to remove."""
+    if namespace.netns_path(name).exists():
+        raise NameTaken(
+            f"the network namespace {name} exists already, and not by a lab of this state folder; "
+            f"choose another --name, or remove it with: ip netns del {name}"
+        )
+
+
+def nowhere(node: str) -> None:
+    """No node is made by anything else."""
+    return
+
+
+class NetnsDriver:
+    """Makes one lab's namespaces and all that is in them. Use it from one thread.
+
+    Args:
+        lab: its name is part of the name of every namespace: the mark.
+        handles: folder for the mount, IPC and UTS handles of nodes, one folder a node.
+        elsewhere: the network namespace of a node that something else made (a container), or None: it is one of ours.
+    """
+
+    def __init__(self, lab: str, handles: Path, elsewhere: Callable[[str], Path | None] = nowhere) -> None:
+        self._lab = lab
+        self._handles = handles
+        self._elsewhere = elsewhere
+        self._open: dict[str, netlink.Namespace] = {}
+        self._mounts: namespace.CleanMounts | None = None
+        self._makers: dict[type[Step], Callable[[Any], Facts]] = {
+            Namespace: self._namespace,
+            Veth: self._veth,
+            Bridge: self._bridge,
+            Sysctls: self._sysctls,
+            Address: self._address,
+            Route: self._route,
+            Redirect: self._redirect,
+        }
+
+    @property
+    def kinds(self) -> tuple[type[Step], ...]:
+        return (*self._makers, Carrier)
+
+    def path(self, node: str) -> Path:
+        """Handle of the network namespace of a node, gateway, the plant or the management network."""
+        return self._elsewhere(node) or namespace.netns_path(addressing.namespace_name(self._lab, node))
+
+    def close(self) -> None:
+        for space in self._open.values():
+            space.close()
+        self._open.clear()
+        if self._mounts is not None:
+            self._mounts.close()
+            self._mounts = None
+
+    def make(self, step: Step) -> Facts:
+        return self._makers[type(step)](step)
+
+    def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        if isinstance(step, Route):
+            self._space(step.namespace).delete_route(step.destination, step.hops, step.metric)
+            return
+        if not isinstance(step, Namespace):
+            return  # all else lives inside namespaces and goes with them
+        name = addressing.namespace_name(self._lab, step.name)
+        path = namespace.netns_path(name)
+        found, expected = namespace.inode(path), facts.get("inode", 0)
+        if step.name in self._open:
+            self._open.pop(step.name).close()
+        if found and expected and found != expected:
+            raise HostError(f"{path} is not the namespace that this lab made: left alone")
+        if found and found != namespace.inode("/proc/self/ns/net"):
+            stuck = process.end_all(process.inside({found}))
+            if stuck:
+                raise HostError(f"processes {stuck} in {name} do not end")
+        namespace.remove(name, self._handles / step.name if step.isolated else None)
+
+    def assign(self, settings: Sequence[Setting]) -> None:
+        by_namespace: dict[str, dict[str, bool]] = defaultdict(dict)
+        for setting in settings:
+            assert isinstance(setting, Carrier)
+            by_namespace[setting.namespace][setting.interface] = setting.up
+        for name, states in by_namespace.items():
+            self._space(name).set_carriers(states)
+
+    def _clean_mounts(self) -> namespace.CleanMounts:
+        if self._mounts is None:
+            self._mounts = namespace.CleanMounts()
+        return self._mounts
+
+    def _space(self, name: str) -> netlink.Namespace:
+        if name not in self._open:
+            self._open[name] = netlink.Namespace(self.path(name))
+        return self._open[name]
+
+    def _namespace(self, step: Namespace) -> Facts:
+        name = addressing.namespace_name(self._lab, step.name)
+        path = namespace.netns_path(name)
+        refuse_taken(name)
+        namespace.create(
+            name,
+            self._handles / step.name if step.isolated else None,
+            hostname=step.name,
+            hosts=step.hosts,
+            mounts=self._clean_mounts() if step.isolated else None,
+        )
+        self._space(step.name).up("lo")
+        return {"inode": namespace.inode(path)}
+
+    def _veth(self, step: Veth) -> Facts:
+        here, there = self._space(step.a.namespace), self._space(step.b.namespace)
+        here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu)
+        here.assert_distinct_indices(step.a.name)
+        if step.a.up:
+            here.up(step.a.name)
+        if step.b.up:
+            there.up(step.b.name)
+        return {}
+
+    def _bridge(self, step: Bridge) -> Facts:
+        self._space(step.namespace).add_bridge(step.name, step.ports, step.isolated, step.mtu)
+        return {}
+
+    def _sysctls(self, step: Sysctls) -> Facts:
+        self._space(step.namespace).write_sysctls(step.values, step.optional)
+        return {}
+
+    def _address(self, step: Address) -> Facts:
+        self._space(step.namespace).add_address(step.interface, step.cidr)
+        return {}
+
+    def _route(self, step: Route) -> Facts:
+        self._space(step.namespace).add_route(step.destination, step.hops, step.metric, step.congestion)
+        return {}
+
+    def _redirect(self, step: Redirect) -> Facts:
+        self._space(step.namespace).add_redirect(step.a, step.b)
+        return {}

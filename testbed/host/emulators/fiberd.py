@@ -1,0 +1,284 @@
+"""fiberd as an :class:`~testbed.host.emulators.emulator.Emulator`: starts the C helper in the plant and talks to it.
+
+The line protocol is described in ``testbed/fiberd/control.h`` and docs/fiberd.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.errors import HostError, LabError, MissingTool
+from testbed.host.emulators.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo, refuse_impossible
+
+__all__ = ["Fiberd", "find_binary"]
+
+ANSWER_TIMEOUT_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 10.0
+DEFAULT_PRIORITY: Final = 40
+"""SCHED_FIFO priority: above everything of a job, below the kernel's own threads (50)."""
+
+_BINARY: Final = Path(__file__).resolve().parents[2] / "fiberd" / "fiberd"
+_INSTALL: Final = "apt-get install gcc libc6-dev && pip install --force-reinstall --no-deps scale-across-testbed"
+
+
+def find_binary() -> Path:
+    """The compiled helper that was installed with the package. Raises MissingTool."""
+    if os.access(_BINARY, os.X_OK):
+        return _BINARY
+    raise MissingTool("fiberd", _INSTALL, "the package was installed on a machine without a C compiler")
+
+
+class Fiberd:
+    """A running fiberd. Thread-safe. Made by :meth:`start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log_path: Path) -> None:
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._control = control
+        self._log_path = log_path
+        self._received = b""
+        self._talking = threading.Lock()  # one question and its answer at a time
+        self._reaping = threading.Lock()
+        self._out_of_step = False
+        self.info = EmulatorInfo("fiberd", "unknown")
+
+    @classmethod
+    def start(
+        cls,
+        netns: str | Path,
+        directions: Sequence[Direction],
+        seed: int,
+        log_path: Path,
+        priority: int = DEFAULT_PRIORITY,
+    ) -> Fiberd:
+        """Forward between ends that exist already in the plant, impaired from the first packet on.
+
+        Args:
+            netns: the plant's network namespace: a path, or a name known to ``ip netns``.
+            directions: at most 512; their interfaces may be up or down.
+            seed: of the random loss; the same seed and the same packets lose the same packets.
+            log_path: gets what fiberd writes to stderr.
+            priority: SCHED_FIFO priority; 0, or no permission, leaves it an ordinary process. ``info`` tells.
+
+        Raises:
+            MissingTool: it was not compiled. LabError: it would not start, with its words.
+        """
+        # Before it starts: one that ends takes the ends down.
+        refuse_impossible({direction.name: direction.impairment for direction in directions})
+        binary = find_binary()
+        namespace = str(netns) if "/" in str(netns) else f"/run/netns/{netns}"
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        argv = [str(binary), "--netns", namespace, "--seed", str(seed % 2**64)]
+        argv += ["--priority", str(priority), "--parent", str(os.getpid())]
+        try:
+            with log_path.open("ab") as log:
+                process = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=log, stderr=log, start_new_session=True)
+        except OSError as error:
+            ours.close()
+            raise HostError(f"cannot start {binary}: {error}") from error
+        finally:
+            theirs.close()
+        self = cls(process, ours, log_path)
+        try:
+            self._ask([f"add {direction.name} {direction.ingress} {direction.egress}" for direction in directions])
+            self.set({direction.name: direction.impairment for direction in directions})
+            answer = dict(word.split("=", 1) for word in self._ask(["go"])[0].split())
+            self.info = EmulatorInfo("fiberd", _scheduling(answer))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def set(self, changes: Mapping[str, Impairment]) -> None:
+        """Replace the impairment of each direction named; nothing in flight is lost or reordered.
+
+        Each direction changes at once; several change within microseconds of each other.
+
+        Raises:
+            LabError: no such direction, an impossible value, or fiberd is gone or silent.
+        """
+        refuse_impossible(changes)
+        self._ask([_set_line(name, impairment) for name, impairment in changes.items()])
+
+    def flush(self, directions: Sequence[str]) -> None:
+        """Lose what is under way in these directions, counted as ``down``; no port loses its carrier.
+
+        Raises:
+            LabError: no such direction, or fiberd is gone or silent.
+        """
+        self._ask([f"flush {name}" for name in directions])
+
+    def stats(self) -> tuple[DirectionStats, ...]:
+        """One record per direction, in the order they were started in.
+
+        Raises:
+            LabError: fiberd is gone or silent.
+        """
+        return tuple(_parse_stats(line) for line in self._ask(["stats"], collect=True))
+
+    def segmented(self) -> tuple[str, ...]:
+        """None: fiberd takes super-packets apart by itself."""
+        return ()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until fiberd is gone. Its exit status (negative: killed by that signal), or None after ``timeout_s``.
+
+        When it was killed, its ends are still up: the caller takes them down.
+        """
+        with self._reaping:
+            if self._process.returncode is not None:
+                return self._process.returncode
+            pidfd = os.dup(self._pidfd)
+        try:
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            if not poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)):
+                return None
+        finally:
+            os.close(pidfd)
+        with self._reaping:
+            status = self._process.wait()  # returns at once: it is dead, and this reaps it
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+                self._pidfd = -1
+        return status
+
+    def stop(self) -> None:
+        """Let fiberd take all ends down and end. Does nothing the second time."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        if self.wait(STOP_TIMEOUT_S) is None:
+            self._process.kill()
+            self.wait()
+        with self._talking:
+            self._control.close()
+
+    # -- questions and answers -------------------------------------------------------------------------------------
+
+    def _ask(self, lines: Sequence[str], collect: bool = False) -> list[str]:
+        """Send commands in one go and read their answers.
+
+        Returns the text after each ``ok``, or with ``collect`` the lines before it.
+        """
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        answers: list[str] = []
+        errors: list[str] = []
+        with self._talking:
+            if self._out_of_step:
+                raise LabError(f"fiberd (pid {self.pid}) was killed: it had not answered within {ANSWER_TIMEOUT_S:g} s")
+            try:
+                self._send("".join(f"{line}\n" for line in lines).encode(), deadline)
+                ended = 0
+                while ended < len(lines):
+                    line = self._read_line(deadline)
+                    status, _, text = line.partition(" ")
+                    if status == "ok":
+                        ended += 1
+                        if not collect:
+                            answers.append(text)
+                    elif status == "error":
+                        ended += 1
+                        errors.append(text)
+                    else:
+                        answers.append(line)
+            except TimeoutError as error:
+                # It has one thread: while it is silent no packet moves either, and what it answers later cannot be told
+                # apart. Killed it is a cut, which everybody sees, and no black hole behind ports that are up.
+                self._out_of_step = True
+                self._process.kill()
+                raise LabError(
+                    f"fiberd (pid {self.pid}) did not answer within {ANSWER_TIMEOUT_S:g} s, and was killed"
+                ) from error
+            except OSError as error:
+                raise LabError(self._obituary()) from error
+        if errors:
+            raise LabError("fiberd refused: " + "; ".join(errors))
+        return answers
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        self._control.settimeout(max(deadline - time.monotonic(), 0.001))
+        self._control.sendall(data)
+
+    def _read_line(self, deadline: float) -> str:
+        while b"\n" not in self._received:
+            self._control.settimeout(max(deadline - time.monotonic(), 0.001))
+            chunk = self._control.recv(65536)
+            if not chunk:
+                raise ConnectionResetError("end of file")
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def _obituary(self) -> str:
+        status = self.wait(1.0)
+        end = "closed its control socket" if status is None else f"ended with status {status}"
+        words = ""
+        with contextlib.suppress(OSError):
+            words = self._log_path.read_text(errors="replace").strip().rpartition("\n")[2]
+        return f"fiberd (pid {self.pid}) {end}" + (f": {words}" if words else "")
+
+
+def _set_line(name: str, impairment: Impairment) -> str:
+    chain = impairment.chain
+    values: dict[str, object] = {
+        "delay_ns": round(impairment.delay_s * 1e9),
+        "rate_bps": float(impairment.rate_bps),
+        "queue_bytes": impairment.queue_bytes,
+        "overhead_bytes": impairment.overhead_bytes,
+        "loss": 0.0 if chain else float(impairment.loss),
+        "p": float(chain.p) if chain else 0.0,
+        "r": float(chain.r) if chain else 0.0,
+        "h": float(chain.h) if chain else 0.0,
+        "k": float(chain.k) if chain else 1.0,
+        "jitter_ns": round(impairment.jitter_s * 1e9),
+        "distribution": impairment.jitter_distribution,
+        "correlation": float(impairment.jitter_correlation),
+        "jitter_reorders": int(impairment.jitter_reorders),
+        "corrupt": float(impairment.corrupt),
+        "corrupt_survives": int(impairment.corrupt_survives),
+        "duplicate": float(impairment.duplicate),
+        "reorder": float(impairment.reorder),
+        "reorder_by_ns": round(impairment.reorder_by_s * 1e9),
+        "largest_bytes": impairment.largest_bytes,
+    }
+    return f"set {name} " + " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _scheduling(answer: Mapping[str, str]) -> str:
+    if answer["scheduling"] == "SCHED_FIFO":
+        return f"SCHED_FIFO {answer['priority']}, spin {answer['spin_us']} us"
+    return f"{answer['scheduling']}, nice {answer['priority']}"
+
+
+def _parse_stats(line: str) -> DirectionStats:
+    _, name, *words = line.split()
+    values = dict(word.split("=", 1) for word in words)
+    return DirectionStats(
+        direction=name,
+        packets=int(values["packets"]),
+        segments=int(values["segments"]),
+        bytes=int(values["bytes"]),
+        drops={cause: int(values.get(f"drop_{cause}", 0)) for cause in DROP_CAUSES},
+        queue_bytes=int(values["queue_bytes"]),
+        corrupted=int(values["corrupted"]),
+        duplicated=int(values["duplicated"]),
+        held_back=int(values["held_back"]),
+        in_flight_packets=int(values["in_flight_packets"]),
+        lateness_bounds_s=tuple(int(bound) / 1e6 for bound in values["lateness_bounds_us"].split(",")),
+        lateness_counts=tuple(int(count) for count in values["lateness_counts"].split(",")),
+    )

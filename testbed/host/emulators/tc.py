@@ -1,0 +1,390 @@
+"""Traffic control requests of the netem emulator, packed by hand, and what ``tc`` says of them afterwards.
+
+pyroute2 0.9.7 cannot say what is needed here (netem with a rate fails, Gilbert-Elliott is silently ignored, there are
+no nanoseconds and no 64-bit rates). Layouts: linux/pkt_sched.h, linux/pkt_cls.h, net/sched/sch_netem.c, sch_tbf.c.
+What stands in the kernel is always read back by another program, ``tc``, and compared: :func:`differences`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from testbed.core.physics.impairment import GilbertElliott
+from testbed.errors import HostError, MissingTool
+from testbed.host.linux.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR, attribute, message
+
+__all__ = [
+    "Counters",
+    "Netem",
+    "Tbf",
+    "clsact",
+    "counters",
+    "differences",
+    "drop_larger",
+    "drop_nothing",
+    "larger_than",
+    "no_qdiscs",
+    "qdiscs",
+    "redirect",
+]
+
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC, RTM_NEWTFILTER, RTM_DELTFILTER = 36, 37, 38, 44, 45
+NLMSG_DONE, NLM_F_DUMP, NLM_F_REPLACE = 3, 0x300, 0x100
+TCA_KIND, TCA_OPTIONS, TCA_STATS2 = 1, 2, 7
+TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 1, 3, 8
+TC_H_ROOT, TC_H_CLSACT, CLSACT_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFFFFF2
+NETEM_HANDLE, NETEM_CLASS, TBF_HANDLE = 0x10000, 0x10001, 0x20000
+"""``1:``, its only class ``1:1``, and ``2:`` below it."""
+
+TCA_NETEM_CORR, TCA_NETEM_DELAY_DIST, TCA_NETEM_REORDER, TCA_NETEM_CORRUPT, TCA_NETEM_LOSS = 1, 2, 3, 4, 5
+TCA_NETEM_RATE, TCA_NETEM_RATE64, TCA_NETEM_LATENCY64, TCA_NETEM_JITTER64, TCA_NETEM_PRNG_SEED = 6, 8, 10, 11, 14
+NETEM_LOSS_GE = 2
+TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
+TC_LINKLAYER_ETHERNET = 1
+ETH_P_ALL, ETH_P_IP, ETH_P_IPV6 = 0x0003, 0x0800, 0x86DD
+IPV6_HEADER_BYTES = 40
+TC_ACT_SHOT, TC_ACT_STOLEN, TCA_EGRESS_REDIR = 2, 4, 1
+PRIORITY_IPV4, PRIORITY_IPV6, PRIORITY_ALL = 1, 2, 3
+"""Of filters: what vanishes is looked for before everything is redirected."""
+
+IN_ORDER_RATE: Final = 2**62
+"""Bytes per second. A netem with a rate never lets a packet overtake the one before it (netem_enqueue: time_to_send is
+counted from that of the last packet); at this one a packet itself takes no time, so only the order is left."""
+
+DIST_SCALE: Final = 8192
+"""NETEM_DIST_SCALE: an entry of a table of delays, 16 bits with sign, is in units of jitter / 8192."""
+
+STEP: Final = 2.0**-32
+"""netem's probabilities are whole numbers of these."""
+
+MOST_OFFSET_NS: Final = (2**15 - 1) * (2**31 - 1) // DIST_SCALE
+"""8.6 s: what the greatest entry of a table makes of the greatest jitter (INT_MAX, netem_change)."""
+
+_TC_TIMEOUT_S: Final = 10.0
+_U32: Final = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Netem:
+    """The root qdisc of an egress: chance, delay, and a cap on packets under way.
+
+    Attributes:
+        delay_ns: before a packet goes to the child.
+        limit: packets under way, those of the child included.
+        loss: probability, 0..1; the kernel holds probabilities in steps of 2**-32.
+        chain: loss in bursts, in place of ``loss``.
+        duplicate: probability that a clone of the packet is enqueued too, from the start, but not cloned again.
+        corrupt: probability that one bit of the packet's linear part is flipped, its checksum completed before.
+        offsets_ns: one of these, each as likely, is added to the delay of a packet; none for no jitter.
+        in_order: no packet overtakes the one before it.
+        seed: of the kernel's chance, from Linux 6.7 on; older ones ignore it. None: the kernel's own.
+    """
+
+    delay_ns: int
+    limit: int
+    loss: float = 0.0
+    chain: GilbertElliott | None = None
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    offsets_ns: tuple[int, ...] = ()
+    in_order: bool = True
+    seed: int | None = None
+
+    @property
+    def jitter_ns(self) -> int:
+        """The unit of the table: as small as lets its greatest entry fit into 16 bits."""
+        return -(-max(map(abs, self.offsets_ns), default=0) * DIST_SCALE // (2**15 - 1))
+
+    def request(self, link: int, fresh: bool, turn: int = 0) -> bytes:
+        """Attach it to interface ``link`` (``fresh``), or give the one that is there all of these values at once.
+
+        A fresh one of a later ``turn`` takes the place of the one before, with which all goes that is under way in it.
+
+        Every value is said each time: netem keeps what a change leaves out (a rate, a table, correlations, flips).
+        """
+        body = struct.pack("=IIIIII", 0, self.limit, _or_less(self.loss), 0, _or_less(self.duplicate), 0)
+        body += attribute(TCA_NETEM_LATENCY64, struct.pack("=q", self.delay_ns))
+        unit = self.jitter_ns
+        body += attribute(TCA_NETEM_JITTER64, struct.pack("=q", unit))
+        if unit:  # without jitter a table that is left over has no effect
+            entries = [round(offset * DIST_SCALE / unit) for offset in self.offsets_ns]
+            body += attribute(TCA_NETEM_DELAY_DIST, struct.pack(f"={len(entries)}h", *entries))
+        body += attribute(TCA_NETEM_CORR, bytes(12)) + attribute(TCA_NETEM_REORDER, bytes(8))
+        body += attribute(TCA_NETEM_CORRUPT, struct.pack("=II", _or_less(self.corrupt), 0))
+        if self.chain:
+            body += attribute(TCA_NETEM_LOSS, attribute(NETEM_LOSS_GE, _gemodel(self.chain)))
+        if self.in_order:
+            body += attribute(TCA_NETEM_RATE64, struct.pack("=Q", IN_ORDER_RATE))
+        body += attribute(TCA_NETEM_RATE, struct.pack("=IiIi", _U32 if self.in_order else 0, 0, 0, 0))
+        if self.seed is not None:
+            body += attribute(TCA_NETEM_PRNG_SEED, struct.pack("=Q", self.seed % 2**64))
+        return _qdisc(link, NETEM_HANDLE + _shift(turn), TC_H_ROOT, "netem", body, fresh, turn)
+
+
+def _or_less(probability: float) -> int:
+    """Where the kernel compares ``value >= random`` and takes 0 for never."""
+    return max(round(probability / STEP) - 1, 0)
+
+
+def _gemodel(chain: GilbertElliott) -> bytes:
+    """struct tc_netem_gemodel: p, r and 1 - k are compared as ``random < value``, h as ``random > value`` for loss."""
+    below = [min(round(share / STEP), _U32) for share in (chain.p, chain.r, 1.0 - chain.k)]
+    return struct.pack("=IIII", below[0], below[1], _or_less(chain.h), below[2])
+
+
+@dataclass(frozen=True)
+class Tbf:
+    """The child of netem: packets wait for their turn at ``rate`` bytes per second, at most ``limit`` bytes of them.
+
+    ``overhead`` bytes are added to each packet when its time at the rate is counted, not when it is in the queue.
+    ``burst`` bytes may pass at once; super-packets above it are segmented.
+    """
+
+    rate: int
+    limit: int
+    burst: int
+    overhead: int
+
+    def request(self, link: int, fresh: bool, turn: int = 0) -> bytes:
+        """As :meth:`Netem.request`; what waits goes on waiting, at the new rate."""
+        rate = struct.pack("=BBHhHI", 0, TC_LINKLAYER_ETHERNET, self.overhead, 0, 0, min(self.rate, _U32))
+        none = struct.pack("=BBHhHI", 0, 0, 0, 0, 0, 0)
+        body = attribute(TCA_TBF_PARMS, rate + none + struct.pack("=III", self.limit, 0, 0))
+        if self.rate > _U32:
+            body += attribute(TCA_TBF_RATE64, struct.pack("=Q", self.rate))
+        body += attribute(TCA_TBF_BURST, struct.pack("=I", self.burst))
+        return _qdisc(link, TBF_HANDLE + _shift(turn), NETEM_CLASS + _shift(turn), "tbf", body, fresh)
+
+
+def clsact(link: int) -> bytes:
+    """The hook that filters of :func:`redirect` hang on."""
+    return _qdisc(link, 0xFFFF0000, TC_H_CLSACT, "clsact", b"", True)
+
+
+def _filter(link: int, priority: int, protocol: int, kind: str, options: bytes) -> bytes:
+    info = priority << 16 | socket.htons(protocol)
+    body = struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, info)
+    body += attribute(TCA_KIND, kind.encode() + b"\0") + attribute(TCA_OPTIONS, options)
+    return message(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def _selected(mask: int, value: int, offset: int, action: bytes) -> bytes:
+    """Options of u32: one key, 32 bits at ``offset`` from the IP header (struct tc_u32_sel, struct tc_u32_key)."""
+    selector = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack(">II", mask, value)
+    selector += struct.pack("=ii", offset, 0)
+    return attribute(5, selector) + attribute(7, action)  # TCA_U32_SEL, TCA_U32_ACT
+
+
+def larger_than(limit: int) -> tuple[tuple[int, int], ...]:
+    """(value, mask) pairs of 16 bits that together match every number above ``limit`` and no other, each once."""
+    found, low = [], limit + 1
+    while low < 1 << 16:
+        # The largest block that begins here: as aligned as `low` is.
+        size = low & -low
+        found.append((low, 0x10000 - size))
+        low += size
+    return tuple(found)
+
+
+def drop_larger(link: int, limit: int) -> list[bytes]:
+    """What ``link`` receives in IP packets above ``limit`` bytes vanishes, before :func:`redirect`.
+
+    u32 cannot say "greater": it is told of the total length (RFC 791) and of the payload length (RFC 8200, without
+    40 bytes of header) block by block. The sender must send no super-packets: theirs is the length of the whole.
+    """
+    gact = attribute(1, b"gact\0") + attribute(2, attribute(2, struct.pack("=IIiii", 0, 0, TC_ACT_SHOT, 0, 0)))
+    action = attribute(1, gact)
+    return [
+        *(
+            _filter(link, PRIORITY_IPV4, ETH_P_IP, "u32", _selected(mask, value, 0, action))
+            for value, mask in larger_than(limit)
+        ),
+        *(
+            _filter(link, PRIORITY_IPV6, ETH_P_IPV6, "u32", _selected(mask << 16, value << 16, 4, action))
+            for value, mask in larger_than(max(0, limit - IPV6_HEADER_BYTES))
+        ),
+    ]
+
+
+def drop_nothing(link: int) -> list[bytes]:
+    """Take :func:`drop_larger` back; there must be something of it."""
+    return [
+        message(
+            RTM_DELTFILTER, 0, struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, number << 16 | socket.htons(it))
+        )
+        for number, it in ((PRIORITY_IPV4, ETH_P_IP), (PRIORITY_IPV6, ETH_P_IPV6))
+    ]
+
+
+def redirect(link: int, other: int, kind: str) -> bytes:
+    """Everything that ``link`` receives goes out of ``other``. ``kind``: ``matchall``, or ``u32`` for old kernels."""
+    mirred = struct.pack("=IIiiiiI", 0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, other)  # struct tc_mirred
+    action = attribute(1, attribute(1, b"mirred\0") + attribute(2, attribute(2, mirred)))
+    # TCA_MATCHALL_ACT, or a key that masks everything away
+    options = attribute(2, action) if kind == "matchall" else _selected(0, 0, 0, action)
+    return _filter(link, PRIORITY_ALL, ETH_P_ALL, kind, options)
+
+
+def no_qdiscs(link: int) -> tuple[bytes, bytes]:
+    """Take netem (and tbf with it) and clsact (and its filter) away from an interface."""
+    return tuple(message(RTM_DELQDISC, 0, struct.pack("=BxxxiIII", 0, link, 0, parent, 0))
+                 for parent in (TC_H_ROOT, TC_H_CLSACT))  # type: ignore[return-value]  # fmt: skip
+
+
+def _shift(turn: int) -> int:
+    """The kernel changes what has the same handle, and replaces what has another: handles take turns."""
+    return 0x20000 * (turn % 2)
+
+
+def _qdisc(link: int, handle: int, parent: int, kind: str, options: bytes, fresh: bool, turn: int = 0) -> bytes:
+    body = struct.pack("=BxxxiIII", 0, link, handle, parent, 0) + attribute(TCA_KIND, kind.encode() + b"\0")
+    if options:
+        body += attribute(TCA_OPTIONS, options)
+    # Never in the place of somebody else's: only what we have put there ourselves is replaced.
+    flags = NLM_F_CREATE | (NLM_F_REPLACE if turn else NLM_F_EXCL)
+    return message(RTM_NEWQDISC, flags if fresh else 0, body)
+
+
+# ---- read back
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Of one qdisc, as the kernel gives them: what it passed on, what it dropped, what is in it now."""
+
+    bytes: int
+    packets: int
+    drops: int
+    qlen: int
+    backlog: int
+
+
+def counters(raw: socket.socket) -> dict[int, dict[str, Counters]]:
+    """``{interface: {kind: counters}}`` of all qdiscs in the socket's network namespace, without starting ``tc``.
+
+    Raises OSError.
+    """
+    raw.send(message(RTM_GETQDISC, NLM_F_DUMP, bytes(20)))
+    found: dict[int, dict[str, Counters]] = {}
+    while True:
+        data = raw.recv(1 << 17)
+        while len(data) >= 20:
+            length, kind = struct.unpack_from("=IH", data)
+            if kind == NLMSG_DONE:
+                return found
+            if kind == NLMSG_ERROR:
+                number = -struct.unpack_from("=i", data, 16)[0]
+                raise OSError(number, os.strerror(number))
+            (link,) = struct.unpack_from("=i", data, 20)
+            attributes = _attributes(data[36:length])
+            statistics = _attributes(attributes.get(TCA_STATS2, b""))
+            if TCA_STATS_BASIC in statistics and TCA_STATS_QUEUE in statistics:
+                name = attributes[TCA_KIND].rstrip(b"\0").decode()
+                found.setdefault(link, {})[name] = _counters_of(statistics)
+            data = data[(length + 3) & ~3 :]
+
+
+def _counters_of(statistics: Mapping[int, bytes]) -> Counters:
+    """struct gnet_stats_basic and gnet_stats_queue; the packets of newer kernels have 64 bits."""
+    octets, packets = struct.unpack_from("=QI", statistics[TCA_STATS_BASIC])
+    if TCA_STATS_PKT64 in statistics:
+        (packets,) = struct.unpack_from("=Q", statistics[TCA_STATS_PKT64])
+    qlen, backlog, drops = struct.unpack_from("=III", statistics[TCA_STATS_QUEUE])
+    return Counters(octets, packets, drops, qlen, backlog)
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found = {}
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        found[kind & 0x3FFF] = data[4:length]
+        data = data[max((length + 3) & ~3, 4) :]
+    return found
+
+
+def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:
+    """``{interface: {kind: record}}`` of ``tc -s -r -j qdisc show`` in the network namespace of the calling thread.
+
+    Raises MissingTool, HostError.
+    """
+    try:
+        done = subprocess.run(
+            ["tc", "-s", "-r", "-j", "qdisc", "show"], capture_output=True, text=True, timeout=_TC_TIMEOUT_S
+        )
+    except FileNotFoundError as error:
+        raise MissingTool("tc", "apt-get install iproute2", "what the kernel was told is read back by it") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostError(f"tc did not answer: {error}") from error
+    if done.returncode != 0:
+        raise HostError(f"tc failed: {done.stderr.strip()}")
+    try:
+        return by_interface(json.loads(done.stdout))
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostError(f"tc said what is not understood: {done.stdout[:200]}") from error
+
+
+def by_interface(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in records:
+        if "dev" in record:
+            found.setdefault(record["dev"], {})[record["kind"]] = dict(record)
+    return found
+
+
+def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) -> list[str]:
+    """What of ``found`` ({kind: record of tc}) is not as asked, each in words; empty when all is. Pure.
+
+    tc prints times in whole microseconds and probabilities with six digits. The table of delays the kernel does not
+    show, nor its seed before Linux 6.7.
+    """
+    if "netem" not in found or "tbf" not in found:
+        return [f"there is {', '.join(found) or 'no qdisc'} where netem and tbf were asked for"]
+    options, below = found["netem"].get("options", {}), found["tbf"].get("options", {})
+
+    def stands(group: str, key: str) -> Any:
+        return options.get(group, {}).get(key, 0)
+
+    chain = netem.chain or GilbertElliott(0.0, 0.0, h=1.0, k=1.0)
+    delayed = "delay" in options or netem.delay_ns >= 1000
+    microsecond, digits, exactly = (1.01e-6, 1e-6), (1.51 * STEP, 1e-5), (0.0, 0.0)
+    pairs = [
+        ("delay (s)", stands("delay", "delay"), netem.delay_ns / 1e9, microsecond),
+        # tc shows no times at all where there is no delay.
+        ("jitter's unit (s)", stands("delay", "jitter"), netem.jitter_ns / 1e9 if delayed else None, microsecond),
+        ("correlation of jitter", stands("delay", "correlation"), 0, exactly),
+        ("packet limit", options.get("limit"), netem.limit, exactly),
+        ("loss", stands("loss-random", "loss"), netem.loss, digits),
+        ("p of the loss", stands("loss-gemodel", "p"), chain.p, digits),
+        ("r of the loss", stands("loss-gemodel", "r"), chain.r, digits),
+        ("1-h of the loss", stands("loss-gemodel", "1-h"), 1.0 - chain.h, digits),
+        ("1-k of the loss", stands("loss-gemodel", "1-k"), 1.0 - chain.k, digits),
+        ("duplicate", stands("duplicate", "duplicate"), netem.duplicate, digits),
+        ("corrupt", stands("corrupt", "corrupt"), netem.corrupt, digits),
+        ("reorder", stands("reorder", "reorder"), 0, exactly),
+        ("in-order rate", stands("rate", "rate"), IN_ORDER_RATE if netem.in_order else 0, exactly),
+        ("seed", options.get("seed", netem.seed), netem.seed, exactly),
+        ("rate (B/s)", below.get("rate"), tbf.rate, exactly),
+        ("queue (B)", below.get("limit"), tbf.limit, exactly),
+        ("overhead (B)", below.get("overhead", 0), tbf.overhead, exactly),
+    ]
+    return [
+        f"{what} is {standing}, asked for was {asked}"
+        for what, standing, asked, (absolute, relative) in pairs
+        if asked is not None and not _is_close(standing, asked, absolute, relative)
+    ]
+
+
+def _is_close(standing: object, asked: float, absolute: float, relative: float) -> bool:
+    if not isinstance(standing, int | float):
+        return False
+    if absolute == relative == 0:
+        return standing == asked  # whole numbers beyond what a float tells apart
+    return math.isclose(standing, asked, rel_tol=relative, abs_tol=absolute)

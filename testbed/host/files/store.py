@@ -1,0 +1,397 @@
+"""Run directories: the only place that writes and reads them. Their layout is docs/design.md, "Run directory".
+
+Whole files are written beside their place and renamed into it, so that a reader never meets half a file; JSON lines are
+appended with one ``write`` each, so that a crash tears at most the last line, which reading leaves out. Under sudo
+everything belongs to the user who called it. A full disk or a folder that cannot be written is a ``StorageError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.check_record import read_checks
+from testbed.core.evidence.record import RunInfo, number, read_events, read_metrics, read_rank, text
+from testbed.core.evidence.run import RunData
+from testbed.core.report.document import Report, build, to_json
+from testbed.core.report.markdown import markdown
+from testbed.core.report.render import html
+from testbed.core.topology.model import Topology, topology_from_dict
+from testbed.errors import StorageError, UnknownName
+from testbed.host.files import beneath
+
+__all__ = [
+    "NEEDED_BYTES",
+    "RunDirectory",
+    "build_report",
+    "check_writable",
+    "list_runs",
+    "read_summary",
+    "save_report",
+    "write_report",
+    "write_whole",
+]
+
+NEEDED_BYTES = 50_000_000
+"""Room that a run asks for before its lab is built: records and metrics of an hour, logs, and the report."""
+
+VALIDATION = "validate.json"
+"""What a run directory of ``testbed validate`` holds; see :mod:`testbed.host.files.validations`."""
+
+_RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
+_CHECKS_FILE = re.compile(r"rank-(\d{1,6})\.checks\.jsonl")
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+_NO_USER = 2**32 - 1
+"""What chown(2) takes for "leave it"; there is no user of that number or beyond."""
+
+
+def _caller() -> tuple[int, int] | None:
+    """User and group that called sudo; None when nobody did, or when they cannot be given anything."""
+    user, group = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if os.geteuid() != 0 or not (user.isdecimal() and group.isdecimal()):
+        return None
+    caller = int(user), int(group)
+    return caller if max(caller) < _NO_USER else None
+
+
+def _give(path: Path) -> None:
+    """Hand a file that we just made to the user behind sudo."""
+    caller = _caller()
+    if caller:
+        os.chown(path, *caller, follow_symlinks=False)
+
+
+def _make_folder(path: Path) -> None:
+    """``mkdir -p``, each new level given to the caller."""
+    missing = list(itertools.takewhile(lambda level: not level.exists(), (path, *path.parents)))
+    for level in reversed(missing):
+        level.mkdir(exist_ok=True)
+        _give(level)
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Replace ``path`` at once and for good: after a power failure it is the old file or the new one, never a part."""
+    # Who names a path means the links that lead to its folder; a run directory has none (RunDirectory.write_text).
+    beneath.replace(path.parent.resolve(), path.name, _encoded(content), _caller())
+
+
+def _encoded(content: str) -> bytes:
+    return content.encode(errors="replace")
+
+
+def check_writable(folder: Path, need_bytes: int = NEEDED_BYTES) -> None:
+    """Say now, before a lab is built, that a run could not be stored in ``folder``; make it if it is not there.
+
+    Raises:
+        StorageError: it cannot be made or written, or has less than ``need_bytes`` bytes of room.
+    """
+    with _translated(folder):
+        _make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+        free = shutil.disk_usage(folder).free
+    if free < need_bytes:
+        raise StorageError(f"{folder}: {free / 1e6:.0f} MB are free, a run needs {need_bytes / 1e6:.0f} MB")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on disk. ``path`` is a folder, and no link to one: ranks that write into it could make it one."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> RunDirectory:
+        """A new directory ``root/name``, or ``root/name-2``, ``-3``, … when that name is taken; with its ``ranks/``."""
+        with _translated(root / name):
+            _make_folder(root)
+            for count in itertools.count(1):
+                path = root / (name if count == 1 else f"{name}-{count}")
+                with contextlib.suppress(FileExistsError):
+                    path.mkdir()
+                    break
+            _give(path)
+            _make_folder(path / "ranks")
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run.
+
+        Raises:
+            UnknownName: there is no directory, or nothing in it that a run writes.
+        """
+        with _translated(path):
+            written = ("run.json", VALIDATION, "events.jsonl", "ranks")
+            known = path.is_dir() and any((path / name).exists() for name in written)
+        if not known:
+            raise UnknownName("run", path.name, [run.path.name for run in list_runs(path.parent)])
+        return cls(path.resolve() if path.is_symlink() else path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def ranks(self) -> Path:
+        """Where ranks write their records and output."""
+        return self.path / "ranks"
+
+    def write_json(self, name: str, value: object) -> None:
+        """Replace the file ``name`` by ``value`` as JSON.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def read_json(self, name: str) -> dict[str, object]:
+        """A file that :meth:`write_json` wrote.
+
+        Raises:
+            StorageError: it is not there any more, or not what was written.
+        """
+        with _translated(self.path / name):
+            try:
+                value = json.loads(_bytes(self.path, name))
+            except ValueError as error:
+                raise StorageError(f"{self.path / name}: no longer what was written there") from error
+        if not isinstance(value, dict):
+            raise StorageError(f"{self.path / name}: no longer what was written there")
+        return value
+
+    def write_text(self, name: str, content: str) -> None:
+        with _translated(self.path / name):
+            beneath.replace(self.path, name, _encoded(content), _caller())
+
+    def append(self, name: str, value: object) -> None:
+        """Add ``value`` as one JSON line to ``name``; several processes may append to one file.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        line = (json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n").encode()
+        with _translated(self.path / name):
+            handle = beneath.append(self.path, name, _caller())
+            try:
+                written = os.write(handle, line)
+            finally:
+                os.close(handle)
+        if written < len(line):
+            raise StorageError(f"{self.path / name}: No space left on device")
+
+    def open_log(self, rank: int) -> IO[bytes]:
+        """The output of a rank, to write at its end.
+
+        Raises:
+            StorageError: it cannot be written, or is no ordinary file any more.
+        """
+        name = f"ranks/rank-{rank}.log"
+        with _translated(self.path / name):
+            return os.fdopen(beneath.append(self.path, name, _caller()), "ab", buffering=0)
+
+    def give_to_caller(self) -> None:
+        """Hand over what others wrote into the run (ranks run as root) to the user behind sudo."""
+        with _translated(self.path):
+            beneath.give_all(self.path, _caller())
+
+    def read(self) -> RunData:
+        """Everything there is, tolerant of all that a crash leaves behind: files missing, empty, torn."""
+        malformed: dict[str, int] = {}
+        missing: list[str] = []
+
+        def whole(name: str) -> Mapping[str, object]:
+            value, found = _read_json(self.path, name)
+            if not found:
+                missing.append(name)
+            elif not isinstance(value, Mapping):
+                malformed[name] = 1
+            return value if isinstance(value, Mapping) else {}
+
+        def lines(name: str) -> list[object]:
+            decoded, bad, found = _read_lines(self.path, name)
+            if not found:
+                missing.append(name)
+                return []
+            malformed[name] = malformed.get(name, 0) + bad
+            return decoded
+
+        def topology_as_run() -> Topology | None:
+            fields = whole("topology.json")
+            try:
+                return topology_from_dict(fields) if fields else None
+            except ValueError:
+                malformed["topology.json"] = 1
+                return None
+
+        with _translated(self.path):
+            info = RunInfo.from_dict(whole("run.json"))
+            topology = topology_as_run()
+            certificate = whole("certificate.json")
+            events, bad_events = read_events(lines("events.jsonl"))
+            fibers, rank_samples, hosts, bad_metrics = read_metrics(lines("metrics.jsonl"))
+            malformed["events.jsonl"] = malformed.get("events.jsonl", 0) + bad_events
+            malformed["metrics.jsonl"] = malformed.get("metrics.jsonl", 0) + bad_metrics
+            logs = []
+            for rank, name in self._files_of_ranks(_RANK_FILE):
+                log, bad = read_rank(rank, lines(name))
+                malformed[name] = malformed.get(name, 0) + bad
+                logs.append(log)
+            checks = []
+            for rank, name in self._files_of_ranks(_CHECKS_FILE):
+                check_log, bad = read_checks(rank, lines(name))
+                malformed[name] = malformed.get(name, 0) + bad
+                checks.append(check_log)
+        if not logs:
+            missing.append("ranks/rank-*.jsonl")
+        return RunData(
+            info=info,
+            topology=topology,
+            certificate=Certificate.from_dict(certificate) if certificate else None,
+            events=events,
+            fibers=fibers,
+            rank_samples=rank_samples,
+            hosts=hosts,
+            ranks=tuple(logs),
+            checks=tuple(checks),
+            malformed={name: count for name, count in malformed.items() if count},
+            missing=tuple(missing),
+        )
+
+    def _files_of_ranks(self, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+        if not self.ranks.is_dir():
+            return []
+        found = ((pattern.fullmatch(path.name), path) for path in self.ranks.iterdir())
+        return sorted((int(match[1]), f"ranks/{path.name}") for match, path in found if match)
+
+
+_NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
+"""Of a file: it is not there; it is a link, or no ordinary file, and so none that a run has written."""
+
+
+def _bytes(folder: Path, name: str) -> bytes:
+    with os.fdopen(beneath.open_file(folder, name), "rb") as stream:
+        return stream.read()
+
+
+def _read_json(folder: Path, name: str) -> tuple[object, bool]:
+    """(value, whether the file is there); None for what is no JSON."""
+    try:
+        return json.loads(_bytes(folder, name)), True
+    except (ValueError, RecursionError):
+        return None, True
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise
+        return None, False
+
+
+def _read_lines(folder: Path, name: str) -> tuple[list[object], int, bool]:
+    """(decoded lines, lines that are no JSON, whether the file is there). A last line that a crash tore counts as
+    neither."""
+    decoded: list[object] = []
+    bad = 0
+    try:
+        descriptor = beneath.open_file(folder, name)
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise
+        return [], 0, False
+    with os.fdopen(descriptor, "rb") as stream:
+        for line in stream:
+            if not line.strip():
+                continue
+            try:
+                decoded.append(json.loads(line))
+            except (ValueError, RecursionError):
+                bad += line.endswith(b"\n")
+    return decoded, bad, True
+
+
+def list_runs(root: Path) -> list[RunDirectory]:
+    """All runs under ``root``, the latest first; empty when there is no such folder.
+
+    Raises:
+        StorageError: there may be some, but they cannot be listed: ``root`` is a file, or not ours to read.
+    """
+    found = []
+    with _translated(root):
+        try:
+            folders = list(root.iterdir())
+        except FileNotFoundError:
+            return []
+        for folder in folders:
+            for name in ("run.json", VALIDATION):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    found.append(((folder / name).stat().st_mtime, folder))
+                    break
+    return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
+
+
+def build_report(run: RunDirectory) -> Report:
+    """What the run directory says by now, nothing written. Raises StorageError."""
+    return build(run.read())
+
+
+def write_report(run: RunDirectory) -> Report:
+    """Build the report from the run directory alone and write report.json, index.html and report.md into it.
+
+    Raises:
+        StorageError: the run cannot be read, or the report cannot be written.
+    """
+    report = build_report(run)
+    save_report(report, run.path)
+    run.give_to_caller()
+    return report
+
+
+def save_report(report: Report, folder: Path) -> None:
+    """Write report.json, index.html and report.md into ``folder``, which is made if it is not there."""
+    with _translated(folder):
+        _make_folder(folder)
+        write_whole(
+            folder / "report.json", json.dumps(to_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        )
+        write_whole(folder / "report.md", markdown(report))
+        write_whole(folder / "index.html", html(report))
+
+
+def save_text(path: Path, content: str) -> None:
+    """Write a file that the user named, whole or not at all. Raises StorageError."""
+    with _translated(path):
+        write_whole(path, content)
+
+
+def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:
+    """((start in unix seconds, topology's name), verdict) of a run, from its small files only."""
+    validation, found = _read_json(run.path, VALIDATION)
+    if found:
+        read = validation if isinstance(validation, dict) else {}
+        return (number(read, "started_unix_s") or 0.0, text(read, "topology", "?")), text(read, "verdict", "unknown")
+    info, _ = _read_json(run.path, "run.json")
+    topology, _ = _read_json(run.path, "topology.json")
+    report, found = _read_json(run.path, "report.json")
+    started = number(info, "started_unix_s") if isinstance(info, dict) else None
+    name = text(topology, "name", "?") if isinstance(topology, dict) else "?"
+    verdict = text(report, "verdict", "unknown") if isinstance(report, dict) else "unknown" if found else "no report"
+    return (started or 0.0, name), verdict

@@ -1,0 +1,69 @@
+"""Validations on disk: what ``testbed validate`` leaves in its run directory, from which its report is made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from testbed.core.conformance.baseline import Comparison, compare
+from testbed.core.conformance.result import Validation
+from testbed.core.conformance.stored import from_json, to_json
+from testbed.core.report.conformance import junit, markdown, page
+from testbed.errors import StorageError
+from testbed.host.files.store import VALIDATION, RunDirectory
+
+__all__ = ["BASELINE", "read_validation", "rebuild_validation", "write_validation"]
+
+BASELINE: Final = "baseline.json"
+"""The earlier validation that this one was compared with."""
+
+
+def write_validation(
+    run: RunDirectory, validation: Validation, baseline: Validation | None = None
+) -> Comparison | None:
+    """Write validate.json, index.html, validate.md and junit.xml into the run directory. What ``baseline`` says of the
+    validation is in them, and it is kept as baseline.json, so that all can be made again. Returns the comparison.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    run.write_json(VALIDATION, to_json(validation))
+    if baseline is not None:
+        run.write_json(BASELINE, to_json(baseline))
+    return _render(run, validation, baseline)
+
+
+def rebuild_validation(run: RunDirectory) -> tuple[Validation, Comparison | None]:
+    """Make the report again, from validate.json (and baseline.json, if there is one) alone.
+
+    Raises:
+        StorageError: what is there cannot be read, or the report cannot be written.
+    """
+    validation = read_validation(run.path / VALIDATION)
+    baseline = read_validation(run.path / BASELINE) if (run.path / BASELINE).exists() else None
+    return validation, _render(run, validation, baseline)
+
+
+def read_validation(path: Path) -> Validation:
+    """A validate.json, or the one in a run directory.
+
+    Raises:
+        StorageError: it cannot be read, or is no validation of a version that we know.
+    """
+    file = path / VALIDATION if path.is_dir() else path
+    try:
+        return from_json(json.loads(file.read_bytes()))
+    except OSError as error:
+        raise StorageError(f"{file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{file}: no result of testbed validate that can be read: {error}") from error
+
+
+def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> Comparison | None:
+    comparison = compare(baseline, validation) if baseline is not None else None
+    run.write_text("index.html", page.html(validation, comparison))
+    run.write_text("validate.md", markdown.markdown(validation, comparison))
+    run.write_text("junit.xml", junit.junit(validation, comparison))
+    run.give_to_caller()
+    return comparison

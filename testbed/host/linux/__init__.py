@@ -1,0 +1,1 @@
+"""The kernel as it is: namespaces, interfaces, processes and control groups."""

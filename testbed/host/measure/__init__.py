@@ -1,0 +1,1 @@
+"""Measuring: packets sent through paths, and carriers heard of."""

@@ -1,0 +1,234 @@
+"""Probing paths between network namespaces with small packets: one-way delays by UDP, round trips by echoes.
+
+Both ends are on one host and read one clock, so a direction is measured by itself: a round trip would hide swapped
+directions. Arrivals are stamped by the kernel; so are the answers to echoes, which the far kernel gives by itself: no
+process has to wake up for what is measured. Full-sized packets are ``trains.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from testbed.errors import HostError
+from testbed.host.linux import namespace
+
+SO_TIMESTAMPNS = 35
+SO_RCVBUFFORCE = 33
+SO_SNDBUFFORCE = 32
+SOL_RAW, ICMP_FILTER = 255, 1
+ECHO_REQUEST, ECHO_REPLY = 8, 0
+CONNECT_S = 2.0
+
+_SMALL = struct.Struct("=Qq6x")
+"""Number and time of sending, in ns: a frame of 64 bytes with its check sequence, Ethernet's least."""
+_ECHO = struct.Struct("!BBHHHqQ")
+"""Type, code, checksum, identifier, sequence number (RFC 792); then time of sending and number, as our own payload."""
+
+
+@dataclass(frozen=True)
+class ProbePath:
+    """One direction to be probed: from an address in one namespace to an address in another.
+
+    ``device`` is the sender's interface: without it, packets to a link that is dark may go around it.
+    """
+
+    name: str
+    sender: Path
+    source: str
+    receiver: Path
+    destination: str
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A small packet that came: its number, and how long it took in seconds."""
+
+    number: int
+    delay_s: float
+
+
+class Prober(Protocol):
+    """Sends numbered packets over a path and has them back."""
+
+    path: ProbePath
+
+    def send(self, number: int) -> bool:
+        """One packet; False if the path refused it (no carrier)."""
+
+    def receive(self) -> list[Arrival]:
+        """What lies there, in the order of arrival."""
+
+    def close(self) -> None: ...
+
+
+class Probe:
+    """A pair of UDP sockets over one path. Close it."""
+
+    def __init__(self, path: ProbePath) -> None:
+        self.path = path
+        try:
+            self.receiver = namespace.inside(path.receiver, lambda: _udp(path.destination))
+            self.sender = namespace.inside(path.sender, lambda: _udp(path.source, path.device))
+        except OSError as error:
+            raise HostError(f"cannot probe {path.name}: {error.strerror}") from error
+        for option in (SO_RCVBUFFORCE, SO_SNDBUFFORCE):
+            for end in (self.receiver, self.sender):
+                end.setsockopt(socket.SOL_SOCKET, option, 16 << 20)
+        self.receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.receiver.setblocking(False)
+        self.to = self.receiver.getsockname()
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.sender.close()
+
+    def send(self, number: int) -> bool:
+        try:
+            self.sender.sendto(_SMALL.pack(number, time.time_ns()), self.to)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[Arrival]:
+        found = []
+        for data, arrived_ns in received(self.receiver):
+            if len(data) == _SMALL.size:
+                number, sent_ns = _SMALL.unpack(data)
+                found.append(Arrival(number, (arrived_ns - sent_ns) * 1e-9))
+        return found
+
+
+class Echo:
+    """Echoes (ICMP, RFC 792) from the path's sender, answered by the kernel at its destination. Close it.
+
+    Raises HostError where we may not open raw sockets.
+    """
+
+    def __init__(self, path: ProbePath) -> None:
+        self.path = path
+        self._identifier = os.getpid() & 0xFFFF
+        try:
+            self._socket = namespace.inside(path.sender, lambda: _raw(path))
+        except OSError as error:
+            raise HostError(f"cannot send echoes over {path.name}: {error.strerror}") from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, number: int) -> bool:
+        fields = (self._identifier, number & 0xFFFF, time.time_ns(), number)
+        checksum = _checksum(_ECHO.pack(ECHO_REQUEST, 0, 0, *fields))
+        try:
+            self._socket.send(_ECHO.pack(ECHO_REQUEST, 0, checksum, *fields))
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[Arrival]:
+        found = []
+        for packet, arrived_ns in received(self._socket):
+            data = packet[4 * (packet[0] & 15) :]  # a raw socket has the IP header before it
+            if len(data) == _ECHO.size:
+                kind, _, _, identifier, _, sent_ns, number = _ECHO.unpack(data)
+                if (kind, identifier) == (ECHO_REPLY, self._identifier):
+                    found.append(Arrival(number, (arrived_ns - sent_ns) * 1e-9))
+        return found
+
+
+def received(end: socket.socket) -> list[tuple[bytes, int]]:
+    """All that lies in a socket that does not block: (content, the kernel's time of arrival in ns)."""
+    found: list[tuple[bytes, int]] = []
+    while True:
+        try:
+            data, ancillary, _, _ = end.recvmsg(2048, 64)
+        except OSError:
+            return found
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
+                seconds, nanoseconds = struct.unpack("=qq", content[:16])
+                found.append((data, seconds * 1_000_000_000 + nanoseconds))
+
+
+def _udp(address: str, device: str = "") -> socket.socket:
+    found = socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    )
+    return _bound(found, address, device)
+
+
+def _raw(path: ProbePath) -> socket.socket:
+    found = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_ICMP)
+    _bound(found, path.source, path.device)
+    found.setsockopt(SOL_RAW, ICMP_FILTER, struct.pack("=I", ~(1 << ECHO_REPLY) & 0xFFFFFFFF))
+    found.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    found.connect((path.destination, 0))  # others' answers stay out
+    found.setblocking(False)
+    return found
+
+
+def _bound(found: socket.socket, address: str, device: str) -> socket.socket:
+    try:
+        if device:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
+        found.bind((address, 0))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def _checksum(data: bytes) -> int:
+    """Of the internet (RFC 1071); ``data`` is of even length."""
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def rounds(probers: Sequence[Prober], count: int, interval_s: float, patience_s: float) -> dict[str, list[Arrival]]:
+    """``count`` packets of each prober, all interleaved; what arrived, by the name of the path, in order of arrival.
+
+    Sends are spread over the interval: two packets never share an instant, so paths do not disturb one another.
+    """
+    found: dict[str, list[Arrival]] = {prober.path.name: [] for prober in probers}
+    start = time.monotonic()
+    slot = interval_s / max(1, len(probers))
+    for number in range(count):
+        for place, prober in enumerate(probers):
+            due = start + number * interval_s + place * slot
+            while (left := due - time.monotonic()) > 0:
+                time.sleep(left)
+            prober.send(number)
+        _collect(probers, found)
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until and any(len(found[prober.path.name]) < count for prober in probers):
+        time.sleep(0.002)
+        _collect(probers, found)
+    return found
+
+
+def _collect(probers: Sequence[Prober], found: dict[str, list[Arrival]]) -> None:
+    for prober in probers:
+        found[prober.path.name] += prober.receive()
+
+
+def congestion_control(client: Path, server: Path, address: str) -> str:
+    """TCP congestion control of a connection from one namespace to ``address`` in another. Raises OSError."""
+
+    def listen() -> socket.socket:
+        found = socket.create_server((address, 0))
+        found.settimeout(CONNECT_S)
+        return found
+
+    with namespace.inside(server, listen) as listener:
+        port = listener.getsockname()[1]
+        with namespace.inside(client, lambda: socket.create_connection((address, port), CONNECT_S)) as connection:
+            raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return raw.partition(b"\0")[0].decode()

@@ -1,0 +1,245 @@
+"""Full-sized packets through paths between namespaces: numbered streams that count, and dense trains that tell a rate.
+
+A stream stays below the rate and the queue of its path, so that what it loses is lost by chance and not by being too
+much; streams of many paths share one budget of the machine. A train is the opposite: it fills the queue, and leaves at
+the rate. Both enter as super-packets (UDP segmentation offload), of which every path here takes the segments apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+import selectors
+import socket
+import struct
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from testbed.core.physics.impairment import WIRE_OVERHEAD_BYTES
+from testbed.host.measure.probing import Probe, received
+
+__all__ = ["HEADERS", "Result", "Want", "rate", "stream"]
+
+SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
+SO_NO_CHECK, SO_RXQ_OVFL = 11, 40
+HEADERS: Final = 14 + 20 + 8
+
+CAPACITY_BPS: Final = 2e9
+"""What all streams together may ask of the machine: some 160 000 packets per second."""
+SHARE_OF_RATE: Final = 0.5
+SHARE_OF_QUEUE: Final = 0.25
+SHORTEST: Final = 32
+"""Packets of a train, at least."""
+MOST_AT_ONCE: Final = 40
+BURST_S: Final = 0.002
+"""At most so much of a path's time in one super-packet."""
+
+_NUMBER = struct.Struct("=II")
+"""The number twice: where a bit of it was flipped, the two differ."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """``count`` full-sized packets over a path; ``unchecked`` without UDP checksums, so that flipped bits show."""
+
+    probe: Probe
+    count: int
+    mtu: int
+    rate_bps: float = 0.0
+    queue_bytes: int = 0
+    unchecked: bool = False
+
+    @property
+    def payload(self) -> int:
+        return self.mtu - 28
+
+    @property
+    def frame_bits(self) -> int:
+        return 8 * (self.payload + HEADERS + WIRE_OVERHEAD_BYTES)
+
+    @property
+    def frame_s(self) -> float:
+        """What one takes of the path's time."""
+        return self.frame_bits / self.rate_bps if self.rate_bps else 0.0
+
+    @property
+    def at_once(self) -> int:
+        """Packets in one send: never so many that a queue drops them."""
+        most = MOST_AT_ONCE if not self.frame_s else int(BURST_S / self.frame_s)
+        if self.queue_bytes:
+            most = min(most, int(SHARE_OF_QUEUE * 8 * self.queue_bytes / self.frame_bits))
+        return max(1, min(MOST_AT_ONCE, most, 65000 // self.payload))
+
+    @property
+    def takes_s(self) -> float:
+        """Seconds at the share of the rate that it uses."""
+        return self.count * self.frame_s / SHARE_OF_RATE
+
+
+@dataclass
+class Result:
+    """``arrived`` are the numbers in order of arrival, duplicates included; ``sent_s`` when each was sent (monotonic).
+
+    ``wrong`` came with a content that was not sent, ``missed`` had no room in the receiver's buffer.
+    """
+
+    sent: int = 0
+    arrived: array[int] = field(default_factory=lambda: array("L"))
+    sent_s: array[float] = field(default_factory=lambda: array("d"))
+    wrong: int = 0
+    missed: int = 0
+
+
+def stream(wants: Sequence[Want], patience_s: float, tell: Callable[[float], None] | None = None) -> list[Result]:
+    """Send all at once, each evenly, and collect until all came or nothing can come any more.
+
+    ``tell`` is told the share (0..1) of all that was sent, some times a second.
+    """
+    results = [Result() for _ in wants]
+    bodies = [bytes(index * 7 & 0xFF for index in range(want.payload - _NUMBER.size)) for want in wants]
+    for want in wants:
+        received(want.probe.receiver)
+        _options(want, on=True)
+    try:
+        _send_all(wants, results, bodies, tell)
+        until = time.monotonic() + patience_s
+        while time.monotonic() < until and any(len(result.arrived) < result.sent for result in results):
+            time.sleep(0.002)
+            _take_all(wants, results, bodies)
+    finally:
+        for want in wants:
+            _options(want, on=False)
+    return results
+
+
+def _options(want: Want, *, on: bool) -> None:
+    receiver = want.probe.receiver
+    receiver.setsockopt(SOL_UDP, UDP_GRO, int(on))
+    receiver.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, int(on))
+    # The kernel offloads no segmentation without checksums: then each packet is sent by itself.
+    want.probe.sender.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, int(on and want.unchecked))
+    want.probe.sender.setsockopt(SOL_UDP, UDP_SEGMENT, want.payload if on and not want.unchecked else 0)
+
+
+def _send_all(
+    wants: Sequence[Want],
+    results: Sequence[Result],
+    bodies: Sequence[bytes],
+    tell: Callable[[float], None] | None,
+) -> None:
+    total = max(1, sum(want.count for want in wants))
+    start = time.monotonic()
+    due = [(start, index) for index in range(len(wants))]
+    free, told = start, start
+    while due:
+        at, index = heapq.heappop(due)
+        want, result = wants[index], results[index]
+        while (left := max(at, free) - time.monotonic()) > 0:
+            time.sleep(min(left, 0.01))
+            if left > 0.0002:
+                _take_all(wants, results, bodies)
+        number = min(want.at_once, want.count - result.sent)
+        now = time.monotonic()
+        if number > 0 and not _send(want, result.sent, number, bodies[index]):
+            continue  # refused: a path without carrier takes nothing more
+        result.sent_s.extend([now] * number)
+        result.sent += number
+        bits = number * want.frame_bits
+        free = max(free, now - 0.005) + bits / CAPACITY_BPS
+        if result.sent < want.count:
+            heapq.heappush(due, (now + number * want.frame_s / SHARE_OF_RATE, index))
+        if now - told > 0.25:
+            told = now
+            _take_all(wants, results, bodies)
+            if tell:
+                tell(sum(result.sent for result in results) / total)
+
+
+def _send(want: Want, first: int, number: int, body: bytes) -> bool:
+    packets = [_NUMBER.pack(it, it) + body for it in range(first, first + number)]
+    try:
+        for content in packets if want.unchecked else [b"".join(packets)]:
+            want.probe.sender.sendto(content, want.probe.to)
+    except OSError:
+        return False
+    return True
+
+
+def _take_all(wants: Sequence[Want], results: Sequence[Result], bodies: Sequence[bytes]) -> None:
+    for want, result, body in zip(wants, results, bodies, strict=True):
+        _take(want, result, body)
+
+
+def _take(want: Want, result: Result, body: bytes) -> None:
+    while True:
+        try:
+            data, ancillary, _, _ = want.probe.receiver.recvmsg(65536, 128)
+        except OSError:
+            return
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == SO_RXQ_OVFL:
+                result.missed = struct.unpack("=I", content[:4])[0]
+        for place in range(0, len(data), want.payload):
+            if len(data) - place < want.payload:
+                break  # a small packet of before
+            one, two = _NUMBER.unpack_from(data, place)
+            whole = not want.unchecked or data[place + _NUMBER.size : place + want.payload] == body
+            if one == two and one < want.count:
+                result.arrived.append(one)
+                result.wrong += not whole
+            elif want.unchecked:
+                # Its number is the half that was not hit: the one that fits to the packet before.
+                last = result.arrived[-1] if result.arrived else 0
+                result.arrived.append(one if abs(one - last) <= abs(two - last) else two)
+                result.wrong += 1
+
+
+def rate(
+    probe: Probe, mtu: int, wire_bytes: int, rate_bps: float, delay_s: float, overhead_bytes: int = WIRE_OVERHEAD_BYTES
+) -> float | None:
+    """Rate of a train of full frames as it leaves the path, in bit/s on the wire; None if too little arrived.
+
+    The train enters far faster than it leaves (UDP segmentation offload); its dispersion at the far end is
+    the rate of the narrowest place (Dovrolis et al., "What do packet dispersion techniques measure?",
+    INFOCOM 2001, section III: a long train).
+    """
+    payload = mtu - 28
+    frame = payload + HEADERS + overhead_bytes
+    count = max(SHORTEST, wire_bytes // frame)
+    per_send = min(MOST_AT_ONCE, 65000 // payload)
+    received(probe.receiver)
+    probe.sender.setsockopt(SOL_UDP, UDP_SEGMENT, payload)
+    try:
+        sent = 0
+        while sent < count:
+            number = min(per_send, count - sent)
+            probe.sender.sendto(bytes(payload) * number, probe.to)
+            sent += number
+    except OSError:
+        return None
+    finally:
+        probe.sender.setsockopt(SOL_UDP, UDP_SEGMENT, 0)
+    until = time.monotonic() + delay_s + 1.5 * count * frame * 8 / rate_bps + 0.2
+    arrived: dict[int, int] = defaultdict(int)
+    got = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(probe.receiver, selectors.EVENT_READ)
+        quiet_s = delay_s + max(0.05, 20 * frame * 8 / rate_bps)
+        while got < count and time.monotonic() < until:
+            if not selector.select(min(quiet_s, max(0.0, until - time.monotonic()))) and got:
+                break  # what was lost never comes
+            for data, at_ns in received(probe.receiver):
+                if len(data) == payload:
+                    arrived[at_ns] += 1
+                    got += 1
+    times = sorted(arrived)
+    if len(times) < 3:
+        return None
+    # What arrives in one instant left as one piece, stamped when its last bit was out. The head of the train is
+    # left out: it alone shows how long whoever forwards it took to wake up.
+    head = len(times) // 10
+    passed = sum(arrived[at] for at in times[head + 1 :])
+    return passed * frame * 8 / ((times[-1] - times[head]) * 1e-9)

@@ -1,0 +1,180 @@
+"""Hearing of carriers lost and regained, in many network namespaces, with the time of each.
+
+Netlink carries no kernel timestamp, so the thread that listens does nothing else: it would be in the times. A carrier
+that goes and comes before the kernel tells of it is one message or none; but each message has the kernel's own count of
+changes (IFLA_CARRIER_CHANGES, linux/if_link.h), and a count that jumps proves that one was missed.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.host.linux import namespace
+from testbed.host.linux.netlink import IFF_LOWER_UP
+from testbed.host.linux.rtnetlink import NLM_F_REQUEST, RTM_NEWLINK
+
+RTMGRP_LINK = 1
+RTM_GETLINK, NLM_F_DUMP = 18, 0x300
+IFLA_IFNAME, IFLA_CARRIER_CHANGES = 3, 35
+BUFFER_BYTES = 4 << 20
+"""Room for a storm of events of a large lab; what does not fit is noticed, and the state is then asked for."""
+
+
+@dataclass(frozen=True)
+class CarrierState:
+    """Whether an interface has a carrier, and how often that changed."""
+
+    lit: bool = True
+    changes: int = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was heard of one interface at ``t`` (CLOCK_MONOTONIC of receipt).
+
+    ``lit``: whether it has a carrier by now; ``changes``: how often that changed since the watch began, by the kernel's
+    count; ``missed``: how many of these, since it was heard of last, nobody told of. Where ``turned`` is False, all of
+    them were missed: the carrier is as it was.
+    """
+
+    t: float
+    place: str
+    interface: str
+    lit: bool
+    changes: int
+    missed: int = 0
+    turned: bool = True
+
+
+Heard = Callable[[Change], None]
+
+
+class CarrierWatch:
+    """Watches interfaces, all lit when it begins, until :meth:`stop`.
+
+    Args:
+        places: handle of each namespace, by the name that ``heard`` gets.
+        interfaces: names of the interfaces to be watched, by namespace.
+        heard: called from the listening thread; must be quick.
+        prepare: called first in the listening thread.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[str, Path],
+        interfaces: Mapping[str, set[str]],
+        heard: Heard,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._heard, self._prepare = heard, prepare
+        self._states = {(place, name): CarrierState() for place in places for name in interfaces[place]}
+        self._counted: dict[tuple[str, str], int] = {}
+        """The kernel's counts when the watch began."""
+        self._stop = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        for place, path in places.items():
+            source = namespace.inside(path, _listen)
+            _ask(source)  # what comes first is how things are, and how often they have changed so far
+            self._selector.register(source, selectors.EVENT_READ, place)
+        self._thread = threading.Thread(target=self._run, name="carriers", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def dark(self) -> frozenset[str]:
+        """Names of watched interfaces without a carrier at one of their places at least."""
+        return frozenset(name for (_, name), state in list(self._states.items()) if not state.lit)
+
+    def states(self) -> dict[tuple[str, str], CarrierState]:
+        """All by (place, interface)."""
+        return dict(self._states)
+
+    def _run(self) -> None:
+        self._prepare()
+        while not self._stop.is_set():
+            for key, _ in self._selector.select(timeout=0.5):
+                source = key.fileobj
+                assert isinstance(source, socket.socket)
+                try:
+                    data = source.recv(1 << 17)
+                except OSError:  # ENOBUFS: more than the buffer holds came at once, and some of it is lost
+                    _ask(source)
+                    continue
+                t = time.monotonic()
+                for name, lit, count in parse(data):
+                    self._note(t, key.data, name, lit, count)
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+
+    def _note(self, t: float, place: str, name: str, lit: bool, count: int) -> None:
+        before = self._states.get((place, name))
+        if before is None:
+            return
+        turned = before.lit != lit
+        counted = count - self._counted.setdefault((place, name), count - turned)
+        # A carrier that is as it was has changed an even number of times, if at all.
+        new = max(counted - before.changes, turned)
+        if new % 2 != turned:
+            new -= 1  # the change that the next message is about
+        if new:
+            state = self._states[place, name] = CarrierState(lit, before.changes + new)
+            self._heard(Change(t, place, name, lit, state.changes, new - turned, turned))
+
+
+def _listen() -> socket.socket:
+    """A socket in the thread's namespace that hears of every change of an interface there (rtnetlink(7))."""
+    found = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    found.bind((0, RTMGRP_LINK))
+    return found
+
+
+def _ask(source: socket.socket) -> None:
+    """Have the kernel tell of all interfaces; it comes among the events, in the order of time."""
+    request = struct.pack("=IHHII", 32, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + bytes(16)
+    try:
+        source.send(request)
+    except OSError:
+        return  # one that was asked for before is still being told, or the namespace goes: so does the lab
+
+
+def parse(data: bytes) -> Iterator[tuple[str, bool, int]]:
+    """(interface, has a carrier, how often that has changed) of each RTM_NEWLINK in one datagram; what is cut short is
+    left out."""
+    while len(data) >= 32:
+        length, kind = struct.unpack_from("=IH", data)
+        if length < 32:
+            return
+        if kind == RTM_NEWLINK:
+            flags = struct.unpack_from("=I", data, 16 + 8)[0]
+            found = _attributes(data[32:length], {IFLA_IFNAME, IFLA_CARRIER_CHANGES})
+            if name := found.get(IFLA_IFNAME, b"").rstrip(b"\0"):
+                changes = int.from_bytes(found.get(IFLA_CARRIER_CHANGES, b""), sys.byteorder)
+                yield name.decode(errors="replace"), bool(flags & IFF_LOWER_UP), changes
+        data = data[(length + 3) & ~3 :]
+
+
+def _attributes(data: bytes, wanted: set[int]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    at = 0
+    while len(found) < len(wanted) and at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            break
+        if kind in wanted:
+            found[kind] = data[at + 4 : at + length]
+        at += (length + 3) & ~3
+    return found

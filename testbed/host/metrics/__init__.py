@@ -1,0 +1,1 @@
+"""Metrics: scraped, exposed, and handed to Prometheus."""

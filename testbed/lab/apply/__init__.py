@@ -1,0 +1,1 @@
+"""Steps made real: the engine, its journal, and the hands that it has."""

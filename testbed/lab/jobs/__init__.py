@@ -1,0 +1,1 @@
+"""Jobs: begun, followed, observed, begun again."""

@@ -1,0 +1,276 @@
+"""A job's attempts: when one fails, the next begins from the last good checkpoint, as soon as the lab allows.
+
+The story of a restart, all of it in one thread beside the job:
+
+1. An attempt is over when a rank failed or is gone, or when no step was committed for longer than ``stall_s``. Or in
+   order: a site is warned that it will lose its power, so all ranks are asked to save their state after one and the
+   same step, and do. That is no failure, and none of the ``restarts`` is spent on it.
+2. What is left of it is told to stop; ranks that cannot are ended when their successors are deployed.
+3. The lab allows the next one when no fault keeps a rank down or is about to, and all sites that have ranks are
+   connected by links that have a carrier at both ends, and answer each other: a silent cut takes no carrier.
+4. The number of the new attempt is written into the fence: no late writer of the old one can commit any more. Then the
+   newest checkpoint is looked for that every rank has, whole by its checksums. Only now, so that it stays the newest.
+5. Fresh ranks are deployed and go on from it, or from the beginning where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from testbed.core.topology.model import Topology
+from testbed.errors import LabError, StorageError, TestbedError
+from testbed.host.files import checkpoints
+from testbed.lab import client
+from testbed.lab.state import LabFolder
+
+POLL_S = 0.05
+SETTLE_S = 0.1
+"""How much later the cause of a failure may be heard of than its effects."""
+STOP_BOUND_S = 5.0
+WAIT_BOUND_S = 600.0
+"""How long a restart waits for the lab: a fault that lasts longer is not waited out."""
+REFUSED_BOUND_S = 30.0
+"""The same where nothing that is known of stands in its way, and it cannot begin nevertheless."""
+
+OVER = ("failed", "gone", "stopped")
+"""States of a rank that will not finish."""
+
+
+class _End(Enum):
+    """What follows an attempt: nothing, another one, or another one that the limit does not count."""
+
+    LAST = "last"
+    FAILED = "failed"
+    IN_ORDER = "in order"
+
+
+class Attempts:
+    """Begins the first attempt, follows it in a thread, and begins others while ``restarts`` are left.
+
+    ``message`` is that of the job, without what is an attempt's own. ``committed`` tells the latest committed step.
+    ``note`` is told, whenever one begins or ends, of all attempts so far, as run.json has them (docs/design.md).
+    """
+
+    def __init__(
+        self,
+        lab: LabFolder,
+        topology: Topology,
+        message: Mapping[str, Any],
+        ranks_folder: Path,
+        *,
+        restarts: int,
+        stall_s: float,
+        committed: Callable[[], int],
+        note: Callable[[Sequence[Mapping[str, Any]]], None] = lambda attempts: None,
+    ) -> None:
+        self._lab, self._topology, self._message, self._folder = lab, topology, message, ranks_folder
+        self._job = str(message["job"])
+        self._left, self._stall_s, self._committed = restarts, stall_s, committed
+        self._note, self._noted = note, list[dict[str, Any]]()
+        self._began_at: dict[int, int] = {}
+        self._stopping = threading.Event()
+        self.number = 0
+        self.waiting = ""
+        """What a restart waits for; empty while none does."""
+        self.failure = ""
+        """Why the job cannot end well; empty while it can."""
+        self.storage = False
+        """Whether that was the disk's: then nothing is known of the job."""
+        self.over = False
+        """Whether no attempt goes on and none will begin."""
+        self._begin()
+        threading.Thread(target=self._run, name="attempts", daemon=True).start()
+
+    def stop(self) -> None:
+        """No attempt begins any more; the one that goes on is told to stop."""
+        self._stopping.set()
+        client.call(self._lab, "stop", job=self._job)
+
+    def _run(self) -> None:
+        try:
+            while (end := self._follow()) is not _End.LAST:
+                if end is _End.FAILED:
+                    self._left -= 1
+                self._restart()
+        except TestbedError as error:
+            with contextlib.suppress(TestbedError):
+                self.failure = self.failure or self._dead()
+            self.storage = isinstance(error, StorageError) and not self.failure
+            self.failure = self.failure or str(error)
+        finally:
+            self.waiting, self.over = "", True
+
+    def _follow(self) -> _End:
+        """Return when the attempt is over."""
+        moved_t, step = time.monotonic(), self._committed()
+        warned = ""
+        while True:
+            ranks = client.call(self._lab, "ranks")
+            now = time.monotonic()
+            if (reached := self._committed()) != step:
+                moved_t, step = now, reached
+            if any(it.get("job", self._job) != self._job for it in ranks):
+                raise LabError("another job was begun on this lab")
+            dead = self._dead()
+            # Also of ranks that have lost their power since: what they saved is saved.
+            if warned and not dead and all(it.get("saved") for it in ranks):
+                step = self._committed()
+                why = f"{warned}: all ranks saved their state after step {step} and left"
+                order = {"cause": warned, "in_order": True}
+                self._ended(why, detected_t=now, step=step, **order)
+                return _End.LAST if self._stopping.is_set() else _End.IN_ORDER
+            why = dead or _why(ranks)
+            if not why and all(it["state"] == "finished" for it in ranks):
+                self._write_down(ended_t=now, step=self._committed())
+                checkpoints.remove(self._folder)
+                return _End.LAST
+            if not warned and (warned := _warned(ranks)):
+                client.call(self._lab, "stop", job=self._job, save=True)
+            if not why and now - moved_t > self._stall_s:
+                why = f"no step was committed for {now - moved_t:.0f} s"
+            if why and not dead:
+                # A rank that died, or its container, may be heard of after the peers that miss it already.
+                time.sleep(SETTLE_S)
+                dead = self._dead()
+                why = dead or _why(client.call(self._lab, "ranks")) or why
+            if why:
+                self._ended(why, detected_t=now, step=step)
+                if dead or self._stopping.is_set() or not self._left:
+                    self.storage = any(it.get("storage") for it in client.call(self._lab, "ranks"))
+                    self.failure = why
+                    return _End.LAST
+                return _End.FAILED
+            time.sleep(POLL_S)
+
+    def _restart(self) -> None:
+        """End what is left, wait for the lab, begin the next attempt. Raises LabError, StorageError."""
+        self._end_the_rest()
+        with client.Connection(self._lab) as keeper:
+            self._wait(keeper)
+
+    def _wait(self, keeper: client.Connection) -> None:
+        """``keeper`` is told what for; it forgets when that ends."""
+        began_t = refused_t = time.monotonic()
+        while True:
+            obstacle, now = self._obstacle(), time.monotonic()
+            if obstacle:
+                refused_t = now
+            else:
+                try:
+                    self._begin()
+                    self.waiting = ""
+                    return
+                except LabError as error:
+                    # It may have changed since it was looked at; without a keeper there is nobody to change it.
+                    if not client.answers(self._lab):
+                        raise
+                    obstacle = str(error)
+            if obstacle != self.waiting:
+                self.waiting = obstacle
+                keeper.call("waits", why=f"attempt {self.number + 1} of job {self._job} waits to begin: {obstacle}")
+                self._tell("restart-waits", attempt=self.number + 1, **{"for": obstacle})
+            if self._stopping.is_set():
+                raise LabError("the job was stopped while a restart waited for the lab")
+            if now - began_t > WAIT_BOUND_S or now - refused_t > REFUSED_BOUND_S:
+                raise LabError(f"the job could not be begun again within {now - began_t:.0f} s: {obstacle}")
+            time.sleep(POLL_S)
+
+    def _end_the_rest(self) -> None:
+        client.call(self._lab, "stop", job=self._job)
+        until = time.monotonic() + STOP_BOUND_S
+        while time.monotonic() < until:
+            if all(it["state"] != "training" for it in client.call(self._lab, "ranks")):
+                return
+            time.sleep(POLL_S)
+
+    def _obstacle(self) -> str:
+        """Why a job cannot begin now; empty if it can."""
+        if dead := self._dead():
+            raise LabError(dead)  # it does not come back
+        ranks = client.call(self._lab, "ranks")
+        if down := [str(it["rank"]) for it in ranks if it["down"]]:
+            return f"a fault keeps rank{'s' if len(down) > 1 else ''} {', '.join(down)} down"
+        if warned := _warned(ranks):
+            return f"{warned}: its power is about to go"
+        dark = frozenset(client.call(self._lab, "dark"))
+        if not _connected(self._topology, {it["site"] for it in ranks}, dark):
+            return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
+        # Last, for it takes time where it finds something: a silent cut, of which no carrier tells.
+        if unheard := client.call(self._lab, "unheard"):
+            return "; ".join(f"{one} and {other} do not hear each other" for one, other in unheard)
+        return ""
+
+    def _dead(self) -> str:
+        """Which container has died, as a reason; empty if none has."""
+        dead = client.call(self._lab, "dead_containers")
+        return f"the container of {dead[0]} died" if dead else ""
+
+    def _begin(self) -> None:
+        """Raises LabError, StorageError."""
+        number = self.number + 1
+        try:
+            checkpoints.set_fence(self._folder, number)
+        except OSError as error:
+            raise StorageError(f"cannot write into {self._folder}: {error.strerror}") from error
+        resume = None
+        if number > 1:
+            have = (checkpoints.whole(self._folder, rank) for rank in range(self._message["world_size"]))
+            resume = checkpoints.newest_of_all(have, self._began_at)
+        message = {
+            **self._message,
+            "attempt": number,
+            "resume": [resume.step, resume.attempt] if resume else None,
+        }
+        client.call(self._lab, "train", message=message)
+        step = resume.step if resume else 0
+        self.number, self._began_at[number] = number, step
+        self._tell("attempt-began", attempt=number, resumed_from=step)
+        self._noted.append({"attempt": number, "began_t": time.monotonic(), "resumed_from": step})
+        self._write_down(ended_t=None, why="", in_order=False)
+
+    def _ended(self, why: str, detected_t: float, step: int, **order: Any) -> None:
+        self._tell("attempt-ended", attempt=self.number, why=why, detected_t=detected_t, step=step, **order)
+        self._write_down(ended_t=detected_t, why=why, step=step, **order)
+
+    def _write_down(self, **fields: Any) -> None:
+        """What is known of this attempt by now. Raises StorageError."""
+        self._noted[-1] |= fields
+        self._note(self._noted)
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        client.call(self._lab, "tell", event=event, fields=fields)
+
+
+def _why(ranks: list[dict[str, Any]]) -> str:
+    """Why an attempt has failed; empty if it has not."""
+    bad = [it for it in ranks if it["state"] in OVER]
+    if not bad:
+        return ""
+    # One that is gone, or else the first that ended, is the cause; its peers' broken connections are the effect.
+    worst = min(bad, key=lambda it: (it["state"] != "gone", it["ended_t"] or 0.0))
+    return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
+
+
+def _warned(ranks: list[dict[str, Any]]) -> str:
+    """The fault that is about to take the power of a rank's site, in words; empty if there is none."""
+    return next((str(it["warned"]) for it in ranks if it.get("warned")), "")
+
+
+def _connected(topology: Topology, sites: set[str], dark: frozenset[str]) -> bool:
+    """Whether a way of lit links leads from each of ``sites`` to each other."""
+    reached, grown = {min(sites)} if sites else set(), True
+    while grown:
+        lit = [{*link.between} for link in topology.links if link.name not in dark]
+        more = reached.union(*(ends for ends in lit if ends & reached))
+        reached, grown = more, more != reached
+    return sites <= reached
+
+
+def _is(things: frozenset[str]) -> str:
+    return "is" if len(things) == 1 else "are"

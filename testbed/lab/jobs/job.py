@@ -1,0 +1,202 @@
+"""A training job on the agents of a lab: begun, followed by its step records, ended."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.core.plan import build
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
+from testbed.core.topology.model import Topology
+from testbed.errors import JobFailed, LabError, StorageError, TestbedError
+from testbed.lab.jobs.attempts import Attempts
+from testbed.lab.state import LabFolder
+
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained. Rates of a lab are scaled down, so the model is too: its bytes are what the fiber carries.
+
+    ``timeout_s`` is the process group's: a cut of all fibers that lasts longer (plus TCP's wait before it
+    tries again) ends the attempt. A job whose attempt failed is begun again up to ``restarts`` times, after the newest
+    checkpoint that all ranks have; they write one every ``checkpoint_every`` steps (0: none, and it begins from the
+    first step).
+    """
+
+    steps: int
+    seed: int = 0
+    data: Path | None = None
+    timeout_s: float = 30.0
+    batch: int = 4
+    context: int = 64
+    layers: int = 4
+    heads: int = 4
+    width: int = 96
+    learning_rate: float = 1e-3
+    checkpoint_every: int = 50
+    restarts: int = 3
+
+    @property
+    def stall_s(self) -> float:
+        """A job that commits no step for so long will not go on by itself: a wait ends after ``timeout_s``, and one
+        collective may have two of them."""
+        return 2.0 * self.timeout_s + 20.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "seed": self.seed,
+            "data": str(self.data) if self.data else None,
+            "timeout_s": self.timeout_s,
+            "batch": self.batch,
+            "context": self.context,
+            "model": {"layers": self.layers, "heads": self.heads, "width": self.width},
+            "learning_rate": self.learning_rate,
+            "checkpoint_every": self.checkpoint_every,
+        }
+
+
+@dataclass
+class _Tail:
+    """The step records of one rank, read as they grow."""
+
+    path: Path
+    offset: int = 0
+    step: int = 0
+    attempt: int = 1
+    last: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self) -> None:
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return
+        whole, _, _ = data.rpartition(b"\n")
+        if not whole:
+            return
+        self.offset += len(whole) + 1
+        for line in whole.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # torn, on a disk that was full for a while: the next of them tells as much
+            if record.get("attempt", 1) < self.attempt:
+                continue  # of a rank that did not know yet that its attempt was over
+            if record["kind"] == "job":
+                self.attempt, self.step = record.get("attempt", 1), record.get("resumed_from", 0)
+            elif record["kind"] == "step":
+                self.step, self.last = record["step"], record
+
+
+class Job:
+    """A job that was begun. All waits are bounded. ``note``: as of :class:`Attempts`."""
+
+    def __init__(
+        self,
+        lab: LabFolder,
+        topology: Topology,
+        workload: Workload,
+        ranks_folder: Path,
+        number: int,
+        note: Callable[[Sequence[Mapping[str, Any]]], None] = lambda attempts: None,
+    ) -> None:
+        self.workload = workload
+        self.id = f"j{number}"
+        ranks = build.ranks(topology)
+        self._reading = threading.Lock()
+        self._tails = [_Tail(ranks_folder / f"rank-{rank.rank}.jsonl") for rank in ranks]
+        master = Addressing(topology).node(ranks[0].node)[0]
+        message = {
+            "job": self.id,
+            "world_size": len(ranks),
+            "master": [str(master), MASTER_PORT],
+            "interface": FABRIC_INTERFACE,
+            "directory": str(ranks_folder),
+            **workload.to_dict(),
+        }
+        self._attempts = Attempts(
+            lab,
+            topology,
+            message,
+            ranks_folder,
+            restarts=workload.restarts,
+            stall_s=workload.stall_s,
+            committed=lambda: self.step,
+            note=note,
+        )
+
+    @property
+    def step(self) -> int:
+        """The latest committed step: one that every rank has ended. After a restart it is less than it was."""
+        with self._reading:  # asked by whoever follows the job and by whoever restarts it
+            for tail in self._tails:
+                tail.read()
+            newest = max(tail.attempt for tail in self._tails)
+            return min(tail.step for tail in self._tails if tail.attempt == newest)
+
+    @property
+    def attempt(self) -> int:
+        """From 1."""
+        return self._attempts.number
+
+    @property
+    def waiting(self) -> str:
+        """What a restart waits for, in words; empty while none does."""
+        return self._attempts.waiting
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """Rank 0's latest step record; empty before its first step."""
+        return self._tails[0].last
+
+    def failure(self) -> str:
+        """Why the job cannot end well; empty as long as it can, be it by another attempt."""
+        return self._attempts.failure
+
+    def failed(self) -> TestbedError:
+        """:meth:`failure` as an error: JobFailed, or StorageError where the disk took no more of it."""
+        return (StorageError if self._attempts.storage else JobFailed)(self.failure())
+
+    def over(self) -> bool:
+        """Whether no rank is training any more, and none will."""
+        return self._attempts.over
+
+    def wait_for(self, step: int, timeout: float = 60.0) -> None:
+        """Return when ``step`` is committed. Raises JobFailed, or LabError after ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        checked = 0.0
+        while self.step < step:
+            now = time.monotonic()
+            if now - checked > 0.5:
+                checked = now
+                if self.failure():
+                    raise self.failed()
+                if self.over() and self.step < step:
+                    raise JobFailed(f"the job ended at step {self.step}, before step {step}")
+            if now > until:
+                raise LabError(f"step {step} was not reached within {timeout:g} s; the job is at step {self.step}")
+            time.sleep(POLL_S)
+
+    def wait(self, timeout: float = 600.0) -> None:
+        """Return when every rank has ended well. Raises JobFailed, or LabError after ``timeout`` seconds."""
+        self.wait_for(self.workload.steps, timeout)
+        until = time.monotonic() + 10.0
+        while not self.over():
+            if time.monotonic() > until:
+                raise LabError("the ranks did not end after their last step")
+            time.sleep(POLL_S)
+        if self.failure():
+            raise self.failed()
+
+    def stop(self) -> None:
+        """End it after the step that it is in, or after 2 s."""
+        self._attempts.stop()

@@ -1,0 +1,163 @@
+"""Any job, not only ours: a user's program once per rank, inside its node, with torchrun's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from testbed.core.plan import build
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
+from testbed.core.plan.step import Rank
+from testbed.core.topology.model import Topology
+from testbed.errors import StorageError
+from testbed.host import runner
+from testbed.host.files.store import RunDirectory
+from testbed.lab import client
+from testbed.lab.jobs import record
+from testbed.lab.places import place
+from testbed.lab.state import LabFolder
+
+GRACE_S = 5.0
+"""What ranks get to end by themselves after another has failed, and again after SIGTERM."""
+
+Echo = Callable[[str], None]
+
+
+def environment(topology: Topology, rank: Rank, extra: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's variables (https://pytorch.org/docs/stable/elastic/run.html) and the site's and node's names."""
+    ranks = build.ranks(topology)
+    site_number = [site.name for site in topology.sites].index(rank.site)
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "RANK": str(rank.rank),
+        "WORLD_SIZE": str(len(ranks)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank.rank),
+        "ROLE_RANK": str(rank.rank),
+        "ROLE_WORLD_SIZE": str(len(ranks)),
+        "MASTER_ADDR": str(Addressing(topology).node(ranks[0].node)[0]),
+        "MASTER_PORT": str(MASTER_PORT),
+        "TORCHELASTIC_RUN_ID": topology.name,
+        "GLOO_SOCKET_IFNAME": FABRIC_INTERFACE,
+        "NCCL_SOCKET_IFNAME": FABRIC_INTERFACE,
+        "TESTBED_SITE": rank.site,
+        "TESTBED_SITE_RANK": str(site_number),
+        "TESTBED_NODE": rank.node,
+        **extra,
+    }
+
+
+def launch(
+    lab: LabFolder,
+    topology: Topology,
+    argv: Sequence[str],
+    run: RunDirectory,
+    extra: Mapping[str, str],
+    echo: Echo,
+    stop: threading.Event | None = None,
+) -> int:
+    """Run ``argv`` once per rank until all have ended; the worst status of those that ended by themselves
+    (128 + n for signal n).
+
+    Each line of output goes to ``echo`` with its rank before it, and into ``ranks/rank-<r>.log``. When one rank
+    fails the others get :data:`GRACE_S` before they are ended, as torchrun does. On KeyboardInterrupt all of them are
+    ended before it goes on; so they are when ``echo`` raises, as in ``testbed launch -- yes | head``, and then it is
+    raised here. Once ``stop`` is set they are ended too. run.json tells the command, and how each rank ended (None:
+    ended by us).
+    """
+    folder = Path.cwd()
+    client.call(lab, "show", folder=str(folder))
+    command = shlex.join(argv)
+    record.amend(run, workload={"command": command})
+    broken: list[Exception] = []
+
+    def tell(line: str) -> None:
+        try:
+            if not broken:
+                echo(line)
+        except Exception as error:
+            broken.append(error)
+
+    codes: dict[int, int] = {}
+    children: dict[int, subprocess.Popen[bytes]] = {}
+    readers: list[threading.Thread] = []
+    try:
+        for rank in build.ranks(topology):
+            where, variables = place(lab, rank.node, isolated=True, job=True), environment(topology, rank, extra)
+            line = where.enter(argv, folder, variables)
+            child = runner.spawn(line, {**os.environ, **variables}, leashed=where.leashed)
+            children[rank.rank] = child
+            reader = threading.Thread(target=_copy, args=(rank.rank, child, run, tell), daemon=True)
+            reader.start()
+            readers.append(reader)
+        _wait(children, broken, stop or threading.Event())
+        # What we end ourselves, because another failed, has no status of its own to tell.
+        codes = {rank: _status(code) for rank, child in children.items() if (code := child.poll()) is not None}
+        if len(codes) < len(children):
+            _end(children)
+        for reader in readers:
+            reader.join(GRACE_S)  # a grandchild may hold the pipe open for ever
+    finally:
+        _end(children)
+    record.amend(run, workload={"command": command, "statuses": [codes.get(rank) for rank in sorted(children)]})
+    if broken:
+        record.end(run, record.Ending("interrupted", f"its output could not be shown any more: {broken[0]}"))
+        raise broken[0]
+    return max(codes.values(), default=0)
+
+
+def _status(code: int) -> int:
+    """An exit status as a shell says it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
+
+
+def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Echo) -> None:
+    """Until it says no more, also where it cannot be kept: who is not read from stops."""
+    assert child.stdout is not None
+    with contextlib.ExitStack() as stack:
+        log: IO[bytes] | None = None
+        with contextlib.suppress(StorageError):
+            log = stack.enter_context(run.open_log(rank))
+        for line in child.stdout:
+            with contextlib.suppress(OSError):
+                if log is not None:
+                    log.write(line)
+            echo(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
+
+
+def _wait(children: Mapping[int, subprocess.Popen[bytes]], broken: Sequence[Exception], stop: threading.Event) -> None:
+    """Until all have ended, or one has failed and the others had their grace, or there is something in ``broken``, or
+    ``stop`` is set."""
+    failed_at: float | None = None
+    while None in (codes := [child.poll() for child in children.values()]):  # all are polled: any of them may fail
+        if broken or stop.is_set():
+            return
+        if failed_at is None and any(codes):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+            return
+        time.sleep(0.02)
+
+
+def _end(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to whole sessions, then SIGKILL; returns when all are reaped."""
+    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
+        alive = [child for child in children.values() if child.poll() is None]
+        if not alive:
+            return
+        for child in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, number)
+        until = time.monotonic() + patience
+        for child in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, until - time.monotonic()))

@@ -1,0 +1,153 @@
+"""An mpiexec in a container and its daemons in others: one process of this host that stands for all of them.
+
+mpiexec runs in the management network's container, as an unprivileged user, and has no way into the nodes' containers:
+no docker, no capability. What it calls in place of ssh (testbed_agents/reach.py) asks this process, at a Unix socket in
+the run's folder, to start the daemon on a host; the argument lists that lead there were laid down beforehand, and each
+host is entered once. The ranks' containers show that folder too, and no rank is to run programs in another's node.
+
+All of it is one process group here, and this process alone has the other ends of the leashes inside
+(testbed_agents/leash.py): however it ends, mpiexec and the daemons end. Its status is mpiexec's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from testbed.errors import HostError
+from testbed.host import runner
+from testbed.lab.validate import reach
+
+__all__ = ["program", "serve", "start"]
+
+_SOCKET: Final = "reach.socket"
+_LONGEST_BYTES: Final = 1 << 20
+"""Of what is asked for: Open MPI names all hosts to each daemon."""
+
+
+def program(folder: Path) -> Path:
+    """What is to be named to an mpiexec in a container. Raises HostError."""
+    return reach.program(folder, ["python", "-m", "testbed_agents.reach", str(folder / _SOCKET)])
+
+
+def start(
+    folder: Path,
+    mpiexec: Sequence[str],
+    ways: Mapping[str, Sequence[str]],
+    *,
+    owner: tuple[int, int],
+    environment: Mapping[str, str],
+    log: IO[bytes],
+) -> subprocess.Popen[bytes]:
+    """Start it, in a session of its own; it dies with the thread that called this.
+
+    Args:
+        folder: both sides see it at the same path; the socket is made there.
+        mpiexec: argument list that runs mpiexec on a leash.
+        ways: for each host, the argument list that a command is appended to, on a leash too.
+        owner: user and group who may ask.
+        environment: of all of them here; ``mpiexec`` says what goes inside.
+        log: what they say.
+
+    Raises HostError, MissingTool.
+    """
+    table = folder / "reach.json"
+    try:
+        table.write_text(json.dumps({host: list(way) for host, way in ways.items()}))
+        with _listening(folder / _SOCKET, owner) as listener:
+            line = [runner.tool("setpriv"), "--pdeathsig", "KILL", "--", sys.executable, "-m", __name__]
+            return subprocess.Popen(
+                [*line, str(listener.fileno()), str(table), *mpiexec],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment),
+                pass_fds=[listener.fileno()], start_new_session=True,
+            )  # fmt: skip
+    except OSError as error:
+        raise HostError(f"mpiexec cannot be started in its container: {error.strerror or error}") from error
+
+
+def _listening(path: Path, owner: tuple[int, int]) -> socket.socket:
+    """A socket at ``path`` that only ``owner`` may connect to: to write to it is what that takes (unix(7))."""
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        made.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's name may have 107 bytes, and a folder's more
+        path.chmod(0o600)
+        os.chown(path, *owner, follow_symlinks=False)
+        made.listen()
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        os.close(folder)
+    return made
+
+
+def serve(listener: socket.socket, mpiexec: Sequence[str], ways: Mapping[str, Sequence[str]]) -> int:
+    """Run mpiexec, and what is asked for meanwhile; mpiexec's status, 128 + n for a signal n."""
+    left = dict(ways)
+    threading.Thread(target=_listen, args=(listener, left), daemon=True).start()
+    return _status(_on_leash(mpiexec).wait())
+
+
+def _status(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def _on_leash(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Its stdin is a pipe that nobody else has the other end of."""
+    return subprocess.Popen(list(argv), stdin=subprocess.PIPE)
+
+
+def _listen(listener: socket.socket, left: dict[str, Sequence[str]]) -> None:
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_answer, args=(connection, left), daemon=True).start()
+
+
+def _answer(connection: socket.socket, left: dict[str, Sequence[str]]) -> None:
+    """Until the daemon has ended, whose status is said then, or who asked for it is gone."""
+    with connection, contextlib.suppress(OSError):
+        with connection.makefile("rb") as stream:
+            asked = _understood(stream.readline(_LONGEST_BYTES))
+        way = left.pop(asked[0], None) if asked is not None else None
+        if asked is None or way is None:
+            said = "what was asked for cannot be read" if asked is None else f"no way leads to {asked[0]}, or none more"
+            print(f"reach: {said}", file=sys.stderr, flush=True)
+            return
+        daemon = _on_leash([*way, "sh", "-c", asked[1]])
+        watched = os.pidfd_open(daemon.pid)
+        try:
+            poller = select.poll()
+            for it in (watched, connection.fileno()):
+                poller.register(it, select.POLLIN)
+            if watched not in dict(poller.poll()) and daemon.stdin is not None:
+                daemon.stdin.close()
+            connection.sendall(b"%d\n" % _status(daemon.wait()))
+        finally:
+            os.close(watched)
+
+
+def _understood(line: bytes) -> tuple[str, str] | None:
+    """Host and command; None for what our own side would not say."""
+    try:
+        words: Any = json.loads(line)
+        if isinstance(words, list) and all(isinstance(it, str) for it in words):
+            return reach.heard(words)
+    except (ValueError, IndexError):
+        pass
+    return None
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as _listener:
+        sys.exit(serve(_listener, sys.argv[3:], json.loads(Path(sys.argv[2]).read_text())))
