@@ -111,7 +111,7 @@ def validate(
     """Does this collective library survive this fiber? Right answers, bytes on the wire, speed, faults.
 
     Ctrl-C takes the lab down and keeps what was measured. Exit status 0: it holds; 1: it does not, or became worse than
-    the baseline; 3: it could not be told.
+    the baseline; 3: it could not be told, or all were skipped.
     """
     from testbed.lab import api
 

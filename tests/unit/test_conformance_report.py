@@ -170,7 +170,8 @@ def test_faster_than_light_is_bad_however_fast_the_rest():
             "On metro-40km, lame-ring gives wrong results without an error; mpich does not hold; torch-gloo holds.",
         ),
         ((factory.library(verdict="unknown"),), "On metro-40km, of torch-gloo it cannot be told."),
-        ((factory.skipped(),), "Nothing was validated on metro-40km."),
+        ((factory.library(), factory.skipped()), "On metro-40km, torch-gloo holds; jax was skipped."),
+        ((factory.skipped(),), "Nothing was validated on metro-40km; jax was skipped."),
     ],
 )
 def test_the_headline_says_the_worst_first(libraries, sentence):
@@ -288,7 +289,9 @@ def test_junit_of_what_holds_has_no_failure():
     assert float(whole.attrib["time"]) == pytest.approx(148.2)
 
 
-@pytest.mark.parametrize("fields", [{"interrupted": True}, {"certified": False}, {"libraries": ()}])
+@pytest.mark.parametrize(
+    "fields", [{"interrupted": True}, {"certified": False}, {"libraries": ()}, {"libraries": (factory.skipped(),)}]
+)
 def test_junit_never_passes_what_was_not_all_told(fields):
     fields = {"libraries": (factory.library(),), **fields}
     assert ElementTree.fromstring(junit(factory.validation(**fields))).attrib["errors"] == "1"

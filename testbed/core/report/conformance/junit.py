@@ -22,11 +22,12 @@ _PASSES = frozenset({"right", "right after healing", "error within its bound"})
 
 def junit(validation: Validation, comparison: Comparison | None = None) -> str:
     """The whole file. What does not hold is a failure; what could not be told an error, never a pass; what a library
-    does not offer, and a library that is not installed, is skipped. The verdict is a case too, so that nothing that
-    speaks against a library can be missing; with a ``comparison``, each regression is one."""
+    does not offer, and a library that is not installed, is skipped; that all of them are is an error. The verdict is a
+    case too, so that nothing that speaks against a library can be missing; with a ``comparison``, each regression is
+    one."""
     suites = [_suite(validation, each, comparison) for each in validation.libraries]
     whole = suite_of("validation")
-    if validation.interrupted or not suites:
+    if validation.interrupted or all(each.verdict == "skipped" for each in validation.libraries):
         why = "it was interrupted" if validation.interrupted else "no library was validated"
         _add(whole, "Was all of it run?", Error(why, "Unknown"))
     if not validation.certified:

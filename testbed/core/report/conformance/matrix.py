@@ -137,10 +137,10 @@ def headline(validation: Validation) -> str:
         said.append(f"{_list(by['holds'])} {'holds' if len(by['holds']) == 1 else 'hold'}")
     if by.get("unknown"):
         said.append(f"of {_list(by['unknown'])} it cannot be told")
-    if not said:
-        return f"Nothing was validated on {validation.topology}."
-    whole = "; ".join(said)
-    return f"On {validation.topology}, {whole}."
+    begin = f"On {validation.topology}, " if said else f"Nothing was validated on {validation.topology}; "
+    if by.get("skipped"):  # it counts for nothing, which must not look as if it held
+        said.append(f"{_list(by['skipped'])} {'was' if len(by['skipped']) == 1 else 'were'} skipped")
+    return (begin + "; ".join(said)).removesuffix("; ") + "."
 
 
 def times(cell: Cell) -> str:
