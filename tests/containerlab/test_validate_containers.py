@@ -1,4 +1,8 @@
-"""Rank programs in containers: spoken to through FIFOs, signalled inside, ended with whoever started them."""
+"""Rank programs in containers: spoken to through FIFOs, signalled inside, ended with whoever started them.
+
+Those of MPI need an image that has it, which is too large to be made for every run of the tests:
+``testbed image build --with validate --tag scale-across-testbed:VERSION-validate``, in the tests' own docker.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import oracle
@@ -17,6 +21,7 @@ from testbed.core.conformance import cases, trials
 from testbed.core.conformance.library import PYTHON, Library
 from testbed.core.conformance.result import CaseResult, Cell
 from testbed.host import libraries
+from testbed.host.drivers import images
 from testbed.lab import state
 from testbed.lab.validate import correctness, faults
 from testbed.lab.validate.crew import Crew
@@ -36,6 +41,31 @@ def lab(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
     with testbed.up("metro-40km", name=name, driver="containerlab", agents=False, allow_uncertified=True) as found:
         yield found
     assert oracle.left_behind(name, state_folder) == []
+
+
+@pytest.fixture(scope="module")
+def with_mpi(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
+    """A lab of the image that has MPI."""
+    chosen = f"{containers}-validate"
+    if why := images.missing(chosen, ["validate"]):
+        pytest.skip(f"{why} --with validate --tag {chosen}")
+    name = oracle.unused_name()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "reference", lambda: chosen)
+        made = testbed.up("metro-40km", name=name, driver="containerlab", agents=False, allow_uncertified=True)
+    with made as found:
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+def inside(lab: str) -> list[str]:
+    """All that runs in the containers of nodes and of the management network beside what keeps them up."""
+    nodes = [f"{site}-{number}" for site in ("east", "west") for number in (0, 1)]
+    said = [
+        subprocess.run(["docker", "top", f"clab-{lab}-{node}", "-eo", "pid,args"], capture_output=True, text=True)
+        for node in (*nodes, "mgmt")
+    ]
+    return [line for it in said for line in it.stdout.splitlines()[1:] if "sleep infinity" not in line]
 
 
 def programs(lab: str) -> list[str]:
@@ -77,28 +107,67 @@ def test_what_the_image_lacks_is_a_skip_that_says_so(
 ) -> None:
     known = {
         "lacking": Library("lacking", "needs what is nowhere", (PYTHON,), modules=("json", "no_such_module")),
-        "mpich": libraries.find("mpich"),
+        "no-mpi": dataclasses.replace(libraries.find("mpich"), name="no-mpi", programs=("mpiexec.nowhere",)),
     }
     monkeypatch.setattr(libraries, "find", known.__getitem__)
-    outcome = validate(["lacking", "mpich"], lab=lab.name, runs=tmp_path, allow_uncertified=True)
+    outcome = validate(["lacking", "no-mpi"], lab=lab.name, runs=tmp_path, allow_uncertified=True)
     assert [it.verdict for it in outcome.validation.libraries] == ["skipped", "skipped"]
-    lacking, mpich = outcome.validation.libraries
-    assert "lacks no_such_module" in lacking.why[0]
-    assert "mpiexec" in mpich.why[0]
+    lacking, no_mpi = outcome.validation.libraries
+    assert "lacks no_such_module; " in lacking.why[0]
+    assert "mpiexec.nowhere; make one that has it with: testbed image build --with validate" in no_mpi.why[0]
     assert outcome.exit_code == 3
     assert outcome.validation.driver == "containerlab"
     assert lab.status().state == "up"
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_an_mpi_is_right_and_takes_all_ranks_with_a_killed_one(
+    with_mpi: testbed.Lab, tmp_path: Path, name: str
+) -> None:
+    """Its mpiexec in the management network's container, which has no way of its own into the nodes'."""
+    folder, topology = state.folder(with_mpi.name), with_mpi.topology
+    crew = Crew(folder, topology, libraries.find(name), tmp_path / name)
+    session = Session(crew, timeout_s=5.0)
+    found: list[CaseResult] = []
+    cells: list[Cell] = []
+    try:
+        whole = cases.correctness("quick", [rank.site for rank in crew.ranks])
+        correctness.examine(session, whole[::10], found.append)
+        assert {it.state for it in found} == {"right", "unsupported"}, found
+        (killed,) = (it for it in trials.trials("quick", topology, session.offers) if it.fault.name == "rank-killed")
+        with Wire(folder, topology) as wire, FiberFaults(folder, topology) as fibers:
+            faults.examine(session, wire, fibers, [killed], cells.append)
+        assert [it.outcome for it in cells] == ["crash"], cells
+        assert any("testbed_agents.libraries.mpi" in it for it in inside(with_mpi.name))
+    finally:
+        crew.leave()
+    oracle.until(lambda: inside(with_mpi.name) == [], 15.0, "ranks, daemons and mpiexec end")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_after_sigkill_an_mpi_ends_inside(with_mpi: testbed.Lab, tmp_path: Path, name: str) -> None:
+    killed_while_it_runs(
+        name, with_mpi, tmp_path, lambda: sum("libraries.mpi" in it for it in inside(with_mpi.name)) >= 4
+    )
+    oracle.until(lambda: inside(with_mpi.name) == [], 20.0, "ranks, daemons and mpiexec end with whoever started them")
+
+
+@pytest.mark.thorough
 def test_after_sigkill_rank_programs_end_inside(lab: testbed.Lab, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "testbed.cli.main", "validate", "ring", "--only", "correctness"]
-    argv += ["-l", lab.name, "--allow-uncertified", "--runs", str(tmp_path)]
-    with (tmp_path / "said").open("wb") as said:
+    killed_while_it_runs("ring", lab, tmp_path, lambda: len(programs(lab.name)) == 4)
+    oracle.until(lambda: programs(lab.name) == [], 20.0, "rank programs end with whoever started them")
+
+
+def killed_while_it_runs(name: str, lab: testbed.Lab, folder: Path, running: Callable[[], bool]) -> None:
+    """SIGKILL to a validation once its programs run."""
+    argv = [sys.executable, "-m", "testbed.cli.main", "validate", name, "--only", "correctness"]
+    argv += ["-l", lab.name, "--allow-uncertified", "--runs", str(folder)]
+    with (folder / "said").open("wb") as said:
         child = subprocess.Popen(argv, stdout=said, stderr=said)
     try:
-        oracle.until(lambda: len(programs(lab.name)) == 4, 60.0, "rank programs run")
+        oracle.until(running, 60.0, "rank programs run")
     finally:
         os.kill(child.pid, 9)
         child.wait(10.0)
-    oracle.until(lambda: programs(lab.name) == [], 20.0, "rank programs end with whoever started them")

@@ -129,12 +129,13 @@ def test_what_is_missing_is_said_with_what_installs_it() -> None:
     assert libraries.why_not(MINE) == ""
 
 
-def test_the_python_of_a_container_is_asked_for_its_own_modules() -> None:
-    library = Library("x", "x", ("x",), modules=("json", "no_such.module", "os.path"))
+def test_a_container_is_asked_for_its_own_modules_and_programs() -> None:
+    modules, programs = ("json", "no_such.module", "os.path"), ("sh", "no-such-mpiexec")
+    library = Library("x", "x", ("x",), modules=modules, programs=programs)
     here = libraries.lacking_inside(library, lambda argv: [sys.executable, *argv[1:]])
-    assert here == ("no_such.module",)
-    assert libraries.lacking_inside(library, lambda argv: ["false"]) == library.modules
-    assert libraries.lacking_inside(library, lambda argv: ["/nowhere/python"]) == library.modules
+    assert here == ("no_such.module", "no-such-mpiexec")
+    assert libraries.lacking_inside(library, lambda argv: ["false"]) == modules + programs
+    assert libraries.lacking_inside(library, lambda argv: ["/nowhere/python"]) == modules + programs
     assert libraries.lacking_inside(Library("y", "y", ("y",)), lambda argv: ["false"]) == ()
 
 

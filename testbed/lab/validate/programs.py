@@ -123,6 +123,7 @@ class Starter:
         self.contained = places.driver(lab) == "containerlab"
         # Open MPI's launcher refuses a user who is not in /etc/passwd, as who called sudo need not be in the image's.
         self._user = agent_user() if self.replaces else IMAGE_USER
+        self._uid, self._gid = map(int, self._user.split(":"))
 
     @property
     def replaces(self) -> bool:
@@ -265,12 +266,11 @@ class Starter:
         """As :meth:`_mpiexec`, of the image's MPI; what is returned is its relay."""
         handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # the image's
         argv = self._mpiexec_argv(PROGRAMS, hosts, relay.program(self.folder), "setpriv", handed_on)
-        owner_uid, owner_gid = map(int, self._user.split(":"))
         return relay.start(
             self.folder,
             self._place(MANAGEMENT).enter(argv, self.folder, own),
             ways,
-            owner=(owner_uid, owner_gid),
+            owner=(self._uid, self._gid),
             environment={**os.environ, **own},
             log=log,
         )
@@ -316,7 +316,7 @@ class Starter:
         return into, out
 
     def _give(self, path: Path) -> None:
-        os.chown(path, *map(int, self._user.split(":")), follow_symlinks=False)
+        os.chown(path, self._uid, self._gid, follow_symlinks=False)
 
 
 def _opened(into: Path, out: Path, log: IO[bytes]) -> Lines:

@@ -116,14 +116,14 @@ def _listen(listener: socket.socket, left: dict[str, Sequence[str]]) -> None:
 
 def _answer(connection: socket.socket, left: dict[str, Sequence[str]]) -> None:
     """Until the daemon has ended, whose status is said then, or who asked for it is gone."""
-    with connection, contextlib.suppress(OSError):
+    with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         with connection.makefile("rb") as stream:
             asked = _understood(stream.readline(_LONGEST_BYTES))
-        way = left.pop(asked[0], None) if asked is not None else None
-        if asked is None or way is None:
-            said = "what was asked for cannot be read" if asked is None else f"no way leads to {asked[0]}, or none more"
-            print(f"reach: {said}", file=sys.stderr, flush=True)
-            return
+        if asked is None:
+            return _refuse("what it was called with makes no sense")
+        way = left.pop(asked[0], None)
+        if way is None:
+            return _refuse(f"no way leads to {asked[0]}, or none any more")
         daemon = _on_leash([*way, "sh", "-c", asked[1]])
         watched = os.pidfd_open(daemon.pid)
         try:
@@ -135,6 +135,10 @@ def _answer(connection: socket.socket, left: dict[str, Sequence[str]]) -> None:
             connection.sendall(b"%d\n" % _status(daemon.wait()))
         finally:
             os.close(watched)
+
+
+def _refuse(why: str) -> None:
+    print(f"reach: {why}", file=sys.stderr, flush=True)
 
 
 def _understood(line: bytes) -> tuple[str, str] | None:
