@@ -164,7 +164,7 @@ def test_an_interrupted_run_is_no_failure_of_the_lab(lab: Lab, tmp_path: Path) -
 
 
 def test_what_is_bad_in_a_lab_that_failed_is_unknown_and_says_why(lab: Lab, tmp_path: Path) -> None:
-    """Fewer steps than planned is the job's failure in a lab that is whole, and perhaps the lab's in one that is not."""
+    """Fewer steps than planned is the job's failure in a lab that is whole, perhaps the lab's in one that is not."""
     for path in (lab.folder / "ranks").glob("rank-?.jsonl"):
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:100]))
     lab.job_error, lab.heard = BROKEN, [EMULATOR_DIED]
