@@ -37,6 +37,7 @@ def content(journal: Journal) -> dict[str, Any]:
         "keeper": journal.keeper,
         "state": journal.state,
         "entries": {number: (it.owner, it.step, it.facts) for number, it in journal.entries.items()},
+        "forgotten": {number: (it.owner, it.step) for number, it in journal.forgotten.items()},
         "notes": journal.notes,
     }
 
@@ -66,11 +67,15 @@ def test_what_is_read_back_is_what_stood_in_memory(journal: Journal, path: Path)
     journal.note("fault", id="f1", target="north")
     journal.intend("f2", [DARK])
     journal.undone([cut])
+    (left, over) = journal.intend("f3", [DARK, DARK])
+    journal.forget([left, over])
+    journal.undone([over])
     again = Journal.read(path)
     assert content(again) == content(journal)
     assert again.entries[first.id].done
     assert [it.owner for it in again.owned("f2")] == ["f2"]
-    assert again.owned("f1") == []
+    assert again.owned("f1") == again.owned("f3") == []
+    assert [it.id for it in again.forgotten_by("f3")] == [left.id]
 
 
 def test_a_whole_plan_comes_back(journal: Journal, path: Path) -> None:

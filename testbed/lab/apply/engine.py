@@ -2,8 +2,9 @@
 
 ``apply`` writes the intention down, makes the makings in order and then reconciles the settings. ``undo`` removes
 what an owner made, backwards. ``replace`` leads from one plan of an owner to its next. ``reconcile`` gives every key
-the value of the setting that has the say: of those that still stand, that of the owner who came last. All can be called
-again after any interruption, by another process, from the journal alone.
+the value of the setting that has the say: of those that still stand, that of the owner who came last. ``settle`` does
+it for the keys that are known not to have it. All can be called again after any interruption, by another process, from
+the journal alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Engine:
         self.journal = journal
         self._hands = hands
         self._unset: dict[tuple[str, ...], Setting] = {}
-        """Settings that stand no more where what has the say instead could not be set, by their keys."""
+        """Values that must be and could not be set, by their keys. Of those that stand the journal does not tell it."""
 
     def apply(self, owner: str, plan: Plan, notice: Notice | None = None) -> None:
         """Bring a plan into being. On any error what was begun stays in the journal: call :meth:`undo`.
@@ -96,11 +97,11 @@ class Engine:
 
         What failed to go stays in the journal for the next attempt.
         """
-        self._undo(self.journal.owned(owner))
+        self._undo([*self.journal.forgotten_by(owner), *self.journal.owned(owner)])
 
     def undo_all(self) -> None:
         """Undo everything, whoever owns it: nothing stands afterwards, and no value is set on what goes anyway."""
-        self._undo(list(self.journal.entries.values()))
+        self._undo([*self.journal.forgotten.values(), *self.journal.entries.values()])
 
     def replace(self, owner: str, plan: Plan) -> None:
         """Have exactly this plan stand for ``owner``: makings that it has no more are undone first, new ones are made.
@@ -113,37 +114,46 @@ class Engine:
         new = [step for step in plan if step not in present]
         self._undo([entry for entry in old if not isinstance(entry.step, Setting)])
         gone = [entry for entry in old if isinstance(entry.step, Setting)]
-        self._assign(self.journal.exchange(owner, gone, (step for step in new if isinstance(step, Setting))), also=gone)
+        left = self.journal.forgotten_by(owner)  # of a phase before this one, where something could not be set
+        fresh = self.journal.exchange(owner, gone, (step for step in new if isinstance(step, Setting)))
+        self._assign(fresh, also=[*left, *gone])
         # Last: they take longer, and what is to be dark at one moment must not wait for them.
         self.apply(owner, tuple(step for step in new if not isinstance(step, Setting)))
 
     def reconcile(self) -> None:
         """Give every key the value that it must have, as after a crash, or where one could not be set."""
-        self._assign([it for it in self.journal.entries.values() if isinstance(it.step, Setting)])
-        self.settle()
+        standing = [it for it in self.journal.entries.values() if isinstance(it.step, Setting)]
+        self._assign(standing, also=list(self.journal.forgotten.values()))
 
     def settle(self) -> None:
-        """Try again to set what could not be set."""
-        self._set(list(self._unset.values()))
+        """Set what is still to be set: what was forgotten when the keeper died, and what could not be set."""
+        self._set([*self._unset.values(), *_settings(self.journal.forgotten.values())])
 
     def _assign(self, entries: Sequence[Entry], also: Sequence[Entry] = ()) -> None:
         """Set what has the say over the keys of ``entries``, and of ``also``, which stand no more."""
-        self._set([entry.step for entry in (*entries, *also) if isinstance(entry.step, Setting)])
+        self._set(_settings((*entries, *also)))
         for entry in entries:
             entry.done = True
 
     def _set(self, touched: Sequence[Setting]) -> None:
-        """Set what has the say over the keys of ``touched``; each hand is tried, then the first failure is raised."""
+        """Set what has the say over the keys of ``touched``; each hand is tried, then the first failure is raised.
+
+        What was forgotten of a key that has its value is undone, and no sooner: until then the journal must tell of
+        it, or whoever finds the journal after a crash would not know that the key may have another value.
+        """
         failure: TestbedError | None = None
+        settled = {it.key for it in touched}
         for hand, settings in self._by_hand(self._winners(touched)).items():
             try:
                 hand.assign(settings)
             except TestbedError as error:
                 failure = failure or error
                 self._unset |= {it.key: it for it in settings}
-            else:
-                for it in settings:
-                    self._unset.pop(it.key, None)
+                settled -= {it.key for it in settings}
+        for key in settled:
+            self._unset.pop(key, None)
+        forgotten = self.journal.forgotten.values()
+        self.journal.undone([it for it in forgotten if isinstance(it.step, Setting) and it.step.key in settled])
         if failure is not None:
             raise failure
 
@@ -151,24 +161,24 @@ class Engine:
         going = {name for it in entries for name in it.step.holds}
         failures: list[TestbedError] = []
         gone: list[Entry] = []
-        touched: list[Setting] = []
+        touched: list[Entry] = []
         for entry in reversed(entries):
             step = entry.step
             if going.intersection(step.within):
                 gone.append(entry)
             elif isinstance(step, Setting):
-                gone.append(entry)
-                touched.append(step)
+                touched.append(entry)
             else:
                 try:
                     self._hands[type(step)].unmake(step, entry.facts)
                     gone.append(entry)
                 except TestbedError as error:
                     failures.append(error)
-        # Settings are forgotten first and set after: should we die in between, `reconcile` still ends where it must.
         self.journal.undone(gone)
+        # Settings are forgotten before their keys are set, and undone after: see the journal.
+        self.journal.forget(it for it in touched if it.id in self.journal.entries)
         try:
-            self._set(touched)
+            self._assign([], also=touched)
         except TestbedError as error:
             failures.append(error)
         if failures:
@@ -192,3 +202,7 @@ class Engine:
         for setting in settings:
             groups.setdefault(self._hands[type(setting)], []).append(setting)
         return groups
+
+
+def _settings(entries: Iterable[Entry]) -> list[Setting]:
+    return [it.step for it in entries if isinstance(it.step, Setting)]

@@ -9,9 +9,14 @@ and undoing what is not there is no error.
     {"journal": 1, "lab": "metro-40km", "boot": "…", "keeper": [pid, start time]}
     {"id": 1, "owner": "lab", "intend": {"step": "Namespace", …}}
     {"id": 1, "done": {"inode": 4026532000}}
+    {"id": 2, "forgotten": true}
     {"id": 1, "undone": true}
     {"state": "up"}
     {"note": "fault", …}
+
+A *setting* that stands no more is forgotten first: it has no say over its key from then on, but that key has yet to be
+given the value that has. Only once it was given is the setting undone. So the journal tells at any moment which keys
+may have another value than they must, also a key of which nothing says anything any more.
 
 Owners have an order: that of their first line. Of two faults that set the same key the one that began later has the
 say, however often the earlier one changes what it sets.
@@ -58,6 +63,9 @@ class Journal:
         self.keeper: tuple[int, int] = (0, 0)
         self.state = "building"
         self.entries: dict[int, Entry] = {}
+        """What stands, or was at least intended."""
+        self.forgotten: dict[int, Entry] = {}
+        """Settings that stand no more, of whose keys it is not known that they have another value by now."""
         self.notes: list[dict[str, Any]] = []
         self._order: dict[str, int] = {}
         self._next = 1
@@ -108,8 +116,10 @@ class Journal:
         elif "done" in record:
             self.entries[record["id"]].done = True
             self.entries[record["id"]].facts = record["done"]
+        elif "forgotten" in record:
+            self._forget([self.entries[record["id"]]])
         elif "undone" in record:
-            self.entries.pop(record["id"], None)
+            self._drop([record["id"]])
         elif "state" in record:
             self.state = record["state"]
         elif "note" in record:
@@ -128,18 +138,18 @@ class Journal:
         return fresh
 
     def exchange(self, owner: str, old: Iterable[Entry], plan: Iterable[Step]) -> list[Entry]:
-        """Forget ``old`` and write down ``plan`` in its place, in one write: a crash leaves either, never neither."""
+        """Forget the settings ``old`` and write down ``plan`` in their place, in one write: a crash leaves either,
+        never neither."""
         gone = list(old)
         fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
         self._write(
             [
                 *({"id": it.id, "owner": owner, "intend": steps.to_dict(it.step)} for it in fresh),
-                *({"id": it.id, "undone": True} for it in gone),
+                *({"id": it.id, "forgotten": True} for it in gone),
             ]
         )
         self._stand(fresh)
-        for it in gone:
-            self.entries.pop(it.id, None)
+        self._forget(gone)
         return fresh
 
     def _stand(self, fresh: Iterable[Entry]) -> None:
@@ -158,13 +168,30 @@ class Journal:
         for it in entries:
             it.done = True
 
+    def forget(self, entries: Iterable[Entry]) -> None:
+        """These settings have no say any more, from now on. Should the disk be full they are forgotten in memory only:
+        undoing twice is no error."""
+        entries = list(entries)
+        with contextlib.suppress(StorageError):
+            self._write({"id": it.id, "forgotten": True} for it in entries)
+        self._forget(entries)
+
+    def _forget(self, entries: Iterable[Entry]) -> None:
+        for it in entries:
+            del self.entries[it.id]
+            self.forgotten[it.id] = it
+
     def undone(self, entries: Iterable[Entry]) -> None:
-        """They stand no more. Should the disk be full they are forgotten in memory only: undoing twice is no error."""
+        """Nothing is left of them. On a full disk as :meth:`forget`."""
         entries = list(entries)
         with contextlib.suppress(StorageError):
             self._write({"id": it.id, "undone": True} for it in entries)
-        for it in entries:
-            self.entries.pop(it.id, None)
+        self._drop(it.id for it in entries)
+
+    def _drop(self, ids: Iterable[int]) -> None:
+        for number in ids:
+            self.entries.pop(number, None)
+            self.forgotten.pop(number, None)
 
     def set_state(self, state: str) -> None:
         self._write([{"state": state}])
@@ -185,9 +212,15 @@ class Journal:
         # A copy, made in one piece: looking through the entries themselves fails when one comes or goes meanwhile.
         return [it for it in list(self.entries.values()) if it.owner == owner]
 
+    def forgotten_by(self, owner: str) -> list[Entry]:
+        """What ``owner`` has forgotten, and whose keys are still to be given their value."""
+        return [it for it in list(self.forgotten.values()) if it.owner == owner]
+
     def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append all of ``records`` or none: half a line would make what follows it unreadable."""
         data = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
+        if not data:
+            return
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -43,7 +43,7 @@ Cut = Callable[[str, tuple[PathCut, ...]], None]
 class _Standing:
     """A fault that goes on. ``ahead`` are its phases to come, ``due`` the first of them; times are monotonic.
 
-    ``half_undone``: what it had set is forgotten, but what has the say now could not be set.
+    ``half_undone``: it stands no more, but what has the say over its keys now could not be set everywhere.
     """
 
     record: dict[str, Any]
@@ -111,7 +111,7 @@ class Faults:
                     self._cut(record["id"], first.cuts)
             except TestbedError:
                 for record in records:
-                    with contextlib.suppress(TestbedError):  # `heal` reconciles what could not be set back
+                    with contextlib.suppress(TestbedError):  # `heal` settles what could not be set back
                         self._engine.undo(record["id"])
                     with contextlib.suppress(TestbedError):
                         self._cut(record["id"], ())
@@ -233,7 +233,7 @@ class Faults:
         command_t = time.monotonic()
         try:
             if standing.half_undone:
-                self._engine.reconcile()
+                self._engine.settle()
             self._engine.undo(fault)
             self._cut(fault, ())
         except TestbedError:
