@@ -1,16 +1,25 @@
-"""How the processes of rank programs end, with what they started themselves."""
+"""How the processes of rank programs end, with what they started themselves; where goes what they say."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
+import testbed
+from testbed.core.conformance.library import Launcher, Library
 from testbed.host.linux import process
-from testbed.lab.validate.programs import end, exit_code
+from testbed.lab import client, places
+from testbed.lab.state import LabFolder
+from testbed.lab.validate import words
+from testbed.lab.validate.programs import Starter, end, exit_code
 
 Child = subprocess.Popen[bytes]
 
@@ -49,3 +58,59 @@ def test_one_that_runs_has_no_exit_code() -> None:
         assert process.is_same(helper, began)
     finally:
         end(child)
+
+
+FLOOD = """
+import os
+for _ in range(1000):
+    os.write(2, b"x" * 999 + b"\\n")
+os.write(2, b"the end\\n")
+"""
+
+
+class Here:
+    """In place of a node: a program runs here."""
+
+    user = ""
+
+    def enter(self, argv: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> list[str]:
+        return list(argv)
+
+
+def flooding_mpiexec(starter: Starter, hosts: object, ways: object, own: object, log: IO[bytes]) -> Child:
+    return subprocess.Popen([sys.executable, "-c", FLOOD], stdout=log, stderr=log, start_new_session=True)
+
+
+@pytest.mark.parametrize(
+    ("driver", "launcher", "name"),
+    [("netns", "direct", "rank-1"), ("containerlab", "direct", "rank-1"), ("netns", "mpich", "mpiexec")],
+)
+def test_however_much_a_program_says_its_log_is_bounded_and_it_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launcher: Launcher, name: str
+) -> None:
+    def place(*words: object, **more: object) -> Any:
+        return Here()
+
+    monkeypatch.setattr(words, "MOST_KEPT", 100_000)
+    monkeypatch.setattr(places, "driver", lambda lab: driver)
+    monkeypatch.setattr(places, "place", place)
+    monkeypatch.setattr(client, "call", lambda lab, verb, **arguments: None)
+    monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
+    monkeypatch.setattr(Starter, "_mpiexec", flooding_mpiexec)
+    library = Library("flood", "a flood", argv=(sys.executable, "-c", FLOOD), launcher=launcher)
+    starter = Starter(LabFolder(tmp_path / "lab"), testbed.load("metro-40km"), library, tmp_path / "run")
+    programs, mpiexec = starter.start()
+    try:
+        child = mpiexec if mpiexec is not None else programs[1].child
+        assert child is not None
+        assert child.wait(20) == 0
+        said = starter.mpiexec_last_line() if mpiexec is not None else programs[1].log.last_line()
+        assert said == "the end"
+    finally:
+        for it in programs.values():
+            it.end()
+        starter.sweep()
+    log = tmp_path / "run" / f"{name}.log"
+    assert 100_000 < log.stat().st_size < 100_000 + words.LAST_BYTES + 200
+    assert log.read_text().endswith("\nthe end\n")
+    assert "words" not in {it.name for it in threading.enumerate()}

@@ -33,9 +33,8 @@ START_BOUND_S: Final = 90.0
 
 LEAVE_BOUND_S: Final = 3.0
 
-LAST_BYTES: Final = 4096
 LONGEST_WORDS: Final = 300
-"""Of the end of a log, the last words are sought in so much; words are quoted up to so many characters."""
+"""Words are quoted up to so many characters."""
 
 _PORTS: Final = 2000
 """Ports for communicators begin at MASTER_PORT and stay below Linux' ephemeral ones."""
@@ -195,14 +194,8 @@ class Crew:
         return t
 
     def last_words(self, rank: int) -> str:
-        """The last line in a rank's log; empty if it said nothing."""
-        for path in (self._starter.log(rank), self._starter.log(None)):
-            with contextlib.suppress(OSError), path.open("rb") as stream:
-                stream.seek(max(0, path.stat().st_size - LAST_BYTES))
-                lines = stream.read().decode(errors="replace").strip().splitlines()
-                if lines:
-                    return lines[-1].strip()[:LONGEST_WORDS]
-        return ""
+        """The last line that a rank's program said beside the protocol, or else its mpiexec; empty if there is none."""
+        return (self._programs[rank].log.last_line() or self._starter.mpiexec_last_line())[:LONGEST_WORDS]
 
     # ---- questions and answers
 

@@ -9,7 +9,7 @@ import json
 import os
 import termios
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, Final
+from typing import Any, Final, Protocol
 
 __all__ = ["Lines"]
 
@@ -20,17 +20,19 @@ _READ: Final = 1 << 16
 _MOST_READ: Final = 4 * _READ
 """In one go, more than a pipe holds: who never stops talking must not keep us from the others and the clock."""
 
-_MOST_LOGGED: Final = 16 << 20
-"""Of what one program says beside the protocol; the rest of an endless flood would fill the disk."""
+
+class Log(Protocol):
+    """Whoever keeps what is not the protocol's."""
+
+    def write(self, data: bytes, /) -> object: ...
 
 
 class Lines:
     """``into`` and ``out`` are file descriptors, ours from now on. What is no JSON object goes to ``log``."""
 
-    def __init__(self, into: int, out: int, log: IO[bytes]) -> None:
+    def __init__(self, into: int, out: int, log: Log) -> None:
         self._into, self.out, self._log = into, out, log
         self._rest = b""
-        self._logged = 0
         self.open = True
         """Whether more may come; False after the other end was closed."""
         for each in (into, out):
@@ -71,7 +73,7 @@ class Lines:
             for line in whole:
                 yield from self._understood(line)
             if len(self._rest) > _LONGEST_LINE:
-                self._to_log(self._rest)
+                self._log.write(self._rest + b"\n")
                 self._rest = b""
         if not self.open and self._rest:
             line, self._rest = self._rest, b""
@@ -93,11 +95,4 @@ class Lines:
         if isinstance(value, dict):
             yield value
         elif line:
-            self._to_log(line)
-
-    def _to_log(self, line: bytes) -> None:
-        if self._logged < _MOST_LOGGED:
-            self._logged += len(line) + 1
-            with contextlib.suppress(OSError):
-                self._log.write(line + b"\n")
-                self._log.flush()
+            self._log.write(line + b"\n")

@@ -35,6 +35,7 @@ from testbed.lab.jobs import launch
 from testbed.lab.state import LabFolder
 from testbed.lab.validate import reach, relay
 from testbed.lab.validate.lines import Lines
+from testbed.lab.validate.words import Words
 
 __all__ = ["Program", "Starter", "end", "exit_code"]
 
@@ -53,7 +54,7 @@ class Program:
 
     rank: Rank
     lines: Lines
-    log: IO[bytes]
+    log: Words
     child: subprocess.Popen[bytes] | None = None
     pid: int = 0
     """Of the rank program itself, on this host; 0 until it is known."""
@@ -124,15 +125,13 @@ class Starter:
         # Open MPI's launcher refuses a user who is not in /etc/passwd, as who called sudo need not be in the image's.
         self._user = agent_user() if self.replaces else IMAGE_USER
         self._uid, self._gid = map(int, self._user.split(":"))
+        self._logs: list[Words] = []
+        self._mpiexec_log: Words | None = None
 
     @property
     def replaces(self) -> bool:
         """Whether one rank can be started by itself: an mpiexec starts all or none."""
         return self._library.launcher == "direct"
-
-    def log(self, rank: int | None) -> Path:
-        """Where a rank's words are; None: those of mpiexec."""
-        return self.folder / ("mpiexec.log" if rank is None else f"rank-{rank}.log")
 
     def start(self) -> tuple[dict[int, Program], subprocess.Popen[bytes] | None]:
         """All ranks, and the mpiexec that starts them, if one does. Raises MissingTool, HostError, LabError."""
@@ -167,11 +166,18 @@ class Starter:
             return self._contained(rank) if self.contained else self._direct(rank)
 
     def sweep(self) -> None:
-        """Remove what only living programs need, FIFOs above all: whoever reads a run's files would wait at them."""
+        """Close the logs. Remove what only living programs need, FIFOs above all: whoever reads a run's files would
+        wait at them."""
+        while self._logs:
+            self._logs.pop().close()
         for pattern in ("*.operations", "*.answers", "reach*", "outputs/*"):
             for path in self.folder.glob(pattern):
                 with contextlib.suppress(OSError):  # a program may have made folders of its own
                     path.unlink()
+
+    def mpiexec_last_line(self) -> str:
+        """The last that the latest mpiexec said; empty if there is none, or it said nothing."""
+        return self._mpiexec_log.last_line() if self._mpiexec_log is not None else ""
 
     def pid_here(self, rank: Rank, pid: int) -> int:
         """The number on this host of a process of this node that a rank program says is itself; 0 if there is none:
@@ -191,9 +197,10 @@ class Starter:
             why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
             raise HostError(f"the programs of {self._library.name} cannot be started: {why}") from error
 
-    def _log(self, rank: Rank) -> IO[bytes]:
-        """Unbuffered: what a full disk does not take must not come up again when it is closed."""
-        return self.log(rank.rank).open("ab", buffering=0)
+    def _log(self, name: str) -> Words:
+        """Closed by :meth:`sweep`, whatever becomes of the program."""
+        self._logs.append(Words(self.folder / f"{name}.log"))
+        return self._logs[-1]
 
     def _place(self, node: str) -> runner.Place | ContainerPlace:
         place = places.place(self._lab, node, isolated=node != MANAGEMENT, job=True)
@@ -202,10 +209,10 @@ class Starter:
     def _direct(self, rank: Rank) -> Program:
         variables = self._environment(rank)
         place = self._place(rank.node)
-        log = self._log(rank)
+        log = self._log(f"rank-{rank.rank}")
         child = subprocess.Popen(
             place.enter(self._argv(), self.folder, variables),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.pipe,
             env={**os.environ, **variables}, start_new_session=True,
         )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
@@ -219,13 +226,14 @@ class Starter:
     def _contained(self, rank: Rank) -> Program:
         variables = self._environment(rank)
         place = self._place(rank.node)
-        log = self._log(rank)
+        log = self._log(f"rank-{rank.rank}")
         into, out = self._fifos(rank)
         argv = ["sh", "-c", _REDIRECTED, "sh", str(into), str(out), *self._argv()]
         lines = _opened(into, out, log)
         child = subprocess.Popen(
             place.enter(argv, self.folder, variables),
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **variables}, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=log.pipe, stderr=log.pipe, env={**os.environ, **variables},
+            start_new_session=True,
         )  # fmt: skip
         return Program(rank, lines, log, child)
 
@@ -238,11 +246,11 @@ class Starter:
         own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
         programs: dict[int, Program] = {}
         for rank in self.ranks:
-            log = self._log(rank)
+            log = self._log(f"rank-{rank.rank}")
             programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
         start = self._mpiexec_in_container if self.contained else self._mpiexec
-        with self.log(None).open("ab") as log:
-            return programs, start(list(hosts), ways, own, log)
+        self._mpiexec_log = self._log("mpiexec")
+        return programs, start(list(hosts), ways, own, self._mpiexec_log.pipe)
 
     def _mpiexec(
         self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
@@ -319,7 +327,7 @@ class Starter:
         os.chown(path, self._uid, self._gid, follow_symlinks=False)
 
 
-def _opened(into: Path, out: Path, log: IO[bytes]) -> Lines:
+def _opened(into: Path, out: Path, log: Words) -> Lines:
     """Our ends of two FIFOs. For reading and writing one opens at once, whoever is at the other end (fifo(7))."""
     return Lines(
         os.open(into, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC),
