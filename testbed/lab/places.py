@@ -24,9 +24,11 @@ def driver(lab: LabFolder) -> str:
 
 
 def keep_docker(lab: LabFolder, made_by: Endpoint) -> None:
-    """Write down which docker makes a lab, before it makes any of it. Raises StorageError."""
+    """Write down which docker makes a lab, before it makes any of it; whole or not at all. Raises StorageError."""
+    part = lab.docker.with_suffix(".part")
     try:
-        lab.docker.write_text(f"{made_by.address}\n")
+        part.write_text(f"{made_by.address}\n")
+        part.replace(lab.docker)
     except OSError as error:
         raise StorageError(f"cannot write {lab.docker}: {error.strerror}") from error
 
