@@ -26,7 +26,10 @@ from typing import Any
 
 from benchmarks.common import MININET_PYTHON, ROOT, SHAPES, command, ring, shape, spread, topology_text
 from testbed.core.plan import build
-from testbed.core.plan.step import Fibers, Shape, Step, to_dict
+from testbed.core.plan.codec import to_dict
+from testbed.core.plan.makings import Fibers
+from testbed.core.plan.settings import Shape
+from testbed.core.plan.step import Step
 from testbed.core.topology.model import Topology
 from testbed.host.drivers.driver import Hand
 from testbed.host.drivers.netns import NetnsDriver

@@ -19,8 +19,7 @@ import psutil
 
 from testbed.core.evidence import chance
 from testbed.core.evidence.certificate import Certificate, StandingFault
-from testbed.core.plan import build, routing
-from testbed.core.plan import step as steps
+from testbed.core.plan import build, codec, routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
 from testbed.host.linux import netlink
@@ -92,7 +91,7 @@ def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, 
     client.call(lab, "undo", owner=REFERENCE)  # of a certification that was killed
     plan = build.reference(topology.links[0])
     try:
-        client.call(lab, "apply", owner=REFERENCE, plan=[steps.to_dict(it) for it in plan])
+        client.call(lab, "apply", owner=REFERENCE, plan=[codec.to_dict(it) for it in plan])
         a, b = _handle(lab, "ref-a"), _handle(lab, "ref-b")
         yield (
             ProbePath("bare:b", a, "10.254.0.0", b, "10.254.0.1", "ref0"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from testbed import __version__
 from testbed.core.plan import build, clab
-from testbed.core.plan.step import Containers, Plan, Sysctls
+from testbed.core.plan.makings import Containers, Sysctls
+from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Topology
 from testbed.errors import TestbedError
 from testbed.host.drivers import containerlab, docker_client, images

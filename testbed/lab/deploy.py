@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.core.plan import build
-from testbed.core.plan import step as steps
+from testbed.core.plan import build, codec
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
+from testbed.core.plan.makings import Agents, Containers, Fibers, Namespace, Route, Veth
+from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.words import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
@@ -252,7 +253,7 @@ def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
         raise LabError(f"the keeper did not start: {word or 'it said nothing'}")
 
 
-def _build(builder: client.Connection, folder: LabFolder, plan: steps.Plan, progress: Progress) -> None:
+def _build(builder: client.Connection, folder: LabFolder, plan: Plan, progress: Progress) -> None:
     phases = _phases(plan)
     current, over = "", threading.Event()
 
@@ -268,7 +269,7 @@ def _build(builder: client.Connection, folder: LabFolder, plan: steps.Plan, prog
                 threading.Thread(target=_tell_of_ranks, args=(folder, progress, over), daemon=True).start()
 
     try:
-        builder.call("build", notice=notice, plan=[steps.to_dict(it) for it in plan])
+        builder.call("build", notice=notice, plan=[codec.to_dict(it) for it in plan])
     finally:
         over.set()
 
@@ -287,9 +288,9 @@ def _tell_of_ranks(folder: LabFolder, progress: Progress, over: threading.Event)
             progress.note(f"{ready} of {len(states)} ranks are ready")
 
 
-def _build_bound_s(plan: steps.Plan) -> float:
+def _build_bound_s(plan: Plan) -> float:
     """How long the keeper may be silent: when containerlab takes too long it says so itself, and which node it is."""
-    names = sum(len(it.names) for it in plan if isinstance(it, steps.Containers))
+    names = sum(len(it.names) for it in plan if isinstance(it, Containers))
     return max(BUILD_BOUND_S, containerlab.deploy_bound_s(names) + client.PATIENCE_S)
 
 
@@ -300,17 +301,17 @@ def _dead_containers(builder: client.Connection) -> list[str]:
         return []
 
 
-def _phases(plan: steps.Plan) -> dict[str, str]:
-    def count(kind: type[steps.Step]) -> int:
+def _phases(plan: Plan) -> dict[str, str]:
+    def count(kind: type[Step]) -> int:
         return sum(isinstance(it, kind) for it in plan)
 
-    directions = next((len(it.directions) for it in plan if isinstance(it, steps.Fibers)), 0)
-    ranks = next((len(it.ranks) for it in plan if isinstance(it, steps.Agents)), 0)
+    directions = next((len(it.directions) for it in plan if isinstance(it, Fibers)), 0)
+    ranks = next((len(it.ranks) for it in plan if isinstance(it, Agents)), 0)
     return {
-        "containers": f"{sum(len(it.names) for it in plan if isinstance(it, steps.Containers))} containers",
-        "namespaces": f"{count(steps.Namespace)} namespaces, {count(steps.Veth)} cables, {count(steps.Route)} routes",
+        "containers": f"{sum(len(it.names) for it in plan if isinstance(it, Containers))} containers",
+        "namespaces": f"{count(Namespace)} namespaces, {count(Veth)} cables, {count(Route)} routes",
         "fibers": f"{directions // 2} fibers",
-        "agents": f"{ranks} ranks" + (", each container imports torch" if count(steps.Containers) else ""),
+        "agents": f"{ranks} ranks" + (", each container imports torch" if count(Containers) else ""),
         "observe": "prometheus",
     }
 

@@ -16,7 +16,9 @@ from typing import Any
 import filelock
 
 from testbed.core.plan.addressing import namespace_name
-from testbed.core.plan.step import Carrier, Containers, Fibers, Namespace, Step
+from testbed.core.plan.makings import Containers, Fibers, Namespace
+from testbed.core.plan.settings import Carrier
+from testbed.core.plan.step import Step
 from testbed.errors import HostError, LabError, StorageError, TestbedError
 from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
 from testbed.host.drivers.driver import Hand

@@ -11,7 +11,7 @@ from random_topology import topologies
 
 from testbed.core.plan import build
 from testbed.core.plan.addressing import Addressing, namespace_name
-from testbed.core.plan.step import Address, Namespace, Route
+from testbed.core.plan.makings import Address, Namespace, Route
 from testbed.core.topology.model import Site, Topology
 from testbed.host.files import catalog
 

@@ -9,7 +9,7 @@ import pytest
 from cli_fixtures import Cli, cli
 
 from testbed.core.evidence.impact import CutImpact, impacts
-from testbed.core.evidence.record import JobRecord, RankLog, StepRecord
+from testbed.core.evidence.rank_log import JobRecord, RankLog, StepRecord
 from testbed.core.evidence.timeline import FaultWindow
 from testbed.core.topology.model import Topology
 from testbed.errors import UnknownName, UserError

@@ -12,7 +12,8 @@ import yaml
 
 import testbed
 from testbed.core.plan import build, clab
-from testbed.core.plan.step import Address, Fibers, Namespace, Plan, Route, Sysctls, Veth
+from testbed.core.plan.makings import Address, Fibers, Namespace, Route, Sysctls, Veth
+from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Topology
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "clab"

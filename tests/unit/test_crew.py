@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from testbed.core.plan.step import Rank
+from testbed.core.plan.makings import Rank
 from testbed.errors import HostError, LabError
 from testbed.lab.apply.crew import EVERYBODY, AgentsHand
 

@@ -3,6 +3,7 @@ lab the one that made it."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import json
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.core.plan.step import Containers
-from testbed.errors import HostError, LabError, UserError
+from testbed.core.plan.makings import Containers
+from testbed.errors import HostError, LabError, StorageError, UserError
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint, images
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.docker_endpoint import Elsewhere, Endpoint, ask, endpoint
@@ -102,7 +103,7 @@ def serve(path: Path, answers: dict[str, tuple[int, object]]) -> _Docker:
             return None
 
     server = _Docker(str(path), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server
 
 
@@ -190,6 +191,18 @@ def test_a_labs_docker_is_the_one_that_made_it_whatever_the_environment_says(
     monkeypatch.setenv("DOCKER_HOST", said)
     assert places.driver(lab) == "containerlab"
     assert places.docker(lab).address == f"unix://{tmp_path}/d.sock"
+
+
+def test_what_a_full_disk_did_not_take_is_no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made = LabFolder(tmp_path)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StorageError, match=r"cannot write .*: No space left on device"):
+        places.keep_docker(made, Endpoint(tmp_path / "d.sock"))
+    assert places.driver(made) == "netns", "it is taken down without asking any docker"
 
 
 def test_a_lab_of_before_that_was_written_down_has_the_environments(

@@ -11,19 +11,9 @@ from typing import Any
 import pytest
 
 from testbed.core.physics.impairment import Impairment
-from testbed.core.plan.step import (
-    Address,
-    Agents,
-    Carrier,
-    Fibers,
-    Namespace,
-    Redirect,
-    Route,
-    Setting,
-    Shape,
-    Step,
-    Veth,
-)
+from testbed.core.plan.makings import Address, Agents, Fibers, Namespace, Redirect, Route, Veth
+from testbed.core.plan.settings import Carrier, Shape
+from testbed.core.plan.step import Setting, Step
 from testbed.errors import HostError, LabError, NameTaken, StorageError
 from testbed.host.drivers.driver import NoHand
 from testbed.lab.apply.engine import LAB, Engine

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from testbed.core.physics.impairment import Impairment
-from testbed.core.plan.step import Carrier, Paused, Plan, Route, Setting, Shape, Slowed, Step, Throttled
+from testbed.core.plan.makings import Route
+from testbed.core.plan.settings import Carrier, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.step import Plan, Setting, Step
 from testbed.errors import HostError, TestbedError
 from testbed.host.drivers.driver import NoHand
 from testbed.lab.apply.engine import LAB, Engine

@@ -8,8 +8,10 @@ import pytest
 
 from testbed.core.evidence import attempts, wire
 from testbed.core.evidence.commits import commits
+from testbed.core.evidence.event import Event
 from testbed.core.evidence.job import evaluate
-from testbed.core.evidence.record import Event, FiberSample, RankLog, read_rank
+from testbed.core.evidence.rank_log import RankLog, read_rank
+from testbed.core.evidence.samples import FiberSample
 from testbed.core.evidence.timeline import FaultWindow
 
 SITES = ("east", "west")

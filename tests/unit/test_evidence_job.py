@@ -9,7 +9,7 @@ import pytest
 
 from testbed.core.evidence.commits import commits
 from testbed.core.evidence.job import evaluate
-from testbed.core.evidence.record import EndRecord, JobRecord, RankLog, StepRecord
+from testbed.core.evidence.rank_log import EndRecord, JobRecord, RankLog, StepRecord
 from testbed.core.evidence.timeline import FaultWindow
 
 

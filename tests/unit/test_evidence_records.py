@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.core.evidence.record import StepRecord, integer, number, read_events, read_metrics, read_rank
+from testbed.core.evidence.event import read_events
+from testbed.core.evidence.fields import integer, number
+from testbed.core.evidence.rank_log import StepRecord, read_rank
+from testbed.core.evidence.samples import read_metrics
 
 STEP = {"kind": "step", "step": 1, "t_begin": 1.0, "t_ready": 1.5, "t_sync": 1.75, "t_end": 2.0, "tokens": 8}
 

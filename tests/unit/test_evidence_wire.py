@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from testbed.core.evidence.fidelity import quantile, under_load
-from testbed.core.evidence.record import FiberSample, JobRecord, RankLog, StepRecord
+from testbed.core.evidence.rank_log import JobRecord, RankLog, StepRecord
+from testbed.core.evidence.samples import FiberSample
 from testbed.core.evidence.wire import check, ring_bytes_per_step
 
 GRADIENT = 1_000_000

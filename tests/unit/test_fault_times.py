@@ -13,7 +13,8 @@ import oracle
 import pytest
 
 from testbed.core.faults.fault import Compiled, Phase
-from testbed.core.plan.step import Carrier, Setting
+from testbed.core.plan.settings import Carrier
+from testbed.core.plan.step import Setting
 from testbed.errors import HostError
 from testbed.host.drivers.driver import NoHand
 from testbed.lab.apply.engine import LAB, Engine

@@ -13,7 +13,8 @@ from testbed.core.faults.brownout import FLOOR, MOST_PHASES, margin_ramp, ramp
 from testbed.core.faults.fault import Compiled, compile_fault, registry, target_links
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.margin import frame_loss
-from testbed.core.plan.step import Carrier, Setting, Shape
+from testbed.core.plan.settings import Carrier, Shape
+from testbed.core.plan.step import Setting
 from testbed.core.topology.model import Topology
 from testbed.core.topology.resolve import load_text
 from testbed.errors import UnknownName, UserError

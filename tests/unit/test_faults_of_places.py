@@ -5,18 +5,10 @@ from __future__ import annotations
 import pytest
 
 from testbed.core.faults.fault import Compiled, compile_fault, registry
-from testbed.core.plan.step import (
-    Carrier,
-    Killed,
-    Paused,
-    Setting,
-    Shape,
-    Slowed,
-    Throttled,
-    Unpowered,
-    from_dict,
-    to_dict,
-)
+from testbed.core.plan.codec import from_dict, to_dict
+from testbed.core.plan.makings import Killed, Unpowered
+from testbed.core.plan.settings import Carrier, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.step import Setting
 from testbed.core.topology.model import Topology
 from testbed.errors import UserError
 from testbed.host.files import catalog

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from testbed.core.plan import build
-from testbed.core.plan.step import Carrier, Namespace
+from testbed.core.plan.makings import Namespace
+from testbed.core.plan.settings import Carrier
 from testbed.errors import LabError, StorageError
 from testbed.host.files import catalog
 from testbed.lab.apply.journal import Journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed.core.faults.fault import compile_fault
-from testbed.core.plan.step import Shape
+from testbed.core.plan.settings import Shape
 from testbed.core.topology.model import Topology
 from testbed.core.topology.resolve import load_text
 from testbed.errors import TestbedError, UserError

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from testbed.core.observe import config, series
-from testbed.core.plan import build, step
-from testbed.core.plan.step import Prometheus, Rank
+from testbed.core.plan import build, codec
+from testbed.core.plan.makings import Prometheus, Rank
 from testbed.errors import StorageError
 from testbed.host.files import catalog
 from testbed.host.metrics import prometheus
@@ -74,7 +74,7 @@ def test_the_step_is_the_last_one_and_there_only_on_request() -> None:
     assert tuple(before) == build.build(topology)
     assert isinstance(last, Prometheus)
     assert [rank.node for rank in last.ranks] == list(topology.node_names)
-    assert step.from_dict(json.loads(json.dumps(step.to_dict(last)))) == last
+    assert codec.from_dict(json.loads(json.dumps(codec.to_dict(last)))) == last
     assert last.within == (), "it is ended by name, whatever becomes of the namespace that it is in"
     alone = build.build(topology, agents=False, observe=True)[-1]
     assert isinstance(alone, Prometheus) and alone.ranks == ()

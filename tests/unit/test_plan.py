@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.core.plan import build
-from testbed.core.plan import step as steps
-from testbed.core.plan.step import Address, Agents, Bridge, Carrier, Fibers, Namespace, Plan, Route, Shape, Veth
+from testbed.core.plan import build, codec
+from testbed.core.plan.makings import Address, Agents, Bridge, Fibers, Namespace, Route, Veth
+from testbed.core.plan.settings import Carrier, Shape
+from testbed.core.plan.step import Plan, Step
 from testbed.host.files import catalog
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "plans"
@@ -21,7 +22,7 @@ def plan_of(name: str) -> Plan:
     return build.build(catalog.load_topology(name, None))
 
 
-def place(plan: Plan, kind: type[steps.Step]) -> list[int]:
+def place(plan: Plan, kind: type[Step]) -> list[int]:
     return [number for number, step in enumerate(plan) if isinstance(step, kind)]
 
 
@@ -43,7 +44,7 @@ def test_the_same_topology_gives_the_same_plan(name: str) -> None:
 def test_every_step_survives_json(name: str) -> None:
     topology = catalog.load_topology(name, None)
     for step in (*build.build(topology), *build.reference(topology.links[0])):
-        again = steps.from_dict(json.loads(json.dumps(steps.to_dict(step))))
+        again = codec.from_dict(json.loads(json.dumps(codec.to_dict(step))))
         assert again == step
         assert hash(again) == hash(step), "a list where a tuple was: the engine compares sets of Steps"
 
@@ -110,4 +111,4 @@ def test_one_end_of_every_cable_has_an_index_far_from_what_the_kernel_counts(nam
 
 def test_a_step_of_a_later_version_is_not_guessed_at() -> None:
     with pytest.raises(KeyError):
-        steps.from_dict({"step": "Wormhole", "namespace": "plant"})
+        codec.from_dict({"step": "Wormhole", "namespace": "plant"})

@@ -18,7 +18,7 @@ from random_topology import link_between, topologies
 
 from testbed.core.plan import build, routing
 from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing
-from testbed.core.plan.step import Route
+from testbed.core.plan.makings import Route
 from testbed.core.topology.model import Site, Topology
 from testbed.host.files import catalog
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testbed.core.faults.fault import compile_fault
 from testbed.core.physics.protection import Path, PathCut, SecondPath, Selector
-from testbed.core.plan.step import Carrier
+from testbed.core.plan.settings import Carrier
 from testbed.core.topology.model import Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.resolve import load_text
 from testbed.errors import UserError

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from testbed.core.plan.step import Carrier, Containers, Namespace, Setting, Step, Throttled
+from testbed.core.plan.makings import Containers, Namespace
+from testbed.core.plan.settings import Carrier, Throttled
+from testbed.core.plan.step import Setting, Step
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.linux import process

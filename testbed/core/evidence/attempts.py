@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from testbed.core.evidence.event import Event
+from testbed.core.evidence.fields import integer, number, text
 from testbed.core.evidence.job import JobEvidence
-from testbed.core.evidence.record import Event, RankLog, integer, number, text
+from testbed.core.evidence.rank_log import RankLog
 from testbed.core.evidence.timeline import FaultWindow
 
 __all__ = ["Attempt", "Standstill", "evaluate", "fenced"]

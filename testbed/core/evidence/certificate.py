@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from testbed.core.evidence.fields import Fields, mapping, number, sequence, text, texts
 from testbed.core.evidence.link_certificate import LinkCertificate
-from testbed.core.evidence.record import Fields, mapping, number, sequence, text, texts
 
 __all__ = ["Certificate", "Headroom", "StandingFault"]
 

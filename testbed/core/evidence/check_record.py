@@ -1,6 +1,6 @@
 """What ranks recorded for the checkers (``ranks/rank-<r>.checks.jsonl``; contract: docs/checkers.md), read.
 
-Reading is as lenient as in ``core.evidence.record``: a line that lacks what it must have is counted and left out; what
+Reading is as lenient as in ``core.evidence.fields``: a line that lacks what it must have is counted and left out; what
 is then missing makes a checker's verdict unknown.
 """
 
@@ -10,16 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.evidence.record import (
-    Fields,
-    Malformed,
-    integer,
-    need_number,
-    need_text,
-    numbers,
-    sequence,
-    text,
-)
+from testbed.core.evidence.fields import Fields, Malformed, integer, need_number, need_text, numbers, sequence, text
 
 __all__ = ["Began", "CheckLog", "CheckedStep", "Collective", "Grouped", "Held", "Sample", "Tag", "Wait", "read_checks"]
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.core.evidence.record import RankLog, StepRecord
+from testbed.core.evidence.rank_log import RankLog, StepRecord
 
 __all__ = ["Commit", "commits", "every_run", "steps_lost"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from testbed.core.evidence.commits import Commit
 from testbed.core.evidence.job import evaluate
-from testbed.core.evidence.record import RankLog
+from testbed.core.evidence.rank_log import RankLog
 from testbed.core.evidence.timeline import FaultWindow
 
 __all__ = ["CutImpact", "impacts"]

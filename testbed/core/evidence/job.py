@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.core.evidence.commits import Commit, commits, every_run, steps_lost
+from testbed.core.evidence.rank_log import RankLog
 from testbed.core.evidence.rank_times import RankTime, rank_times
-from testbed.core.evidence.record import RankLog
 from testbed.core.evidence.recovery import FaultRecovery, recover
 from testbed.core.evidence.timeline import FaultWindow, Stretches
 

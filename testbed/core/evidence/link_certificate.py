@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from testbed.core.evidence.record import Fields, mapping, number, sequence, text, texts
+from testbed.core.evidence.fields import Fields, mapping, number, sequence, text, texts
 from testbed.core.evidence.spread import Spread
 
 __all__ = [

@@ -7,14 +7,10 @@ from dataclasses import dataclass, field
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.check_record import CheckLog
-from testbed.core.evidence.record import (
-    Event,
-    FiberSample,
-    HostSample,
-    RankLog,
-    RankSample,
-    RunInfo,
-)
+from testbed.core.evidence.event import Event
+from testbed.core.evidence.rank_log import RankLog
+from testbed.core.evidence.run_info import RunInfo
+from testbed.core.evidence.samples import FiberSample, HostSample, RankSample
 from testbed.core.topology.model import Topology
 
 __all__ = ["RunData"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.evidence.record import Fields, number
+from testbed.core.evidence.fields import Fields, number
 
 __all__ = ["SIGMAS_OF_DEVIATION", "Spread", "median_deviation"]
 

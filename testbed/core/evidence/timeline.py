@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from testbed.core.evidence.record import Event, number, text, texts
+from testbed.core.evidence.event import Event
+from testbed.core.evidence.fields import number, text, texts
 
 __all__ = ["FaultWindow", "Stretches", "fault_windows"]
 

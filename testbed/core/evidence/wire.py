@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from testbed.core.evidence.record import FiberSample, RankLog
+from testbed.core.evidence.rank_log import RankLog
+from testbed.core.evidence.samples import FiberSample
 
 __all__ = ["WireCut", "WireVerdict", "check", "ring_bytes_per_step"]
 

@@ -18,7 +18,7 @@ from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.margin import LEAST_MARGIN_DB, frame_loss, margin_db
 from testbed.core.physics.parameters import judge, lay
-from testbed.core.plan.step import Shape
+from testbed.core.plan.settings import Shape
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, format_probability, parse_duration_s, parse_probability
 from testbed.core.words import shown

@@ -22,7 +22,8 @@ from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target
 from testbed.core.faults.impair import silenced
 from testbed.core.physics.protection import Path, PathCut
 from testbed.core.plan.addressing import PLANT
-from testbed.core.plan.step import Carrier, Setting
+from testbed.core.plan.settings import Carrier
+from testbed.core.plan.step import Setting
 from testbed.core.topology.model import Link, Topology
 from testbed.core.units import Unreadable, parse_duration_s, parse_number
 from testbed.core.words import nearest, shown

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from testbed.core.faults.fault import Compiled, FaultKind, Reader, target_directions, target_links
 from testbed.core.physics.parameters import PARAMETERS, lay, read
-from testbed.core.plan.step import Shape
+from testbed.core.plan.settings import Shape
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UserError
 

@@ -15,7 +15,7 @@ from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target
 from testbed.core.faults.impair import silenced
 from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.parameters import judge
-from testbed.core.plan.step import Shape
+from testbed.core.plan.settings import Shape
 from testbed.core.topology.model import Link, Topology
 from testbed.core.units import format_delay, parse_delay_s, parse_length_m
 from testbed.errors import UserError

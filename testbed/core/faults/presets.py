@@ -12,7 +12,7 @@ from typing import Final
 from testbed.core.faults.fault import Compiled, FaultKind, Reader, target_directions, target_links
 from testbed.core.physics.impairment import LEAST_LARGEST_BYTES, Impairment
 from testbed.core.physics.parameters import PARAMETERS, judge, lay
-from testbed.core.plan.step import Shape
+from testbed.core.plan.settings import Shape
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, parse_probability
 from testbed.core.words import shown

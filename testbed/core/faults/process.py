@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader
-from testbed.core.plan.step import Killed, Paused, Slowed, Throttled
+from testbed.core.plan.makings import Killed
+from testbed.core.plan.settings import Paused, Slowed, Throttled
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability
 from testbed.core.words import shown

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from testbed.core.plan.step import Rank
+from testbed.core.plan.makings import Rank
 
 __all__ = ["CONFIG_FILE", "RULES_FILE", "TARGETS", "agents_targets", "arguments", "configuration", "lab_targets"]
 

@@ -25,24 +25,22 @@ from testbed.core.plan.addressing import (
     PROMETHEUS_PORT,
     Addressing,
 )
-from testbed.core.plan.step import (
+from testbed.core.plan.makings import (
     Address,
     Agents,
     Bridge,
-    Carrier,
     End,
     Fibers,
     Namespace,
-    Plan,
     Prometheus,
     Rank,
     Redirect,
     Route,
-    Shape,
-    Step,
     Sysctls,
     Veth,
 )
+from testbed.core.plan.settings import Carrier, Shape
+from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Link, Topology
 
 FIRST_INDEX = 10_001

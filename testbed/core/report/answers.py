@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.checks import Checked
+from testbed.core.evidence.fields import sequence, text
 from testbed.core.evidence.job import JobEvidence
-from testbed.core.evidence.record import Expectation, RunInfo, sequence, text
+from testbed.core.evidence.run_info import Expectation, RunInfo
 from testbed.core.evidence.wire import WireVerdict
 from testbed.core.report import checked, faulted, hypothesis, promise, restarts, words
 from testbed.core.report.faulted import Fault

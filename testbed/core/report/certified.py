@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from testbed.core.evidence.certificate import Certificate
+from testbed.core.evidence.fields import number, text
 from testbed.core.evidence.link_certificate import Check, DirectionCertificate, LinkCertificate, RoundTrip
-from testbed.core.evidence.record import RunInfo, number, text
+from testbed.core.evidence.run_info import RunInfo
 from testbed.core.report import words
 from testbed.core.report.promise import Fidelity, Machine
 

@@ -14,11 +14,14 @@ from itertools import pairwise
 from testbed.core.evidence import attempts, fidelity, wire
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.checks import check
+from testbed.core.evidence.event import Event
+from testbed.core.evidence.fields import text
 from testbed.core.evidence.finding import Checker
 from testbed.core.evidence.job import JobEvidence, evaluate
 from testbed.core.evidence.rank_times import RankTime
-from testbed.core.evidence.record import Event, FiberSample, RunInfo, text
 from testbed.core.evidence.run import RunData
+from testbed.core.evidence.run_info import RunInfo
+from testbed.core.evidence.samples import FiberSample
 from testbed.core.evidence.timeline import fault_windows
 from testbed.core.report import answers, faulted, hypothesis, promise, restarts
 from testbed.core.report.answers import Answer

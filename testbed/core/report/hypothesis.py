@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from testbed.core.evidence.record import RunInfo, SteadyCheck, integer, text
+from testbed.core.evidence.fields import integer, text
+from testbed.core.evidence.run_info import RunInfo, SteadyCheck
 from testbed.core.report import words
 
 __all__ = ["HEAD", "Steady", "Violated", "missing_faults", "rows", "sentence", "steady"]

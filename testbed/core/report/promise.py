@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from testbed.core.evidence import fidelity
 from testbed.core.evidence.certificate import Certificate
-from testbed.core.evidence.record import HostSample
+from testbed.core.evidence.samples import HostSample
 from testbed.core.report import words
 
 __all__ = ["NOT_MEASURABLE", "Fidelity", "Machine", "certified", "direction", "machine", "under_load"]

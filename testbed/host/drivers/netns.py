@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.plan import addressing
-from testbed.core.plan.step import (
-    Address,
-    Bridge,
-    Carrier,
-    Namespace,
-    Redirect,
-    Route,
-    Setting,
-    Step,
-    Sysctls,
-    Veth,
-)
+from testbed.core.plan.makings import Address, Bridge, Namespace, Redirect, Route, Sysctls, Veth
+from testbed.core.plan.settings import Carrier
+from testbed.core.plan.step import Setting, Step
 from testbed.errors import HostError, NameTaken
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, netlink, process

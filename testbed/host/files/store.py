@@ -22,8 +22,12 @@ from typing import IO
 
 from testbed.core.evidence.certificate import Certificate
 from testbed.core.evidence.check_record import read_checks
-from testbed.core.evidence.record import RunInfo, number, read_events, read_metrics, read_rank, text
+from testbed.core.evidence.event import read_events
+from testbed.core.evidence.fields import number, text
+from testbed.core.evidence.rank_log import read_rank
 from testbed.core.evidence.run import RunData
+from testbed.core.evidence.run_info import RunInfo
+from testbed.core.evidence.samples import read_metrics
 from testbed.core.report.document import Report, build, to_json
 from testbed.core.report.markdown import markdown
 from testbed.core.report.render import html

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.core.plan.step import Killed, Paused, Setting, Slowed, Step, Throttled, Unpowered
+from testbed.core.plan.makings import Killed, Unpowered
+from testbed.core.plan.settings import Paused, Slowed, Throttled
+from testbed.core.plan.step import Setting, Step
 from testbed.errors import HostError
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, process

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.core.plan.step import Agents, Rank, Setting, Step
+from testbed.core.plan.makings import Agents, Rank
+from testbed.core.plan.step import Setting, Step
 from testbed.errors import HostError, LabError
 from testbed.host import agents as agent_host
 from testbed.host.agents import WarmParent

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.physics.impairment import Direction
-from testbed.core.plan.step import Agents, Fibers, Prometheus, Setting, Shape, Step, Throttled
+from testbed.core.plan.makings import Agents, Fibers, Prometheus
+from testbed.core.plan.settings import Shape, Throttled
+from testbed.core.plan.step import Setting, Step
 from testbed.errors import LabError
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.driver import Facts, Hand

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.core.plan import step as steps
+from testbed.core.plan import codec
 from testbed.core.plan.step import Step
 from testbed.errors import LabError, StorageError
 
@@ -111,7 +111,7 @@ class Journal:
             self.lab, self.boot = record["lab"], record["boot"]
             self.keeper = (record["keeper"][0], record["keeper"][1])
         elif "intend" in record:
-            entry = Entry(record["id"], record["owner"], steps.from_dict(record["intend"]))
+            entry = Entry(record["id"], record["owner"], codec.from_dict(record["intend"]))
             self._stand([entry])
         elif "done" in record:
             self.entries[record["id"]].done = True
@@ -133,7 +133,7 @@ class Journal:
         """Write down the plans of several owners, all of them in one write."""
         owned = [(owner, step) for owner, plan in plans.items() for step in plan]
         fresh = [Entry(number, owner, step) for number, (owner, step) in enumerate(owned, self._next)]
-        self._write({"id": it.id, "owner": it.owner, "intend": steps.to_dict(it.step)} for it in fresh)
+        self._write({"id": it.id, "owner": it.owner, "intend": codec.to_dict(it.step)} for it in fresh)
         self._stand(fresh)
         return fresh
 
@@ -144,7 +144,7 @@ class Journal:
         fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
         self._write(
             [
-                *({"id": it.id, "owner": owner, "intend": steps.to_dict(it.step)} for it in fresh),
+                *({"id": it.id, "owner": owner, "intend": codec.to_dict(it.step)} for it in fresh),
                 *({"id": it.id, "forgotten": True} for it in gone),
             ]
         )

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.core.observe import config
-from testbed.core.plan.step import Prometheus, Setting, Step
+from testbed.core.plan.makings import Prometheus
+from testbed.core.plan.step import Setting, Step
 from testbed.errors import LabError
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import process

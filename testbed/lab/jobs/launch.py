@@ -15,7 +15,7 @@ from typing import IO
 
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
-from testbed.core.plan.step import Rank
+from testbed.core.plan.makings import Rank
 from testbed.core.topology.model import Topology
 from testbed.errors import StorageError
 from testbed.host import runner

@@ -31,10 +31,11 @@ import filelock
 
 from testbed import __version__
 from testbed.core.faults.fault import Compiled, compile_fault
-from testbed.core.plan import routing
-from testbed.core.plan import step as steps
+from testbed.core.plan import codec, routing
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, Addressing
-from testbed.core.plan.step import Carrier, Fibers, Killed, Paused, Slowed, Step, Throttled
+from testbed.core.plan.makings import Fibers, Killed
+from testbed.core.plan.settings import Carrier, Paused, Slowed, Throttled
+from testbed.core.plan.step import Step
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import HostError, LabError, StorageError, TestbedError, UserError
 from testbed.host.drivers import containerlab
@@ -181,7 +182,7 @@ class Keeper:
 
     def do_build(self, plan: list[dict[str, Any]], notice: Callable[[str], None]) -> None:
         """Apply the lab's own plan; the connection that asks must stay open until ``do_open``."""
-        parsed = tuple(steps.from_dict(it) for it in plan)
+        parsed = tuple(codec.from_dict(it) for it in plan)
         self._do(lambda: self.engine.apply(engine_module.LAB, parsed, notice))
         self._watch_carriers()
 
@@ -194,7 +195,7 @@ class Keeper:
         self._do(hurry)  # not before: building takes seconds of work, which need not go before that of others
 
     def do_apply(self, owner: str, plan: list[dict[str, Any]]) -> None:
-        parsed = tuple(steps.from_dict(it) for it in plan)
+        parsed = tuple(codec.from_dict(it) for it in plan)
         self._do(lambda: self.engine.apply(owner, parsed))
 
     def do_undo(self, owner: str) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from testbed.core.faults.impair import silenced
 from testbed.core.physics.protection import Path, PathCut, Selector
 from testbed.core.plan.addressing import PLANT
-from testbed.core.plan.step import Carrier, Plan, Shape
+from testbed.core.plan.settings import Carrier, Shape
+from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import TestbedError
 from testbed.lab.apply.engine import Engine

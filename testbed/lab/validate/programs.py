@@ -22,7 +22,7 @@ from testbed.core.conformance.library import PYTHON, Library
 from testbed.core.conformance.mpi import mpiexec_argv
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, Addressing
-from testbed.core.plan.step import Rank
+from testbed.core.plan.makings import Rank
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError
 from testbed.host import libraries, runner

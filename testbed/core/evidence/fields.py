@@ -1,0 +1,96 @@
+"""The fields of a JSON object that somebody wrote, read leniently.
+
+A report must come out of whatever a crash left behind: unknown keys are ignored, an optional field of the wrong kind is
+None, and a line without its mandatory fields raises :class:`Malformed`, which :func:`parse` counts and skips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+Fields = Mapping[str, object]
+T = TypeVar("T")
+
+
+class Malformed(ValueError):
+    """A line lacks a field that it must have."""
+
+
+def number(fields: Fields, key: str) -> float | None:
+    """The finite number at ``key``, else None; JSON's true and false are no numbers."""
+    value = fields.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:  # JSON's integers have no end, floats do
+        return None
+    return found if math.isfinite(found) else None
+
+
+def integer(fields: Fields, key: str) -> int | None:
+    value = number(fields, key)
+    return None if value is None else int(value)
+
+
+def text(fields: Fields, key: str, default: str = "") -> str:
+    value = fields.get(key)
+    return value if isinstance(value, str) else default
+
+
+def mapping(fields: Fields, key: str) -> Fields:
+    value = fields.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def sequence(fields: Fields, key: str) -> Sequence[object]:
+    value = fields.get(key)
+    return value if isinstance(value, list | tuple) else ()
+
+
+def texts(fields: Fields, key: str) -> tuple[str, ...]:
+    return tuple(value for value in sequence(fields, key) if isinstance(value, str))
+
+
+def numbers(fields: Fields, key: str) -> tuple[float, ...]:
+    """All of the list at ``key``; Malformed if one of it is no number, since dropping it would shift the others."""
+    listed = sequence(fields, key)
+    found = tuple(number({"": value}, "") for value in listed)
+    if any(value is None for value in found):
+        raise Malformed(f"'{key}' holds something that is no number")
+    return tuple(value for value in found if value is not None)
+
+
+def need_number(fields: Fields, key: str) -> float:
+    value = number(fields, key)
+    if value is None:
+        raise Malformed(f"'{key}' is missing or no number")
+    return value
+
+
+def need_text(fields: Fields, key: str) -> str:
+    value = fields.get(key)
+    if not isinstance(value, str):
+        raise Malformed(f"'{key}' is missing or no text")
+    return value
+
+
+def parse(
+    lines: Iterable[object], readers: Mapping[str, Callable[[Fields], T]], key: str | None
+) -> tuple[list[T], int]:
+    """Read each line by ``readers[line[key]]``, or ``readers[""]`` without a key: (records, malformed lines)."""
+    found: list[T] = []
+    malformed = 0
+    for line in lines:
+        try:
+            if not isinstance(line, Mapping):
+                raise Malformed("no JSON object")
+            reader = readers.get(text(line, key) if key else "")
+            if reader is None:
+                raise Malformed("of an unknown kind")
+            found.append(reader(line))
+        except Malformed:
+            malformed += 1
+    return found, malformed

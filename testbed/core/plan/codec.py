@@ -1,0 +1,83 @@
+"""Steps as JSON, for the journal and for the keeper's socket."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.plan.makings import (
+    Address,
+    Agents,
+    Bridge,
+    Containers,
+    End,
+    Fibers,
+    Killed,
+    Namespace,
+    Prometheus,
+    Rank,
+    Redirect,
+    Route,
+    Sysctls,
+    Unpowered,
+    Veth,
+)
+from testbed.core.plan.settings import Carrier, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.step import Step
+
+_KINDS: dict[str, type[Step]] = {
+    kind.__name__: kind
+    for kind in (
+        Namespace,
+        Veth,
+        Bridge,
+        Sysctls,
+        Containers,
+        Address,
+        Route,
+        Redirect,
+        Fibers,
+        Agents,
+        Prometheus,
+        Carrier,
+        Shape,
+        Paused,
+        Slowed,
+        Throttled,
+        Killed,
+        Unpowered,
+    )
+}
+
+
+def to_dict(step: Step) -> dict[str, Any]:
+    """JSON-able form of a Step, for the journal."""
+    return {"step": type(step).__name__, **dataclasses.asdict(step)}
+
+
+class _Build:
+    """How nested values come back from JSON, by field name."""
+
+    END: ClassVar[tuple[str, ...]] = ("a", "b")
+
+    @staticmethod
+    def field(name: str, value: Any) -> Any:
+        if name in _Build.END and isinstance(value, Mapping):
+            return End(**value)
+        if name == "impairment":
+            return Impairment(**value)
+        if name == "directions":
+            return tuple(Direction(**{**it, "impairment": Impairment(**it["impairment"])}) for it in value)
+        if name == "ranks":
+            return tuple(Rank(**it) if isinstance(it, Mapping) else it for it in value)
+        if isinstance(value, list):
+            return tuple(tuple(it) if isinstance(it, list) else it for it in value)
+        return value
+
+
+def from_dict(data: Mapping[str, Any]) -> Step:
+    """The Step that :func:`to_dict` wrote. Raises KeyError for a kind that this version does not know."""
+    fields = {name: _Build.field(name, value) for name, value in data.items() if name != "step"}
+    return _KINDS[data["step"]](**fields)

@@ -1,0 +1,236 @@
+"""Steps that make something: it is there or not, and its inverse removes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.core.physics.impairment import Direction
+from testbed.core.plan.step import Step
+
+
+@dataclass(frozen=True)
+class Namespace(Step):
+    """A network namespace; ``isolated`` adds mount, IPC and UTS namespaces, a hostname and a hosts file (a node)."""
+
+    name: str
+    isolated: bool = False
+    hosts: str = ""
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def __str__(self) -> str:
+        return f"namespace {self.name}" + (" (network, mount, ipc, uts)" if self.isolated else " (network)")
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a veth. ``index`` 0 lets the kernel choose; ``up`` False leaves it dark until a Carrier lights it."""
+
+    namespace: str
+    name: str
+    index: int = 0
+    up: bool = True
+
+
+@dataclass(frozen=True)
+class Veth(Step):
+    """A cable. One end has an explicit high index: with equal indices on both ends the kernel
+    delays carrier events by up to a second and loses short cuts (net/core/link_watch.c)."""
+
+    a: End
+    b: End
+    mtu: int = 1500
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.a.namespace, self.b.namespace)
+
+    def __str__(self) -> str:
+        return f"veth {self.a.namespace}:{self.a.name} = {self.b.namespace}:{self.b.name} mtu {self.mtu}"
+
+
+@dataclass(frozen=True)
+class Bridge(Step):
+    """A bridge with its ports. ``isolated`` ports reach the bridge but never each other."""
+
+    namespace: str
+    name: str
+    ports: tuple[str, ...]
+    isolated: bool = False
+    mtu: int = 1500
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.namespace,)
+
+    def __str__(self) -> str:
+        return f"bridge {self.namespace}:{self.name} ports {' '.join(self.ports)}" + (" isolated" * self.isolated)
+
+
+@dataclass(frozen=True)
+class Sysctls(Step):
+    """Values below /proc/sys of a namespace. A key that this kernel does not have is skipped if ``optional``."""
+
+    namespace: str
+    values: tuple[tuple[str, str], ...]
+    optional: bool = False
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.namespace,)
+
+    def __str__(self) -> str:
+        return f"sysctl {self.namespace}: " + " ".join(f"{key}={value}".replace(" ", ",") for key, value in self.values)
+
+
+@dataclass(frozen=True)
+class Containers(Step):
+    """All containers of a lab with their cables, addresses and routes: ``topology`` is the text of a ``*.clab.yml``."""
+
+    names: tuple[str, ...]
+    topology: str
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        return self.names
+
+    def __str__(self) -> str:
+        return f"containers {' '.join(self.names)}, as in: testbed render"
+
+
+@dataclass(frozen=True)
+class Address(Step):
+    """``cidr`` as ``10.1.0.1/16`` or ``fd5c:…::1/64``; IPv6 without duplicate detection (it would cost a second)."""
+
+    namespace: str
+    interface: str
+    cidr: str
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.namespace,)
+
+    def __str__(self) -> str:
+        return f"address {self.namespace}:{self.interface} {self.cidr}"
+
+
+@dataclass(frozen=True)
+class Route(Step):
+    """A plain metric or multipath route, never a nexthop object: those do not come back after a cut.
+
+    ``hops`` are (gateway address, interface); several make a multipath route, none a blackhole. ``congestion`` is the
+    TCP congestion control of connections over it, where the kernel has it: the sysctl of a namespace takes only those
+    that the host's administrator allows to all.
+    """
+
+    namespace: str
+    destination: str
+    hops: tuple[tuple[str, str], ...]
+    metric: int = 0
+    congestion: str = ""
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.namespace,)
+
+    def __str__(self) -> str:
+        hops = " ".join(f"via {gateway} dev {interface}" for gateway, interface in self.hops) or "blackhole"
+        congestion = f" congestion {self.congestion}" if self.congestion else ""
+        return f"route {self.namespace}: {self.destination} {hops} metric {self.metric}{congestion}"
+
+
+@dataclass(frozen=True)
+class Redirect(Step):
+    """A wire of zero delay between two interfaces, both ways, by clsact and mirred: the bare path of a certificate."""
+
+    namespace: str
+    a: str
+    b: str
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.namespace,)
+
+    def __str__(self) -> str:
+        return f"redirect {self.namespace}: {self.a} = {self.b}"
+
+
+@dataclass(frozen=True)
+class Fibers(Step):
+    """The emulator of all directions, in the namespace ``plant``: ``fiberd``, a process, or ``netem``, the kernel."""
+
+    plant: str
+    directions: tuple[Direction, ...]
+    seed: int = 0
+    emulator: str = "fiberd"
+
+    def __str__(self) -> str:
+        return f"fibers in {self.plant}: " + ", ".join(
+            f"{it.name} {it.ingress} > {it.egress}" for it in self.directions
+        )
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a rank lives. ``metrics`` is its address on the management network."""
+
+    rank: int
+    node: str
+    site: str
+    metrics: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Agents(Step):
+    """One training agent per rank, forked from one warm parent."""
+
+    ranks: tuple[Rank, ...]
+
+    def __str__(self) -> str:
+        return f"agents: {len(self.ranks)} ranks on " + " ".join(rank.node for rank in self.ranks)
+
+
+@dataclass(frozen=True)
+class Prometheus(Step):
+    """A Prometheus server at ``address`` in ``namespace``, that scrapes ``ranks`` and the keeper's own exporter there.
+
+    Without ``within``: a process has to be ended, it does not go with the namespace that it is in.
+    """
+
+    namespace: str
+    address: str
+    port: int
+    exporter_port: int
+    ranks: tuple[Rank, ...] = ()
+
+    def __str__(self) -> str:
+        scraped = f"{len(self.ranks)} ranks and {self.address}:{self.exporter_port}, the keeper"
+        return f"prometheus {self.namespace}: {self.address}:{self.port} scrapes {scraped}"
+
+
+@dataclass(frozen=True)
+class Killed(Step):
+    """The process of a rank ended by SIGKILL, and no new one while this stands; its inverse deploys a fresh agent."""
+
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} killed"
+
+
+@dataclass(frozen=True)
+class Unpowered(Step):
+    """Everything that runs on a node ended by SIGKILL, and no agent on it while this stands.
+
+    The node's cables are a matter of :class:`Carrier`. Its inverse deploys fresh agents; programs of others
+    do not come back.
+    """
+
+    node: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"node {self.node} without power"
