@@ -75,18 +75,26 @@ def test_time_is_from_the_common_start_to_the_last_rank() -> None:
     session = Session()
     found = measured(session)
     assert found.times_s == pytest.approx([TOOK_S] * 5)
-    assert [call for call, _ in session.asked] == [10, 11, 12, 13, 14, 15]
-    assert [at is None for _, at in session.asked] == [True] + [False] * 5
-    assert found.crossing == {"north:east": 4000, "north:west": 0}  # the second to the sixth: 2000 … 6000
+    assert [call for call, _ in session.asked] == [10 + speed.MORE_CALLS, 10, 11, 12, 13, 14, 15]
+    assert [at is None for _, at in session.asked] == [True] * 2 + [False] * 5
+    assert found.crossing == {"north:east": 5000, "north:west": 0}  # the third to the seventh: 3000 … 7000
     assert (found.trouble, found.unsupported, found.late) == ("", "", 0)
 
 
+def test_a_program_that_is_compiled_once_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed.time, "monotonic", lambda: 100.0)
+    session = Session(lambda at: done()(at + 30.0), lambda at: done()(at + 0.2))
+    measured(session)
+    leads = {at - 100.0 for _, at in session.asked if at is not None}
+    assert leads == {pytest.approx(speed.LEAST_LEAD_S + speed.LEAD * 0.2, rel=1e-3)}
+
+
 def test_a_repeat_that_a_rank_came_late_to_is_done_again_with_another_number() -> None:
-    session = Session(done(), done(), done(late_s=0.1))
+    session = Session(done(), done(), done(), done(late_s=0.1))
     found = measured(session)
     assert len(found.times_s) == 5 and found.late == 1
     calls = [call for call, _ in session.asked]
-    assert calls == [10, 11, 12, 13, 14, 15, 12 + speed.MORE_CALLS]
+    assert calls == [10 + speed.MORE_CALLS, 10, 11, 12, 13, 14, 15, 12 + speed.MORE_CALLS]
     assert len(set(calls)) == len(calls)
 
 
@@ -96,7 +104,7 @@ def test_on_a_machine_where_ranks_always_come_late_it_ends() -> None:
 
 
 def test_a_rank_that_does_not_wait_has_no_time() -> None:
-    found = measured(Session(done(), done(late_s=-0.1)))
+    found = measured(Session(done(), done(), done(late_s=-0.1)))
     assert found.times_s == () and "did not wait" in found.trouble
 
 
@@ -109,7 +117,7 @@ def test_a_rank_that_does_not_wait_has_no_time() -> None:
     ],
 )
 def test_what_was_measured_before_a_failure_stays(answer: Answer, says: str) -> None:
-    found = measured(Session(done(), done(), done(), unlike(answer)))
+    found = measured(Session(done(), done(), done(), done(), unlike(answer)))
     assert len(found.times_s) == 2
     assert found.trouble == says
 

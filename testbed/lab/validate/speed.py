@@ -32,6 +32,9 @@ MOST_S: Final = 20.0
 LEAST_REPEATS: Final = 3
 """A series that has taken so long, on a machine that does much else, ends when it has so many repeats."""
 
+_COMPILING: Final = -1
+"""Number of the call before all others of a series."""
+
 MORE_CALLS: Final = 50_000
 """What is added to the number of a call that is done again."""
 
@@ -50,8 +53,9 @@ class Measured:
 
 
 def measure(session: Session, wire: Wire, series: Series) -> Measured:
-    """All calls of a series; those to warm up make connections and buffers, and do not count. The first of them begins
-    as soon as it can, which tells how long before the common start ranks must be told. Raises CannotGoOn, LabError.
+    """All calls of a series; those to warm up make connections and buffers, and do not count. The first of them is done
+    twice, as soon as it can: once so that programs are compiled, and once to see how long before the common start ranks
+    must be told from then on. Raises CannotGoOn, LabError.
     """
     session.ready()
     group = session.world
@@ -59,12 +63,12 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
     times: list[float] = []
     crossed: list[Mapping[str, int]] = []
     late = 0
-    waiting = list(enumerate(series.calls))
+    waiting = [(_COMPILING, _again(series.calls[0])), *enumerate(series.calls)]
     until_t = time.monotonic() + MOST_S
     while waiting and not (len(times) >= LEAST_REPEATS and time.monotonic() > until_t):
         number, operation = waiting.pop(0)
         said_t = time.monotonic()
-        at = said_t + lead_s if lead_s else None
+        at = said_t + lead_s if number > 0 else None
         with wire.counted() as crossing:
             done = session.perform([(operation, group)], at=at)
         if done.refused:
@@ -73,7 +77,7 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
             return Measured(tuple(times), _medians(crossed), trouble=done.trouble, late=late)
         if at is not None and (done.first_began_t or at) < at:
             return Measured((), {}, trouble="a rank did not wait for the common start")
-        if at is None:
+        if number == 0:
             lead_s = LEAST_LEAD_S + LEAD * (done.began_t - said_t)
         if at is None or number < series.warm_up:
             continue
