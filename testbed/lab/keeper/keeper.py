@@ -127,6 +127,12 @@ class Keeper:
         future: Future[T] = self._worker.submit(work)
         return future.result()
 
+    def know_topology(self) -> None:
+        """Which it is its file says: a plan of containers has no cables of its own."""
+        self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
+        self.protection.know(self.topology)
+        self.carriers.watch(self.topology, self.driver.path)
+
     def rank_states(self) -> list[dict[str, Any]]:
         """Of each rank where it is, and what it does."""
         return [
@@ -183,12 +189,6 @@ class Keeper:
         kinds = {"began": "job-began", "finished": "job-ended", "died": "rank-died", "gone": "agents-gone"}
         if event["event"] in kinds:
             self.events.add(kinds[event["event"]], **{key: value for key, value in event.items() if key != "event"})
-
-    def know_topology(self) -> None:
-        """Which it is its file says: a plan of containers has no cables of its own."""
-        self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
-        self.protection.know(self.topology)
-        self.carriers.watch(self.topology, self.driver.path)
 
     def down(self) -> None:
         """Undo everything, and end; afterwards only the folder is left, for whoever asked to remove.

@@ -142,9 +142,8 @@ class Verbs:
             if everything:
                 self._keeper.do(self._keeper.protection.restore)
         if everything:
-            self._keeper.do(
-                self._keeper.engine.settle
-            )  # of a fault that could not begin, and could not be undone either
+            # Of a fault that could not begin, and could not be undone either.
+            self._keeper.do(self._keeper.engine.settle)
         return healed
 
     def do_protection(self) -> dict[str, str]:
