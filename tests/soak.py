@@ -200,7 +200,8 @@ def main() -> int:
         down = [sys.executable, "-m", "testbed.cli.main", "down", name]
         subprocess.run(down, env=environment, capture_output=True, timeout=60, check=False)
         (asked.out / "soak.json").write_text(json.dumps({**found, "samples": watch.samples, "said": orchestrator.said}))
-    found["left"] = [*oracle.left_behind(name, state), *oracle.started_under(state)]
+    groups = [f"control group {path}" for path in Path("/sys/fs/cgroup").rglob(f"*{name}*")]
+    found["left"] = [*oracle.left_behind(name, state), *oracle.started_under(state), *groups]
     found |= {"samples": watch.samples, "growth": growth(watch.samples), "faults": faults_of(Path(found["run"]))}
     said = [it for it in orchestrator.said if it["said"] == "segment"]
     found["stuck"] = sum(it["steps"][0] == it["steps"][1] for it in said)

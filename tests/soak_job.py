@@ -25,7 +25,9 @@ import yaml
 
 import testbed
 from testbed.core.experiment import schedule
+from testbed.errors import HostError
 from testbed.host.files import catalog
+from testbed.host.linux import cgroup
 from testbed.lab import client, state
 from testbed.lab.jobs.playing import Player
 
@@ -88,6 +90,8 @@ FAULTS: tuple[tuple[int, str, tuple[str, ...], dict[str, str]], ...] = (
     (1, "power-loss", ("grid-b", "grid-c"), {}),
     (1, "evacuation", SITES, {"warning": "500ms"}),
 )
+HELD_BACK = (2, "straggler", RANKS, {"cpu": "30%"})
+"""Drawn too where the kernel can do it, by control groups."""
 
 
 def say(what: str, **more: Any) -> None:
@@ -97,8 +101,9 @@ def say(what: str, **more: Any) -> None:
 def faults(chance: random.Random, until_s: float) -> list[dict[str, Any]]:
     """Lines of a schedule up to ``until_s``."""
     found, t = [], 0.0
+    kinds = (*FAULTS, HELD_BACK) if _has_control_groups() else FAULTS
     while (t := t + chance.expovariate(1 / BETWEEN_S)) < until_s:
-        ((_, fault, targets, parameters),) = chance.choices(FAULTS, [it[0] for it in FAULTS])
+        ((_, fault, targets, parameters),) = chance.choices(kinds, [it[0] for it in kinds])
         line = {"at": f"{t:.3f}s", "inject": fault, "target": chance.choice(targets), "with": dict(parameters)}
         if fault == "rank-kill":  # over at once, and kept away by its own parameter
             line["with"] = {"away": f"{chance.uniform(0.2, 2.0):.3f}s"}
@@ -106,6 +111,14 @@ def faults(chance: random.Random, until_s: float) -> list[dict[str, Any]]:
             line["for"] = f"{chance.uniform(0.2, 3.0):.3f}s"
         found.append(line)
     return found
+
+
+def _has_control_groups() -> bool:
+    try:
+        cgroup.hierarchy()
+    except HostError:
+        return False
+    return True
 
 
 def segment(folder: Path, topology: str, seed: int, number: int) -> tuple[schedule.Planned, ...]:
