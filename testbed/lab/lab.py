@@ -19,7 +19,7 @@ from testbed.core.faults.power import NO_POWER
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
-from testbed.errors import FidelityError, LabError, StorageError, UnknownName, UserError
+from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
 from testbed.host.metrics.forward import Forwarder
@@ -278,8 +278,8 @@ class Lab:
         """A user's program once per rank with torchrun's environment; status of the worst rank.
 
         Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`). Another
-        thread may end the ranks by setting ``stop``. Raises
-        FidelityError as :meth:`train` does, LabError where a node has no power.
+        thread may end the ranks by setting ``stop``. Raises FidelityError as :meth:`train` does, LabError where a node
+        has no power.
         """
         if not argv:
             raise UserError("nothing to launch; write: testbed launch -- python train.py")
@@ -297,6 +297,9 @@ class Lab:
                 how = record.Ending()
                 how.fail(f"the worst rank ended with status {status}" if status else "", tells_nothing=False)
             return status
+        except TestbedError as error:
+            how = record.Ending("failed", str(error), unknown_because=str(error))
+            raise
         finally:
             observer.stop()
             how.fail(observer.lab_failure, tells_nothing=True)
