@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from testbed.core.topology.model import Topology
     from testbed.host.files.store import RunDirectory
     from testbed.lab.deploy import Choice
+    from testbed.lab.fault import Fault
     from testbed.lab.jobs.job import Job, Workload
     from testbed.lab.jobs.observe import LiveState
-    from testbed.lab.lab import Fault, Lab
+    from testbed.lab.lab import Lab
     from testbed.lab.progress import Progress
     from testbed.lab.run import RunOutcome, run
     from testbed.lab.status import FOREIGN, LabStatus, LabSummary, LinkStatus, RankStatus
@@ -67,7 +68,7 @@ __all__ = [
 _ELSEWHERE: Final = {
     "Choice": "testbed.lab.deploy",
     "FOREIGN": "testbed.lab.status",
-    "Fault": "testbed.lab.lab",
+    "Fault": "testbed.lab.fault",
     "Job": "testbed.lab.jobs.job",
     "Lab": "testbed.lab.lab",
     "LabStatus": "testbed.lab.status",

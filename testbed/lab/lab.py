@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from testbed.host.files.store import RunDirectory
 from testbed.host.metrics.forward import Forwarder
 from testbed.lab import certify as certification
 from testbed.lab import client, places, recovery, status
+from testbed.lab.fault import Fault
 from testbed.lab.jobs import launch, record
 from testbed.lab.jobs.job import Job, Workload
 from testbed.lab.jobs.observe import Observer
@@ -34,64 +35,6 @@ from testbed.lab.state import LabFolder
 def runs_root() -> Path:
     """``$TESTBED_RUNS``, else ./runs. Absolute, because agents live elsewhere."""
     return Path(os.environ.get("TESTBED_RUNS") or "runs").absolute()
-
-
-@dataclass
-class Fault:
-    """One fault of one lab; as a context manager it is healed on exit, always.
-
-    ``began`` and ``ended`` are seconds of CLOCK_MONOTONIC; ``ended`` is None while it stands. ``phase`` is what it does
-    by now, or did last, in words: ``dark``, ``loss 1.2%``. ``lasts_s`` is after how many seconds it ends by itself;
-    None if only a heal ends it.
-    """
-
-    id: str
-    type: str
-    target: str
-    links: tuple[str, ...]
-    began: float
-    began_unix_s: float
-    ended: float | None = None
-    phase: str = ""
-    lasts_s: float | None = None
-    nodes: tuple[str, ...] = ()
-    _lab: Lab | None = field(default=None, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any], lab: Lab) -> Fault:
-        return cls(
-            record["id"],
-            record["type"],
-            record["target"],
-            tuple(record["links"]),
-            record.get("ack_t", record["command_t"]),
-            record["began_unix_s"],
-            record["ended_t"],
-            record.get("phase", ""),
-            record.get("lasts_s"),
-            tuple(record.get("nodes", ())),
-            lab,
-        )
-
-    def heal(self) -> None:
-        """End it; nothing happens if it has ended already."""
-        if self._lab is None:
-            return
-        self._lab.heal(self.id)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Learn whether it has ended by itself, and what it does by now."""
-        if self._lab is not None:
-            mine = [it for it in self._lab.faults() if it.id == self.id]
-            if mine:
-                self.ended, self.phase = mine[0].ended, mine[0].phase
-
-    def __enter__(self) -> Fault:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.heal()
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ import pytest
 import testbed
 from testbed.errors import FidelityError, HostError, MissingTool, NotAllowed, TestbedError
 from testbed.lab import api, status
+from testbed.lab.fault import Fault
 from testbed.lab.interruption import unhurried
-from testbed.lab.lab import Fault, Lab
+from testbed.lab.lab import Lab
 from testbed.pytest_plugin.guard import Guard
 
 __all__ = ["Labs", "Use", "Wish"]
