@@ -61,14 +61,12 @@ class Observer:
     @property
     def lab_failure(self) -> str:
         """How the lab itself failed by now, as far as was heard; empty if it did not."""
-        if self.trouble:
-            return self.trouble
         for event in list(self.heard):
             if event["event"] == "emulator-died":
                 return "the emulator died, so all fibers are dark"
             if event["event"] == "container-died":
                 return f"the container of {event['node']} died"
-        return ""
+        return self.trouble  # last: it may be the effect of the others
 
     def start(self) -> None:
         self._thread.start()
