@@ -8,22 +8,12 @@ each and taken down at the end, whatever happens.
 
 from __future__ import annotations
 
-import my_library
 import pytest
+from on_ranks import summed
 
 from testbed.pytest_plugin import RanksFailed
 
 pytestmark = pytest.mark.testbed("metro-40km")
-
-
-def summed(count: int, times: int = 1, timeout_s: float = 10.0) -> float:
-    """What each rank runs. It is imported there by its name, so it stands at the top of the file."""
-    with my_library.Ring(timeout_s) as ring:
-        for step in range(times):
-            total = ring.all_reduce([ring.rank + 1.0] * count)
-            assert len(set(total)) == 1, f"step {step}: all elements are the same"
-            print("step", step, flush=True)
-    return total[0]
 
 
 @pytest.mark.parametrize("count", [1, 100_000])

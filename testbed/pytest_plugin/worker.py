@@ -33,6 +33,8 @@ def main() -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = RuntimeError("it called sys.exit() and returned nothing")
+        if isinstance(error, ModuleNotFoundError) and error.name == "pytest":
+            error.msg += "; this node's Python has none: put the function into a module that does not import it"
         result = {"traceback": _written(error), "summary": _summary(error), "error": _pickled(error)}
     _write(folder / f"result-{rank}", pickle.dumps(result, protocol=4))
     return 0 if "value" in result else 1
@@ -49,6 +51,11 @@ def _load(name: str, file: str | None) -> ModuleType:
     """The module of the function by its name, as pickle will; from its file if nothing leads there (importlib mode)."""
     try:
         found = importlib.import_module(name)
+    except PermissionError as error:
+        if file is None or error.filename != file:
+            raise
+        why = f"{error.strerror}; ranks are user {os.getuid()} here, who must get there through all folders above"
+        raise PermissionError(error.errno, why, error.filename) from None
     except ModuleNotFoundError as error:
         if file is None or not (error.name and f"{name}.".startswith(f"{error.name}.")):
             raise
