@@ -1,0 +1,167 @@
+"""What `testbed validate` finds of the reference ring, whichever emulator the lab is on: subclass, give ``bench``.
+
+Beside the contract, what tests of validations have in common: a session with a library, some of the catalogue, cells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+
+import testbed
+from testbed.core.conformance import cases, trials
+from testbed.core.conformance.result import CaseResult, Cell, Speed
+from testbed.core.topology.model import Topology
+from testbed.host import libraries
+from testbed.lab import state
+from testbed.lab.validate import correctness, faults
+from testbed.lab.validate.crew import Crew
+from testbed.lab.validate.examine import Bench, Examination
+from testbed.lab.validate.inject import FiberFaults
+from testbed.lab.validate.session import Session
+from testbed.lab.validate.wire import Wire, certified
+
+TIMEOUT_S = 2.0
+COUNT = 1_000_001
+"""Elements of the all_reduce that a fault befalls: 8 MB."""
+PATIENT = {"timeout_s": 6.0, "error_by_s": 9.0, "outer_s": 15.0}
+"""Bounds of a trial that a slow machine must not exceed."""
+
+PROGRAM = "testbed_agents.libraries.ring"
+
+
+@contextlib.contextmanager
+def bench_in(lab: testbed.Lab, folder: Path) -> Iterator[Bench]:
+    """What libraries are examined with in ``lab``, files of theirs in ``folder``; faults are healed at the end."""
+    place = state.folder(lab.name)
+    links = certified(lab.topology, lab.certificate)
+    with Wire(place, lab.topology) as wire, FiberFaults(place, lab.topology) as fibers:
+        yield Bench(place, lab.topology, links, wire, fibers, folder, "quick", ("speed",))
+
+
+@contextlib.contextmanager
+def session_of(bench: Bench, name: str, timeout_s: float = TIMEOUT_S, slack_s: float = 10.0) -> Iterator[Session]:
+    crew = Crew(bench.lab, bench.topology, libraries.find(name), bench.folder / name)
+    try:
+        yield Session(crew, timeout_s=timeout_s, slack_s=slack_s)
+    finally:
+        crew.leave()
+    assert programs() == []
+
+
+def programs() -> list[int]:
+    """Rank programs that were started under this module's state."""
+    mine = os.environ["TESTBED_STATE"]
+    return [pid for pid, words, has in oracle.processes() if PROGRAM in words and has.get("TESTBED_STATE") == mine]
+
+
+def answers(bench: Bench, name: str, chosen: Sequence[cases.Case], **bounds: float) -> list[CaseResult]:
+    found: list[CaseResult] = []
+    with session_of(bench, name, **bounds) as session:
+        correctness.examine(session, chosen, found.append)
+    return found
+
+
+def catalogue(bench: Bench, every: int, do: str = "") -> tuple[cases.Case, ...]:
+    """One case in ``every`` of the quick one, without the largest vectors."""
+    whole = cases.correctness("quick", bench.sites)
+    return tuple(
+        it for it in whole[::every]
+        if all(one.count < 1_000_000 and do in ("", one.do) for one in it.operations)
+    )  # fmt: skip
+
+
+def speeds(bench: Bench, name: str) -> list[Speed]:
+    """Of one all_reduce of a megabyte."""
+    examination = Examination(bench, libraries.find(name), lambda text: None)
+    whole = cases.performance
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            cases, "performance",
+            lambda *a: tuple(it for it in whole(*a) if it.do == "all_reduce" and it.size == 1 << 20),
+        )  # fmt: skip
+        examination.run()
+    result = examination.result()
+    assert not result.why or name != "ring", result.why
+    return list(result.speeds)
+
+
+def trial(topology: Topology, name: str, count: int = COUNT, **changes: Any) -> trials.Trial:
+    """A quick one: with so short a timeout that everything is over soon."""
+    offers = {"all_reduce": {"types": ["int64"], "reductions": ["sum"]}}
+    found = next(it for it in trials.trials("quick", topology, offers) if it.fault.name == name)
+    shorter = {
+        "timeout_s": TIMEOUT_S,
+        "error_by_s": 1.5 * TIMEOUT_S,
+        "outer_s": 4.0 * TIMEOUT_S,
+        "operation": dataclasses.replace(found.operation, count=count),
+    }
+    return dataclasses.replace(found, **{**shorter, **changes})
+
+
+def cut_and_loss(bench: Bench, count: int = COUNT) -> list[trials.Trial]:
+    """Half a second of darkness; one packet in a hundred lost. Of an all_reduce of ``count`` elements."""
+    cut, loss = (trial(bench.topology, name, count, **PATIENT) for name in ("cut-short", "loss-1pct"))
+    return [
+        dataclasses.replace(cut, injections=tuple(dataclasses.replace(it, for_s=0.5) for it in cut.injections)),
+        loss,
+    ]
+
+
+def judge_crossing(crossing: Mapping[str, int], size: int) -> None:
+    """Of an all_reduce of ``size`` bytes by four ranks: each link of a ring carries 2 (P - 1) / P of it (Patarasuk and
+    Yuan, 2009), and two of them are the fiber, one each way. Nothing goes over the other fiber."""
+    ring = 2 * 3 / 4 * size
+    assert {name: count for name, count in crossing.items() if count > 0.01 * ring} == {
+        "north:west": pytest.approx(ring, rel=0.05),
+        "north:east": pytest.approx(ring, rel=0.05),
+    }
+
+
+def judge_cut_and_loss(found: Sequence[Cell], off_s: float) -> None:
+    """``off_s``: how much later or earlier than asked for the cut may be over."""
+    waited, slow = found
+    assert waited.outcome == "right after healing", waited
+    assert waited.healed_s == pytest.approx(0.5, abs=off_s)
+    assert waited.done_s is not None and waited.done_s > 0.5
+    assert waited.rebuilt is None  # nothing went wrong
+    assert slow.outcome == "right", slow
+    assert slow.share is not None
+
+
+def cells(bench: Bench, name: str, wanted: Sequence[trials.Trial]) -> list[Cell]:
+    found: list[Cell] = []
+    with session_of(bench, name) as session:
+        faults.examine(session, bench.wire, bench.faults, wanted, found.append)
+    return found
+
+
+class ValidateContract:
+    every = 5
+    """One case in so many of the catalogue: all operations, types and groups are among them."""
+    healed_off_s = 0.2
+
+    def test_the_right_ring_is_right(self, bench: Bench) -> None:
+        chosen = catalogue(bench, self.every)
+        found = answers(bench, "ring", chosen)
+        assert len(found) == sum(len(it.operations) for it in chosen)
+        assert [it for it in found if it.state != "right"] == []
+        assert {it.operation for it in found} == set(cases.OPERATIONS)
+        assert list((bench.folder / "ring" / "outputs").iterdir()) == []
+
+    def test_its_bytes_are_those_of_a_ring_and_it_is_not_faster_than_light(self, bench: Bench) -> None:
+        (speed,) = speeds(bench, "ring")
+        judge_crossing(speed.crossing, speed.size)
+        assert "flat ring" in speed.pattern
+        assert 0.05 < speed.efficiency < 1.0
+        assert speed.median_s > speed.bound_s > speed.size / 100e6
+
+    def test_a_cut_that_is_healed_in_time_is_waited_for_and_loss_is_made_good(self, bench: Bench) -> None:
+        judge_cut_and_loss(cells(bench, "ring", cut_and_loss(bench)), self.healed_off_s)

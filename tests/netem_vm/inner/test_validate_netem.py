@@ -1,0 +1,86 @@
+"""Libraries put to the test in a lab on netem: what the reference ring is found to be there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+from contract.validate_contract import (
+    ValidateContract,
+    bench_in,
+    catalogue,
+    cut_and_loss,
+    judge_crossing,
+    judge_cut_and_loss,
+    session_of,
+)
+
+import testbed
+from testbed.core.conformance import cases, trials
+from testbed.core.conformance.result import CaseResult, Cell
+from testbed.host.emulators.netem import available
+from testbed.lab.validate import correctness, faults
+from testbed.lab.validate.examine import Bench
+
+WHY_NOT = available() if os.geteuid() == 0 else "needs root"
+if WHY_NOT:
+    pytest.skip(f"netem: {WHY_NOT}; test_in_vm.py runs this on a kernel that has it", allow_module_level=True)
+pytestmark = pytest.mark.netns
+
+SCALE = 16_000
+"""50 Mb/s, half a second for an all_reduce of 2 MB: the fiber is what an operation waits for, not the one CPU."""
+COUNT = 250_001
+PATIENCE_S = 6.0
+HEALED_OFF_S = 0.4
+"""That CPU is away for tens of milliseconds at a time."""
+
+
+@pytest.fixture(scope="module")
+def bench(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Uncertified is allowed: one noisy CPU may push a median out of tolerance."""
+    name, topology = oracle.unused_name(), testbed.load("metro-40km", {"scale": SCALE})
+    with (
+        testbed.up(topology, name=name, agents=False, emulator="netem", allow_uncertified=True) as lab,
+        bench_in(lab, tmp_path_factory.mktemp("validate")) as found,
+    ):
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+def test_the_ring_is_right_its_bytes_are_a_rings_and_it_comes_through_a_cut_and_loss(bench: Bench) -> None:
+    """The contract in small, by programs that are started once: this machine has one CPU for four ranks."""
+    answered: list[CaseResult] = []
+    found: list[Cell] = []
+    with session_of(bench, "ring", timeout_s=PATIENCE_S) as session:
+        correctness.examine(session, catalogue(bench, 40), answered.append)
+        assert {it.operation for it in answered} == set(cases.OPERATIONS)
+        assert [it for it in answered if it.state != "right"] == []
+        performance = cases.performance("quick", bench.sites, session.offers)
+        series = next(it for it in performance if it.do == "all_reduce" and it.size == 1 << 20)
+        with bench.wire.counted() as crossing:
+            assert session.perform([(series.calls[0], session.world)]).done
+        judge_crossing(crossing, series.size)
+        faults.examine(session, bench.wire, bench.faults, cut_and_loss(bench, COUNT), found.append)
+    judge_cut_and_loss(found, HEALED_OFF_S)
+
+
+@pytest.mark.thorough
+class TestValidateOnNetem(ValidateContract):
+    healed_off_s = HEALED_OFF_S
+
+
+@pytest.mark.thorough
+def test_every_fault_of_the_full_matrix_is_one_that_the_ring_comes_through_or_tells_of(bench: Bench) -> None:
+    """Those that netem makes of its own qdiscs are among them: bursts, reordering, duplicates, flipped bits, sizes."""
+    found: list[Cell] = []
+    with session_of(bench, "ring") as session:
+        session.ready()
+        wanted = trials.trials("full", bench.topology, session.offers)
+        faults.examine(session, bench.wire, bench.faults, wanted, found.append)
+    assert [it.fault for it in found] == [
+        it for it in trials.FAULTS if it not in trials.left_out("full", bench.topology)
+    ]
+    assert {it.fault: it.outcome for it in found if it.outcome not in trials.FAULTS[it.fault].holds} == {}
