@@ -240,6 +240,16 @@ def test_without_its_docker_a_lab_is_not_said_to_be_gone(
     assert any("gone.sock" in why for why in status._containers(lab))
 
 
+def test_of_a_lab_of_namespaces_no_docker_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LabFolder(tmp_path / "labs" / "metro")
+    made.path.mkdir(parents=True)
+    Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.9:2375")
+    assert status._containers(made) == []
+    assert recovery.heal(made, None) == []
+    assert recovery.down(made)
+
+
 def test_its_docker_is_asked_where_the_environment_names_none_that_runs(
     lab: LabFolder, docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
