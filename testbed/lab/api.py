@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from testbed.lab.deploy import Choice
     from testbed.lab.fault import Fault
     from testbed.lab.jobs.job import Job, Workload
-    from testbed.lab.jobs.observe import LiveState
     from testbed.lab.lab import Lab
-    from testbed.lab.progress import Progress
+    from testbed.lab.progress import LiveState, Progress
     from testbed.lab.run import RunOutcome, run
     from testbed.lab.status import FOREIGN, LabStatus, LabSummary, LinkStatus, RankStatus
     from testbed.lab.validate.run import ValidationOutcome, validate

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from testbed.lab.lab import Lab
+from typing import Any, Protocol
 
 __all__ = ["Fault"]
+
+
+class _Lab(Protocol):
+    """What a fault needs of its lab."""
+
+    def heal(self, what: str | None = None) -> tuple[Fault, ...]: ...
+
+    def faults(self) -> tuple[Fault, ...]: ...
 
 
 @dataclass
@@ -31,10 +36,10 @@ class Fault:
     phase: str = ""
     lasts_s: float | None = None
     nodes: tuple[str, ...] = ()
-    _lab: Lab | None = field(default=None, repr=False, compare=False)
+    _lab: _Lab | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], lab: Lab) -> Fault:
+    def of(cls, record: Mapping[str, Any], lab: _Lab) -> Fault:
         return cls(
             record["id"],
             record["type"],

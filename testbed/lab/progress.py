@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from testbed.core.evidence.certificate import Certificate
-    from testbed.lab.jobs.observe import LiveState
 
-__all__ = ["Progress", "Silent", "Unbreakable"]
+__all__ = ["LiveState", "Progress", "Silent", "Unbreakable"]
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What a live line shows."""
+
+    step: int = 0
+    steps: int = 0
+    train_loss: float | None = None
+    tokens_per_s: float = 0.0
+    throughput_bps: dict[str, float] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
 
 
 class Progress(Protocol):

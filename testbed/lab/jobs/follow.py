@@ -12,9 +12,9 @@ from testbed.errors import JobFailed, LabError
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.live import Live
-from testbed.lab.jobs.observe import LiveState, Observer
+from testbed.lab.jobs.observe import Observer
 from testbed.lab.jobs.playing import Player
-from testbed.lab.progress import Progress
+from testbed.lab.progress import LiveState, Progress
 
 __all__ = ["Follower", "teller"]
 

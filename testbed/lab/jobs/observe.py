@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -24,18 +23,6 @@ from testbed.lab.state import LabFolder
 
 INTERVAL_S = 1.0
 EVENT_INTERVAL_S = 0.1
-
-
-@dataclass(frozen=True)
-class LiveState:
-    """What a live line shows."""
-
-    step: int = 0
-    steps: int = 0
-    train_loss: float | None = None
-    tokens_per_s: float = 0.0
-    throughput_bps: dict[str, float] = field(default_factory=dict)
-    faults: tuple[str, ...] = ()
 
 
 class Observer:
