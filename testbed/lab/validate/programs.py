@@ -9,7 +9,6 @@ and are spoken to by FIFOs too.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from testbed.core.topology.model import Topology
 from testbed.errors import HostError
 from testbed.host import libraries, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
-from testbed.host.drivers.containerlab import IMAGE_USER, agent_user
+from testbed.host.drivers.containerlab import agent_user
 from testbed.host.linux import process
 from testbed.host.linux.inside import is_inside, pid_on_host
 from testbed.lab import client, places
@@ -122,9 +121,6 @@ class Starter:
         self.folder, self.outputs = folder, folder / "outputs"
         self.ranks = build.ranks(topology)
         self.contained = places.driver(lab) == "containerlab"
-        # Open MPI's launcher refuses a user who is not in /etc/passwd, as who called sudo need not be in the image's.
-        self._user = agent_user() if self.replaces else IMAGE_USER
-        self._uid, self._gid = map(int, self._user.split(":"))
         self._logs: list[Words] = []
         self._mpiexec_log: Words | None = None
 
@@ -203,8 +199,7 @@ class Starter:
         return self._logs[-1]
 
     def _place(self, node: str) -> runner.Place | ContainerPlace:
-        place = places.place(self._lab, node, isolated=node != MANAGEMENT, job=True)
-        return dataclasses.replace(place, user=self._user) if isinstance(place, ContainerPlace) else place
+        return places.place(self._lab, node, isolated=node != MANAGEMENT, job=True)
 
     def _direct(self, rank: Rank) -> Program:
         variables = self._environment(rank)
@@ -278,7 +273,7 @@ class Starter:
             self.folder,
             self._place(MANAGEMENT).enter(argv, self.folder, own),
             ways,
-            owner=(self._uid, self._gid),
+            owner=_owner(),
             environment={**os.environ, **own},
             log=log,
         )
@@ -323,8 +318,15 @@ class Starter:
                 self._give(path)
         return into, out
 
-    def _give(self, path: Path) -> None:
-        os.chown(path, self._uid, self._gid, follow_symlinks=False)
+    @staticmethod
+    def _give(path: Path) -> None:
+        os.chown(path, *_owner(), follow_symlinks=False)
+
+
+def _owner() -> tuple[int, int]:
+    """Whom programs in containers are: user and group."""
+    uid, gid = agent_user().split(":")
+    return int(uid), int(gid)
 
 
 def _opened(into: Path, out: Path, log: Words) -> Lines:
