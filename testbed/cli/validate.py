@@ -71,13 +71,13 @@ def validate(
         ),
     ],
     topology: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="The lab to bring up for it.",
+            help=f"The lab to bring up for it. [default: {DEFAULT_TOPOLOGY}]",
             autocompletion=verb.completing(verb.topologies),
         ),
-    ] = DEFAULT_TOPOLOGY,
+    ] = None,
     suite: Annotated[SuiteName, typer.Option(help="quick takes under three minutes a library.")] = SuiteName.quick,
     only: Annotated[
         list[PartName] | None, typer.Option("--only", help="This part of the suite. May be repeated.")

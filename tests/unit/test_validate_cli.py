@@ -62,7 +62,7 @@ def test_what_is_typed_is_what_is_asked_for(cli: Cli, faked: Procedure, tmp_path
 
 def test_without_options_it_is_quick_and_on_metro_40km(cli: Cli, faked: Procedure) -> None:
     cli("validate", "ring")
-    wanted = {"topology": "metro-40km", "suite": "quick", "only": (), "baseline": None, "keep": False}
+    wanted = {"topology": None, "suite": "quick", "only": (), "baseline": None, "keep": False}
     assert {key: faked.asked[key] for key in wanted} == wanted
 
 

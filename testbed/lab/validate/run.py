@@ -87,7 +87,7 @@ class ValidationOutcome:
 def validate(
     names: Sequence[str],
     *,
-    topology: str | Topology = DEFAULT_TOPOLOGY,
+    topology: str | Topology | None = None,
     set: Mapping[str, object] | None = None,
     suite: Suite = "quick",
     only: Sequence[Part] = (),
@@ -112,15 +112,15 @@ def validate(
     chosen = _chosen(names)
     before = _read_baseline(baseline)
     if lab is not None:
-        _refuse_beside_lab(topology=topology != DEFAULT_TOPOLOGY, set=bool(set), name=name is not None, keep=keep)
-    wanted = _topology(topology, set) if lab is None else None
+        _refuse_beside_lab(topology=topology is not None, set=bool(set), name=name is not None, keep=keep)
+    wanted = _topology(topology or DEFAULT_TOPOLOGY, set) if lab is None else None
     root = (runs or runs_root()).absolute()
     if wanted is not None:
         _check_room(root, wanted)
     parts = tuple(it for it in PARTS if not only or it in only)
     with interruptible():
         if wanted is None:
-            borrowed = _borrowed(lab, allow_uncertified)
+            borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)
             return _Validating(borrowed, chosen, suite, parts, root, before, heard).run()
         made = deploy.up(
@@ -284,16 +284,20 @@ def _refuse_beside_lab(**given: bool) -> None:
         )
 
 
-def _borrowed(name: str | None, allow_uncertified: bool) -> Lab:
+def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
     """A lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
     lab = Lab(state.chosen(name))
     _with_fibers(lab.topology)
+    status = lab.status()
+    for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):
+        if wanted not in ("auto", has):
+            raise UserError(f"--{option} {wanted}: lab {lab.name} is on {has}; leave out --{option}, or --lab")
     if standing := [it for it in lab.faults() if it.ended is None]:
         said = ", ".join(f"{it.type} {it.target}" for it in standing)
         raise LabError(
             f"in lab {lab.name} there is a fault already ({said}); heal it first: testbed heal -l {lab.name}"
         )
-    if any(rank.state == "training" for rank in lab.status().ranks):
+    if any(rank.state == "training" for rank in status.ranks):
         raise LabError(f"lab {lab.name} is training, and its bytes would count for the library's; wait for its end")
     if not allow_uncertified and not (lab.certificate is not None and lab.certificate.certified):
         raise FidelityError(f"lab {lab.name} is not certified; testbed certify -l {lab.name}, or --allow-uncertified")
