@@ -136,9 +136,9 @@ def judge_cut_and_loss(found: Sequence[Cell], off_s: float) -> None:
     assert slow.share is not None
 
 
-def cells(bench: Bench, name: str, wanted: Sequence[trials.Trial]) -> list[Cell]:
+def cells(bench: Bench, name: str, wanted: Sequence[trials.Trial], **bounds: float) -> list[Cell]:
     found: list[Cell] = []
-    with session_of(bench, name) as session:
+    with session_of(bench, name, **bounds) as session:
         faults.examine(session, bench.wire, bench.faults, wanted, found.append)
     return found
 
@@ -146,11 +146,12 @@ def cells(bench: Bench, name: str, wanted: Sequence[trials.Trial]) -> list[Cell]
 class ValidateContract:
     every = 5
     """One case in so many of the catalogue: all operations, types and groups are among them."""
+    timeout_s = TIMEOUT_S
     healed_off_s = 0.2
 
     def test_the_right_ring_is_right(self, bench: Bench) -> None:
         chosen = catalogue(bench, self.every)
-        found = answers(bench, "ring", chosen)
+        found = answers(bench, "ring", chosen, timeout_s=self.timeout_s)
         assert len(found) == sum(len(it.operations) for it in chosen)
         assert [it for it in found if it.state != "right"] == []
         assert {it.operation for it in found} == set(cases.OPERATIONS)
@@ -164,4 +165,4 @@ class ValidateContract:
         assert speed.median_s > speed.bound_s > speed.size / 100e6
 
     def test_a_cut_that_is_healed_in_time_is_waited_for_and_loss_is_made_good(self, bench: Bench) -> None:
-        judge_cut_and_loss(cells(bench, "ring", cut_and_loss(bench)), self.healed_off_s)
+        judge_cut_and_loss(cells(bench, "ring", cut_and_loss(bench), timeout_s=self.timeout_s), self.healed_off_s)

@@ -69,6 +69,7 @@ def test_the_ring_is_right_its_bytes_are_a_rings_and_it_comes_through_a_cut_and_
 
 @pytest.mark.thorough
 class TestValidateOnNetem(ValidateContract):
+    timeout_s = PATIENCE_S
     healed_off_s = HEALED_OFF_S
 
 
@@ -76,7 +77,7 @@ class TestValidateOnNetem(ValidateContract):
 def test_every_fault_of_the_full_matrix_is_one_that_the_ring_comes_through_or_tells_of(bench: Bench) -> None:
     """Those that netem makes of its own qdiscs are among them: bursts, reordering, duplicates, flipped bits, sizes."""
     found: list[Cell] = []
-    with session_of(bench, "ring") as session:
+    with session_of(bench, "ring", timeout_s=PATIENCE_S) as session:
         session.ready()
         wanted = trials.trials("full", bench.topology, session.offers)
         faults.examine(session, bench.wire, bench.faults, wanted, found.append)
