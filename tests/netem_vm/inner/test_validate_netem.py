@@ -37,6 +37,9 @@ PATIENCE_S = 6.0
 HEALED_OFF_S = 0.4
 """That CPU is away for tens of milliseconds at a time."""
 
+OF_QDISCS = {"burst-loss", "reorder", "duplicate", "corruption", "mtu-black-hole", "latency-step"}
+"""Faults that are made of netem, and of the filters before it, in ways of its own."""
+
 
 @pytest.fixture(scope="module")
 def bench(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
@@ -74,14 +77,13 @@ class TestValidateOnNetem(ValidateContract):
 
 
 @pytest.mark.thorough
-def test_every_fault_of_the_full_matrix_is_one_that_the_ring_comes_through_or_tells_of(bench: Bench) -> None:
-    """Those that netem makes of its own qdiscs are among them: bursts, reordering, duplicates, flipped bits, sizes."""
+def test_the_ring_comes_through_what_netem_does_to_packets_or_tells_of_it(bench: Bench) -> None:
     found: list[Cell] = []
     with session_of(bench, "ring", timeout_s=PATIENCE_S) as session:
         session.ready()
-        wanted = trials.trials("full", bench.topology, session.offers)
-        faults.examine(session, bench.wire, bench.faults, wanted, found.append)
-    assert [it.fault for it in found] == [
-        it for it in trials.FAULTS if it not in trials.left_out("full", bench.topology)
-    ]
+        full = trials.trials("full", bench.topology, session.offers)
+        faults.examine(
+            session, bench.wire, bench.faults, [it for it in full if it.fault.name in OF_QDISCS], found.append
+        )
+    assert {it.fault for it in found} == OF_QDISCS
     assert {it.fault: it.outcome for it in found if it.outcome not in trials.FAULTS[it.fault].holds} == {}
