@@ -227,7 +227,7 @@ def _by_mark(lab: LabFolder) -> None:
 
 
 def _sweep_groups(lab: str, driver: NetnsDriver) -> None:
-    """Remove control groups that no journal tells of: one is forgotten just before it is removed."""
+    """Remove control groups that no journal tells of: of version 1, they lost sight of one before it was gone."""
     with contextlib.suppress(HostError):  # where there are no control groups, none is ours
         Throttle(lab, driver.path).sweep()
 

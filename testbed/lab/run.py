@@ -5,8 +5,8 @@
    could not be written is found now, before anything is built.
 2. Bring the lab up; every fiber is measured. A lab outside tolerance is refused, or marked on every page.
 3. Begin the training job on the lab's agents, and begin to observe: each second metrics, at once events.
-4. Follow it (``follow.py``): watch its steady state, and have the keeper inject what is due (``playing.py``). If what
-   must hold before any fault does not, none is injected. The keeper ends timed ones.
+4. Follow it (``jobs/follow.py``): watch its steady state, and have the keeper inject what is due
+   (``jobs/playing.py``). If what must hold before any fault does not, none is injected. The keeper ends timed ones.
 5. When the job has ended, heal what still stands, look at what was expected, write the report.
 6. Take the lab down. Always, whatever happened: Ctrl-C at any moment comes here too, and keeps what was measured.
 """
@@ -111,15 +111,15 @@ def _down(lab: Lab) -> None:
     except TestbedError as error:
         if lab.run_directory is not None:
             with contextlib.suppress(StorageError):  # of the two troubles the lab's is the one to be told
-                record.amend(lab.run_directory, status="failed", reason=str(error), unknown_because=str(error))
+                record.fail_ended(lab.run_directory, str(error))
                 store.write_report(lab.run_directory)
         raise
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """All that is known of a run before anything is built. ``workload``: what ``lab.job.Workload`` takes beyond steps;
-    ``again``: an experiment file that does the same again."""
+    """All that is known of a run before anything is built. ``workload``: what ``lab.jobs.job.Workload`` takes beyond
+    steps; ``again``: an experiment file that does the same again."""
 
     experiment: Experiment
     topology: Topology
@@ -250,9 +250,11 @@ def _conclude(
 ) -> Report:
     """Heal, stop observing, judge, write. What cannot be had any more is left out, never made up."""
     progress.phase("report", str(run_directory.path))
-    if not client.answers(state.folder(lab.name)):
+    try:
+        client.call(state.folder(lab.name), "hello")
+    except TestbedError as error:
         # Whether that or its effects are heard of first is chance: without its keeper no job can go on.
-        how.fail(f"the keeper of lab {lab.name} is gone", tells_nothing=True)
+        how.fail(str(error), tells_nothing=True)
     try:
         lab.heal()
     except TestbedError as error:  # a fault that cannot be undone is no end of a good run

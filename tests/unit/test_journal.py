@@ -157,7 +157,19 @@ def test_garbage_in_the_middle_is_not_passed_over(journal: Journal, path: Path) 
 
 
 def test_a_journal_of_another_version_is_left_to_that_version(path: Path) -> None:
-    path.write_text(json.dumps({"journal": 2, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+    path.write_text(json.dumps({"journal": 3, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+    with pytest.raises(LabError, match="another version of the testbed"):
+        Journal.read(path)
+
+
+def test_a_journal_of_the_version_before_is_read(path: Path) -> None:
+    path.write_text(json.dumps({"journal": 1, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+    assert Journal.read(path).lab == "lab"
+
+
+def test_a_line_of_no_kind_that_is_known_is_not_passed_over(journal: Journal, path: Path) -> None:
+    with path.open("a") as stream:
+        stream.write('{"id":1,"suspended":true}\n')
     with pytest.raises(LabError, match="another version of the testbed"):
         Journal.read(path)
 

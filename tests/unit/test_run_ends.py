@@ -72,7 +72,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
     monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: made)
     monkeypatch.setattr(run_module.agent_host, "missing", lambda: "")
-    monkeypatch.setattr(run_module.client, "answers", lambda folder: True)
+    monkeypatch.setattr(run_module.client, "call", lambda folder, verb: {})
     monkeypatch.setattr(run_module, "Live", lambda *words: SimpleNamespace(began={0: 1}, hear=lambda: None))
     monkeypatch.setattr(run_module, "Player", lambda *words: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "Follower", lambda *words: SimpleNamespace(follow=follow))
@@ -137,7 +137,10 @@ def test_the_status_is_what_the_page_says(
 def test_a_job_that_fails_because_its_keeper_died_tells_nothing(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module.client, "answers", lambda folder: False)
+    def call(folder: object, verb: str) -> None:
+        raise LabError("the keeper of lab metro is gone")
+
+    monkeypatch.setattr(run_module.client, "call", call)
     lab.job_error = BROKEN
     assert run(lab, tmp_path).exit_code == 3
     assert told(lab)[0] == "unknown"
@@ -153,6 +156,9 @@ def test_a_lab_that_cannot_be_taken_down_changes_what_the_page_says(
         run(lab, tmp_path)
     assert raised.value.exit_code == 3
     assert told(lab)[0] == "unknown"
+    written = json.loads((lab.folder / "run.json").read_text())
+    assert written["unknown_because"] == "docker does not run"
+    assert written["reason"] == (str(job_error) if job_error else "docker does not run")
 
 
 def test_an_interrupted_run_is_no_failure_of_the_lab(lab: Lab, tmp_path: Path) -> None:

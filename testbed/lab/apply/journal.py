@@ -6,7 +6,7 @@ and undoing what is not there is no error.
 
 ::
 
-    {"journal": 1, "lab": "metro-40km", "boot": "…", "keeper": [pid, start time]}
+    {"journal": 2, "lab": "metro-40km", "boot": "…", "keeper": [pid, start time]}
     {"id": 1, "owner": "lab", "intend": {"step": "Namespace", …}}
     {"id": 1, "done": {"inode": 4026532000}}
     {"id": 2, "forgotten": true}
@@ -36,7 +36,8 @@ from testbed.core.plan import codec
 from testbed.core.plan.step import Step
 from testbed.errors import LabError, StorageError
 
-VERSION = 1
+VERSION = 2
+"""1 did not know what is forgotten; it is read too."""
 
 PROTECTED: Final = "protection "
 """The owner of what stands for the protection of a link: this and the link's name."""
@@ -106,7 +107,7 @@ class Journal:
 
     def _replay(self, record: Mapping[str, Any]) -> None:
         if "journal" in record:
-            if record["journal"] != VERSION:
+            if record["journal"] not in (1, VERSION):
                 raise LabError(_OTHER_VERSION.format(path=self.path))
             self.lab, self.boot = record["lab"], record["boot"]
             self.keeper = (record["keeper"][0], record["keeper"][1])
@@ -124,6 +125,8 @@ class Journal:
             self.state = record["state"]
         elif "note" in record:
             self.notes.append(dict(record))
+        else:
+            raise LabError(_OTHER_VERSION.format(path=self.path))
 
     def intend(self, owner: str, plan: Iterable[Step]) -> list[Entry]:
         """Write down a plan, all of it in one write, before any of it is applied."""

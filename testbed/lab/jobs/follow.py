@@ -19,7 +19,9 @@ from testbed.lab.progress import LiveState, Progress
 __all__ = ["Follower", "teller"]
 
 STALL_BOUND_S: Final = 120.0
-"""A job that commits no step for so long, beyond the longest fault, will not end by itself."""
+"""A job that commits no step for so long, beyond the longest fault, does not end by itself."""
+STALL_SLACK_S: Final = 30.0
+"""So much later than the job's own bound, after which its attempt fails: that says more, and comes first."""
 SAMPLE_S: Final = 0.25
 CHECK_S: Final = 0.5
 POLL_S: Final = 0.02
@@ -52,7 +54,8 @@ class Follower:
         self._job, self._live, self._observer = job, live, observer
         self._player, self._monitor, self._progress = player, monitor, progress
         self._total = job.workload.steps
-        self._longest_s = max((it.lasts_s or 0.0 for it in player.planned), default=0.0)
+        longest_s = max((it.lasts_s or 0.0 for it in player.planned), default=0.0)
+        self._stall_s = longest_s + max(STALL_BOUND_S, job.workload.stall_s + STALL_SLACK_S)
         self._began_t: float | None = None
         self._values: dict[str, float | None] = {}
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque()
@@ -78,7 +81,7 @@ class Follower:
                 checked_t = now
                 if self._is_over(step):
                     break
-                if now - moved_t > STALL_BOUND_S + self._longest_s:
+                if now - moved_t > self._stall_s:
                     raise LabError(f"no step was committed for {now - moved_t:.0f} s; the job stands at step {step}")
             time.sleep(POLL_S)
         self._judge(time.monotonic())

@@ -8,7 +8,7 @@ import platform
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,14 @@ def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
     """
     if run.read_json("run.json").get("status") == "running":
         amend(run, **asdict(how), ended_t=time.monotonic(), **changes)
+
+
+def fail_ended(run: RunDirectory, why: str) -> None:
+    """Write down that the lab of a run failed after its end; a reason that it had stays. Raises StorageError."""
+    ended = run.read_json("run.json")
+    how = Ending(*(str(ended.get(it.name, "")) for it in fields(Ending)))
+    how.fail(why, tells_nothing=True)
+    amend(run, **asdict(how))
 
 
 def cpu_model() -> str:
