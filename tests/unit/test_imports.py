@@ -71,3 +71,16 @@ def test_help_imports_neither_torch_nor_the_library() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
+
+
+def test_every_room_is_in_the_design_and_every_file_says_what_it_is_for() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    listed = design[design.index("## Rooms") : design.index("## Tests")]
+    argv = [sys.executable, str(ROOT / "tools" / "rooms.py")]
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    words = [line.split(maxsplit=1) for line in printed.splitlines() if line]
+    silent = [it for it in words if len(it) < 2 or not it[1].endswith((".", "?"))]
+    assert silent == []
+    rooms = [Path(it[0]) for it in words if it[0].endswith("/")]
+    assert len(rooms) > 20
+    assert [it for it in rooms if f"{it.name}/" not in listed] == []

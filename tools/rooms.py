@@ -1,0 +1,43 @@
+"""Print what every file of the testbed and its agents is for: the first sentence of each, by folder.
+
+python tools/rooms.py [FOLDER]      # testbed/lab, say; all of them without
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("testbed", "agents/testbed_agents")
+
+
+def rooms(below: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Each folder below that has Python files, itself first, and these files without ``__init__.py``."""
+    for folder in (below, *sorted(it for it in below.rglob("*") if it.is_dir())):
+        if (folder / "__init__.py").is_file():
+            yield folder, sorted(it for it in folder.glob("*.py") if it.name != "__init__.py")
+
+
+def purpose(file: Path) -> str:
+    """First sentence of a file's docstring."""
+    said = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.])\s", said, maxsplit=1)[0].removesuffix(" Its whole story:")
+
+
+def main(folders: list[str]) -> None:
+    for below in folders or ROOMS:
+        for folder, files in rooms((ROOT / below).resolve()):
+            print(f"\n{folder.relative_to(ROOT)}/  {purpose(folder / '__init__.py')}")
+            width = max((len(it.name) for it in files), default=0)
+            for file in files:
+                print(f"  {file.name:<{width}}  {purpose(file)}")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
+    main(sys.argv[1:])
