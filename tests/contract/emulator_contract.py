@@ -140,7 +140,7 @@ class EmulatorContract(ImpairmentContract):
 
         def flush(number: int) -> None:
             if number == 100:
-                emulator.flush(["l0:b"])
+                emulator.set({"l0:b": Impairment(delay_s=0.4)}, flush=["l0:b"])
 
         assert send(lab, 200, between=flush) == list(range(100, 200))
         assert lab.inside(lab.plant, "cat", downs) == before
@@ -148,7 +148,7 @@ class EmulatorContract(ImpairmentContract):
         after = emulator.stats()[0]
         assert after.packets >= counted.packets + 100 and after.bytes >= counted.bytes + 100 * 1400
         with pytest.raises(LabError):
-            emulator.flush(["l0:c"])
+            emulator.set({}, flush=["l0:c"])
 
     def test_what_cannot_be_is_refused_and_changes_nothing(self, lab: Lab, start: Start) -> None:
         emulator = start(lab, Impairment(delay_s=3e-3), NOTHING)

@@ -7,14 +7,22 @@ makes, names or removes interfaces: drivers do.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError
 
-__all__ = ["DROP_CAUSES", "DirectionStats", "Emulator", "EmulatorInfo", "NoopEmulator", "refuse_impossible"]
+__all__ = [
+    "DROP_CAUSES",
+    "DirectionStats",
+    "Emulator",
+    "EmulatorInfo",
+    "NoopEmulator",
+    "refuse_impossible",
+    "refuse_unknown",
+]
 
 DROP_CAUSES = ("loss", "corrupt", "size", "queue", "memory", "transmit", "receive", "down")
 """Why a segment was lost: by chance, by Ethernet's check after flipped bits (netem counts those as loss), queue full,
@@ -68,6 +76,13 @@ def refuse_impossible(changes: Mapping[str, Impairment]) -> None:
         raise LabError("; ".join(wrong))
 
 
+def refuse_unknown(names: Iterable[str], directions: Collection[str]) -> None:
+    """Raise LabError for a direction that the emulator was not started with."""
+    for name in names:
+        if name not in directions:
+            raise LabError(f"the emulator has no direction named '{name}'")
+
+
 class Emulator(Protocol):
     """Impairs the directions that it was started with. All methods may be called from any thread."""
 
@@ -78,15 +93,16 @@ class Emulator(Protocol):
     def pid(self) -> int | None:
         """The emulating process, or None where the kernel does it."""
 
-    def set(self, changes: Mapping[str, Impairment]) -> None:
+    def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
         """Replace the impairment of each direction named; nothing in flight is lost or reordered.
+
+        Args:
+            changes: by direction.
+            flush: of these, what is under way in them is lost at the same moment; no port loses its carrier.
 
         Raises:
             LabError: no such direction, an impossible value, or the emulator is gone or silent.
         """
-
-    def flush(self, directions: Sequence[str]) -> None:
-        """Lose what is under way in these directions; no port loses its carrier. Raises as :meth:`set` does."""
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in. Raises LabError as :meth:`set` does."""
@@ -113,14 +129,9 @@ class NoopEmulator:
         self.impairments = {direction.name: direction.impairment for direction in directions}
         self._stopped = False
 
-    def set(self, changes: Mapping[str, Impairment]) -> None:
-        for name in changes:
-            if name not in self.impairments:
-                raise LabError(f"the emulator has no direction named '{name}'")
+    def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
+        refuse_unknown([*changes, *flush], self.impairments)
         self.impairments.update(changes)
-
-    def flush(self, directions: Sequence[str]) -> None:
-        self.set({name: self.impairments[name] for name in directions if name in self.impairments})
 
     def stats(self) -> tuple[DirectionStats, ...]:
         return tuple(DirectionStats(name) for name in self.impairments)

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -104,8 +104,9 @@ class Fiberd:
     def pid(self) -> int:
         return self._process.pid
 
-    def set(self, changes: Mapping[str, Impairment]) -> None:
-        """Replace the impairment of each direction named; nothing in flight is lost or reordered.
+    def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
+        """Replace the impairment of each direction named; nothing in flight is lost or reordered, but in those of
+        ``flush`` all of it is lost, counted as ``down``; no port loses its carrier.
 
         Each direction changes at once; several change within microseconds of each other.
 
@@ -113,15 +114,8 @@ class Fiberd:
             LabError: no such direction, an impossible value, or fiberd is gone or silent.
         """
         refuse_impossible(changes)
-        self._ask([_set_line(name, impairment) for name, impairment in changes.items()])
-
-    def flush(self, directions: Sequence[str]) -> None:
-        """Lose what is under way in these directions, counted as ``down``; no port loses its carrier.
-
-        Raises:
-            LabError: no such direction, or fiberd is gone or silent.
-        """
-        self._ask([f"flush {name}" for name in directions])
+        lines = [_set_line(name, impairment) for name, impairment in changes.items()]
+        self._ask(lines + [f"flush {name}" for name in flush])
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in.

@@ -19,14 +19,14 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import HostError, LabError, MissingTool, NotAllowed, TestbedError
 from testbed.host.emulators import tc
-from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo
+from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo, refuse_unknown
 from testbed.host.emulators.netem_mapping import qdiscs_of
 from testbed.host.emulators.netem_sender import Sender
 from testbed.host.emulators.netem_stats import Counted, interfaces
@@ -157,32 +157,39 @@ class Netem:
             raise
         return self
 
-    def set(self, changes: Mapping[str, Impairment]) -> None:
-        """Replace the impairment of each direction named; nothing in flight is lost or reordered.
+    def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
+        """Replace the impairment of each direction named; nothing in flight is lost or reordered, but in those of
+        ``flush`` all of it is lost, which the kernel does not count; no port loses its carrier.
 
         Each direction is changed by two requests, netem's and tbf's, which follow each other in one send and each hold
         all values; then ``tc`` reads back what stands. A delay holds for packets that come after the change; a shorter
         one takes effect when the last one before it is out. A chain of loss begins in its good state.
 
+        In a direction that is flushed a fresh netem takes the place of the one before; until its tbf is there,
+        microseconds later, nothing limits the rate.
+
         Raises:
             LabError: no such direction, an impossible value or one that netem cannot do, the emulator is stopped, or
                 the kernel did otherwise.
         """
-        for name in changes:
-            if name not in self._ways:
-                raise LabError(f"the emulator has no direction named '{name}'")
+        refuse_unknown([*changes, *flush], self._ways)
         with self._lock:
             self._refuse_stopped()
+            changes = {name: self._ways[name].impairment for name in flush} | dict(changes)
             wanted = {
                 name: qdiscs_of(name, impairment, self._ways[name].mtu, self._next_seed(self._ways[name]))
                 for name, impairment in changes.items()
             }
-            self._count()
+            counted = self._count()
             for name, impairment in changes.items():
                 if impairment.touches_packets:
                     self._offload(self._ways[name], impairment)
+            for name in flush:
+                way = self._ways[name]
+                way.counted.replaced(counted[way.egress]["netem"], counted[way.egress]["tbf"])
+                way.turn += 1
             requests = [
-                qdisc.request(self._ways[name].egress, False, self._ways[name].turn)
+                qdisc.request(self._ways[name].egress, name in flush, self._ways[name].turn)
                 for name, pair in wanted.items()
                 for qdisc in pair
             ]
@@ -202,28 +209,6 @@ class Netem:
         ]
         if wrong:
             raise LabError("the kernel's netem is not as asked: " + "; ".join(wrong))
-
-    def flush(self, directions: Sequence[str]) -> None:
-        """Lose what is under way in these directions; no port loses its carrier. Raises LabError as :meth:`set` does.
-
-        The kernel does not count what is lost so. A fresh netem takes the place of the one before; until its tbf is
-        there, microseconds later, nothing limits the rate.
-        """
-        with self._lock:
-            self._refuse_stopped()
-            if lacking := [name for name in directions if name not in self._ways]:
-                raise LabError(f"the emulator has no direction named '{lacking[0]}'")
-            found = self._count()
-            requests: list[bytes] = []
-            for name in directions:
-                way = self._ways[name]
-                way.counted.replaced(found[way.egress]["netem"], found[way.egress]["tbf"])
-                way.turn, way.changes = way.turn + 1, way.changes + 1
-                pair = qdiscs_of(name, way.impairment, way.mtu, self._next_seed(way))
-                requests += [qdisc.request(way.egress, True, way.turn) for qdisc in pair]
-            with _translated("replace netem"):
-                for lot in _lots(requests):
-                    rtnetlink.exchange(self._raw, lot)
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """One record per direction, in the order they were started in. What a cut loses the kernel does not count,

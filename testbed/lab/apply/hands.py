@@ -59,9 +59,8 @@ class EmulatorHand:
         if (emulator := self.emulator) is None:
             return  # it died: there is no light to shape, and the ends are down
         shapes = [it for it in settings if isinstance(it, Shape)]
-        emulator.set({it.direction: it.impairment for it in shapes})
-        if flushed := [it.direction for it in shapes if it.flush]:
-            emulator.flush(flushed)
+        changes = {it.direction: it.impairment for it in shapes}
+        emulator.set(changes, flush={it.direction for it in shapes if it.flush})
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
         """For each end in the plant the gateway's end of the same cable, which is called as the link is."""
