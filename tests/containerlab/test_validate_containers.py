@@ -22,6 +22,7 @@ from testbed.core.conformance.library import PYTHON, Library
 from testbed.core.conformance.result import CaseResult, Cell
 from testbed.host import libraries
 from testbed.host.drivers import images
+from testbed.host.drivers.containerlab import agent_user
 from testbed.lab import state
 from testbed.lab.validate import correctness, faults
 from testbed.lab.validate.crew import Crew
@@ -135,6 +136,7 @@ def test_an_mpi_is_right_and_takes_all_ranks_with_a_killed_one(
         whole = cases.correctness("quick", [rank.site for rank in crew.ranks])
         correctness.examine(session, whole[::10], found.append)
         assert {it.state for it in found} == {"right", "unsupported"}, found
+        ask_from_a_node(with_mpi.name, tmp_path / name)
         (killed,) = (it for it in trials.trials("quick", topology, session.offers) if it.fault.name == "rank-killed")
         with Wire(folder, topology) as wire, FiberFaults(folder, topology) as fibers:
             faults.examine(session, wire, fibers, [killed], cells.append)
@@ -143,6 +145,15 @@ def test_an_mpi_is_right_and_takes_all_ranks_with_a_killed_one(
     finally:
         crew.leave()
     oracle.until(lambda: inside(with_mpi.name) == [], 15.0, "ranks, daemons and mpiexec end")
+
+
+def ask_from_a_node(lab: str, folder: Path) -> None:
+    """As a rank could: the user that may, at the socket that is shown, asks for another node; it is refused."""
+    asking = ["python", "-m", "testbed_agents.reach", str(folder / "reach.socket"), "west-0", "true"]
+    asked = subprocess.run(["docker", "exec", "--user", agent_user(), f"clab-{lab}-east-0", *asking])
+    assert asked.returncode == 255
+    log = folder / "mpiexec.log"
+    oracle.until(lambda: "is not in the management network" in log.read_text(), 10.0, "the refusal is logged")
 
 
 @pytest.mark.thorough

@@ -58,6 +58,16 @@ def test_the_program_is_last_and_hosts_are_in_the_order_of_ranks(launcher: Launc
         assert any(name in it.split(",") for it in argv)
 
 
+def test_no_daemon_starts_another_one() -> None:
+    """Above 64 hosts Open MPI's would (PRRTE, plm_ssh_component.c); MPICH's hydra starts all by itself."""
+    argv = command("openmpi")
+    assert argv[argv.index("plm_ssh_no_tree_spawn") - 1 : argv.index("plm_ssh_no_tree_spawn") + 2] == (
+        "--prtemca",
+        "plm_ssh_no_tree_spawn",
+        "1",
+    )
+
+
 def test_what_the_testbed_starts_itself_has_no_launcher() -> None:
     with pytest.raises(ValueError, match="direct"):
         command("direct")

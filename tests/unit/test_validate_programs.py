@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 
 import testbed
 from testbed.core.conformance.library import Launcher, Library
+from testbed.errors import HostError
 from testbed.host.linux import process
 from testbed.lab import client, places
 from testbed.lab.state import LabFolder
-from testbed.lab.validate import words
+from testbed.lab.validate import capture, relay
 from testbed.lab.validate.programs import Starter, end, exit_code
 
 Child = subprocess.Popen[bytes]
@@ -91,7 +94,7 @@ def test_however_much_a_program_says_its_log_is_bounded_and_it_comes_to_its_end(
     def place(*words: object, **more: object) -> Any:
         return Here()
 
-    monkeypatch.setattr(words, "MOST_KEPT", 100_000)
+    monkeypatch.setattr(capture, "MOST_KEPT", 100_000)
     monkeypatch.setattr(places, "driver", lambda lab: driver)
     monkeypatch.setattr(places, "place", place)
     monkeypatch.setattr(client, "call", lambda lab, verb, **arguments: None)
@@ -111,6 +114,68 @@ def test_however_much_a_program_says_its_log_is_bounded_and_it_comes_to_its_end(
             it.end()
         starter.sweep()
     log = tmp_path / "run" / f"{name}.log"
-    assert 100_000 < log.stat().st_size < 100_000 + words.LAST_BYTES + 200
+    assert 100_000 < log.stat().st_size < 100_000 + capture.LAST_BYTES + 200
     assert log.read_text().endswith("\nthe end\n")
-    assert "words" not in {it.name for it in threading.enumerate()}
+    assert "capture" not in {it.name for it in threading.enumerate()}
+
+
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launcher: Launcher, program: str) -> Starter:
+    """Whose nodes run ``program`` whatever they are told."""
+
+    class Elsewhere:
+        def enter(self, argv: object, folder: Path, environment: object = None) -> list[str]:
+            return [program, "1000"]
+
+    def refused(*words: object, **more: object) -> Any:
+        raise HostError("mpiexec cannot be started in its container")
+
+    monkeypatch.setattr(places, "driver", lambda lab: driver)
+    monkeypatch.setattr(places, "place", lambda *words, **more: Elsewhere())
+    monkeypatch.setattr(places, "netns", lambda lab, node: Path("/proc/self/ns/net"))
+    monkeypatch.setattr(client, "call", lambda lab, verb, **arguments: None)
+    monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
+    monkeypatch.setattr(relay, "start", refused)
+    library = Library("none", "starts nowhere", argv=(sys.executable, "-c", ""), launcher=launcher)
+    return Starter(LabFolder(tmp_path / "lab"), testbed.load("metro-40km"), library, tmp_path / "run")
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("launcher", ["direct", "mpich"])
+@pytest.mark.parametrize("driver", ["netns", "containerlab"])
+def test_starts_that_fail_leave_no_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launcher: Launcher
+) -> None:
+    starter = failing(tmp_path, monkeypatch, driver, launcher, "/nowhere/sleep")
+    before = descriptors()
+    for _ in range(5):
+        with pytest.raises(HostError, match="cannot be started"):
+            starter.start()
+        starter.sweep()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(("driver", "function"), [("netns", "dup"), ("containerlab", "open")])
+def test_one_that_cannot_be_spoken_to_is_ended_and_leaves_no_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, function: str
+) -> None:
+    starter = failing(tmp_path, monkeypatch, driver, "direct", "sleep")
+    before, whole, times = descriptors(), getattr(os, function), 0
+
+    def every_second_fails(*words: Any, **more: Any) -> Any:
+        nonlocal times
+        times += isinstance(words[0], int) or str(words[0]).endswith((".operations", ".answers"))
+        if times == 2:
+            times = 0
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return whole(*words, **more)
+
+    monkeypatch.setattr(os, function, every_second_fails)
+    with pytest.raises(HostError, match="Too many open files"):
+        starter.start()
+    monkeypatch.setattr(os, function, whole)
+    starter.sweep()
+    assert descriptors() == before
+    assert psutil.Process().children() == []

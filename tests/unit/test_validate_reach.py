@@ -42,3 +42,14 @@ def test_the_program_that_is_named_to_mpiexec_runs_what_it_is_told(tmp_path: Pat
     )
     assert (done.stdout, done.returncode) == ("inside\n", 3), done.stderr
     assert json.loads(Path(variables[reach.VARIABLE]).read_text()) == {"here": ["env", "WHERE=inside"]}
+
+
+def test_what_lies_where_it_is_called_is_not_run(tmp_path: Path) -> None:
+    """It runs as root, in a folder that may be somebody's own."""
+    program, variables = reach.write(tmp_path, {"here": ["env"]})
+    for name in ("json.py", "shlex.py", "testbed.py"):
+        (tmp_path / name).write_text("raise SystemExit('not mine')\n")
+    done = subprocess.run(
+        [program, "here", "exit", "3"], env={**os.environ, **variables}, cwd=tmp_path, capture_output=True, timeout=20
+    )
+    assert done.returncode == 3, done.stderr

@@ -22,8 +22,8 @@ def mpiexec_argv(
 
     ``programs`` is the folder that the launcher lies in, on the nodes too; ``interface`` is the launcher's own, where
     its daemons find it, ``network`` (address/length) the one that leads there on all nodes. ``agent`` is an executable
-    that is called as ssh would be. Of the launcher's environment ranks get what ``pass_on`` names; ``RANK`` is not for
-    it: each rank learns its own from the launcher.
+    that is called as ssh would be, by the launcher alone: its daemons start no others. Of the launcher's environment
+    ranks get what ``pass_on`` names; ``RANK`` is not for it: each rank learns its own from the launcher.
     """
     ranks = str(len(hosts))
     if launcher == "mpich":
@@ -36,6 +36,8 @@ def mpiexec_argv(
     if launcher == "openmpi":
         return (
             *(f"{programs}/prterun", "--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", network),
+            # A daemon would call others by itself, where there is no way to them (lab/validate/relay.py).
+            *("--prtemca", "plm_ssh_no_tree_spawn", "1"),
             *("--prefix", programs.rsplit("/", 1)[0], "--leave-session-attached", "--allow-run-as-root"),
             *("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "-n", ranks),
             *(word for name in pass_on for word in ("-x", name)),

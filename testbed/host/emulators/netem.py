@@ -29,8 +29,9 @@ from testbed.host.emulators import tc
 from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo, refuse_unknown
 from testbed.host.emulators.netem_mapping import qdiscs_of
 from testbed.host.emulators.netem_sender import Sender
-from testbed.host.emulators.netem_stats import Counted, interfaces
+from testbed.host.emulators.netem_stats import Counted
 from testbed.host.linux import namespace, rtnetlink
+from testbed.host.linux.interfaces import traffic
 
 __all__ = ["Netem", "available"]
 
@@ -141,7 +142,7 @@ class Netem:
         try:
             for direction in directions:
                 self._attach(direction)
-            counts = namespace.inside(path, interfaces)
+            counts = namespace.inside(path, traffic)
             for way in self._ways.values():
                 way.counted.begin(counts[way.direction.egress], counts[way.direction.ingress])
             self.set({direction.name: direction.impairment for direction in directions})
@@ -216,7 +217,7 @@ class Netem:
         with self._lock:
             self._refuse_stopped()
             found = self._count()
-            counts = namespace.inside(self._netns, interfaces)
+            counts = namespace.inside(self._netns, traffic)
             return tuple(
                 way.counted.stats(
                     way.direction.name,

@@ -4,25 +4,12 @@ does not count."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from testbed.host.emulators import tc
 from testbed.host.emulators.emulator import DROP_CAUSES, DirectionStats
+from testbed.host.linux.interfaces import Traffic
 
-__all__ = ["Counted", "InterfaceCount", "interfaces"]
-
-InterfaceCount = tuple[int, int]
-"""Packets that an interface has sent, and received ones that it has dropped."""
-
-
-def interfaces() -> dict[str, InterfaceCount]:
-    """By name, in the network namespace of the calling thread; proc(5), net/dev."""
-    found = {}
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]:
-        name, _, words = line.partition(":")
-        fields = words.split()
-        found[name.strip()] = (int(fields[9]), int(fields[3]))
-    return found
+__all__ = ["Counted"]
 
 
 @dataclass
@@ -40,9 +27,9 @@ class Counted:
     bytes_before: int = 0
     queue_drops_before: int = 0
 
-    def begin(self, sender: InterfaceCount, receiver: InterfaceCount) -> None:
+    def begin(self, sender: Traffic, receiver: Traffic) -> None:
         """Count from here on: of its egress and its ingress."""
-        self.packets_before, self.missed_before = sender[0], receiver[1]
+        self.packets_before, self.missed_before = sender.sent_packets, receiver.received_drops
 
     def look(self, netem: tc.Counters, tbf: tc.Counters, by_chance: bool) -> None:
         """netem counts its child's drops too. What is over is chance where there is loss, else the packet limit."""
@@ -66,16 +53,16 @@ class Counted:
         netem: tc.Counters,
         tbf: tc.Counters,
         filtered: int,
-        sender: InterfaceCount,
-        receiver: InterfaceCount,
+        sender: Traffic,
+        receiver: Traffic,
     ) -> DirectionStats:
         """As of the latest look. ``filtered``: packets that a filter has dropped at the ingress."""
         drops = dict.fromkeys(DROP_CAUSES, 0)
         drops |= {"loss": self.lost, "memory": self.crowded, "queue": self.queue_drops_before + tbf.drops}
-        drops |= {"size": filtered, "receive": receiver[1] - self.missed_before}
+        drops |= {"size": filtered, "receive": receiver.received_drops - self.missed_before}
         return DirectionStats(
             direction=direction,
-            packets=sender[0] - self.packets_before,
+            packets=sender.sent_packets - self.packets_before,
             # The kernel counts a super-packet as its segments, and their headers (qdisc_pkt_len_init).
             segments=self.segments_before + netem.packets,
             bytes=self.bytes_before + netem.bytes,

@@ -9,17 +9,42 @@ from pathlib import Path
 from testbed.errors import HostError
 from testbed.host.linux import namespace
 
-__all__ = ["InterfaceCounters", "Traffic"]
+__all__ = ["InterfaceCounters", "Traffic", "traffic"]
 
 _COUNTERS = "/proc/thread-self/net/dev"
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of an interface since it exists, Ethernet headers included, as the kernel counts them."""
+    """Of an interface since it exists, as the kernel counts it; bytes with their Ethernet headers."""
 
-    sent: int
-    received: int
+    sent_bytes: int
+    received_bytes: int
+    sent_packets: int
+    received_drops: int
+    """Packets that came and were dropped."""
+
+
+def traffic() -> dict[str, Traffic]:
+    """By interface, in the network namespace of the calling thread; the loopback left out."""
+    return _parsed(Path(_COUNTERS).read_text())
+
+
+def _parsed(text: str) -> dict[str, Traffic]:
+    """Below two lines of titles eight columns received and eight sent, each bytes, packets, errors, drops and more
+    (net/core/net-procfs.c, dev_seq_printf_stats)."""
+    found = {}
+    for line in text.splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        columns = rest.split()
+        found[name.strip()] = Traffic(
+            sent_bytes=int(columns[8]),
+            received_bytes=int(columns[0]),
+            sent_packets=int(columns[9]),
+            received_drops=int(columns[3]),
+        )
+    found.pop("lo", None)
+    return found
 
 
 class InterfaceCounters:
@@ -42,13 +67,7 @@ class InterfaceCounters:
         text = b""
         while chunk := os.read(self._file, 1 << 16):  # the kernel gives a page at a time
             text += chunk
-        found = {}
-        for line in text.decode().splitlines()[2:]:
-            name, _, rest = line.partition(":")
-            columns = rest.split()
-            found[name.strip()] = Traffic(sent=int(columns[8]), received=int(columns[0]))
-        found.pop("lo", None)
-        return found
+        return _parsed(text.decode())
 
     def close(self) -> None:
         if self._file >= 0:

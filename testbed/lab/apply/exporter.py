@@ -146,8 +146,8 @@ class Exporter(Collector):
             for gateway, counters in self._counters.items()
             for interface, traffic in counters.read().items()
         ]
-        yield _family(series.TRANSMITTED, [(labels, it.sent) for labels, it in found])
-        yield _family(series.RECEIVED, [(labels, it.received) for labels, it in found])
+        yield _family(series.TRANSMITTED, [(labels, it.sent_bytes) for labels, it in found])
+        yield _family(series.RECEIVED, [(labels, it.received_bytes) for labels, it in found])
 
     # ---- what else the keeper knows
 

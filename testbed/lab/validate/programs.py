@@ -12,8 +12,9 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -33,8 +34,8 @@ from testbed.lab import client, places
 from testbed.lab.jobs import launch
 from testbed.lab.state import LabFolder
 from testbed.lab.validate import reach, relay
+from testbed.lab.validate.capture import CappedLog
 from testbed.lab.validate.lines import Lines
-from testbed.lab.validate.words import Words
 
 __all__ = ["Program", "Starter", "end", "exit_code"]
 
@@ -53,7 +54,7 @@ class Program:
 
     rank: Rank
     lines: Lines
-    log: Words
+    log: CappedLog
     child: subprocess.Popen[bytes] | None = None
     pid: int = 0
     """Of the rank program itself, on this host; 0 until it is known."""
@@ -121,8 +122,8 @@ class Starter:
         self.folder, self.outputs = folder, folder / "outputs"
         self.ranks = build.ranks(topology)
         self.contained = places.driver(lab) == "containerlab"
-        self._logs: list[Words] = []
-        self._mpiexec_log: Words | None = None
+        self._logs: list[CappedLog] = []
+        self._mpiexec_log: CappedLog | None = None
 
     @property
     def replaces(self) -> bool:
@@ -193,9 +194,9 @@ class Starter:
             why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
             raise HostError(f"the programs of {self._library.name} cannot be started: {why}") from error
 
-    def _log(self, name: str) -> Words:
+    def _log(self, name: str) -> CappedLog:
         """Closed by :meth:`sweep`, whatever becomes of the program."""
-        self._logs.append(Words(self.folder / f"{name}.log"))
+        self._logs.append(CappedLog(self.folder / f"{name}.log"))
         return self._logs[-1]
 
     def _place(self, node: str) -> runner.Place | ContainerPlace:
@@ -211,11 +212,14 @@ class Starter:
             env={**os.environ, **variables}, start_new_session=True,
         )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
-        lines = Lines(os.dup(child.stdin.fileno()), os.dup(child.stdout.fileno()), log)
-        child.stdin.close()
-        child.stdout.close()
-        found = Program(rank, lines, log, child)
-        found.knows_pid(child.pid)  # setpriv and nsenter become the program
+        with contextlib.ExitStack() as undone:
+            undone.callback(end, child)
+            with child.stdin, child.stdout:
+                lines = _lines(partial(os.dup, child.stdin.fileno()), partial(os.dup, child.stdout.fileno()), log)
+            undone.callback(lines.close)
+            found = Program(rank, lines, log, child)
+            found.knows_pid(child.pid)  # setpriv and nsenter become the program
+            undone.pop_all()
         return found
 
     def _contained(self, rank: Rank) -> Program:
@@ -224,12 +228,15 @@ class Starter:
         log = self._log(f"rank-{rank.rank}")
         into, out = self._fifos(rank)
         argv = ["sh", "-c", _REDIRECTED, "sh", str(into), str(out), *self._argv()]
-        lines = _opened(into, out, log)
-        child = subprocess.Popen(
-            place.enter(argv, self.folder, variables),
-            stdin=subprocess.PIPE, stdout=log.pipe, stderr=log.pipe, env={**os.environ, **variables},
-            start_new_session=True,
-        )  # fmt: skip
+        with contextlib.ExitStack() as undone:
+            lines = _opened(into, out, log)
+            undone.callback(lines.close)
+            child = subprocess.Popen(
+                place.enter(argv, self.folder, variables),
+                stdin=subprocess.PIPE, stdout=log.pipe, stderr=log.pipe, env={**os.environ, **variables},
+                start_new_session=True,
+            )  # fmt: skip
+            undone.pop_all()
         return Program(rank, lines, log, child)
 
     def _mpi(self) -> tuple[dict[int, Program], subprocess.Popen[bytes]]:
@@ -240,12 +247,16 @@ class Starter:
         own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
         own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
         programs: dict[int, Program] = {}
-        for rank in self.ranks:
-            log = self._log(f"rank-{rank.rank}")
-            programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
         start = self._mpiexec_in_container if self.contained else self._mpiexec
-        self._mpiexec_log = self._log("mpiexec")
-        return programs, start(list(hosts), ways, own, self._mpiexec_log.pipe)
+        with contextlib.ExitStack() as undone:
+            for rank in self.ranks:
+                log = self._log(f"rank-{rank.rank}")
+                programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
+                undone.callback(programs[rank.rank].end)
+            self._mpiexec_log = self._log("mpiexec")
+            mpiexec = start(list(hosts), ways, own, self._mpiexec_log.pipe)
+            undone.pop_all()
+        return programs, mpiexec
 
     def _mpiexec(
         self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
@@ -273,6 +284,7 @@ class Starter:
             self.folder,
             self._place(MANAGEMENT).enter(argv, self.folder, own),
             ways,
+            within=places.netns(self._lab, MANAGEMENT),
             owner=_owner(),
             environment={**os.environ, **own},
             log=log,
@@ -329,10 +341,17 @@ def _owner() -> tuple[int, int]:
     return int(uid), int(gid)
 
 
-def _opened(into: Path, out: Path, log: Words) -> Lines:
+def _opened(into: Path, out: Path, log: CappedLog) -> Lines:
     """Our ends of two FIFOs. For reading and writing one opens at once, whoever is at the other end (fifo(7))."""
-    return Lines(
-        os.open(into, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC),
-        os.open(out, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC),
-        log,
-    )
+    flags = os.O_NONBLOCK | os.O_CLOEXEC
+    return _lines(partial(os.open, into, os.O_RDWR | flags), partial(os.open, out, os.O_RDONLY | flags), log)
+
+
+def _lines(into: Callable[[], int], out: Callable[[], int], log: CappedLog) -> Lines:
+    """Of two file descriptors; none stays open if the second cannot be had."""
+    with contextlib.ExitStack() as undone:
+        first = into()
+        undone.callback(os.close, first)
+        lines = Lines(first, out(), log)
+        undone.pop_all()
+    return lines

@@ -19,20 +19,26 @@ from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["VARIABLE", "heard", "main", "program", "write"]
+__all__ = ["VARIABLE", "heard", "main", "program", "table", "write"]
 
 VARIABLE: Final = "TESTBED_REACH"
 
 
 def write(folder: Path, ways: Mapping[str, Sequence[str]]) -> tuple[Path, dict[str, str]]:
     """The program to be named to mpiexec, and the variables that it needs. ``ways``: for each name or address that a
-    host may be called by, the argument list that a command is appended to."""
-    table = folder / "reach.json"
+    host may be called by, the argument list that a command is appended to. Raises HostError."""
+    # -P: it is called where the user's own files may lie, and a json.py among them must not run as root.
+    return program(folder, [sys.executable, "-P", "-m", __name__]), {VARIABLE: str(table(folder, ways))}
+
+
+def table(folder: Path, ways: Mapping[str, Sequence[str]]) -> Path:
+    """A JSON file of ``ways``, as :func:`write` takes them. Raises HostError."""
+    path = folder / "reach.json"
     try:
-        table.write_text(json.dumps({host: list(way) for host, way in ways.items()}))
+        path.write_text(json.dumps({host: list(way) for host, way in ways.items()}))
     except OSError as error:
-        raise HostError(f"cannot write {table}: {error.strerror}") from error
-    return program(folder, [sys.executable, "-m", __name__]), {VARIABLE: str(table)}
+        raise HostError(f"cannot write {path}: {error.strerror}") from error
+    return path
 
 
 def program(folder: Path, argv: Sequence[str]) -> Path:
@@ -58,10 +64,10 @@ def heard(words: Sequence[str]) -> tuple[str, str]:
     return host, " ".join(left)
 
 
-def main(words: Sequence[str], table: Mapping[str, Sequence[str]]) -> Sequence[str]:
+def main(words: Sequence[str], ways: Mapping[str, Sequence[str]]) -> Sequence[str]:
     """The argument list to become, for the words of a remote shell. Raises KeyError for a host that is none of ours."""
     host, command = heard(words)
-    return [*table[host], "sh", "-c", command]
+    return [*ways[host], "sh", "-c", command]
 
 
 _WITH_VALUE: Final = frozenset(f"-{it}" for it in "BbcDEeFIiJLlmOopQRSWw")

@@ -3,7 +3,12 @@
 mpiexec runs in the management network's container, as an unprivileged user, and has no way into the nodes' containers:
 no docker, no capability. What it calls in place of ssh (testbed_agents/reach.py) asks this process, at a Unix socket in
 the run's folder, to start the daemon on a host; the argument lists that lead there were laid down beforehand, and each
-host is entered once. The ranks' containers show that folder too, and no rank is to run programs in another's node.
+host is entered once.
+
+The ranks' containers show that folder too, and no rank is to run programs in another's node. Ranks are the user that
+mpiexec is, and so may be somebody on this host: only processes in the management network's namespace are heard, which
+neither can enter. mpiexec is there, and it calls each daemon by itself: MPICH's hydra always does, Open MPI's prterun
+is told to (core/conformance/mpi.py).
 
 All of it is one process group here, and this process alone has the other ends of the leashes inside
 (testbed_agents/leash.py): however it ends, mpiexec and the daemons end. Its status is mpiexec's.
@@ -16,15 +21,18 @@ import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
 from testbed.errors import HostError
 from testbed.host import runner
+from testbed.host.linux.inside import is_inside
 from testbed.lab.validate import reach
 
 __all__ = ["program", "serve", "start"]
@@ -32,6 +40,15 @@ __all__ = ["program", "serve", "start"]
 _SOCKET: Final = "reach.socket"
 _LONGEST_BYTES: Final = 1 << 20
 """Of what is asked for: Open MPI names all hosts to each daemon."""
+
+ASK_BOUND_S: Final = 10.0
+"""Who connects says at once what it asks for. One that stays silent is let go: it holds a thread and a descriptor."""
+
+_BUSY_S: Final = 0.05
+"""Pause before the next try where a connection could not be taken."""
+
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user, group (unix(7), SO_PEERCRED)."""
 
 
 def program(folder: Path) -> Path:
@@ -44,6 +61,7 @@ def start(
     mpiexec: Sequence[str],
     ways: Mapping[str, Sequence[str]],
     *,
+    within: Path,
     owner: tuple[int, int],
     environment: Mapping[str, str],
     log: IO[bytes],
@@ -54,21 +72,22 @@ def start(
         folder: both sides see it at the same path; the socket is made there.
         mpiexec: argument list that runs mpiexec on a leash.
         ways: for each host, the argument list that a command is appended to, on a leash too.
+        within: handle of the network namespace that mpiexec is in, and whoever else may ask.
         owner: user and group who may ask.
         environment: of all of them here; ``mpiexec`` says what goes inside.
         log: what they say.
 
     Raises HostError, MissingTool.
     """
-    table = folder / "reach.json"
+    table = reach.table(folder, ways)
     try:
-        table.write_text(json.dumps({host: list(way) for host, way in ways.items()}))
         with _listening(folder / _SOCKET, owner) as listener:
-            line = [runner.tool("setpriv"), "--pdeathsig", "KILL", "--", sys.executable, "-m", __name__]
+            # -P and /: a select.py beside the user's library must not run as root.
+            line = [runner.tool("setpriv"), "--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", __name__]
             return subprocess.Popen(
-                [*line, str(listener.fileno()), str(table), *mpiexec],
+                [*line, str(listener.fileno()), str(table), str(within), *mpiexec],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment),
-                pass_fds=[listener.fileno()], start_new_session=True,
+                pass_fds=[listener.fileno()], start_new_session=True, cwd="/",
             )  # fmt: skip
     except OSError as error:
         raise HostError(f"mpiexec cannot be started in its container: {error.strerror or error}") from error
@@ -77,25 +96,25 @@ def start(
 def _listening(path: Path, owner: tuple[int, int]) -> socket.socket:
     """A socket at ``path`` that only ``owner`` may connect to: to write to it is what that takes (unix(7))."""
     path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        made.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's name may have 107 bytes, and a folder's more
+    with contextlib.ExitStack() as undone:
+        made = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            made.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's name may have 107 bytes, and a folder's more
+        finally:
+            os.close(folder)
         path.chmod(0o600)
         os.chown(path, *owner, follow_symlinks=False)
         made.listen()
-    except BaseException:
-        made.close()
-        raise
-    finally:
-        os.close(folder)
+        undone.pop_all()
     return made
 
 
-def serve(listener: socket.socket, mpiexec: Sequence[str], ways: Mapping[str, Sequence[str]]) -> int:
-    """Run mpiexec, and what is asked for meanwhile; mpiexec's status, 128 + n for a signal n."""
+def serve(listener: socket.socket, mpiexec: Sequence[str], ways: Mapping[str, Sequence[str]], within: Path) -> int:
+    """Run mpiexec, and what is asked for meanwhile from ``within``, the handle of a network namespace; mpiexec's
+    status, 128 + n for a signal n."""
     left = dict(ways)
-    threading.Thread(target=_listen, args=(listener, left), daemon=True).start()
+    threading.Thread(target=_listen, args=(listener, left, within), daemon=True).start()
     return _status(_on_leash(mpiexec).wait())
 
 
@@ -108,33 +127,60 @@ def _on_leash(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(list(argv), stdin=subprocess.PIPE)
 
 
-def _listen(listener: socket.socket, left: dict[str, Sequence[str]]) -> None:
+def _listen(listener: socket.socket, left: dict[str, Sequence[str]], within: Path) -> None:
     while True:
-        connection, _ = listener.accept()
-        threading.Thread(target=_answer, args=(connection, left), daemon=True).start()
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            if listener.fileno() < 0:
+                return
+            time.sleep(_BUSY_S)  # out of file descriptors, for now: whoever asks waits in the backlog
+            continue
+        # Before a thread is spent on it, and before a way is: ranks may knock as often as they like.
+        pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if is_inside(within, pid):
+            threading.Thread(target=_answer, args=(connection, left), daemon=True).start()
+        else:
+            connection.close()
+            _refuse(f"process {pid} is not in the management network, and nothing is done for it")
 
 
 def _answer(connection: socket.socket, left: dict[str, Sequence[str]]) -> None:
     """Until the daemon has ended, whose status is said then, or who asked for it is gone."""
-    with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        with connection.makefile("rb") as stream:
-            asked = _understood(stream.readline(_LONGEST_BYTES))
-        if asked is None:
-            return _refuse("what it was called with makes no sense")
-        way = left.pop(asked[0], None)
-        if way is None:
-            return _refuse(f"no way leads to {asked[0]}, or none any more")
-        daemon = _on_leash([*way, "sh", "-c", asked[1]])
+    with connection:
+        try:
+            connection.settimeout(ASK_BOUND_S)
+            with connection.makefile("rb") as stream:
+                asked = _understood(stream.readline(_LONGEST_BYTES))
+            connection.settimeout(None)
+            if asked is None:
+                return _refuse("what it was called with makes no sense")
+            way = left.pop(asked[0], None)
+            if way is None:
+                return _refuse(f"no way leads to {asked[0]}, or none any more")
+            connection.sendall(b"%d\n" % _run([*way, "sh", "-c", asked[1]], connection))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # who asked is gone
+        except TimeoutError:
+            _refuse("one that connected did not say what it asks for")
+        except OSError as error:
+            _refuse(f"what was asked for cannot be started: {error.strerror or error}")
+
+
+def _run(argv: Sequence[str], connection: socket.socket) -> int:
+    """Its status; it is ended when ``connection`` is."""
+    daemon = _on_leash(argv)
+    assert daemon.stdin is not None
+    with daemon.stdin:
         watched = os.pidfd_open(daemon.pid)
         try:
             poller = select.poll()
             for it in (watched, connection.fileno()):
                 poller.register(it, select.POLLIN)
-            if watched not in dict(poller.poll()) and daemon.stdin is not None:
-                daemon.stdin.close()
-            connection.sendall(b"%d\n" % _status(daemon.wait()))
+            poller.poll()
         finally:
             os.close(watched)
+    return _status(daemon.wait())
 
 
 def _refuse(why: str) -> None:
@@ -154,4 +200,4 @@ def _understood(line: bytes) -> tuple[str, str] | None:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as _listener:
-        sys.exit(serve(_listener, sys.argv[3:], json.loads(Path(sys.argv[2]).read_text())))
+        sys.exit(serve(_listener, sys.argv[4:], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])))

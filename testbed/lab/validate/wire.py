@@ -51,7 +51,7 @@ class Wire:
         """Bytes that left all fibers since the lab is up, as the plant's kernel counts them: cheap, for every
         millisecond. Headers of super-packets count once, so compare it with itself only."""
         now = self._counters.read()
-        return sum(now[end].sent for end in self._ends.values() if end in now)
+        return sum(now[end].sent_bytes for end in self._ends.values() if end in now)
 
     def payload(self) -> dict[str, int]:
         """Bytes of TCP payload that left each direction since the emulator started. Raises LabError.

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LAST_BYTES", "MOST_KEPT", "Words"]
+__all__ = ["LAST_BYTES", "MOST_KEPT", "CappedLog"]
 
 MOST_KEPT: Final = 16 << 20
 """Bytes of one log, of all programs that write into it one after the other."""
@@ -22,7 +22,7 @@ _READS_AT_ONCE: Final = 16
 """Of a pipe, which holds 64 KiB unless somebody made it larger, up to 1 MiB (pipe(7)): all that a dead program left."""
 
 
-class Words:
+class CappedLog:
     """The log of one program at ``path``, which is appended to.
 
     The program is given :attr:`pipe` as its standard error. A thread empties that, full log or not: a program that is
@@ -47,7 +47,7 @@ class Words:
             self._end = os.eventfd(0)
             stack.callback(os.close, self._end)
             os.set_blocking(self._out, False)  # ours alone: the program's end of it blocks, as it expects
-            self._thread = threading.Thread(target=self._listen, name="words", daemon=True)
+            self._thread = threading.Thread(target=self._listen, name="capture", daemon=True)
             self._thread.start()
             self._files = stack.pop_all()
 
