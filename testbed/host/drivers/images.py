@@ -258,9 +258,7 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Seq
         try:
             _run([*pip, "--no-deps", *source, TORCH], say, "Saved ")
             if not gpu and not source:
-                say(
-                    "this torch is of the normal index, with CUDA in it; --wheels FOLDER takes a smaller one from there"
-                )
+                say("this torch is of the normal index, and brings CUDA, gigabytes; --wheels FOLDER takes one without")
             break
         except HostError as error:
             failure = str(error)
@@ -271,8 +269,8 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Seq
             f"torch for Python {python} could not be fetched: {failure}; --wheels FOLDER takes it from there"
         )
     torch = next(folder.glob("torch-*.whl"))
-    wanted = [*NEEDED, str(torch)] if gpu else [*NEEDED, *_without_cuda(torch)]
-    _run([*pip, *wanted], say, "Saved ")
+    # With all that this wheel requires: a CUDA build cannot even be imported without its libraries.
+    _run([*pip, *NEEDED, str(torch)], say, "Saved ")
     if more:
         # torch as it lies there: what needs it must not bring another one.
         chosen = folder / "constraints.txt"
@@ -280,18 +278,6 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Seq
         _run([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
         chosen.unlink()
     (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in ("torch", *NEEDED, *more)))
-
-
-def _without_cuda(wheel: Path) -> list[str]:
-    """What a torch wheel requires, without the packages that only its CUDA build loads."""
-    import zipfile
-    from email.parser import Parser
-
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(it for it in archive.namelist() if it.endswith(".dist-info/METADATA"))
-        metadata = Parser().parsestr(archive.read(name).decode())
-    wanted = metadata.get_all("Requires-Dist") or []
-    return [it for it in wanted if "extra ==" not in it and not it.startswith(("nvidia", "triton", "cuda"))]
 
 
 def _agents_package() -> Path:
