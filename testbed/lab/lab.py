@@ -222,12 +222,14 @@ class Lab:
 
         Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`). Another
         thread may end the ranks by setting ``stop``. Raises FidelityError as :meth:`train` does, LabError where a node
-        has no power.
+        has no power, or while a job trains.
         """
         if not argv:
             raise UserError("nothing to launch; write: testbed launch -- python train.py")
         self._refuse_uncertified()
         self._refuse_powerless()
+        if any(rank.state == "training" for rank in self.status().ranks):
+            raise LabError(f"lab {self.name} is training, and its bytes would count for yours; wait for its end")
         run = self._unused_run(directory)
         how = record.Ending("interrupted", "interrupted by the user")
         observer = Observer(self._folder, self.topology, run)

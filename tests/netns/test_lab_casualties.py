@@ -233,6 +233,11 @@ def cpu_groups(lab: str) -> list[Path]:
     return sorted(Path("/sys/fs/cgroup").glob(f"**/testbed.{lab}.*"))
 
 
+def test_nothing_is_launched_where_a_job_trains(healthy: testbed.Lab, job: Any, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="is training, and its bytes would count for yours"):
+        healthy.launch(["true"], directory=tmp_path)
+
+
 def test_nothing_is_launched_where_there_is_no_power(healthy: testbed.Lab, tmp_path: Path) -> None:
     """A namespace would run it all the same. A site that is only warned still has its power."""
     healthy.allow_uncertified = True
