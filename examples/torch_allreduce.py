@@ -1,6 +1,6 @@
 """An ordinary torch.distributed program: it knows nothing of the testbed, and runs under torchrun just as well.
 
-    testbed launch -- python examples/torch_allreduce.py
+    testbed launch -- .venv/bin/python examples/torch_allreduce.py
     torchrun --nproc-per-node 4 examples/torch_allreduce.py
 
 Sums a tensor over all ranks a number of times and prints how long that took, and whether the sum was right.

@@ -98,7 +98,7 @@ def _junit(report: Report) -> str:
 
 @verb.verb(
     verb.RUNS,
-    "testbed launch -- python train.py --epochs 3",
+    "testbed launch -- .venv/bin/python train.py --epochs 3",
     "testbed launch -l metro-40km -- ./a.out",
     ours=125,
     passes_words_on=True,
