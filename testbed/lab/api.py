@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from testbed.errors import TestbedError, UserError
+from testbed.errors import TestbedError, UnknownName, UserError
 from testbed.lab import recovery, state
 
 if TYPE_CHECKING:
@@ -243,7 +243,11 @@ def _chosen(run: Path | None) -> RunDirectory:
     from testbed.lab.lab import runs_root
 
     if run is not None:
-        return RunDirectory.open(run if run.exists() else runs_root() / run)
+        try:
+            return RunDirectory.open(run if run.exists() else runs_root() / run)
+        except UnknownName as error:  # beside a path that leads nowhere there is none, but there are those of the root
+            known = error.known or [each.path.name for each in store.list_runs(runs_root())]
+            raise UnknownName(error.what, error.name, known) from None
     known = store.list_runs(runs_root())
     if not known:
         raise UserError(f"no run in {runs_root()} yet; make one with: testbed run metro-40km")

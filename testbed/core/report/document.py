@@ -122,7 +122,10 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """Share 0..1 of the wall time that a job without faults would have needed for the committed tokens."""
+        """Pace against that without faults: committed tokens x fault-free seconds per token / wall time.
+
+        0..1 but for noise: the fault-free pace is a median of this job's own steps, and may be a little too slow.
+        """
         return self.training.goodput
 
     @property

@@ -21,6 +21,9 @@ __all__ = ["NOT_MEASURABLE", "Fidelity", "Machine", "certified", "direction", "m
 NOT_MEASURABLE = "not measurable"
 """An answer of its own: nothing failed and nothing is missing, but this emulator cannot tell."""
 
+_BUSY_HEADROOM = 0.05
+"""Share of all cores: where less is free, what is late is late because it had to wait for a core."""
+
 _NO_TIMES = frozenset({"netem"})
 """Emulators that tell no packet's lateness."""
 
@@ -128,10 +131,9 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
 def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:
     """Whether it held while the job ran, and that as the end of a sentence."""
     crossed = [each for each in found if each.packets]
-    bad = [f"{each.direction}: {each.why}" for each in found if each.held is False]
     headroom = _headroom(host)
-    if bad:
-        return False, f"it did not hold under load ({'; '.join(bad)}){headroom}"
+    if any(each.held is False for each in found):
+        return False, f"it did not hold under load ({_broken(found)}){_remedy(host) or headroom}"
     if not crossed:
         return None, "what it did under load was not measured"
     if all(each.held for each in crossed):
@@ -144,6 +146,46 @@ def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple
     return None, (
         f"under load not measurable on {emulator}, which keeps no times of packets: it dropped none of its own"
         f"{backlog}; how late packets left cannot be known{headroom}"
+    )
+
+
+def _broken(found: Sequence[Fidelity]) -> str:
+    """Each reason once, after all that it holds of: ``on north and south, both ways: …; on east:b: …``."""
+    ways: dict[str, set[str]] = {}
+    for each in found:
+        ways.setdefault(_link(each), set()).add(each.direction)
+    by_why: dict[str, list[Fidelity]] = {}
+    for each in found:
+        if each.held is False:
+            by_why.setdefault(each.why, []).append(each)
+    said = []
+    for why, those in by_why.items():
+        struck = {each.direction for each in those}
+        whole = [link for link in dict.fromkeys(_link(each) for each in those) if len(ways[link]) > 1]
+        whole = [link for link in whole if ways[link] <= struck]
+        single = [each.direction for each in those if _link(each) not in whole]
+        places = [f"{words.listed(whole)}, both ways"] if whole else []
+        places += [words.listed(single)] if single else []
+        said.append(f"on {', and on '.join(places)}: {why}")
+    return "; ".join(said)
+
+
+def _link(each: Fidelity) -> str:
+    return each.direction.partition(":")[0]
+
+
+def _remedy(host: Machine) -> str:
+    """Why and what to do where the machine had nothing free; empty where it had."""
+    least = host.cpu_headroom_least
+    if host.cpu_headroom is not None and host.cpu_headroom < _BUSY_HEADROOM:
+        busy = f"{words.share(1 - host.cpu_headroom)} busy at the median"
+    elif least is not None and least < _BUSY_HEADROOM:
+        busy = f"at least {words.share(1 - least)} busy a twentieth of the time"
+    else:
+        return ""
+    return (
+        f"; the machine was {busy}, which makes packets late: run it again when it is quiet (testbed doctor says"
+        " whether it is), or on more cores"
     )
 
 

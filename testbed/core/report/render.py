@@ -257,7 +257,6 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
         ("whole run", words.duration(report.duration_s)),
         ("training", words.duration(training.wall_s)),
         ("ranks", words.count(training.world_size)),
-        ("steps lost", words.count(training.steps_lost)),
         ("CPU busy, median", words.share(report.machine.cpu_busy)),
         (
             "emulator's cores, mean",
@@ -275,15 +274,30 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
 def _flat(prefix: str, values: Mapping[str, object]) -> list[tuple[str, str]]:
     listed: list[tuple[str, str]] = []
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if name == "sysctls" and isinstance(value, Mapping):
+            listed += _sysctls(value, values.get("congestion_control"))
+        elif isinstance(value, Mapping):
             listed += _flat(prefix, value)
+        elif name == "congestion_control":
+            listed.append(("congestion control over the fibers", str(value)))
         elif value is not None:
             listed.append((f"{prefix}{name.replace('_', ' ')}", str(value)))
     return listed
 
 
+def _sysctls(values: Mapping[str, object], used: object) -> list[tuple[str, str]]:
+    """By their own names. What a connection over a fiber ``used`` may differ from the sysctl: its route names one."""
+    listed: list[tuple[str, str]] = []
+    for name, value in values.items():
+        overridden = name == "net.ipv4.tcp_congestion_control" and used not in (None, "", value)
+        note = " (the fibers' routes override it)" if overridden else ""
+        listed.append((f"sysctl of the nodes, {name}", f"{value}{note}"))
+    return listed
+
+
 def _host(report: Report) -> Markup:
-    return element("section", element("h2", "Run and host"), parts.facts(facts(report)))
+    lost = ("steps lost", words.count(report.training.steps_lost))  # in Markdown it stands with the training
+    return element("section", element("h2", "Run and host"), parts.facts((lost, *facts(report))))
 
 
 def shortcomings(report: Report) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Sequence
 
 __all__ = [
     "UNKNOWN",
@@ -11,6 +12,7 @@ __all__ = [
     "count",
     "duration",
     "goodput_means",
+    "listed",
     "loss",
     "microseconds",
     "moment",
@@ -84,10 +86,16 @@ def plural(number: int, word: str) -> str:
     return f"{count(number)} {word}" if number == 1 else f"{count(number)} {word}s"
 
 
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def goodput_means(goodput: float | None) -> str:
     """What it is; of one beyond 1, what that means."""
     if goodput is None or goodput <= 1:
-        return "share of the wall time that this work takes without faults"
+        return "pace against that without faults; noise may carry it a little above 100 %"
     return (
         "over 100 %: nothing was lost, to within the noise of step times; the pace without faults is that of the steps"
         " outside them, and those were by chance the slower ones"

@@ -38,7 +38,9 @@ def resources() -> Iterator[Check]:
         f"{memory / 1e9:.1f} GB available" + ("" if enough else "; four ranks with torch take about 1.5 GB"),
     )
     control = read("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
-    yield Check("congestion control", "ok", f"{control}: what a lab's namespaces begin with; runs record it")
+    yield Check(
+        "congestion control", "ok", f"{control}: a lab's namespaces begin with it, its fibers' routes override it"
+    )
 
 
 def clock() -> Iterator[Check]:

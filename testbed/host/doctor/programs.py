@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Final
 
 from testbed.errors import TestbedError
-from testbed.host.doctor.check import AS_ROOT, Check, State
+from testbed.host.doctor.check import AS_ROOT, Check, State, program
 from testbed.host.drivers import containerlab, docker_client, images
 from testbed.host.metrics import prometheus as prometheus_host
 
@@ -56,7 +56,7 @@ def torch() -> Check:
 
 def containers() -> Iterator[Check]:
     """What the driver containerlab needs, each with the command that brings it; labs of namespaces do without."""
-    install, make_image = "sudo tools/install-containerlab.sh", "sudo testbed image build"
+    install, make_image = "sudo tools/install-containerlab.sh", f"sudo {program()} image build"
     without = "labs are made of namespaces instead"
     if docker_lacks := docker_client.why_not():
         fix = AS_ROOT if "no permission" in docker_lacks else "" if "a lab's links" in docker_lacks else install

@@ -172,7 +172,8 @@ _NOTHING: Final = Mark("absent", "", "")
 
 def _verdict(library: LibraryResult) -> Entry:
     why = library.why[0] if library.why else ""
-    return Entry(VERDICTS[library.verdict], library.version, anchor("library", library.name), why)
+    version = f"version {library.version}" if library.version else ""
+    return Entry(VERDICTS[library.verdict], version, anchor("library", library.name), why)
 
 
 def _correctness(library: LibraryResult) -> Entry:
