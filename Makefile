@@ -11,7 +11,7 @@ VENV := .venv
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min)"
+	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min on a quiet machine)"
 	@echo "make test    set up, then run all tests (those that make namespaces need root)"
 	@echo "make test-netem  the tests of the netem emulator alone, on a kernel that has it: User-Mode Linux (docs/netem.md)"
 	@echo "make test-netem-containers  docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes grafana/testbed.json, the Grafana dashboard of observed labs: ``tools/dashboard.py > grafana/testbed.json``.
+"""Makes grafana/testbed.json, the Grafana dashboard of observed labs; how is in docs/observability.md.
 
 By Grafana's Foundation SDK (https://github.com/grafana/grafana-foundation-sdk, the extra ``dashboard``), for Grafana
 11.6; later ones migrate a dashboard when they load it. What each series is: docs/observability.md. That the file in the
