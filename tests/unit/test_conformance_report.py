@@ -123,6 +123,12 @@ def test_the_matrix_has_a_row_for_each_thing_asked_and_a_column_for_each_library
     assert all(len(row.entries) == 4 for row in rows)
 
 
+@pytest.mark.parametrize(("version", "note"), [("1", "version 1"), ("", "")])
+def test_a_librarys_version_is_called_so(version, note):
+    made = factory.validation(libraries=(factory.library("ring", version=version),))
+    assert matrix(made)[0].entries[0].note == note
+
+
 def test_a_wrong_result_is_the_only_thing_that_looks_like_one():
     kinds = {outcome: mark.kind for outcome, mark in OUTCOMES.items()} | {s: mark.kind for s, mark in STATES.items()}
     assert [name for name, kind in kinds.items() if kind == "worst"] == ["wrong result", "wrong"]

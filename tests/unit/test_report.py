@@ -17,11 +17,12 @@ import run_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from testbed.core.report import promise
 from testbed.core.report.document import build, to_json
 from testbed.core.report.figures import figures
 from testbed.core.report.markdown import markdown
 from testbed.core.report.markup import Markup, element
-from testbed.core.report.render import html
+from testbed.core.report.render import facts, html
 from testbed.host.files.store import RunDirectory
 
 SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
@@ -164,6 +165,56 @@ def test_netem_that_dropped_packets_of_its_own_did_not_hold(tmp_path):
     report = report_of(run)
     assert (report.verdict, answers(report)["fidelity"]) == ("fail", "no")
     assert "the emulator itself dropped 7 packets" in answers_text(report, "fidelity")
+
+
+def loaded(name: str, *, p99_s: float = 4e-6, late: str = "") -> promise.Fidelity:
+    return promise.Fidelity(name, 100, 1e-6, p99_s, 0, not late, late, (), ())
+
+
+def test_a_reason_that_holds_of_several_directions_is_said_once():
+    late = "99 % of packets are later than they may be"
+    names = ("north:east", "north:west", "south:east", "south:west", "third:east", "third:west")
+    found = [loaded(name, late="" if name == "third:east" else late) for name in names]
+    held, said = promise.under_load(found, "fiberd", promise.Machine(0.4, 0.1, 0.6, 0.5))
+    assert held is False
+    assert said.count(late) == 1
+    assert f"on north and south, both ways, and on third:west: {late}" in said
+    assert "run it again" not in said, "the machine had more than half of its cores free"
+
+
+def test_reasons_that_differ_stand_apart():
+    found = [loaded("north:east", late="one reason"), loaded("north:west", late="another")]
+    _, said = promise.under_load(found, "fiberd", promise.Machine())
+    assert "(on north:east: one reason; on north:west: another)" in said
+
+
+@pytest.mark.parametrize(
+    ("headroom", "least", "words"),
+    [(0.0, 0.0, "100.0 % busy at the median"), (0.3, 0.01, "at least 99.0 % busy a twentieth of the time")],
+)
+def test_a_busy_machine_is_named_with_what_to_do(headroom, least, words):
+    host = promise.Machine(1 - headroom, 0.1, headroom, least)
+    _, said = promise.under_load([loaded("north:east", late="late")], "fiberd", host)
+    assert f"the machine was {words}, which makes packets late: run it again when it is quiet (testbed doctor" in said
+    held, said = promise.under_load([loaded("north:east")], "fiberd", host)
+    assert held
+    assert "run it again" not in said, "what held needs no remedy"
+
+
+def test_congestion_control_is_named_by_where_it_counts(run):
+    used = {"congestion_control": "cubic", "sysctls": {"net.ipv4.tcp_congestion_control": "bbr"}}
+    change(run, "run.json", host=used)
+    told = dict(facts(report_of(run)))
+    assert told["congestion control over the fibers"] == "cubic"
+    overridden = told["sysctl of the nodes, net.ipv4.tcp_congestion_control"]
+    assert overridden == "bbr (the fibers' routes override it)"
+    change(run, "run.json", host={**used, "congestion_control": "bbr"})
+    assert dict(facts(report_of(run)))["sysctl of the nodes, net.ipv4.tcp_congestion_control"] == "bbr"
+
+
+def test_steps_lost_stand_once_on_each_page(run):
+    report = report_of(run)
+    assert [page.count("steps lost") for page in (html(report), markdown(report))] == [1, 1]
 
 
 def test_netem_outside_tolerance_is_no(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import run_factory
@@ -12,6 +13,7 @@ import run_factory
 from testbed.errors import StorageError, UnknownName
 from testbed.host.files import checkpoints, store
 from testbed.host.files.store import RunDirectory, check_writable, list_runs, read_summary, save_report, write_report
+from testbed.lab import api
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files are given to another user")
 
@@ -252,6 +254,15 @@ def test_what_is_handed_over_leads_nowhere_else(tmp_path, monkeypatch):
     run.give_to_caller()
     assert (run.ranks / "link").lstat().st_uid == 4242
     assert {it.stat().st_uid for it in ((tmp_path / "others"), (tmp_path / "others" / "file"))} == {os.geteuid()}
+
+
+@pytest.mark.parametrize("asked", ["nope", "runs/nope"])
+def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path, monkeypatch, asked):
+    monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    run_factory.make_run(tmp_path / "runs" / "metro-1")
+    with pytest.raises(UnknownName, match="no run named 'nope'; there is metro-1"):
+        api.report(Path(asked))
 
 
 def test_a_run_is_opened_and_written_through_a_link_that_its_owner_made(tmp_path):
