@@ -246,8 +246,9 @@ def _chosen(run: Path | None) -> RunDirectory:
         try:
             return RunDirectory.open(run if run.exists() else runs_root() / run)
         except UnknownName as error:  # beside a path that leads nowhere there is none, but there are those of the root
-            known = error.known or [each.path.name for each in store.list_runs(runs_root())]
-            raise UnknownName(error.what, error.name, known) from None
+            raise UnknownName(
+                error.what, error.name, error.known or [each.path.name for each in store.list_runs(runs_root())]
+            ) from None
     known = store.list_runs(runs_root())
     if not known:
         raise UserError(f"no run in {runs_root()} yet; make one with: testbed run metro-40km")
