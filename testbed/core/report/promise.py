@@ -22,7 +22,7 @@ NOT_MEASURABLE = "not measurable"
 """An answer of its own: nothing failed and nothing is missing, but this emulator cannot tell."""
 
 _BUSY_HEADROOM = 0.05
-"""Share of all cores: where less is free, what is late is late because it had to wait for a core."""
+"""Share of all cores; ours. Where less is free, whatever sends packets waits for a core now and then."""
 
 _NO_TIMES = frozenset({"netem"})
 """Emulators that tell no packet's lateness."""
