@@ -31,6 +31,9 @@ def junit_file(file: Path | None, name: str, render: Callable[[Result], str]) ->
     except TestbedError as error:
         failed = str(error)
         raise
+    except Exception as error:
+        failed = f"a bug in the testbed: {type(error).__name__}: {error}"
+        raise
     finally:
         if file is not None:
             from testbed.core.report.junit import junit_of_error

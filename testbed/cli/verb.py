@@ -129,7 +129,9 @@ def _say_bug(error: Exception) -> None:
         sys.stderr.write(words)
     short = f"this is a bug in the testbed: {type(error).__name__}: {error}"
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="testbed-bug-", suffix=".txt", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="backslashreplace", prefix="testbed-bug-", suffix=".txt", delete=False
+        ) as file:
             file.write(" ".join(sys.argv) + "\n\n" + words)
         screen.error(f"{short}; the traceback is in {file.name}")
     except OSError:

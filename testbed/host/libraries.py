@@ -186,6 +186,8 @@ def _own(name: str) -> Library:
         raise UserError(f"{shown(name)} is a folder, and no file; name the rank program in it")
     if not path.is_file():
         raise UserError(f"there is no file {shown(name)}; a library is a name (testbed ls libraries) or a rank program")
+    if not _NAME.fullmatch(path.stem):
+        raise UserError(f"{shown(name)}: a rank program's file name is made of letters, digits and . _ + -; rename it")
     if path.suffix == ".py":
         return Library(path.stem, f"{path.name}, a rank program", (PYTHON, str(path)))
     if not os.access(path, os.X_OK):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from cli_fixtures import Cli, cli
 from validation_factory import validation
 
 from testbed.cli import screen
+from testbed.cli.ci import junit_file
 from testbed.core.conformance.baseline import compare
 from testbed.core.conformance.result import Validation
-from testbed.errors import FidelityError, Interrupted
+from testbed.errors import FidelityError, Interrupted, UserError
 from testbed.host import libraries
 from testbed.lab.validate import run as procedure
 
@@ -164,6 +166,7 @@ def test_a_command_that_mends_is_whole_on_a_narrow_terminal(cli: Cli, monkeypatc
         (["./no-such-file.py"], {}, "there is no file"),
         (["ring"], {"topology": "metro-41km"}, "metro-40km"),
         (["ring"], {"baseline": Path("/nowhere/old.json")}, "--baseline"),
+        (["ring"], {"baseline": Path("/dev/zero")}, "--baseline: /dev/zero: not a regular file"),
         (["ring"], {"lab": "mine", "set": {"scale": 5}}, "leave out --set, or --lab"),
         (
             ["ring"],
@@ -181,3 +184,27 @@ def test_every_mistake_is_found_before_anything_is_built(
         procedure.validate(names, runs=tmp_path, **options)
     assert raised.value.exit_code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_baseline_that_would_hold_us_for_ever_or_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 1 << 30)
+    for name, says in (("fifo", "not a regular file"), ("sparse", "longer than a validation may be")):
+        with pytest.raises(UserError, match=says):
+            procedure.validate(["ring"], baseline=tmp_path / name, runs=tmp_path / "runs")
+
+
+def test_a_rank_program_whose_name_cannot_be_a_folders_is_refused(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / os.fsdecode(b"we ird\xff\n<b>.x")
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    said = cli("validate", str(own), "--junit", str(tmp_path / "out.xml"))
+    assert said.status == 2 and "rename it" in said.err
+    assert "rename it" in (tmp_path / "out.xml").read_text()
+
+
+def test_what_went_wrong_by_a_bug_is_in_the_junit_file_too(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), junit_file(tmp_path / "out.xml", "ring", str):
+        raise ZeroDivisionError("by zero")
+    assert "a bug in the testbed: ZeroDivisionError: by zero" in (tmp_path / "out.xml").read_text()

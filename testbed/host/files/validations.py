@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +20,9 @@ __all__ = ["BASELINE", "read_validation", "rebuild_validation", "write_validatio
 
 BASELINE: Final = "baseline.json"
 """The earlier validation that this one was compared with."""
+
+LONGEST_BYTES: Final = 64 << 20
+"""A full validation of one library has some 0.5 MB."""
 
 
 def write_validation(
@@ -53,11 +59,22 @@ def read_validation(path: Path) -> Validation:
     """
     file = path / VALIDATION if path.is_dir() else path
     try:
-        return from_json(json.loads(file.read_bytes()))
+        return from_json(json.loads(_read(file)))
     except OSError as error:
         raise StorageError(f"{file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{file}: no result of testbed validate that can be read: {error}") from error
+
+
+def _read(file: Path) -> bytes:
+    """Never blocks, and never takes more than what a validation may have. Raises OSError."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if status.st_size > LONGEST_BYTES:
+            raise OSError(errno.EFBIG, f"longer than a validation may be, {LONGEST_BYTES >> 20} MiB")
+        return stream.read(LONGEST_BYTES)
 
 
 def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> Comparison | None:
