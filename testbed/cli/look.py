@@ -227,7 +227,8 @@ def _findings(name: str) -> list[Finding]:
     except FileMistakes as mistakes:
         return list(mistakes.findings)
     except UnknownName as error:
-        return [Finding(name, 0, "there is no such file", str(error).partition("; ")[2])]
+        said, _, hint = str(error).partition("; ")
+        return [Finding(name, 0, "there is no such file" if error.name == name else said, hint)]
     except UserError as error:
         return [Finding(name, 0, str(error).removeprefix(f"{name} "))]
     return []

@@ -347,6 +347,13 @@ def test_show_json_derives_physics(cli: Cli) -> None:
     assert data["origins"]["links.north.km"].endswith("metro-40km.yaml:7")
 
 
+def test_lint_tells_a_missing_field_from_a_missing_file(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("topology: metro-40km\nset: {linx.north.km: 1}\nschedule: []\n")
+    assert "no field named 'linx.north.km'" in cli("lint", str(own)).out
+    assert "there is no such file" in cli("lint", str(tmp_path / "owm.yaml")).out
+
+
 def test_lint(cli: Cli, tmp_path: Path) -> None:
     good, bad, experiment = tmp_path / "good.yaml", tmp_path / "bad.yaml", tmp_path / "experiment.yaml"
     good.write_text("sites: {a1: {nodes: 1}, b1: {nodes: 1}}\nlinks:\n  x1: {between: [a1, b1], km: 10}\n")
