@@ -196,3 +196,20 @@ def test_after_sigkill_down_leaves_nothing(
     oracle.until(lambda: programs() == [], 10.0, "rank programs end with whoever started them")
     assert command("down", lab_name).returncode == 0
     assert oracle.left_behind(lab_name, state_folder) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("who", ["emulator", "keeper"])
+def test_when_the_lab_dies_it_is_not_the_librarys_fault(
+    validating: subprocess.Popen[bytes], tmp_path: Path, lab_name: str, state_folder: Path, who: str
+) -> None:
+    (doomed,) = oracle.emulator_pids(lab_name) if who == "emulator" else oracle.keeper_pids(lab_name, state_folder)
+    os.kill(doomed, signal.SIGKILL)
+    assert validating.wait(90.0) == 3
+    (path,) = tmp_path.glob("validate-metro-40km-*/validate.json")
+    (library,) = json.loads(path.read_text())["libraries"]
+    assert library["verdict"] == "unknown"
+    (why,) = library["why"]
+    assert why == "the emulator died, so all fibers are dark" if who == "emulator" else "keeper" in why
+    assert {it["state"] for it in library["cases"]} == {"right"}
+    assert oracle.left_behind(lab_name, state_folder) == []

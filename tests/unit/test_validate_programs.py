@@ -139,6 +139,45 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launch
     return Starter(LabFolder(tmp_path / "lab"), testbed.load("metro-40km"), library, tmp_path / "run")
 
 
+@pytest.mark.parametrize("replaced", ["outputs", "reach.json", "1.answers", "rank-1.log", "notes"])
+def test_what_a_program_has_made_a_link_of_is_removed_and_what_it_leads_to_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str
+) -> None:
+    starter = failing(tmp_path, monkeypatch, "netns", "direct", "sleep")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "accounts").write_text("all of them")
+    starter.outputs.mkdir(parents=True)
+    (starter.outputs / "7-0.bin").write_bytes(b"left")
+    (starter.outputs / "link").symlink_to(precious / "accounts")
+    (starter.folder / "rank-2.log").write_text("kept")
+    if replaced == "outputs":
+        starter.outputs.rename(starter.folder / "elsewhere")
+    (starter.folder / replaced).symlink_to(precious if replaced == "outputs" else precious / "accounts")
+    starter.sweep()
+    assert (precious / "accounts").read_text() == "all of them"
+    assert not (starter.folder / replaced).is_symlink()
+    assert (starter.folder / "rank-2.log").read_text() == "kept"
+    assert not starter.outputs.exists() if replaced == "outputs" else list(starter.outputs.iterdir()) == []
+
+
+def test_a_file_in_the_way_of_outputs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the programs could not be started again, and the machine were to blame."""
+    starter = failing(tmp_path, monkeypatch, "netns", "direct", "sleep")
+    starter.folder.mkdir()
+    starter.outputs.write_text("no folder")
+    starter.sweep()
+    assert not starter.outputs.exists()
+
+
+def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "accounts").write_text("all of them")
+    (tmp_path / "rank-1.log").symlink_to(tmp_path / "accounts")
+    with pytest.raises(OSError, match="symbolic links"):
+        capture.CappedLog(tmp_path / "rank-1.log")
+    assert (tmp_path / "accounts").read_text() == "all of them"
+
+
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,9 @@ import pytest
 
 from testbed.core.conformance.offers import understood
 from testbed.core.conformance.operation import Group, Operation
-from testbed.errors import StorageError
+from testbed.errors import LabError, StorageError
+from testbed.lab import client
+from testbed.lab.validate import crew as crews
 from testbed.lab.validate import faults
 from testbed.lab.validate.crew import Said, _checked
 from testbed.lab.validate.disturb import Disturbed
@@ -32,10 +35,20 @@ class Crew:
 
     def __init__(self, outputs: Path, *answers: Mapping[str, Any]) -> None:
         self.outputs, self._answers = outputs, answers
-        self.asked = 0
+        self.asked = self.checked = 0
+        self.joins: Said = Said({0: {}, 1: {}})
+        self.lab_failed = ""
 
     def join(self, timeout_s: float) -> Said:
-        return Said({0: {}, 1: {}})
+        return self.joins
+
+    def check_lab(self) -> None:
+        self.checked += 1
+        if self.lab_failed:
+            raise LabError(self.lab_failed)
+
+    def last_words(self, rank: int) -> str:
+        return ""
 
     def kill(self) -> None:
         pass
@@ -92,6 +105,64 @@ def test_times_that_cannot_be_are_an_error(tmp_path: Path, times: dict[str, Any]
     answer = found.perform([(BARRIER, found.world)]).answers[1]
     assert answer.state == "error" and "began" in answer.words
     assert found.spoiled
+
+
+@pytest.mark.parametrize("times", [{}, {"began": 1.0}, {"ended": 1.0}, {"began": 1.0, "ended": "soon"}])
+def test_an_answer_that_does_not_say_when_is_an_error(tmp_path: Path, times: dict[str, Any]) -> None:
+    """Also where the time that it does say could not be."""
+    found = session(Crew(tmp_path, GOOD, {"call": 7, **times}))
+    answer = found.perform([(BARRIER, found.world)]).answers[1]
+    assert (answer.state, answer.words) == ("error", "its answer does not say when it began and ended")
+
+
+ERROR = {"call": 7, "error": "timed out", "began": "now", "ended": "now"}
+
+
+def test_while_all_is_well_the_lab_is_not_asked(tmp_path: Path) -> None:
+    for answer in (GOOD, {"call": 7, "unsupported": "no"}):
+        found = session(crew := Crew(tmp_path, GOOD, answer))
+        found.perform([(BARRIER, found.world)])
+        assert crew.checked == 0
+
+
+@pytest.mark.parametrize("answers", [(GOOD, ERROR), (GOOD,)])
+def test_what_fails_in_a_lab_that_has_failed_is_not_the_librarys_failure(tmp_path: Path, answers: Any) -> None:
+    found = session(crew := Crew(tmp_path, *answers))
+    assert not found.perform([(BARRIER, found.world)]).done  # and in a lab that is well it is
+    found = session(crew := Crew(tmp_path, *answers))
+    crew.lab_failed = "the emulator died"
+    with pytest.raises(LabError, match="the emulator died"):
+        found.perform([(BARRIER, found.world)])
+    assert found.spoiled
+
+
+def test_no_communicator_and_no_group_in_a_lab_that_has_failed_is_the_labs_failure(tmp_path: Path) -> None:
+    crew = Crew(tmp_path)
+    found = session(crew)
+    crew.lab_failed = "the emulator died"
+    with pytest.raises(LabError, match="the emulator died"):
+        found.have(Group("at east", (0,)))
+    crew.joins = Said({0: {}}, silent=(1,))
+    with pytest.raises(LabError, match="the emulator died"):
+        found.fresh()
+
+
+@pytest.mark.parametrize(
+    ("hello", "says"),
+    [
+        ({"emulator_died": True, "dead_containers": []}, "the emulator died, so all fibers are dark"),
+        ({"emulator_died": False, "dead_containers": ["east-0"]}, "the container of east-0 does not run any more"),
+        ({"emulator_died": False, "dead_containers": []}, ""),
+    ],
+)
+def test_a_lab_that_has_failed_is_known_by_what_its_keeper_says(
+    monkeypatch: pytest.MonkeyPatch, hello: dict[str, Any], says: str
+) -> None:
+    crew = object.__new__(crews.Crew)
+    crew._lab = SimpleNamespace(name="some")  # type: ignore[assignment]
+    monkeypatch.setattr(client, "call", lambda lab, verb: {"hello": hello}[verb])
+    with pytest.raises(LabError, match=says) if says else contextlib.nullcontext():
+        crew.check_lab()
 
 
 def test_an_error_whose_time_cannot_be_has_none(tmp_path: Path) -> None:

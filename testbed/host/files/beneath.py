@@ -13,11 +13,11 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-__all__ = ["Owner", "append", "give", "give_all", "open_file", "replace"]
+__all__ = ["Owner", "append", "give", "give_all", "open_file", "remove", "remove_all", "replace"]
 
 Owner = tuple[int, int] | None
 """User and group that what we make is given to; None: it stays ours."""
@@ -80,6 +80,27 @@ def replace(folder: Path, name: str, content: bytes, owner: Owner = None) -> Non
         except BaseException:
             os.unlink(beside, dir_fd=above)
             raise
+
+
+def remove(folder: Path, name: str) -> None:
+    """Remove the file ``name`` below a folder; of a link the link itself. Raises OSError, as of a folder."""
+    with _parent(folder, name) as (above, last):
+        os.unlink(last, dir_fd=above)
+
+
+def remove_all(folder: Path) -> None:
+    """Remove what is in a folder, but no folders. One that cannot be removed stays; so does all of one that is itself a
+    link, or not there."""
+    with suppress(OSError):
+        held = os.open(folder, _FOLDER)
+        try:
+            with os.scandir(held) as inside:
+                names = [it.name for it in inside]
+            for name in names:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=held)
+        finally:
+            os.close(held)
 
 
 def give(descriptor: int, owner: Owner) -> None:

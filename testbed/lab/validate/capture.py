@@ -39,7 +39,7 @@ class CappedLog:
         self._closed = False
         with contextlib.ExitStack() as stack:
             # Unbuffered: what a full disk does not take must not come up again when it is closed.
-            self._file = stack.enter_context(path.open("ab", buffering=0))
+            self._file = stack.enter_context(open(path, "ab", buffering=0, opener=_no_link))
             self._room = max(0, MOST_KEPT - os.fstat(self._file.fileno()).st_size)
             self._out, into = os.pipe()
             stack.callback(os.close, self._out)
@@ -115,3 +115,8 @@ class CappedLog:
     def _append(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
             self._file.write(data)
+
+
+def _no_link(path: str, flags: int) -> int:
+    """The programs' folder may be theirs too: through a link of theirs no file of the host's is written."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

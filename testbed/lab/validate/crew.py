@@ -22,7 +22,9 @@ from testbed.core.conformance.library import Library
 from testbed.core.plan.addressing import MASTER_PORT
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError
+from testbed.host.drivers import containerlab
 from testbed.host.linux import process
+from testbed.lab import client
 from testbed.lab.state import LabFolder
 from testbed.lab.validate.programs import Program, Starter, end, exit_code
 
@@ -82,6 +84,7 @@ class Crew:
     """
 
     def __init__(self, lab: LabFolder, topology: Topology, library: Library, folder: Path) -> None:
+        self._lab = lab
         self._starter = Starter(lab, topology, library, folder)
         self.ranks, self.outputs = self._starter.ranks, self._starter.outputs
         self.offers: Mapping[str, Any] = {}
@@ -104,6 +107,17 @@ class Crew:
         """Whether every rank's program runs and has nothing left to answer."""
         self.listen(0.0)
         return bool(self._programs) and all(not it.ended and it.pending is None for it in self._programs.values())
+
+    def check_lab(self) -> None:
+        """Ask the lab's keeper whether fibers and nodes are what they were: on a lab that has failed no library works.
+
+        Raises LabError where the keeper is gone or stuck, the emulator died, or the container of a node did.
+        """
+        hello = client.call(self._lab, "hello")
+        if hello["emulator_died"]:
+            raise LabError("the emulator died, so all fibers are dark")
+        if hello["dead_containers"]:
+            raise LabError(containerlab.dead(self._lab.name, hello["dead_containers"][0]))
 
     # ---- life
 

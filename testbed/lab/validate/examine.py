@@ -17,7 +17,7 @@ from testbed.core.conformance.fibers import fibers, in_use, ways
 from testbed.core.conformance.library import Library
 from testbed.core.conformance.result import CaseResult, Cell, LibraryResult, Speed
 from testbed.core.topology.model import Topology
-from testbed.errors import TestbedError
+from testbed.errors import LabError, TestbedError
 from testbed.lab.interruption import unhurried
 from testbed.lab.state import LabFolder
 from testbed.lab.validate import correctness, faults, speed
@@ -77,8 +77,9 @@ class Examination:
             session.ready()
             for part in self._bench.parts:
                 {"correctness": self._correctness, "speed": self._speed, "faults": self._faults}[part](session)
+            self._crew.check_lab()
         except CannotGoOn as error:
-            self._why.append(str(error))
+            self._cannot(error)
         except TestbedError as error:
             self._untold.append(str(error))
             raise
@@ -104,6 +105,15 @@ class Examination:
             tuple(self._cells),
             time.monotonic() - self._began_t,
         )
+
+    def _cannot(self, error: CannotGoOn) -> None:
+        """Hold it against the library. Raises LabError where it is the lab that failed."""
+        try:
+            self._crew.check_lab()
+        except LabError as failure:
+            self._untold.append(str(failure))
+            raise
+        self._why.append(str(error))
 
     def untold(self, why: str) -> None:
         """Something kept parts of it from being tried."""

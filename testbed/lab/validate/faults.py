@@ -79,6 +79,7 @@ def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls:
             )  # fmt: skip
         except (LabError, UserError) as error:
             session.spoil()
+            session.crew.check_lab()
             fibers.carry()
             return Evidence(failed=str(error))
         fibers.carry()

@@ -28,6 +28,7 @@ from testbed.errors import HostError
 from testbed.host import libraries, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
 from testbed.host.drivers.containerlab import agent_user
+from testbed.host.files import beneath
 from testbed.host.linux import process
 from testbed.host.linux.inside import is_inside, pid_on_host
 from testbed.lab import client, places
@@ -164,13 +165,17 @@ class Starter:
 
     def sweep(self) -> None:
         """Close the logs. Remove what only living programs need, FIFOs above all: whoever reads a run's files would
-        wait at them."""
+        wait at them. Links too, none of which we made: what is behind them is not ours to write or to remove."""
         while self._logs:
             self._logs.pop().close()
-        for pattern in ("*.operations", "*.answers", "reach*", "outputs/*"):
-            for path in self.folder.glob(pattern):
-                with contextlib.suppress(OSError):  # a program may have made folders of its own
-                    path.unlink()
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                ours = any(path.match(it) for it in ("*.operations", "*.answers", "reach*"))
+                in_the_way = path == self.outputs and not path.is_dir()
+                if ours or in_the_way or path.is_symlink():
+                    with contextlib.suppress(OSError):  # a program may have made folders of its own
+                        beneath.remove(self.folder, path.name)
+        beneath.remove_all(self.outputs)
 
     def mpiexec_last_line(self) -> str:
         """The last that the latest mpiexec said; empty if there is none, or it said nothing."""
@@ -343,7 +348,7 @@ def _owner() -> tuple[int, int]:
 
 def _opened(into: Path, out: Path, log: CappedLog) -> Lines:
     """Our ends of two FIFOs. For reading and writing one opens at once, whoever is at the other end (fifo(7))."""
-    flags = os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     return _lines(partial(os.open, into, os.O_RDWR | flags), partial(os.open, out, os.O_RDONLY | flags), log)
 
 

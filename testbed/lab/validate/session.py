@@ -115,7 +115,10 @@ class Session:
     # ---- a communicator that works
 
     def ready(self) -> None:
-        """Have programs that run and a communicator in which nothing went wrong yet. Raises CannotGoOn, HostError."""
+        """Have programs that run and a communicator in which nothing went wrong yet.
+
+        Raises CannotGoOn, HostError, and LabError where it is the lab that failed.
+        """
         if self._works and self.crew.alive:
             return
         if self.crew.alive and self.offers.get("rebuilds") is True and self._join():
@@ -123,7 +126,7 @@ class Session:
         self.fresh()
 
     def fresh(self) -> None:
-        """End the programs, start new ones, make a communicator. Raises CannotGoOn, HostError."""
+        """End the programs, start new ones, make a communicator. Raises CannotGoOn, HostError, LabError."""
         self.spoil()
         self.crew.kill()
         if self._fresh >= MOST_FRESH:
@@ -137,7 +140,7 @@ class Session:
             raise CannotGoOn(f"no communicator could be made: {words}" + (f": {last}" if last else ""))
 
     def rebuild(self) -> bool:
-        """Make the next communicator with the same programs; whether that works."""
+        """Make the next communicator with the same programs; whether that works. Raises LabError."""
         self.spoil()
         return self.crew.alive and self._join()
 
@@ -149,10 +152,12 @@ class Session:
         self._made.clear()
         self.joined = self.crew.join(self.timeout_s)
         self._works = self.joined.complete and not self.joined.errors and not self.joined.unsupported
+        if not self._works:
+            self.crew.check_lab()
         return self._works
 
     def have(self, group: Group) -> str:
-        """Make a group, unless it is there; why it cannot be had, empty if it can."""
+        """Make a group, unless it is there; why it cannot be had, empty if it can. Raises LabError."""
         if group.name == "world" or group.name in self._made:
             return ""
         if self.spoiled:  # a rank may have yet to answer, of the group before
@@ -162,6 +167,7 @@ class Session:
             return said.unsupported
         if said.trouble:
             self.spoil()
+            self.crew.check_lab()
             return said.trouble
         self._made.add(group.name)
         return ""
@@ -182,7 +188,7 @@ class Session:
         each: Callable[[], float] | None = None,
     ) -> Performed:
         """Operations of groups that have no rank in common, at the same time, and what their ranks answer. Raises
-        StorageError where the disk is full.
+        StorageError where the disk is full, LabError where it is the lab that failed.
 
         ``until_t`` and ``each`` as in :meth:`Crew.gather`; without, it is given up after :attr:`bound_s`.
         """
@@ -203,6 +209,7 @@ class Session:
         performed = Performed(answers, window[1])
         if any(it.state not in ("done", "unsupported") for it in answers.values()):
             self.spoil()
+            self.crew.check_lab()
         self._check_room()
         return performed
 
@@ -223,7 +230,7 @@ class Session:
         if rank in said.silent:
             return Answer("silent")
         answer = said.answers[rank]
-        began, ended = (_time(answer.get(key)) for key in ("began", "ended"))
+        began, ended = told = _time(answer.get("began")), _time(answer.get("ended"))
         times = [it for it in (window[0], began, ended, window[1]) if it is not None]
         if times != sorted(times):
             began, ended = None, None  # nothing that is said of its times could be true
@@ -231,13 +238,11 @@ class Session:
             return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_WORDS])
         if "error" in answer:
             return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_WORDS])
-        if times != sorted(times):
-            words = (
-                f"began {answer['began']}, ended {answer['ended']}: not between {window[0]:.6f}, when it was told, and"
-            )
-            return Answer("error", words=f"{words} {window[1]:.6f}; times are those of CLOCK_MONOTONIC")
-        if began is None or ended is None:
+        if None in told:
             return Answer("error", None, began, ended, "its answer does not say when it began and ended")
+        if began is None or ended is None:
+            words = f"began {told[0]}, ended {told[1]}: not between {window[0]:.6f}, when it was told, and"
+            return Answer("error", words=f"{words} {window[1]:.6f}; times are those of CLOCK_MONOTONIC")
         output = None
         if kept and "output" in answer:
             try:
@@ -253,7 +258,7 @@ class Session:
             if os.fstat(stream.fileno()).st_size > LONGEST_OUTPUT:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path.name)
             data = stream.read()
-        path.unlink()
+        beneath.remove(path.parent, path.name)
         return data
 
 
