@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from testbed.core.conformance.judge import Answer, judge
 from testbed.core.conformance.offers import understood
 from testbed.core.conformance.operation import Group, Operation
 from testbed.errors import LabError, StorageError
@@ -20,7 +23,9 @@ from testbed.lab.validate import crew as crews
 from testbed.lab.validate import faults
 from testbed.lab.validate.crew import Said, _checked
 from testbed.lab.validate.disturb import Disturbed
-from testbed.lab.validate.session import Session
+from testbed.lab.validate.lines import Lines
+from testbed.lab.validate.programs import Program
+from testbed.lab.validate.session import Performed, Session
 
 BARRIER = Operation("barrier", 7)
 SUM = Operation("all_reduce", 7, count=1, reduction="sum")
@@ -184,7 +189,20 @@ def test_an_output_without_end_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as stream:
         stream.truncate(1 << 40)
     found = session(Crew(tmp_path, GOOD | {"output": "sparse"}, GOOD))
-    assert found.perform([(SUM, found.world)]).answers[0].state == "error"
+    answers = found.perform([(SUM, found.world)]).answers
+    assert answers[0].output is not None and len(answers[0].output) <= 8
+    judgement = judge(SUM, found.world, answers)
+    assert (judgement.state, judgement.rank) == ("wrong", 0)
+    assert f"is {1 << 40} bytes long, 4 are due: {(1 << 40) - 4} too many" in judgement.detail
+    assert not (tmp_path / "sparse").exists()
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 5, 8])
+def test_an_output_has_the_length_that_its_file_has(tmp_path: Path, size: int) -> None:
+    (tmp_path / "some").write_bytes(b"x" * size)
+    found = session(Crew(tmp_path, GOOD | {"output": "some"}, GOOD))
+    detail = judge(SUM, found.world, found.perform([(SUM, found.world)]).answers).detail
+    assert (f"is {size} bytes long" in detail) == (size != 4), detail
 
 
 def test_a_full_disk_is_not_the_librarys_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +264,53 @@ def test_offers_are_understood() -> None:
 def test_offers_that_cannot_be_understood_are_told(offers: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         understood(offers)
+
+
+@pytest.mark.parametrize(("late_s", "believed"), [(9.0, False), (0.4, True)])
+@pytest.mark.parametrize("word", ["error", "unsupported"])
+def test_an_error_that_is_answered_late_did_not_come_early(
+    tmp_path: Path, late_s: float, believed: bool, word: str
+) -> None:
+    """Whatever its program says of the time. An answer that is right may be late: its output is written before."""
+    found = session(Crew(tmp_path, GOOD))
+    wrong = {"error": Answer("error", None, 99.0, 103.0, "reset"), "unsupported": Answer("unsupported", None, 99, 103)}
+    answers = {0: Answer("done", None, 99.0, 100.5), 1: wrong[word]}
+    performed = Performed(answers, 120.0, {0: 110.0, 1: 103.0 + late_s})
+    seen = faults._evidence(found, BARRIER, Disturbed(performed, 100.0, 0.3, None))
+    assert [it.at_s for it in seen.ends] == [0.5, pytest.approx(3.0 if believed else 3.0 + late_s)]
+    assert bool(seen.notes) is not believed
+    assert believed or "rank 1 says that its error came at least 9 s before its answer did" in seen.notes[0]
+
+
+def test_a_program_that_says_nothing_for_long_is_known_to_have_said_nothing(tmp_path: Path) -> None:
+    crew, into = talking(tmp_path)
+    crew.say({"do": "barrier", "call": 7}, (0,))
+    said_t = time.monotonic()
+    assert crew.gather((0,), lambda: said_t + 0.3, lambda: 0.02).silent == (0,)
+    os.write(into, b'{"call": 7, "error": "late"}\n')
+    now = time.monotonic()
+    said = crew.gather((0,), lambda: now + 5.0, lambda: 0.02)
+    assert said.errors and said_t + 0.2 < said.not_before_t[0] < now
+
+
+def test_an_answer_that_nobody_looked_for_may_have_come_at_once(tmp_path: Path) -> None:
+    """Our own slowness is not held against the library."""
+    crew, into = talking(tmp_path)
+    crew.say({"do": "barrier", "call": 7}, (0,))
+    said_t = time.monotonic()
+    os.write(into, b'{"call": 7, "error": "early"}\n')
+    time.sleep(0.2)
+    assert crew.gather((0,), lambda: said_t + 5.0).not_before_t[0] <= said_t
+
+
+def talking(folder: Path) -> tuple[crews.Crew, int]:
+    """A crew of one rank without a process, and where that would write its answers."""
+    out, into = os.pipe()
+    lines = Lines(os.open(os.devnull, os.O_WRONLY), out, io.BytesIO())
+    crew = object.__new__(crews.Crew)
+    crew._programs = {0: Program(None, lines, None)}  # type: ignore[arg-type]
+    crew._mpiexec, crew._early = None, {}
+    return crew, into
 
 
 def test_a_refusal_under_a_fault_is_an_error(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ class Answer:
     """How one rank answered. ``silent``: it had not by the time that the operation was given up from outside.
 
     ``output`` is the content of its file, None where it named none; ``words`` those of an error, of why it is
-    unsupported, or of how its process ended.
+    unsupported, or of how its process ended. ``length`` is that of its file in bytes where not all of it was read, for
+    more is there than is due; None: ``output`` is all of it.
     """
 
     state: Literal["done", "unsupported", "error", "silent", "died"]
@@ -48,6 +49,7 @@ class Answer:
     began: float | None = None
     ended: float | None = None
     words: str = ""
+    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,9 @@ def _wrong(
         output = answer.output
         if output is None:
             return Judgement("wrong", f"rank {rank} named no output, and {length} bytes are due", rank)
-        if len(output) != length:
-            return Judgement("wrong", f"rank {rank}: {_length(operation, len(output), length)}", rank)
+        its = len(output) if answer.length is None else answer.length
+        if its != length:
+            return Judgement("wrong", f"rank {rank}: {_length(operation, its, length)}", rank)
         if alike and output == proven:
             continue
         wrong = compare(operation, number, world, output)

@@ -51,6 +51,8 @@ class Said:
     """Ranks whose program ended before it answered, and how, in words."""
     silent: tuple[int, ...] = ()
     """Ranks that had not answered when the time was over."""
+    not_before_t: Mapping[int, float] = field(default_factory=dict)
+    """When we looked for the answer of each for the last time without finding it, on CLOCK_MONOTONIC."""
 
     @property
     def complete(self) -> bool:
@@ -226,6 +228,7 @@ class Crew:
             program = self._programs[rank]
             assert program.pending is None, f"rank {rank} has yet to answer {program.pending}"
             program.pending = dict(message)
+            program.looked_t = time.monotonic()
             if not program.ended:
                 program.lines.say(message)  # if nobody takes it nobody answers, which is seen soon enough
 
@@ -248,7 +251,8 @@ class Crew:
             answers.update(self.listen(min(left, nap_s)))
         ended = {it: self._programs[it].ended for it in chosen if it not in answers and self._programs[it].ended}
         silent = tuple(it for it in chosen if it not in answers and it not in ended)
-        return Said({it: answers[it] for it in chosen if it in answers}, ended, silent)
+        given = {it: answers[it] for it in chosen if it in answers}
+        return Said(given, ended, silent, {it: self._programs[it].not_before_t for it in given})
 
     def listen(self, nap_s: float) -> list[tuple[int, Mapping[str, Any]]]:
         """Answers that are there, or come within ``nap_s`` seconds (whole milliseconds), each with its rank."""
@@ -257,6 +261,7 @@ class Crew:
         for it in self._programs.values():
             if it.lines.open:
                 poller.register(it.lines.out, select.POLLIN)
+        looked_t = time.monotonic()  # before, for nobody knows how long after we go on: the time is never too late
         ready = {file for file, _ in poller.poll(0 if codes else round(nap_s * 1000))}
         found: list[tuple[int, Mapping[str, Any]]] = []
         for number, program in self._programs.items():
@@ -264,7 +269,9 @@ class Crew:
                 for answer in program.lines.read():
                     asked, program.pending = program.pending, None
                     if asked is not None:  # what was not asked for is no answer
+                        program.not_before_t = program.looked_t
                         found.append((number, _checked(asked, answer)))
+            program.looked_t = looked_t
             if number in codes:
                 program.ended, program.lines.open = codes[number], False
         return found

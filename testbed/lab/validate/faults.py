@@ -34,6 +34,12 @@ EARLIER: Final = 0.3
 FIRST_CALL: Final = 300_000
 """Numbers of the calls that are made around a trial, beyond those of the catalogue."""
 
+FAILED: Final = ("error", "unsupported")
+
+BELIEVED_S: Final = 0.5
+"""An error that was answered so much later than its program says that it came did not come then: whoever waits for the
+library's word had none. A Python that is short of time takes less from the one to the other."""
+
 SMALL: Final = 1023
 """Elements of the all_reduce that a communicator must do after a fault."""
 
@@ -100,13 +106,18 @@ def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls:
 
 def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Evidence:
     answers = seen.performed.answers
+    failed_t = {rank: it.ended for rank, it in answers.items() if it.ended is not None and it.state in FAILED}
+    not_before_t = seen.performed.not_before_t
+    # An answer that is right may come later than its end: its output is written in between.
+    overdue = {rank: t for rank, it in failed_t.items() if (t := not_before_t.get(rank, it)) > it + BELIEVED_S}
+    ended_t = {rank: overdue.get(rank, it.ended) for rank, it in answers.items()}
     zero_t = seen.fault_t if seen.fault_t is not None else seen.performed.ended_t
     ends = [
         # Before the fault it could do it: that it says otherwise now is an error by another name.
         RankEnd(
             rank,
             "error" if it.state == "unsupported" else it.state,
-            None if it.ended is None else it.ended - zero_t,
+            None if (at_t := ended_t[rank]) is None else at_t - zero_t,
             it.words,
         )
         for rank, it in answers.items()
@@ -120,6 +131,11 @@ def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Eviden
         judge(operation, session.world, answers, same_bits=same_bits) if judged else None,
         seen.share,
         None if seen.healed_t is None or seen.fault_t is None else seen.healed_t - seen.fault_t,
+        notes=tuple(
+            f"rank {rank} says that its error came at least {t - failed_t[rank]:.3g} s before its answer did, and the"
+            " answer counts"
+            for rank, t in overdue.items()
+        ),
     )
 
 

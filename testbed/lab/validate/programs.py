@@ -64,6 +64,10 @@ class Program:
     """Whether it has answered: before that it may be importing what it needs."""
     pending: Mapping[str, Any] | None = None
     """What it has yet to answer."""
+    looked_t: float = 0.0
+    """When it was told something or, later, looked for answers; those of before have been read."""
+    not_before_t: float = 0.0
+    """Its latest answer had not come by then."""
     ended: str = ""
     """How it ended, in words."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +21,6 @@ __all__ = ["CannotGoOn", "Performed", "Session"]
 
 MOST_FRESH: Final = 12
 """How often programs are started anew before a library is given up: one that hangs in everything takes for ever."""
-
-LONGEST_OUTPUT: Final = 4 << 30
-"""Bytes; a file that is longer is none of an operation of ours, and is not read into our memory."""
 
 LEAST_ROOM: Final = 1 << 20
 """Bytes; with less the disk is full."""
@@ -43,6 +39,8 @@ class Performed:
 
     answers: Mapping[int, Answer]
     ended_t: float
+    not_before_t: Mapping[int, float] = field(default_factory=dict)
+    """As :attr:`Said.not_before_t`."""
 
     @property
     def done(self) -> bool:
@@ -203,10 +201,13 @@ class Session:
             ranks += group.ranks
         given_up_t = (time.monotonic() if at is None else at) + self.bound_s
         said = self.crew.gather(ranks, until_t or (lambda: given_up_t), each)
-        kept = any(operation.keep for operation, _ in operations)
         window = (said_t, time.monotonic())
-        answers = {rank: self._answer(rank, said, kept, window) for rank in ranks}
-        performed = Performed(answers, window[1])
+        answers = {
+            rank: self._answer(rank, said, operation, group, window)
+            for operation, group in operations
+            for rank in group.ranks
+        }
+        performed = Performed(answers, window[1], said.not_before_t)
         if any(it.state not in ("done", "unsupported") for it in answers.values()):
             self.spoil()
             self.crew.check_lab()
@@ -222,7 +223,7 @@ class Session:
         if free < LEAST_ROOM:
             raise StorageError(f"{self.crew.outputs}: No space left on device")
 
-    def _answer(self, rank: int, said: Said, kept: bool, window: tuple[float, float]) -> Answer:
+    def _answer(self, rank: int, said: Said, operation: Operation, group: Group, window: tuple[float, float]) -> Answer:
         """``window``: when it was told, and now."""
         if rank in said.ended:
             last = self.crew.last_words(rank)
@@ -243,23 +244,24 @@ class Session:
         if began is None or ended is None:
             words = f"began {told[0]}, ended {told[1]}: not between {window[0]:.6f}, when it was told, and"
             return Answer("error", words=f"{words} {window[1]:.6f}; times are those of CLOCK_MONOTONIC")
-        output = None
-        if kept and "output" in answer:
+        output, length = None, None
+        if operation.keep and "output" in answer:
+            due = operation.output_count(len(group.ranks)) * operation.kind.size
             try:
-                output = self._take(str(answer["output"]))
+                output, length = self._take(str(answer["output"]), due)
             except (OSError, ValueError) as error:  # ValueError: a name that no file can have
                 return Answer("error", None, began, ended, f"its output cannot be read: {error}")
-        return Answer("done", output, began, ended)
+        return Answer("done", output, began, ended, length=length)
 
-    def _take(self, name: str) -> bytes:
-        """Read an output and remove it: tens of megabytes an operation would fill a disk."""
+    def _take(self, name: str, due: int) -> tuple[bytes, int]:
+        """Read an output and remove it: tens of megabytes an operation would fill a disk. Its content, of one that is
+        longer than ``due`` bytes only the beginning, and its length."""
         path = self.crew.outputs / Path(name).name
         with os.fdopen(beneath.open_file(path.parent, path.name), "rb") as stream:  # a rank owns that folder
-            if os.fstat(stream.fileno()).st_size > LONGEST_OUTPUT:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path.name)
-            data = stream.read()
+            length = os.fstat(stream.fileno()).st_size
+            data = stream.read(min(length, due))
         beneath.remove(path.parent, path.name)
-        return data
+        return data, length if length > due else len(data)
 
 
 def _time(value: object) -> float | None:
