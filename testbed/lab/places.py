@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.core.plan.addressing import namespace_name
+from testbed.core.words import shown
 from testbed.errors import LabError, StorageError, UserError
 from testbed.host import runner
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
@@ -44,11 +45,19 @@ def docker(lab: LabFolder) -> Endpoint:
     except FileNotFoundError:
         return docker_endpoint.endpoint()
     except (OSError, ValueError) as error:
-        raise LabError(f"{lab.docker} cannot be read, so the docker that made lab {lab.name} is not known") from error
+        raise _docker_unknown(lab, "cannot be read") from error
     try:
         return docker_endpoint.maker_of(lab.name, address, str(lab.docker))
     except UserError as error:
-        raise LabError(str(error)) from error
+        raise _docker_unknown(lab, f"says {shown(address)}, which is no Unix socket of this machine") from error
+
+
+def _docker_unknown(lab: LabFolder, why: str) -> LabError:
+    """DOCKER_HOST alone does not help: while the file is there it has the say."""
+    return LabError(
+        f"{lab.docker} {why}, so the docker that made lab {lab.name} is not known; write its address there, as in"
+        f" unix://{docker_endpoint.USUAL}, or remove {lab.docker} and set DOCKER_HOST"
+    )
 
 
 def netns(lab: LabFolder, node: str) -> Path:

@@ -7,13 +7,12 @@ another mark is never touched.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import filelock
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.makings import Containers, Fibers, Namespace
@@ -38,6 +37,7 @@ EMULATOR_DIED = "emulator-died"
 
 KEEPER_BOUND_S = 20.0
 HEAL_BOUND_S = 5.0
+REMOVAL_BOUND_S = 2.0
 
 
 def down(lab: LabFolder) -> bool:
@@ -64,19 +64,45 @@ def down(lab: LabFolder) -> bool:
         _from_journal(lab)
     except HostError as error:
         raise HostError(f"{error}; what is left of the lab goes with: testbed down {lab.name}") from error
-    _remove(lab.path)
     return True
 
 
-def _remove(folder: Path) -> None:
-    """Remove a lab's folder; somebody else who takes it down at the same time is no trouble."""
-    until = time.monotonic() + 2.0
-    while folder.exists():
+def _lock(lab: LabFolder, bound_s: float) -> int | None:
+    """Have the lab's lock, until the descriptor is closed; None if somebody else has it all the time.
+
+    By flock(2), as the keeper's, but not by filelock: that makes the folder of a lab again which went meanwhile. Raises
+    LabError for such a lab.
+    """
+    until = time.monotonic() + bound_s
+    while True:
         try:
-            shutil.rmtree(folder)
+            lock = os.open(lab.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError as error:
+            raise lab.gone() from error
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_nlink:
+                return lock
+        os.close(lock)  # somebody's, or of a folder that goes
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.02)
+
+
+def _remove(lab: LabFolder) -> None:
+    """Remove a lab's folder; somebody else who takes it down at the same time is no trouble.
+
+    The journal goes first: whoever waits for the lock gets a fresh one when the file is gone that we have locked, and
+    must not find a journal then, lest it writes into a lab that goes.
+    """
+    until = time.monotonic() + REMOVAL_BOUND_S
+    while lab.path.exists():
+        try:
+            lab.journal.unlink(missing_ok=True)
+            shutil.rmtree(lab.path)
         except OSError as error:
             if time.monotonic() > until:
-                raise StorageError(f"could not remove {folder}: {error.strerror or error}") from error
+                raise StorageError(f"could not remove {lab.path}: {error.strerror or error}") from error
             time.sleep(0.02)
 
 
@@ -86,13 +112,13 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
     Without a keeper nobody emulates the fibers, or watches the kernel that does: they are darkened and stay dark,
     whatever is healed. After a reboot nothing is there to be touched: faults are only said to be over. Raises LabError.
     """
+    lock = _lock(lab, HEAL_BOUND_S)
+    if lock is None:
+        if keeper_alive(lab):
+            raise LabError(f"the keeper of lab {lab.name} is stuck; take it down with: testbed down {lab.name}")
+        raise LabError(f"somebody else is healing lab {lab.name}, or taking it down; try again")
     try:
-        lock = filelock.FileLock(lab.lock)
-        lock.acquire(timeout=HEAL_BOUND_S)
-    except filelock.Timeout as error:
-        raise LabError(f"the keeper of lab {lab.name} is stuck; take it down with: testbed down {lab.name}") from error
-    try:
-        journal = Journal.read(lab.journal)
+        journal = _journal_to_heal_by(lab)
         chosen = [
             it
             for it in standing_faults(journal)
@@ -130,8 +156,25 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
         if failures:
             raise failures[0]
     finally:
-        lock.release()
+        os.close(lock)
     return chosen
+
+
+def _journal_to_heal_by(lab: LabFolder) -> Journal:
+    """What is read under the lab's lock. Raises LabError where the lab goes, or where its journal tells nothing: then
+    it is not known which faults stand."""
+    until = time.monotonic() + REMOVAL_BOUND_S
+    while lab.exists() and not lab.journal.exists() and time.monotonic() < until:
+        time.sleep(0.02)  # whoever takes it down removes its journal first
+    lab.refuse_gone()
+    try:
+        journal = Journal.read(lab.journal)
+        if journal.empty:
+            raise LabError(f"{lab.journal} is empty")
+    except LabError as error:
+        without = f"testbed down {lab.name} takes it down without its journal"
+        raise LabError(f"nothing of lab {lab.name} can be healed: {error}; {without}") from error
+    return journal
 
 
 def standing_faults(journal: Journal) -> list[dict[str, Any]]:
@@ -169,31 +212,37 @@ def _keeper(lab: LabFolder) -> tuple[int, int] | None:
 
 
 def _from_journal(lab: LabFolder) -> None:
-    """Undo whatever a journal still says is there, once nobody else holds the lab's lock."""
+    """Undo whatever a journal still says is there, once nobody else holds the lab's lock; then the folder goes too."""
     try:
-        lock = filelock.FileLock(lab.lock)
-        lock.acquire(timeout=KEEPER_BOUND_S)
-    except filelock.Timeout as error:
-        raise LabError(f"somebody else is taking lab {lab.name} down") from error
-    except FileNotFoundError:
+        lock = _lock(lab, KEEPER_BOUND_S)
+    except LabError:
         return  # somebody else has taken it down by now
+    if lock is None:
+        raise LabError(f"somebody else is taking lab {lab.name} down")
     try:
         try:
             journal = Journal.read(lab.journal)
         except LabError:
             _by_mark(lab)
-            return
-        if journal.state != "down":
-            driver, makers = _makers(lab, journal)
-            if journal.boot == process.boot_id():
-                Engine(journal, makers).undo_all()
-                _sweep_groups(lab.name, driver)
-            else:
-                _undo_what_outlives_a_reboot(journal, makers)
-            driver.close()
-        journal.close()
+        else:
+            _undo(lab, journal)
+        _remove(lab)
     finally:
-        lock.release()
+        os.close(lock)
+
+
+def _undo(lab: LabFolder, journal: Journal) -> None:
+    if journal.empty:
+        _by_mark(lab)
+    elif journal.state != "down":
+        driver, makers = _makers(lab, journal)
+        if journal.boot == process.boot_id():
+            Engine(journal, makers).undo_all()
+            _sweep_groups(lab.name, driver)
+        else:
+            _undo_what_outlives_a_reboot(journal, makers)
+        driver.close()
+    journal.close()
 
 
 def _undo_what_outlives_a_reboot(journal: Journal, makers: Mapping[type[Step], Hand]) -> None:
@@ -214,16 +263,18 @@ def _makers(lab: LabFolder, journal: Journal) -> tuple[NetnsDriver, dict[type[St
 
 
 def _by_mark(lab: LabFolder) -> None:
-    """Without a journal that can be read: remove what carries the lab's mark, namespaces of its name."""
+    """Without a journal that tells anything: remove what carries the lab's mark. Namespaces have its name; where
+    somebody removed that, what else holds them is mounted in the lab's folder, which cannot go before."""
     prometheus.end_left_in(lab.prometheus)
     if places.driver(lab) == "containerlab":
         Containerlab(lab.name, lab.path, places.docker(lab)).unmake(Containers((), ""), {})
     driver = NetnsDriver(lab.name, lab.handles)
     _sweep_groups(lab.name, driver)
     prefix = namespace_name(lab.name, "")
-    for path in sorted(NETNS_FOLDER.glob(f"{prefix}*")):
-        node = path.name.removeprefix(prefix)
-        driver.unmake(Namespace(node, isolated=(lab.handles / node).exists()), {})
+    isolated = {path.name for path in lab.handles.glob("*") if path.is_dir() and not path.is_symlink()}
+    named = {path.name.removeprefix(prefix) for path in NETNS_FOLDER.glob(f"{prefix}*")}
+    for node in sorted(isolated | named):
+        driver.unmake(Namespace(node, isolated=node in isolated), {})
 
 
 def _sweep_groups(lab: str, driver: NetnsDriver) -> None:

@@ -109,7 +109,11 @@ class LabFolder:
     def refuse_gone(self) -> None:
         """Raise LabError for a lab that was taken down since we began."""
         if not self.exists():
-            raise LabError(f"lab {self.name} was taken down")
+            raise self.gone()
+
+    def gone(self) -> LabError:
+        """What is said of a lab that was taken down since we began."""
+        return LabError(f"lab {self.name} was taken down meanwhile")
 
     def refuse_foreign(self) -> None:
         """Raise LabError for a lab of another user: nothing can be told of it, and nothing done with it."""

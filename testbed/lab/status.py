@@ -101,9 +101,7 @@ class _Found:
 
 def summary(lab: LabFolder) -> LabSummary:
     """One line about a lab, whatever shape it is in."""
-    topology, nodes, since = "?", 0, 0.0
-    with contextlib.suppress(OSError):
-        since = lab.path.stat().st_mtime
+    topology, nodes, since = "?", 0, _touched_unix_s(lab)
     if lab.foreign:
         return LabSummary(lab.name, topology, FOREIGN, since, nodes)
     try:
@@ -118,6 +116,13 @@ def summary(lab: LabFolder) -> LabSummary:
         if not hello["emulator_died"] and not hello["dead_containers"]:
             state = hello["state"]
     return LabSummary(lab.name, topology, state, since, nodes)
+
+
+def _touched_unix_s(lab: LabFolder) -> float:
+    """Where no keeper says since when a lab is up: when the last file came or went in its folder."""
+    with contextlib.suppress(OSError):
+        return lab.path.stat().st_mtime
+    return 0.0
 
 
 def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) -> LabStatus:
@@ -150,7 +155,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         "degraded" if found.why else found.hello.get("state", "degraded"),
         tuple(dict.fromkeys(found.why)),
         topology.name,
-        max(0.0, time.time() - found.hello["since_unix_s"]) if found.hello else 0.0,
+        max(0.0, time.time() - (found.hello["since_unix_s"] if found.hello else _touched_unix_s(lab))),
         places.driver(lab),
         found.hello.get("emulator", "none"),
         found.hello.get("scheduling", ""),
@@ -209,6 +214,8 @@ def _without_keeper(lab: LabFolder) -> list[str]:
         journal = Journal.read(lab.journal)
     except LabError as error:
         return [f"{gone}; {down}", str(error)]
+    if journal.empty:
+        return [f"{gone}; {down}", "its journal is empty: what stands of it is not known"]
     if journal.boot != process.boot_id():
         return [
             f"{gone}, so its fibers are dark; {down}",

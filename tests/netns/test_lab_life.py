@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,6 +186,27 @@ def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
     lab.down()
     with pytest.raises(LabError):
         lab.cut("north")
+
+
+def test_a_lab_whose_journal_is_lost_goes_by_its_mark(
+    lab_name: str, state_folder: Path, command: oracle.Command
+) -> None:
+    """Also where somebody removed the names of its namespaces before: their other handles are mounts in its folder."""
+    testbed.up("metro-40km", name=lab_name, agents=False)
+    journal = state_folder / "labs" / lab_name / "journal.jsonl"
+    oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+    oracle.until(lambda: not oracle.emulator_pids(lab_name), 10.0, "the emulator went with its keeper")
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[1:]))
+    said = command("status", "-l", lab_name).stdout
+    assert "not the first line of a journal" in said.replace("\n", " ") and "restarted" not in said
+    os.truncate(journal, 0)
+    healed = command("heal", "-l", lab_name)
+    assert healed.returncode == 3 and "can be healed" in healed.stderr
+    for node in ("east-0", "plant"):
+        oracle.run("ip", "netns", "del", oracle.netns(lab_name, node))
+    done = command("down", lab_name)
+    assert done.returncode == 0, done.stderr
+    assert oracle.left_behind(lab_name, state_folder) == []
 
 
 def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path) -> None:

@@ -186,6 +186,36 @@ def test_no_journal(path: Path) -> None:
         Journal.read(path)
 
 
-def test_an_empty_journal_is_that_of_a_keeper_that_died_at_once(path: Path) -> None:
-    path.touch()
+@pytest.mark.parametrize("content", [b"", b'{"journal":2,"lab":"l'])
+def test_an_empty_journal_is_that_of_a_keeper_that_died_at_once(path: Path, content: bytes) -> None:
+    """Or of a lab that stands, whose journal somebody emptied: who reads it must know."""
+    path.write_bytes(content)
     assert Journal.read(path).entries == {}
+    assert Journal.read(path).empty
+
+
+def test_a_journal_that_has_begun_is_not_empty(journal: Journal, path: Path) -> None:
+    assert not journal.empty
+    assert not Journal.read(path).empty
+
+
+def test_a_journal_without_its_first_line_is_none(journal: Journal, path: Path) -> None:
+    """It would pass for that of another boot, of which nothing stands any more."""
+    journal.set_state("up")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    with pytest.raises(LabError, match=r"journal\.jsonl:1: not the first line of a journal"):
+        Journal.read(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"journal": 2, "lab": "lab", "boot": "b", "keeper": []},
+        {"journal": 2, "lab": "lab", "boot": "b", "keeper": None},
+        ["journal"],
+    ],
+)
+def test_a_first_line_that_is_damaged(path: Path, line: object) -> None:
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(LabError, match=r"journal\.jsonl:1: not a line of a journal"):
+        Journal.read(path)

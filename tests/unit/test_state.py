@@ -111,7 +111,7 @@ def test_a_lab_that_was_taken_down_meanwhile(labs: Path) -> None:
     (labs / "mine").rmdir()
     topology = api.load("metro-40km")
     for ask in (lambda: client.call(folder, "hello"), lambda: status.status(folder, topology, None)):
-        with pytest.raises(LabError, match=r"^lab mine was taken down$"):
+        with pytest.raises(LabError, match=r"^lab mine was taken down meanwhile$"):
             ask()
 
 

@@ -85,8 +85,8 @@ class Journal:
     def read(cls, path: Path) -> Journal:
         """The journal as it stands on disk; a torn last line (a crash in the middle of a write) is dropped.
 
-        A line counts once its newline is there: before that nobody had begun to act on it. Raises LabError if there is
-        none or it was written by a version that we do not know.
+        A line counts once its newline is there: before that nobody had begun to act on it. Without any it is
+        :attr:`empty`. Raises LabError if there is none, it is damaged, or was written by a version that we do not know.
         """
         try:
             lines = path.read_bytes().splitlines(keepends=True)
@@ -98,12 +98,22 @@ class Journal:
             journal._torn_at = sum(len(line) for line in lines)
         for number, line in enumerate(lines, 1):
             try:
-                journal._replay(json.loads(line))
-            except (ValueError, TypeError, AttributeError) as error:
+                record = json.loads(line)
+                if number == 1 and isinstance(record, dict) and "journal" not in record:
+                    # Without its boot it would pass for that of another one, of which nothing stands any more.
+                    raise LabError(f"{path}:1: not the first line of a journal")
+                journal._replay(record)
+            except (ValueError, TypeError, AttributeError, IndexError) as error:
                 raise LabError(f"{path}:{number}: not a line of a journal") from error
             except KeyError as error:
                 raise LabError(_OTHER_VERSION.format(path=path)) from error
         return journal
+
+    @property
+    def empty(self) -> bool:
+        """Whether it does not even say of which boot it is. Its keeper died at once, and nothing stands; or somebody
+        emptied it, and everything may."""
+        return not self.boot
 
     def _replay(self, record: Mapping[str, Any]) -> None:
         if "journal" in record:
