@@ -194,17 +194,19 @@ def test_a_lab_whose_journal_is_lost_goes_by_its_mark(
     """Also where somebody removed the names of its namespaces before: their other handles are mounts in its folder."""
     testbed.up("metro-40km", name=lab_name, agents=False)
     journal = state_folder / "labs" / lab_name / "journal.jsonl"
-    oracle.kill(oracle.keeper_pids(lab_name, state_folder))
-    oracle.until(lambda: not oracle.emulator_pids(lab_name), 10.0, "the emulator went with its keeper")
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[1:]))
-    said = command("status", "-l", lab_name).stdout
-    assert "not the first line of a journal" in said.replace("\n", " ") and "restarted" not in said
-    os.truncate(journal, 0)
-    healed = command("heal", "-l", lab_name)
-    assert healed.returncode == 3 and "can be healed" in healed.stderr
-    for node in ("east-0", "plant"):
-        oracle.run("ip", "netns", "del", oracle.netns(lab_name, node))
-    done = command("down", lab_name)
+    try:
+        oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+        oracle.until(lambda: not oracle.emulator_pids(lab_name), 10.0, "the emulator went with its keeper")
+        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[1:]))
+        said = " ".join(command("status", "-l", lab_name).stdout.split())
+        assert "not the first line of a journal" in said and "restarted" not in said
+        os.truncate(journal, 0)
+        healed = command("heal", "-l", lab_name)
+        assert healed.returncode == 3 and f"nothing of lab {lab_name} can be healed" in healed.stderr
+        for node in ("east-0", "plant"):
+            oracle.run("ip", "netns", "del", oracle.netns(lab_name, node))
+    finally:
+        done = command("down", lab_name)
     assert done.returncode == 0, done.stderr
     assert oracle.left_behind(lab_name, state_folder) == []
 
