@@ -100,6 +100,7 @@ def _remove(lab: LabFolder) -> None:
         try:
             lab.journal.unlink(missing_ok=True)
             shutil.rmtree(lab.path)
+            return  # whatever is there from now on is another lab of that name
         except OSError as error:
             if time.monotonic() > until:
                 raise StorageError(f"could not remove {lab.path}: {error.strerror or error}") from error
@@ -161,8 +162,8 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
 
 
 def _journal_to_heal_by(lab: LabFolder) -> Journal:
-    """What is read under the lab's lock. Raises LabError where the lab goes, or where its journal tells nothing: then
-    it is not known which faults stand."""
+    """Raises LabError where the lab goes, or where its journal tells nothing: then it is not known which faults
+    stand."""
     until = time.monotonic() + REMOVAL_BOUND_S
     while lab.exists() and not lab.journal.exists() and time.monotonic() < until:
         time.sleep(0.02)  # whoever takes it down removes its journal first
@@ -189,7 +190,7 @@ def standing_faults(journal: Journal) -> list[dict[str, Any]]:
 
 def faults_ever(lab: LabFolder) -> set[str]:
     """Ids and targets of all faults that a lab's journal tells of, those that are over too. Raises LabError."""
-    notes = Journal.read(lab.journal).notes
+    notes = _journal_to_heal_by(lab).notes
     return {it[key] for it in notes if it["note"] == "fault" for key in ("id", "target")}
 
 

@@ -213,6 +213,7 @@ def _without_keeper(lab: LabFolder) -> list[str]:
     try:
         journal = Journal.read(lab.journal)
     except LabError as error:
+        lab.refuse_gone()
         return [f"{gone}; {down}", str(error)]
     if journal.empty:
         return [f"{gone}; {down}", "its journal is empty: what stands of it is not known"]

@@ -149,8 +149,11 @@ def test_without_a_journal_nothing_is_said_to_be_healed(lost: LabFolder, monkeyp
 
 
 def test_a_lab_that_is_gone_before_it_is_healed(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
-        recovery.heal(LabFolder(tmp_path / "metro"), None)
+    lab = LabFolder(tmp_path / "metro")
+    for ask in (lambda: recovery.heal(lab, None), lambda: recovery.faults_ever(lab)):
+        with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
+            ask()
+    assert not lab.exists()
 
 
 def test_a_lab_that_goes_while_it_is_to_be_healed(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from testbed.errors import LabError
 from testbed.host.files import catalog
 from testbed.host.linux import process
-from testbed.lab import status
+from testbed.lab import client, recovery, status
 from testbed.lab.apply.journal import Journal
 from testbed.lab.state import LabFolder
 
@@ -41,6 +43,17 @@ def test_a_lost_journal_is_no_restart_of_the_machine(lab: LabFolder, content: by
     assert said[0] == "its keeper is gone; take it down with: testbed down metro"
     assert said[1].endswith(says)
     assert not any("restarted" in it for it in said)
+
+
+def test_a_lab_that_goes_while_it_is_looked_at(lab: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_answers(lab: LabFolder, verb: str) -> None:
+        shutil.rmtree(lab.path)
+        raise LabError("nobody answers")
+
+    monkeypatch.setattr(client, "call", nobody_answers)
+    monkeypatch.setattr(recovery, "keeper_alive", lambda lab: False)
+    with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
+        why(lab)
 
 
 def test_of_another_boot_nothing_is_left(lab: LabFolder) -> None:
