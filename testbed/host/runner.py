@@ -164,6 +164,8 @@ def start_resident(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 def first_line(child: subprocess.Popen[bytes], bound_s: float) -> str:
     """The first line that a child says on its stdout; empty if it ends or stays silent for ``bound_s`` seconds."""
     assert child.stdout is not None
-    ready, _, _ = select.select([child.stdout], [], [], bound_s)
+    poll = select.poll()  # select() takes no descriptor above 1023, and whoever calls us may have many
+    poll.register(child.stdout, select.POLLIN)
+    ready = poll.poll(bound_s * 1e3)
     with child.stdout:
         return child.stdout.readline().decode(errors="replace").strip() if ready else ""

@@ -341,6 +341,7 @@ def test_a_crash_between_two_phases_leaves_one_of_them(lit: Engine, hand: Record
         torn = Journal.read(path)
         assert torn.owned("f1")
         engine_on(torn, hand).undo("f1")
+        torn.close()
         assert hand.lit["north-a"] and hand.lit["north-b"]
         assert not Journal.read(path).owned("f1")
 

@@ -140,8 +140,11 @@ def check(moment: Moment, allowed: Sequence[Model], owner: str, path: Path) -> N
     engine.reconcile()
     for key, value in hand.values.items():
         assert value in [model.values[key] for model in allowed], f"{key} is {value}"
+    engine.journal.close()
     settled = dict(hand.values)
-    engine_on(Journal.read(path), hand).reconcile()
+    again = engine_on(Journal.read(path), hand)
+    again.reconcile()
+    again.journal.close()
     assert hand.values == settled, "and it stays where it is"
     # Whoever heals what was under way: all others have what they want.
     engine, hand = found_dead(moment, path)
@@ -152,12 +155,14 @@ def check(moment: Moment, allowed: Sequence[Model], owner: str, path: Path) -> N
     assert {key: hand.values[key] for key in moved} == {key: alone.values[key] for key in moved}
     assert hand.made == alone.made
     engine.reconcile()  # another owner may still wait for what was refused to it, which only its keeper knew
+    engine.journal.close()
     assert hand.values == alone.values
     # Whoever heals everything, in any order.
     engine, hand = found_dead(moment, path)
     for each in sorted({it.owner for it in engine.journal.entries.values()} - {LAB}):
         engine.undo(each)
     engine.settle()
+    engine.journal.close()
     assert hand.values == AT_REST
     assert hand.made == set()
     left = Journal.read(path)

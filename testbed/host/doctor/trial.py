@@ -33,7 +33,9 @@ def in_child(work: Callable[[], str], timeout_s: float) -> str | None:
     os.close(writer)
     try:
         text = b""
-        while select.select([reader], [], [], timeout_s)[0]:
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(reader, select.POLLIN)
+        while poll.poll(timeout_s * 1e3):
             piece = os.read(reader, 65536)
             if not piece:
                 return text.decode().strip("\n") if text else None
