@@ -67,8 +67,12 @@ def tool(name: str) -> str:
 
 def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run with our own stdin, stdout and stderr; exit status, 128 + n for a signal n as a shell says it."""
-    status = subprocess.call(list(argv), env=dict(environment) if environment is not None else None)
-    return 128 - status if status < 0 else status
+    return shell_status(subprocess.call(list(argv), env=dict(environment) if environment is not None else None))
+
+
+def shell_status(code: int) -> int:
+    """A ``Popen.returncode`` as a shell says it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
 
 
 _FRAME: Final = struct.Struct(">cI")

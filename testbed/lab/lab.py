@@ -228,7 +228,7 @@ class Lab:
             raise UserError("nothing to launch; write: testbed launch -- python train.py")
         self._refuse_uncertified()
         self._refuse_powerless()
-        if any(rank.state == "training" for rank in self.status().ranks):
+        if self.status().training:
             raise LabError(f"lab {self.name} is training, and its bytes would count for yours; wait for its end")
         run = self._unused_run(directory)
         how = record.Ending("interrupted", "interrupted by the user")

@@ -34,6 +34,8 @@ from testbed.lab.state import LabFolder
 
 EMULATOR_DIED = "emulator-died"
 """Owner of the cut that stands in for an emulator that is dead, or that nobody watches any more."""
+FIBERS_DARK = "the emulator died, so all fibers are dark"
+"""What that means, in words."""
 
 KEEPER_BOUND_S = 20.0
 HEAL_BOUND_S = 5.0

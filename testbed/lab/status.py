@@ -72,6 +72,11 @@ class LabStatus:
     prometheus: str = ""
     waits: tuple[str, ...] = ()
 
+    @property
+    def training(self) -> bool:
+        """Whether a rank of it trains."""
+        return any(rank.state == "training" for rank in self.ranks)
+
 
 FOREIGN = "another user's"
 

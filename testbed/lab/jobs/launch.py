@@ -101,7 +101,9 @@ def launch(
             readers.append(reader)
         _wait(children, broken, stop or threading.Event())
         # What we end ourselves, because another failed, has no status of its own to tell.
-        codes = {rank: _status(code) for rank, child in children.items() if (code := child.poll()) is not None}
+        codes = {
+            rank: runner.shell_status(code) for rank, child in children.items() if (code := child.poll()) is not None
+        }
         if len(codes) < len(children):
             _end(children)
         for reader in readers:
@@ -113,11 +115,6 @@ def launch(
         record.end(run, record.Ending("interrupted", f"its output could not be shown any more: {broken[0]}"))
         raise broken[0]
     return max(codes.values(), default=0)
-
-
-def _status(code: int) -> int:
-    """An exit status as a shell says it: 128 + n for signal n."""
-    return 128 - code if code < 0 else code
 
 
 def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Echo) -> None:

@@ -19,6 +19,7 @@ from testbed.host.files.store import RunDirectory
 from testbed.host.linux import namespace
 from testbed.host.metrics.scrape import scrape
 from testbed.lab import client, places
+from testbed.lab.recovery import FIBERS_DARK
 from testbed.lab.state import LabFolder
 
 INTERVAL_S = 1.0
@@ -50,7 +51,7 @@ class Observer:
         """How the lab itself failed by now, as far as was heard; empty if it did not."""
         for event in list(self.heard):
             if event["event"] == "emulator-died":
-                return "the emulator died, so all fibers are dark"
+                return FIBERS_DARK
             if event["event"] == "container-died":
                 return f"the container of {event['node']} died"
         return self.trouble  # last: it may be the effect of the others

@@ -25,6 +25,7 @@ from testbed.errors import LabError
 from testbed.host.drivers import containerlab
 from testbed.host.linux import process
 from testbed.lab import client
+from testbed.lab.recovery import FIBERS_DARK
 from testbed.lab.state import LabFolder
 from testbed.lab.validate.programs import Program, Starter, end, exit_code
 
@@ -117,7 +118,7 @@ class Crew:
         """
         hello = client.call(self._lab, "hello")
         if hello["emulator_died"]:
-            raise LabError("the emulator died, so all fibers are dark")
+            raise LabError(FIBERS_DARK)
         if hello["dead_containers"]:
             raise LabError(containerlab.dead(self._lab.name, hello["dead_containers"][0]))
 

@@ -115,11 +115,7 @@ def serve(listener: socket.socket, mpiexec: Sequence[str], ways: Mapping[str, Se
     status, 128 + n for a signal n."""
     left = dict(ways)
     threading.Thread(target=_listen, args=(listener, left, within), daemon=True).start()
-    return _status(_on_leash(mpiexec).wait())
-
-
-def _status(code: int) -> int:
-    return 128 - code if code < 0 else code
+    return runner.shell_status(_on_leash(mpiexec).wait())
 
 
 def _on_leash(argv: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -180,7 +176,7 @@ def _run(argv: Sequence[str], connection: socket.socket) -> int:
             poller.poll()
         finally:
             os.close(watched)
-    return _status(daemon.wait())
+    return runner.shell_status(daemon.wait())
 
 
 def _refuse(why: str) -> None:

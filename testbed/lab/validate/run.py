@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -223,7 +224,9 @@ class _Validating:
         left = [it for it in self._chosen if it.name not in done] if interrupted else []
         results = (*self._results, *(_untried(it, "unknown", "not tried: it was interrupted") for it in left))
         sure = self._lab.certificate is not None and self._lab.certificate.certified
-        about = client.call(self._folder, "hello") if client.answers(self._folder) else {}
+        about: dict[str, object] = {}
+        with contextlib.suppress(LabError):  # a keeper that is gone does not keep what was found from being written
+            about = client.call(self._folder, "hello")
         validation = Validation(
             suite=self._suite,
             topology=self._lab.topology.name,
@@ -297,7 +300,7 @@ def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: 
         raise LabError(
             f"in lab {lab.name} there is a fault already ({said}); heal it first: testbed heal -l {lab.name}"
         )
-    if any(rank.state == "training" for rank in status.ranks):
+    if status.training:
         raise LabError(f"lab {lab.name} is training, and its bytes would count for the library's; wait for its end")
     if not allow_uncertified and not (lab.certificate is not None and lab.certificate.certified):
         raise FidelityError(f"lab {lab.name} is not certified; testbed certify -l {lab.name}, or --allow-uncertified")
