@@ -32,9 +32,10 @@ import testbed
 from benchmarks.common import ROOT, command, median, spread
 from benchmarks.lab_vs_mininet import BOUND_S, TESTBED
 from testbed.core.topology.model import topology_to_dict
+from testbed.host import lab_folder
 from testbed.host.files.store import RunDirectory
-from testbed.lab import client, state
-from testbed.lab.jobs.observe import Observer
+from testbed.keeper import client
+from testbed.lab.jobs.recorder import Recorder
 
 TOPOLOGIES = {"metro-40km": ("metro-40km", 8), "8 × 4": (str(ROOT / "benchmarks" / "ring-8x4.yaml"), 4)}
 """Name in the table: (topology, repeats)."""
@@ -134,12 +135,12 @@ def at_rest(driver: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"TESTBED_STATE": f"{name}/state", "TESTBED_RUNS": f"{name}/runs"}
         with testbed.up("metro-40km", name=f"bench{os.getpid()}", driver=driver, allow_uncertified=True) as lab:
-            folder = state.folder(lab.name)
+            folder = lab_folder.folder(lab.name)
             hello = client.call(folder, "hello")
             run_directory = RunDirectory.create(Path(name, "runs"), lab.name)
             run_directory.write_json("topology.json", topology_to_dict(lab.topology))
             found: dict[str, float] = {}
-            for suffix, observer in (("", None), (" observed", Observer(folder, lab.topology, run_directory))):
+            for suffix, observer in (("", None), (" observed", Recorder(folder, lab.topology, run_directory))):
                 if observer is not None:
                     observer.start()
                 time.sleep(SETTLE_S)

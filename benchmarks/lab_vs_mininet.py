@@ -27,17 +27,17 @@ from typing import Any
 from benchmarks.common import MININET_PYTHON, ROOT, SHAPES, command, ring, shape, spread, topology_text
 from testbed.core.plan import build
 from testbed.core.plan.codec import to_dict
-from testbed.core.plan.makings import Fibers
-from testbed.core.plan.settings import Shape
+from testbed.core.plan.properties import Shape
+from testbed.core.plan.resources import Fibers
 from testbed.core.plan.step import Step
 from testbed.core.topology.model import Topology
-from testbed.host.drivers.driver import Hand
+from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.linux import process
-from testbed.lab.apply import engine, hands
-from testbed.lab.apply.journal import Journal
+from testbed.keeper import engine, handlers
+from testbed.keeper.journal import Journal
 
-TESTBED = (sys.executable, "-m", "testbed.cli.main")
+TESTBED = (sys.executable, "-m", "testbed.cli.app")
 WAYS = ("testbed", "mininet-whole", "mininet-bare", "up")
 BOUND_S = 240.0
 
@@ -49,8 +49,8 @@ def by_engine(topology: Topology, emulator_name: str = "fiberd") -> dict[str, fl
         folder, lab, pid = Path(name), f"bench{os.getpid()}", os.getpid()
         journal = Journal.create(folder / "journal", lab, process.boot_id(), (pid, process.started(pid)))
         driver = NetnsDriver(lab, folder / "handles")
-        emulator = hands.EmulatorHand(driver, folder / "emulator.log", lambda status: None)
-        made: dict[type[Step], Hand] = {**dict.fromkeys(driver.kinds, driver), Fibers: emulator, Shape: emulator}
+        emulator = handlers.EmulatorHandler(driver, folder / "emulator.log", lambda status: None)
+        made: dict[type[Step], Handler] = {**dict.fromkeys(driver.kinds, driver), Fibers: emulator, Shape: emulator}
         worker = engine.Engine(journal, made)
         began = time.perf_counter()
         try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
-from testbed_agents.libraries.helper import Adapter, Offer, main
+from testbed_agents.adapters.helper import Adapter, Offer, main
 
 
 class Star(Adapter):
@@ -64,7 +64,7 @@ class Star(Adapter):
 
 
 def registered():
-    from testbed.core.conformance.library import PYTHON, Library
+    from testbed.core.validation.library import PYTHON, Library
 
     return Library("star", "star over TCP", argv=(PYTHON, "-m", "validate_my_library"), modules=("numpy",))
 

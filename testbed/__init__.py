@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from testbed.version import __version__
+
 if TYPE_CHECKING:
     from testbed.lab.api import (
         Fault,
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
         validate,
     )
 
-__version__ = "0.1.0"
 __all__ = [
     "Fault",
     "Job",

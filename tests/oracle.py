@@ -399,7 +399,7 @@ def working_in(folder: Path) -> list[int]:
 
 def keeper_pids(lab: str, state: Path) -> list[int]:
     folder = str(state / "labs" / lab)
-    return [pid for pid, words, _ in processes() if "testbed.lab.keeper.main" in words and folder in words]
+    return [pid for pid, words, _ in processes() if "testbed.keeper.main" in words and folder in words]
 
 
 def emulator_pids(lab: str) -> list[int]:
@@ -409,7 +409,7 @@ def emulator_pids(lab: str) -> list[int]:
 
 def agent_pids(state: Path) -> list[int]:
     """The warm parent and the ranks of all labs below ``state``."""
-    return [pid for pid, words, environment in processes() if "testbed_agents.warm" in words
+    return [pid for pid, words, environment in processes() if "testbed_agents.fork_server" in words
             and environment.get("TESTBED_STATE") == str(state)]  # fmt: skip
 
 

@@ -151,12 +151,12 @@ class Watch:
                         yield "zombie", process
                 elif process.pid == self._orchestrator:
                     yield "orchestrator", process
-                elif "testbed.lab.keeper.main" in words:
+                elif "testbed.keeper.main" in words:
                     yield "keeper", process
                 elif words[0].endswith("/fiberd"):
                     yield "fiberd", process
-                elif "testbed_agents.warm" in words:
-                    forked = "testbed_agents.warm" in marked.get(process.ppid(), [])
+                elif "testbed_agents.fork_server" in words:
+                    forked = "testbed_agents.fork_server" in marked.get(process.ppid(), [])
                     yield "rank" if forked else "warm parent", process
                 else:
                     yield "other", process
@@ -197,7 +197,7 @@ def main() -> int:
         watch.stop()
         orchestrator.process.kill()
         orchestrator.process.wait()
-        down = [sys.executable, "-m", "testbed.cli.main", "down", name]
+        down = [sys.executable, "-m", "testbed.cli.app", "down", name]
         subprocess.run(down, env=environment, capture_output=True, timeout=60, check=False)
         (asked.out / "soak.json").write_text(json.dumps({**found, "samples": watch.samples, "said": orchestrator.said}))
     groups = [f"control group {path}" for path in Path("/sys/fs/cgroup").rglob(f"*{name}*")]

@@ -7,7 +7,7 @@
 It says how far it is on stdout, one JSON object a line; after "up" and "healed" it waits for a line on stdin, so that
 whoever watches can look. Faults of fibers are drawn by the testbed itself from failure statistics
 (core/experiment/draw.py), all others here; both are the keeper's from the beginning of a segment on
-(lab/jobs/playing.py).
+(lab/run/fault_player.py).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Any
 import yaml
 
 import testbed
-from testbed.core.experiment import schedule
+from testbed.core.experiment import fault_schedule
 from testbed.errors import HostError
+from testbed.host import lab_folder
 from testbed.host.files import catalog
 from testbed.host.linux import cgroup
-from testbed.lab import client, state
-from testbed.lab.jobs.playing import Player
+from testbed.keeper import client
+from testbed.lab.run.fault_player import FaultPlayer
 
 SEGMENT_S = 60.0
 QUIET_S = 14.0
@@ -121,7 +122,7 @@ def _has_control_groups() -> bool:
     return True
 
 
-def segment(folder: Path, topology: str, seed: int, number: int) -> tuple[schedule.Planned, ...]:
+def segment(folder: Path, topology: str, seed: int, number: int) -> tuple[fault_schedule.Planned, ...]:
     """What happens in a segment, as the testbed's own reader of experiments has it."""
     until_s = SEGMENT_S - QUIET_S
     content = {
@@ -134,7 +135,7 @@ def segment(folder: Path, topology: str, seed: int, number: int) -> tuple[schedu
     file = folder / f"segment-{number:03}.yaml"
     file.write_text(yaml.safe_dump(content))
     experiment = catalog.load_experiment(str(file))
-    return schedule.plan(experiment, catalog.load_topology_of(experiment))
+    return fault_schedule.plan(experiment, catalog.load_topology_of(experiment))
 
 
 def main(folder: Path, name: str, seed: int, seconds: float) -> None:
@@ -153,7 +154,7 @@ def main(folder: Path, name: str, seed: int, seconds: float) -> None:
         while time.monotonic() < began_t + seconds:
             planned = segment(folder, str(file), seed, number)
             segment_t, before = time.monotonic() + AHEAD_S, job.step
-            with Player(state.folder(name), planned) as player:
+            with FaultPlayer(lab_folder.folder(name), planned) as player:
                 player.hand_over(segment_t, segment_t, 0, {})
                 while time.monotonic() < segment_t + SEGMENT_S and not job.over():
                     time.sleep(0.5)
@@ -168,7 +169,7 @@ def main(folder: Path, name: str, seed: int, seconds: float) -> None:
         job.stop()
         while not job.over():
             time.sleep(0.1)
-        standing = [it["type"] for it in client.call(state.folder(name), "faults") if it["ended_t"] is None]
+        standing = [it["type"] for it in client.call(lab_folder.folder(name), "faults") if it["ended_t"] is None]
         say("stopped", step=job.step, attempt=job.attempt, standing=standing)
         report = lab.report()
         say(

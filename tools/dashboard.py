@@ -3,7 +3,8 @@
 
 By Grafana's Foundation SDK (https://github.com/grafana/grafana-foundation-sdk, the extra ``dashboard``), for Grafana
 11.6; later ones migrate a dashboard when they load it. What each series is: docs/observability.md. That the file in the
-repository is what this makes, that each expression parses and that each series exists: tests/unit/test_dashboard.py.
+repository is what this makes, that each expression parses and that each series exists:
+tests/unit/repository/test_dashboard.py.
 """
 
 from __future__ import annotations

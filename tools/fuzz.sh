@@ -21,7 +21,7 @@ most_bytes() {
 
 if ! make -s -C tests/fuzz fuzz BUILD="$build"; then
     echo "fuzz: the targets cannot be built; they need libFuzzer: apt-get install clang libclang-rt-dev" >&2
-    echo "fuzz: without it, the corpus can still be replayed: pytest tests/unit/test_fiberd_corpus.py" >&2
+    echo "fuzz: without it, the corpus can still be replayed: pytest tests/unit/fiberd/test_fiberd_corpus.py" >&2
     exit 1
 fi
 python=.venv/bin/python

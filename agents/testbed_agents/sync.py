@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from testbed_agents.checks import Checks
+from testbed_agents.check_log import Checks
 
 Summed = torch.futures.Future[list[torch.Tensor]]
 

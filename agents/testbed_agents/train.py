@@ -35,8 +35,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed_agents import breakage, data
+from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
-from testbed_agents.checks import Checks
 from testbed_agents.fence import Fence
 from testbed_agents.metrics import RankMetrics, interface_bytes
 from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count

@@ -13,7 +13,7 @@ from __future__ import annotations
 from chaoslib.discovery.discover import discover_actions, discover_probes, initialize_discovery_result
 from chaoslib.types import DiscoveredActivities, Discovery
 
-from testbed import __version__
+from testbed.version import __version__
 
 __all__ = ["discover"]
 

@@ -9,7 +9,7 @@ from testbed.chaos.session import Configuration, job_of, lab_of, translated
 from testbed.core.units import Unreadable, parse_duration_s
 from testbed.errors import UserError
 from testbed.lab import api
-from testbed.lab.fault import Fault
+from testbed.lab.injected_fault import Fault
 
 __all__ = ["cut", "down", "heal", "inject", "stop_job", "train", "up", "wait_for_job", "wait_for_step"]
 

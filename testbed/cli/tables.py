@@ -21,7 +21,7 @@ from testbed.core.units import (
 )
 
 if TYPE_CHECKING:
-    from testbed.core.faults.fault import FaultKind
+    from testbed.core.faults.fault_kind import FaultKind
     from testbed.core.physics.validity import Finding
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Link, Topology
@@ -236,9 +236,9 @@ def _link_value(topology: Topology, link: Link, field: str) -> str:
         case "loss":
             return format_probability(link.loss)
         case "protection":
-            from testbed.core.topology import protecting
+            from testbed.core.topology import link_protection
 
-            return protecting.text(link.protection, link.second_path)
+            return link_protection.text(link.protection, link.second_path)
         case _:
             return str(getattr(link, field, "-"))
 

@@ -9,11 +9,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed.cli import screen, streams
+from testbed.cli import console, streams
 from testbed.cli.streams import OutputError, ReaderGone
 from testbed.errors import Interrupted, TestbedError, UserError
 
@@ -52,7 +53,7 @@ def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: b
 
         @functools.wraps(function)
         def command(*, quiet: bool, verbose: bool, **words: Any) -> None:
-            screen.configure(quiet=quiet, verbose=verbose)
+            console.configure(quiet=quiet, verbose=verbose)
             raise typer.Exit(guarded(lambda: function(**words), ours))
 
         parameters = [
@@ -93,7 +94,7 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
     try:
         return work() or 0
     except KeyboardInterrupt:
-        screen.error("interrupted")
+        console.error("interrupted")
         return Interrupted.exit_code
     except ReaderGone:
         streams.discard_output()
@@ -101,15 +102,15 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
     except TestbedError as error:
         if isinstance(error, OutputError):
             streams.discard_output()
-        if screen.verbose():
+        if console.verbose():
             sys.stderr.write(traceback.format_exc())
-        screen.error(str(error) or type(error).__name__)
+        console.error(str(error) or type(error).__name__)
         return error.exit_code if ours is None or isinstance(error, Interrupted) else ours
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not _stands_somewhere():
-            screen.error("the folder that you are in was removed; cd to one that is there")
+            console.error("the folder that you are in was removed; cd to one that is there")
             return UserError.exit_code if ours is None else ours
         _say_bug(error)
         return TestbedError.exit_code if ours is None else ours
@@ -125,7 +126,7 @@ def _stands_somewhere() -> bool:
 
 def _say_bug(error: Exception) -> None:
     words = traceback.format_exc()
-    if screen.verbose():
+    if console.verbose():
         sys.stderr.write(words)
     short = f"this is a bug in the testbed: {type(error).__name__}: {error}"
     try:
@@ -133,9 +134,9 @@ def _say_bug(error: Exception) -> None:
             "w", encoding="utf-8", errors="backslashreplace", prefix="testbed-bug-", suffix=".txt", delete=False
         ) as file:
             file.write(" ".join(sys.argv) + "\n\n" + words)
-        screen.error(f"{short}; the traceback is in {file.name}")
+        console.error(f"{short}; the traceback is in {file.name}")
     except OSError:
-        screen.error(f"{short}; -v shows the traceback")
+        console.error(f"{short}; -v shows the traceback")
 
 
 # ---- completion: whatever goes wrong there, the shell's line is no place to say so
@@ -172,7 +173,7 @@ def _runnables(lab: str | None) -> Sequence[str]:
 
 
 def _fault_kinds(lab: str | None) -> Sequence[str]:
-    from testbed.core.faults.fault import registry
+    from testbed.core.faults.fault_registry import registry
 
     return list(registry())
 
@@ -229,6 +230,12 @@ RunArgument = Annotated[
         metavar="TOPOLOGY|EXPERIMENT",
         help="Name of a shipped one (testbed ls), or a YAML file.",
         autocompletion=completing(_runnables),
+    ),
+]
+RunsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs", metavar="FOLDER", envvar="TESTBED_RUNS", help="Where run directories are made. [default: ./runs]"
     ),
 ]
 NodeArgument = Annotated[

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from testbed.core.words import LONGEST_SHOWN, shown
+from testbed.core.user_text import LONGEST_SHOWN, shown
 
 __all__ = [
     "Unreadable",

@@ -28,7 +28,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 from testbed.errors import FileMistakes, Finding
 
 __all__ = ["MOST_BYTES", "MOST_DEPTH", "MOST_FINDINGS", "MOST_NODES", "Document", "Path", "read", "read_value"]

@@ -76,11 +76,11 @@ def shell_status(code: int) -> int:
 
 
 _FRAME: Final = struct.Struct(">cI")
-"""Before each frame of a leash's stdin (testbed_agents/leash.py): what it is, and how many bytes follow."""
+"""Before each frame of a leash's stdin (testbed_agents/watchdog.py): what it is, and how many bytes follow."""
 
 
-def run_leashed(argv: Sequence[str]) -> int:
-    """As :func:`run`, of a command that leads to a leash elsewhere which reads frames (testbed_agents/leash.py).
+def run_under_watchdog(argv: Sequence[str]) -> int:
+    """As :func:`run`, of a command that leads to a leash elsewhere which reads frames (testbed_agents/watchdog.py).
 
     Our stdin is passed on, and Ctrl-C as the signal that it is. However we end, the program ends.
     """

@@ -12,23 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from testbed.errors import TestbedError, UnknownName, UserError
-from testbed.lab import recovery, state
+from testbed.host import lab_folder
+from testbed.lab import teardown
 
 if TYPE_CHECKING:
-    from testbed.core.conformance.baseline import Comparison
-    from testbed.core.conformance.result import Validation
     from testbed.core.plan.step import Plan
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
+    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.result import Validation
     from testbed.host.files.store import RunDirectory
     from testbed.lab.deploy import Choice
-    from testbed.lab.fault import Fault
+    from testbed.lab.injected_fault import Fault
     from testbed.lab.jobs.job import Job, Workload
     from testbed.lab.lab import Lab
     from testbed.lab.progress import LiveState, Progress
-    from testbed.lab.run import RunOutcome, run
+    from testbed.lab.run.run import RunOutcome, run
     from testbed.lab.status import FOREIGN, LabStatus, LabSummary, LinkStatus, RankStatus
-    from testbed.lab.validate.run import ValidationOutcome, validate
+    from testbed.lab.validation.validation import ValidationOutcome, validate
 
 __all__ = [
     "FOREIGN",
@@ -67,7 +68,7 @@ __all__ = [
 _ELSEWHERE: Final = {
     "Choice": "testbed.lab.deploy",
     "FOREIGN": "testbed.lab.status",
-    "Fault": "testbed.lab.fault",
+    "Fault": "testbed.lab.injected_fault",
     "Job": "testbed.lab.jobs.job",
     "Lab": "testbed.lab.lab",
     "LabStatus": "testbed.lab.status",
@@ -76,12 +77,12 @@ _ELSEWHERE: Final = {
     "LiveState": "testbed.lab.progress",
     "Progress": "testbed.lab.progress",
     "RankStatus": "testbed.lab.status",
-    "RunOutcome": "testbed.lab.run",
+    "RunOutcome": "testbed.lab.run.run",
     "Topology": "testbed.core.topology.model",
     "Workload": "testbed.lab.jobs.job",
-    "ValidationOutcome": "testbed.lab.validate.run",
-    "run": "testbed.lab.run",
-    "validate": "testbed.lab.validate.run",
+    "ValidationOutcome": "testbed.lab.validation.validation",
+    "run": "testbed.lab.run.run",
+    "validate": "testbed.lab.validation.validation",
 }
 """Names that are passed on as they are, and the module that has them."""
 
@@ -167,34 +168,34 @@ def attach(name: str | None = None) -> Lab:
     """A lab that is up: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
     from testbed.lab.lab import Lab
 
-    return Lab(state.chosen(name))
+    return Lab(lab_folder.chosen(name))
 
 
 def lab_names() -> tuple[str, ...]:
     """Names of all labs that are up or were left behind; none of them is asked anything. Raises StorageError."""
-    return tuple(folder.name for folder in state.folders())
+    return tuple(folder.name for folder in lab_folder.folders())
 
 
 def labs() -> tuple[LabSummary, ...]:
     """All labs that are up or were left behind."""
     from testbed.lab import status
 
-    return tuple(status.summary(folder) for folder in state.folders())
+    return tuple(status.summary(folder) for folder in lab_folder.folders())
 
 
 def down(name: str) -> bool:
     """Remove everything that carries the lab's mark, whatever is left of it; False if there was nothing."""
-    state.refuse_bad_name(name)
-    return recovery.down(state.folder(name))
+    lab_folder.refuse_bad_name(name)
+    return teardown.down(lab_folder.folder(name))
 
 
 def down_all() -> tuple[str, ...]:
     """Remove all labs; the names of those that were there. All are tried, then the first failure is raised."""
     gone: list[str] = []
     failed: list[TestbedError] = []
-    for folder in state.folders():
+    for folder in lab_folder.folders():
         try:
-            if recovery.down(folder):
+            if teardown.down(folder):
                 gone.append(folder.name)
         except TestbedError as error:
             failed.append(error)

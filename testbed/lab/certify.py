@@ -17,16 +17,17 @@ from pathlib import Path
 import filelock
 import psutil
 
-from testbed.core.evidence import chance
-from testbed.core.evidence.certificate import Certificate, StandingFault
+from testbed.core.certification import chance
+from testbed.core.certification.certificate import Certificate, StandingFault
 from testbed.core.plan import build, codec, routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
+from testbed.host import lab_folder, lab_nodes
+from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import netlink
 from testbed.host.measure.probing import Probe, ProbePath, congestion_control, rounds
-from testbed.lab import client, places, state
-from testbed.lab.measuring import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
-from testbed.lab.state import LabFolder
+from testbed.keeper import client
+from testbed.lab.fiber_measurement import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
 
 REFERENCE = "certification"
 """Owner of the reference path's Steps."""
@@ -55,7 +56,7 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
     """
     tell = tell or (lambda text: None)
     began = time.monotonic()
-    with filelock.FileLock(state.root() / "certification.lock"):
+    with filelock.FileLock(lab_folder.root() / "certification.lock"):
         measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
         with _reference(lab, topology) as bare:
             around_ok, around_why = _around(lab, topology)
@@ -165,7 +166,7 @@ def _packets(lab: LabFolder) -> int:
 
 
 def _handle(lab: LabFolder, node: str) -> Path:
-    return places.netns(lab, node)
+    return lab_nodes.netns(lab, node)
 
 
 def _congestion_control(lab: LabFolder, topology: Topology) -> str:

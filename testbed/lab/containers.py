@@ -5,15 +5,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from testbed import __version__
 from testbed.core.plan import build, clab
-from testbed.core.plan.makings import Containers, Sysctls
+from testbed.core.plan.resources import Containers, Sysctls
 from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Topology
 from testbed.errors import TestbedError
+from testbed.host import lab_folder
 from testbed.host.drivers import containerlab, docker_client, images
 from testbed.host.drivers.docker_endpoint import Elsewhere
-from testbed.lab import state
+from testbed.version import __version__
 
 __all__ = ["plan_of", "render", "why_not"]
 
@@ -27,7 +27,7 @@ def render(topology: Topology, *, name: str = "", image: str = "") -> str:
     UserError for a name that no lab can have, or that no image can have.
     """
     lab = name or topology.name
-    state.refuse_bad_name(lab)
+    lab_folder.refuse_bad_name(lab)
     images.refuse_bad_name(image)
     return _render(topology, build.build(topology), lab, image)
 

@@ -16,22 +16,23 @@ from typing import TYPE_CHECKING
 
 from testbed.core.plan import build, codec
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
-from testbed.core.plan.makings import Agents, Containers, Fibers, Namespace, Route, Veth
+from testbed.core.plan.resources import Agents, Containers, Fibers, Namespace, Route, Veth
 from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Topology, topology_to_dict
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
-from testbed.host import agents as agent_host
-from testbed.host import runner
+from testbed.host import fork_server as agent_host
+from testbed.host import lab_folder, lab_nodes, runner
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.drivers.netns import refuse_taken
 from testbed.host.emulators import fiberd, netem
-from testbed.host.metrics import prometheus
-from testbed.lab import client, containers, places, recovery, state
-from testbed.lab.interruption import unhurried
+from testbed.host.lab_folder import LabFolder
+from testbed.host.metrics import prometheus_server
+from testbed.keeper import client
+from testbed.lab import containers, teardown
+from testbed.lab.interruption import defer_interrupts
 from testbed.lab.progress import Progress, Silent
-from testbed.lab.state import LabFolder
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -71,7 +72,7 @@ def up(
     docker = docker_endpoint.endpoint() if choice.driver == "containerlab" else None
     _check(lab_name, topology, docker)
     if observe:
-        prometheus.find()
+        prometheus_server.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
     if agents and choice.driver == "netns" and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
@@ -82,7 +83,7 @@ def up(
     folder = _make_folder(lab_name)
     try:
         if docker is not None:
-            places.keep_docker(folder, docker)
+            lab_nodes.keep_docker(folder, docker)
         _start_keeper(folder, agents, choice.driver)
         with client.Connection(folder, patience_s=_build_bound_s(plan)) as builder:
             try:
@@ -111,8 +112,8 @@ def up(
             builder.call("open")
     except BaseException:
         if not keep:
-            with unhurried():
-                recovery.down(folder)
+            with defer_interrupts():
+                teardown.down(folder)
         raise
     return lab
 
@@ -136,7 +137,7 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
     Raises UserError for a name or a word that means nothing, HostError or MissingTool when what was asked for by name
     cannot be had here.
     """
-    state.refuse_bad_name(name)
+    lab_folder.refuse_bad_name(name)
     if driver not in ("auto", *DRIVERS):
         raise UserError(
             f"no driver {shown(driver)}; there are containerlab and netns (and auto: containerlab, else netns)"
@@ -153,7 +154,7 @@ def _check(name: str, topology: Topology, docker: Endpoint | None) -> None:
         raise NotAllowed("the testbed makes Linux namespaces: it runs on Linux only")
     if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
         raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
-    if not state.folder(name).exists():  # else the lab's own folder says it better
+    if not lab_folder.folder(name).exists():  # else the lab's own folder says it better
         nodes = (PLANT, MANAGEMENT, *(site.gateway for site in topology.sites), *topology.node_names)
         if docker is not None:
             containerlab.refuse_taken(name, nodes, docker)
@@ -204,7 +205,7 @@ def _may(capability: int) -> bool:
 
 
 def _make_folder(name: str) -> LabFolder:
-    folder = state.folder(name)
+    folder = lab_folder.folder(name)
     if len(os.fsencode(folder.socket)) > LONGEST_SOCKET:
         raise StorageError(f"{folder.path} is too long a path for a Unix socket; set TESTBED_STATE to a shorter one")
     try:
@@ -236,7 +237,7 @@ def _state_now(folder: LabFolder) -> str:
 
 
 def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
-    arguments = [sys.executable, "-m", "testbed.lab.keeper.main", str(folder.path)] + ["--agents"] * agents
+    arguments = [sys.executable, "-m", "testbed.keeper.main", str(folder.path)] + ["--agents"] * agents
     arguments += ["--containers"] * (driver == "containerlab")
     child = runner.start_resident(arguments, folder.keeper_log)
     try:

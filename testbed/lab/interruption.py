@@ -33,7 +33,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unhurried() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """A second signal must not cut an undo short: it is bounded in time, and half of it would be worse."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -13,23 +13,26 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from testbed.core.evidence.certificate import Certificate
-from testbed.core.faults.fault import all_targets, compile_fault
+from testbed.core.certification.certificate import Certificate
+from testbed.core.faults.fault_registry import compile_fault
+from testbed.core.faults.fault_target import all_targets
 from testbed.core.faults.power import NO_POWER
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
+from testbed.host import lab_nodes
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
-from testbed.host.metrics.forward import Forwarder
+from testbed.host.lab_folder import LabFolder
+from testbed.host.metrics.port_forward import Forwarder
+from testbed.keeper import client
 from testbed.lab import certify as certification
-from testbed.lab import client, places, recovery, status
-from testbed.lab.fault import Fault
-from testbed.lab.jobs import launch, record
+from testbed.lab import status, teardown
+from testbed.lab.injected_fault import Fault
+from testbed.lab.jobs import launch, run_metadata
 from testbed.lab.jobs.job import Job, Workload
-from testbed.lab.jobs.observe import Observer
-from testbed.lab.state import LabFolder
+from testbed.lab.jobs.recorder import Recorder
 
 
 def runs_root() -> Path:
@@ -61,7 +64,7 @@ class Lab:
         self.allow_uncertified = False
         """Whether jobs may run although fibers are outside tolerance; their reports say so on every page."""
         self.run_directory: RunDirectory | None = None
-        self.observer: Observer | None = None
+        self.recorder: Recorder | None = None
         self._jobs = 0
         self._used = False
 
@@ -111,9 +114,9 @@ class Lab:
         Without its keeper the lab is healed from its journal. Raises UnknownName.
         """
         if not client.answers(self._folder):
-            left = recovery.heal(self._folder, what)
+            left = teardown.heal(self._folder, what)
             if what is not None and not left:
-                self._refuse_unknown(what, recovery.faults_ever(self._folder))
+                self._refuse_unknown(what, teardown.faults_ever(self._folder))
             return tuple(Fault.of(it, self) for it in left)
         standing = [it for it in self.faults() if it.ended is None]
         chosen = [it for it in standing if what in (None, it.id, it.target, *it.links, *it.nodes)]
@@ -167,7 +170,7 @@ class Lab:
                 f"lab {self.name} is not observed; take it down, and bring it up with: testbed up --observe"
             )
         address, _, there = hello["prometheus"].rpartition(":")
-        return Forwarder(places.netns(self._folder, MANAGEMENT), (address, int(there)), port)
+        return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
 
     def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
         """Lines of the logs: of keeper, emulator, agents and Prometheus; of one rank or node those that name it.
@@ -207,7 +210,7 @@ class Lab:
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
             raise UnknownName("node", node, sorted(nodes | others))
-        return places.place(self._folder, node, isolated=node in nodes).visit(argv)
+        return lab_nodes.place(self._folder, node, isolated=node in nodes).visit(argv)
 
     def launch(
         self,
@@ -231,24 +234,24 @@ class Lab:
         if self.status().training:
             raise LabError(f"lab {self.name} is training, and its bytes would count for yours; wait for its end")
         run = self._unused_run(directory)
-        how = record.Ending("interrupted", "interrupted by the user")
-        observer = Observer(self._folder, self.topology, run)
-        observer.start()
+        how = run_metadata.Ending("interrupted", "interrupted by the user")
+        recorder = Recorder(self._folder, self.topology, run)
+        recorder.start()
         try:
             status = launch.launch(
                 self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop
             )
             if stop is None or not stop.is_set():
-                how = record.Ending()
+                how = run_metadata.Ending()
                 how.fail(f"the worst rank ended with status {status}" if status else "", tells_nothing=False)
             return status
         except TestbedError as error:
-            how = record.Ending("failed", str(error), unknown_because=str(error))
+            how = run_metadata.Ending("failed", str(error), unknown_because=str(error))
             raise
         finally:
-            observer.stop()
-            how.fail(observer.lab_failure, tells_nothing=True)
-            record.end(run, how)
+            recorder.stop()
+            how.fail(recorder.lab_failure, tells_nothing=True)
+            run_metadata.end(run, how)
             run.give_to_caller()
 
     def train(self, steps: int = 500, **workload: Any) -> Job:
@@ -262,8 +265,8 @@ class Lab:
         if not client.call(self._folder, "ranks"):
             raise LabError("this lab has no training agents (it was brought up without, or torch is not installed)")
         run = self._unused_run()
-        self.observer = Observer(self._folder, self.topology, run)
-        self.observer.start()
+        self.recorder = Recorder(self._folder, self.topology, run)
+        self.recorder.start()
         self._jobs += 1
         return Job(
             self._folder,
@@ -271,7 +274,7 @@ class Lab:
             Workload(steps, **workload),
             run.ranks,
             self._jobs,
-            note=lambda attempts: record.amend(run, attempts=attempts),
+            note=lambda attempts: run_metadata.amend(run, attempts=attempts),
         )
 
     def _refuse_powerless(self) -> None:
@@ -295,7 +298,7 @@ class Lab:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.run_directory = RunDirectory.create(root or runs_root(), f"{self.name}-{stamp}")
         self._used = False
-        record.begin(self.run_directory, self._folder, self.topology, self.certificate)
+        run_metadata.begin(self.run_directory, self._folder, self.topology, self.certificate)
         return self.run_directory
 
     def _unused_run(self, root: Path | None = None) -> RunDirectory:
@@ -306,13 +309,13 @@ class Lab:
         return run
 
     def _end_run(self) -> None:
-        how = record.Ending()
-        if self.observer is not None:
-            self.observer.stop()
-            how.fail(self.observer.lab_failure, tells_nothing=True)
-            self.observer = None
+        how = run_metadata.Ending()
+        if self.recorder is not None:
+            self.recorder.stop()
+            how.fail(self.recorder.lab_failure, tells_nothing=True)
+            self.recorder = None
         if self.run_directory is not None and self._used:
-            record.end(self.run_directory, how)
+            run_metadata.end(self.run_directory, how)
 
     def report(self) -> SavableReport:
         """The report of the last job of this lab object, also written into its run directory."""
@@ -326,7 +329,7 @@ class Lab:
         try:
             self._end_run()
         finally:  # a full disk keeps no lab from going
-            recovery.down(self._folder)
+            teardown.down(self._folder)
 
     def _latest_run(self) -> RunDirectory | None:
         if self.run_directory is not None:

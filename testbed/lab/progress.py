@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from testbed.core.evidence.certificate import Certificate
+    from testbed.core.certification.certificate import Certificate
 
 __all__ = ["LiveState", "Progress", "Silent", "Unbreakable"]
 

@@ -8,16 +8,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.core.evidence.certificate import Certificate
+from testbed.core.certification.certificate import Certificate
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError, TestbedError
+from testbed.host import lab_nodes
 from testbed.host.drivers import containerlab, docker_client
+from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import namespace, netlink, process
 from testbed.host.metrics import scrape
-from testbed.lab import client, places, recovery
-from testbed.lab.apply.journal import Journal
-from testbed.lab.state import LabFolder
+from testbed.keeper import client
+from testbed.keeper.journal import Journal
+from testbed.lab import teardown
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(dict.fromkeys(found.why)),
         topology.name,
         max(0.0, time.time() - (found.hello["since_unix_s"] if found.hello else _touched_unix_s(lab))),
-        places.driver(lab),
+        lab_nodes.driver(lab),
         found.hello.get("emulator", "none"),
         found.hello.get("scheduling", ""),
         tuple(links),
@@ -185,7 +187,7 @@ def _ask(lab: LabFolder) -> _Found:
         found.ranks = client.call(lab, "ranks")
         found.protection = client.call(lab, "protection")
     except LabError:
-        if recovery.keeper_alive(lab):
+        if teardown.keeper_alive(lab):
             found.why.append("its keeper lives but does not answer")
         else:
             found.why += [*_without_keeper(lab), *_containers(lab)]
@@ -202,10 +204,10 @@ def _ask(lab: LabFolder) -> _Found:
 
 def _containers(lab: LabFolder) -> list[str]:
     """What is wrong with a lab's containers by the word of the docker that made them, or with that docker."""
-    if places.driver(lab) != "containerlab":
+    if lab_nodes.driver(lab) != "containerlab":
         return []
     try:
-        docker = places.docker(lab)
+        docker = lab_nodes.docker(lab)
         docker_client.refuse_silence(docker)
         return list(containerlab.paused(lab.name, docker).values())
     except TestbedError as error:
@@ -226,14 +228,14 @@ def _without_keeper(lab: LabFolder) -> list[str]:
         return [
             f"{gone}, so its fibers are dark; {down}",
             "the machine was restarted since: nothing of it is left but its folder"
-            + (" and its containers, stopped" if places.driver(lab) == "containerlab" else ""),
+            + (" and its containers, stopped" if lab_nodes.driver(lab) == "containerlab" else ""),
         ]
-    if recovery.lit_by_the_kernel(journal):
+    if teardown.lit_by_the_kernel(journal):
         lit = "the kernel keeps its fibers lit, unwatched"
         why = [f"{gone}, and {lit}; darken them with: testbed heal -l {lab.name}, or {down}"]
     else:
         why = [f"{gone}, so its fibers are dark; {down}"]
-    for it in recovery.standing_faults(journal):
+    for it in teardown.active_faults(journal):
         stands = "still stands" if it["steps"] else "was going on, and leaves the fiber alone by now"
         why.append(f"fault {it['id']} ({it['type']} {it['target']}) {stands}")
     return why
@@ -243,7 +245,7 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
     states: dict[tuple[str, str], bool] = {}
     for site in topology.sites:
         try:
-            with netlink.Namespace(places.netns(lab, site.gateway)) as space:
+            with netlink.Namespace(lab_nodes.netns(lab, site.gateway)) as space:
                 states |= {(site.gateway, name): up for name, up in space.carriers().items()}
         except HostError as error:
             found.why.append(str(error))
@@ -259,7 +261,7 @@ def _rank(lab: LabFolder, it: dict[str, Any], standing: list[dict[str, Any]]) ->
         return scrape.scrape(it["metrics"][0], it["metrics"][1], timeout_s=0.5)
 
     try:
-        values = namespace.inside(places.netns(lab, MANAGEMENT), ask) or {}
+        values = namespace.inside(lab_nodes.netns(lab, MANAGEMENT), ask) or {}
     except HostError:
         values = {}
 

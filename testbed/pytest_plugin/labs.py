@@ -18,8 +18,8 @@ import pytest
 import testbed
 from testbed.errors import FidelityError, HostError, MissingTool, NotAllowed, TestbedError
 from testbed.lab import api, status
-from testbed.lab.fault import Fault
-from testbed.lab.interruption import unhurried
+from testbed.lab.injected_fault import Fault
+from testbed.lab.interruption import defer_interrupts
 from testbed.lab.lab import Lab
 from testbed.pytest_plugin.guard import Guard
 
@@ -108,7 +108,7 @@ class Labs:
 
     def _down(self, wish: Wish) -> None:
         lab = self._labs.pop(wish)
-        with unhurried():
+        with defer_interrupts():
             lab.down()
             guard().forget(lab.name)
 

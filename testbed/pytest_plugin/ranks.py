@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.errors import UserError
+from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
-from testbed.lab import client, places
+from testbed.keeper import client
 from testbed.lab.lab import Lab
 from testbed.pytest_plugin import worker
 from testbed.pytest_plugin.failures import RankFailure, RanksFailed
@@ -71,7 +72,7 @@ class Ranks:
         __tracebackhide__ = True
         folder = self._next_folder()
         module = _write_call(folder, function, arguments, keywords, within_s)
-        if module is not None and places.driver(self._lab._folder) == "containerlab":
+        if module is not None and lab_nodes.driver(self._lab._folder) == "containerlab":
             self._show(module.parent)
         argv = [_python(self._lab), str(folder / "worker.py"), str(folder)]
         job = self._begin(RankJob(self._lab, argv, folder, within_s, environment or {}, returns=True))
@@ -110,7 +111,7 @@ class Ranks:
         self._count += 1
         folder = self._folder / f"ranks-{self._count}"
         folder.mkdir()
-        if places.driver(self._lab._folder) == "containerlab":
+        if lab_nodes.driver(self._lab._folder) == "containerlab":
             folder.chmod(0o777)  # ranks are not root there; pytest's folder around it is ours alone
             self._show(folder)
         return folder
@@ -324,7 +325,7 @@ class RankJob:
 
 def _python(lab: Lab) -> str:
     """The Python of the nodes: ours, but in containers that of their image."""
-    return sys.executable if places.driver(lab._folder) == "netns" else "python3"
+    return sys.executable if lab_nodes.driver(lab._folder) == "netns" else "python3"
 
 
 def _write_call(

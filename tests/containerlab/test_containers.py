@@ -12,8 +12,8 @@ from typing import Any
 
 import oracle
 import pytest
-from contract.casualties_contract import CasualtiesContract, Space
 from contract.lab_contract import FILE, Inside, LabContract
+from contract.rank_faults_contract import RankFaultsContract, Space
 
 import testbed
 from testbed.errors import LabError
@@ -72,7 +72,7 @@ def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path) -> None:
     assert said and all(line.split()[2] != "0" for line in said)
     for container in (f"clab-{lab.name}-east-0", f"clab-{lab.name}-west-0"):
         rows = [line.split(None, 2)[1:] for line in docker("top", container, "-o", "pid,uid,args").splitlines()[1:]]
-        assert any("testbed_agents.warm" in words for _, words in rows)
+        assert any("testbed_agents.fork_server" in words for _, words in rows)
         assert all(uid != "0" for uid, words in rows if "testbed_agents" in words)
 
 
@@ -86,7 +86,7 @@ def test_what_exec_runs_ends_with_exec(lab: Lab, number: signal.Signals) -> None
         return any("sleep 4711" in line and "leash" not in line for line in docker("top", container).splitlines())
 
     container = f"clab-{lab.name}-west-gw"
-    words = [sys.executable, "-m", "testbed.cli.main", "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]
+    words = [sys.executable, "-m", "testbed.cli.app", "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL) as visit:
         oracle.until(there, 30.0, "the program runs")
         visit.send_signal(number)
@@ -172,5 +172,5 @@ def space(lab: Lab) -> Space:
     return lambda node: f"clab-{lab.name}-{node}"
 
 
-class TestCasualtiesInContainers(CasualtiesContract):
+class TestRankFaultsInContainers(RankFaultsContract):
     pass

@@ -21,15 +21,16 @@ from contract.lab_contract import FILE
 
 import testbed
 from testbed.errors import HostError, JobFailed, LabError, NameTaken
+from testbed.host import lab_folder
 from testbed.host.drivers import images
 from testbed.host.linux import process
 from testbed.lab import containers as lab_containers
-from testbed.lab import recovery, state
+from testbed.lab import teardown
 from testbed.lab.lab import Lab
 
 pytestmark = pytest.mark.netns
 
-TESTBED = [sys.executable, "-m", "testbed.cli.main"]
+TESTBED = [sys.executable, "-m", "testbed.cli.app"]
 
 
 def command(*before: str, words: list[str]) -> tuple[int, str]:
@@ -97,7 +98,7 @@ def test_down_leaves_nothing_and_somebody_elses_lab_alone(topology: testbed.Topo
 def test_a_name_that_somebody_elses_lab_has_is_refused(topology: testbed.Topology, somebody_elses: str) -> None:
     with pytest.raises(NameTaken, match=somebody_elses):
         up(topology, somebody_elses)
-    assert not state.folder(somebody_elses).path.exists()
+    assert not lab_folder.folder(somebody_elses).path.exists()
 
 
 def test_names_that_somebody_elses_container_or_namespace_has_are_refused(
@@ -116,19 +117,19 @@ def test_names_that_somebody_elses_container_or_namespace_has_are_refused(
             up(topology, name)
     finally:
         oracle.run("ip", "netns", "del", f"clab-{name}-plant")
-    assert not state.folder(name).path.exists()
+    assert not lab_folder.folder(name).path.exists()
 
 
 @pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> None:
     name = oracle.unused_name()
     up(topology, name)
-    victims = oracle.keeper_pids(name, state.root())
+    victims = oracle.keeper_pids(name, lab_folder.root())
     assert victims
     oracle.kill([*victims, *(emulator_pids(name) if everything else [])])
-    assert recovery.down(state.folder(name))
+    assert teardown.down(lab_folder.folder(name))
     assert residue(name) == []
-    assert not state.folder(name).path.exists()
+    assert not lab_folder.folder(name).path.exists()
 
 
 def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
@@ -136,26 +137,26 @@ def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
 ) -> None:
     name = oracle.unused_name()
     lab = up(topology, name)
-    oracle.kill(oracle.keeper_pids(name, state.root()))
+    oracle.kill(oracle.keeper_pids(name, lab_folder.root()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
         assert lab.exec("east-0", ["true"]) == 0
         assert not any("docker" in why for why in lab.status().why)
-        assert recovery.down(state.folder(name))
+        assert teardown.down(lab_folder.folder(name))
     assert residue(name) == []
-    assert not state.folder(name).path.exists()
+    assert not lab_folder.folder(name).path.exists()
 
 
 def test_down_after_a_reboot(topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a lab is made of docker alone keeps something: the containers, stopped."""
     name = oracle.unused_name()
     up(topology, name)
-    oracle.kill([*oracle.keeper_pids(name, state.root()), *emulator_pids(name)])
+    oracle.kill([*oracle.keeper_pids(name, lab_folder.root()), *emulator_pids(name)])
     docker("kill", *docker("ps", "--quiet", "--filter", f"label=containerlab={name}").split())
     monkeypatch.setattr(process, "boot_id", lambda: "that of the next boot")
-    assert recovery.down(state.folder(name))
+    assert teardown.down(lab_folder.folder(name))
     assert residue(name) == []
-    assert not state.folder(name).path.exists()
+    assert not lab_folder.folder(name).path.exists()
 
 
 def test_no_image_is_said_with_the_command_that_makes_it(
@@ -227,7 +228,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
         up(topology, name)
     assert time.monotonic() - began < 60
     assert residue(name) == []
-    assert not state.folder(name).path.exists()
+    assert not lab_folder.folder(name).path.exists()
 
 
 @pytest.mark.parametrize("node", ["west-0", pytest.param("west-gw", marks=pytest.mark.thorough)])
@@ -259,7 +260,7 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
     """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
     name = oracle.unused_name()
     lab = up(topology, name, allow_uncertified=True)
-    assert oracle.keeper_pids(name, state.root())
+    assert oracle.keeper_pids(name, lab_folder.root())
     try:
         dockerd.end(number)
         now = lab.status()
@@ -269,14 +270,14 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
             lab.exec("east-0", ["true"])
         with pytest.raises(HostError, match=f"docker does not run; start it: .* goes with: testbed down {name}"):
             lab.down()
-        oracle.until(lambda: not oracle.keeper_pids(name, state.root()), 10, "the keeper ends")
-        assert state.folder(name).journal.exists()
+        oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
+        assert lab_folder.folder(name).journal.exists()
     finally:
         dockerd.start()
-        gone = recovery.down(state.folder(name))
+        gone = teardown.down(lab_folder.folder(name))
     assert gone
     assert residue(name) == []
-    assert not state.folder(name).path.exists()
+    assert not lab_folder.folder(name).path.exists()
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.thorough) for it in range(1, 12))])
@@ -292,9 +293,9 @@ def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
     finally:
         child.kill()
         child.wait()
-        oracle.kill(oracle.keeper_pids(name, state.root()))
-    recovery.down(state.folder(name))
+        oracle.kill(oracle.keeper_pids(name, lab_folder.root()))
+    teardown.down(lab_folder.folder(name))
     # A containerlab that lost its keeper ends with what it was about to make.
-    oracle.until(lambda: recovery.down(state.folder(name)) or not residue(name), 20, f"{name} goes")
+    oracle.until(lambda: teardown.down(lab_folder.folder(name)) or not residue(name), 20, f"{name} goes")
     assert residue(name) == []
-    assert not state.folder(name).path.exists()
+    assert not lab_folder.folder(name).path.exists()

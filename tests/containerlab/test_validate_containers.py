@@ -17,23 +17,22 @@ import oracle
 import pytest
 
 import testbed
-from testbed.core.conformance import cases, trials
-from testbed.core.conformance.library import PYTHON, Library
-from testbed.core.conformance.result import CaseResult, Cell
-from testbed.host import libraries
+from testbed.core.validation import cases, fault_matrix
+from testbed.core.validation.library import PYTHON, Library
+from testbed.core.validation.result import CaseResult, Cell
+from testbed.host import collective_libraries, lab_folder
 from testbed.host.drivers import images
 from testbed.host.drivers.containerlab import agent_user
-from testbed.lab import state
-from testbed.lab.validate import correctness, faults
-from testbed.lab.validate.crew import Crew
-from testbed.lab.validate.inject import FiberFaults
-from testbed.lab.validate.run import validate
-from testbed.lab.validate.session import Session
-from testbed.lab.validate.wire import Wire
+from testbed.lab.validation import correctness, fault_cells
+from testbed.lab.validation.fault_injection import FiberFaults
+from testbed.lab.validation.library_session import Session
+from testbed.lab.validation.traffic_meter import Wire
+from testbed.lab.validation.validation import validate
+from testbed.lab.validation.worker_set import WorkerSet
 
 pytestmark = [pytest.mark.netns]
 
-PROGRAM = "testbed_agents.libraries.ring"
+PROGRAM = "testbed_agents.adapters.ring"
 
 
 @pytest.fixture(scope="module")
@@ -75,31 +74,31 @@ def programs(lab: str) -> list[str]:
     said = [
         subprocess.run(["docker", "top", name, "-eo", "pid,args"], capture_output=True, text=True) for name in names
     ]
-    return [line for it in said for line in it.stdout.splitlines() if PROGRAM in line and "leash" not in line]
+    return [line for it in said for line in it.stdout.splitlines() if PROGRAM in line and "watchdog" not in line]
 
 
 def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: testbed.Lab, tmp_path: Path) -> None:
-    crew = Crew(state.folder(lab.name), lab.topology, libraries.find("ring"), tmp_path / "ring")
-    session = Session(crew, timeout_s=5.0)
+    workers = WorkerSet(lab_folder.folder(lab.name), lab.topology, collective_libraries.find("ring"), tmp_path / "ring")
+    session = Session(workers, timeout_s=5.0)
     found: list[CaseResult] = []
     cells: list[Cell] = []
     try:
-        whole = cases.correctness("quick", [rank.site for rank in crew.ranks])
+        whole = cases.correctness("quick", [rank.site for rank in workers.ranks])
         correctness.examine(session, whole[::20], found.append)
         assert {it.state for it in found} == {"right"}
-        assert list(crew.outputs.iterdir()) == []
+        assert list(workers.outputs.iterdir()) == []
         (killed,) = (
-            it for it in trials.trials("quick", lab.topology, session.offers) if it.fault.name == "rank-killed"
+            it for it in fault_matrix.trials("quick", lab.topology, session.offers) if it.fault.name == "rank-killed"
         )
         killed = dataclasses.replace(killed, operation=dataclasses.replace(killed.operation, count=1_000_001))
-        folder = state.folder(lab.name)
+        folder = lab_folder.folder(lab.name)
         with Wire(folder, lab.topology) as wire, FiberFaults(folder, lab.topology) as fibers:
-            faults.examine(session, wire, fibers, [killed], cells.append)
+            fault_cells.examine(session, wire, fibers, [killed], cells.append)
         assert [it.outcome for it in cells] == ["error within its bound"], cells
         assert cells[0].rebuilt is True
         assert len(programs(lab.name)) == 4
     finally:
-        crew.leave()
+        workers.leave()
     oracle.until(lambda: programs(lab.name) == [], 15.0, "rank programs end")
 
 
@@ -108,9 +107,9 @@ def test_what_the_image_lacks_is_a_skip_that_says_so(
 ) -> None:
     known = {
         "lacking": Library("lacking", "needs what is nowhere", (PYTHON,), modules=("json", "no_such_module")),
-        "no-mpi": dataclasses.replace(libraries.find("mpich"), name="no-mpi", programs=("mpiexec.nowhere",)),
+        "no-mpi": dataclasses.replace(collective_libraries.find("mpich"), name="no-mpi", programs=("mpiexec.nowhere",)),
     }
-    monkeypatch.setattr(libraries, "find", known.__getitem__)
+    monkeypatch.setattr(collective_libraries, "find", known.__getitem__)
     outcome = validate(["lacking", "no-mpi"], lab=lab.name, runs=tmp_path, allow_uncertified=True)
     assert [it.verdict for it in outcome.validation.libraries] == ["skipped", "skipped"]
     lacking, no_mpi = outcome.validation.libraries
@@ -127,29 +126,31 @@ def test_an_mpi_is_right_and_takes_all_ranks_with_a_killed_one(
     with_mpi: testbed.Lab, tmp_path: Path, name: str
 ) -> None:
     """Its mpiexec in the management network's container, which has no way of its own into the nodes'."""
-    folder, topology = state.folder(with_mpi.name), with_mpi.topology
-    crew = Crew(folder, topology, libraries.find(name), tmp_path / name)
-    session = Session(crew, timeout_s=5.0)
+    folder, topology = lab_folder.folder(with_mpi.name), with_mpi.topology
+    workers = WorkerSet(folder, topology, collective_libraries.find(name), tmp_path / name)
+    session = Session(workers, timeout_s=5.0)
     found: list[CaseResult] = []
     cells: list[Cell] = []
     try:
-        whole = cases.correctness("quick", [rank.site for rank in crew.ranks])
+        whole = cases.correctness("quick", [rank.site for rank in workers.ranks])
         correctness.examine(session, whole[::10], found.append)
         assert {it.state for it in found} == {"right", "unsupported"}, found
         ask_from_a_node(with_mpi.name, tmp_path / name)
-        (killed,) = (it for it in trials.trials("quick", topology, session.offers) if it.fault.name == "rank-killed")
+        (killed,) = (
+            it for it in fault_matrix.trials("quick", topology, session.offers) if it.fault.name == "rank-killed"
+        )
         with Wire(folder, topology) as wire, FiberFaults(folder, topology) as fibers:
-            faults.examine(session, wire, fibers, [killed], cells.append)
+            fault_cells.examine(session, wire, fibers, [killed], cells.append)
         assert [it.outcome for it in cells] == ["crash"], cells
-        assert any("testbed_agents.libraries.mpi" in it for it in inside(with_mpi.name))
+        assert any("testbed_agents.adapters.mpi" in it for it in inside(with_mpi.name))
     finally:
-        crew.leave()
+        workers.leave()
     oracle.until(lambda: inside(with_mpi.name) == [], 15.0, "ranks, daemons and mpiexec end")
 
 
 def ask_from_a_node(lab: str, folder: Path) -> None:
     """As a rank could: the user that may, at the socket that is shown, asks for another node; it is refused."""
-    asking = ["python", "-m", "testbed_agents.reach", str(folder / "reach.socket"), "west-0", "true"]
+    asking = ["python", "-m", "testbed_agents.launcher_client", str(folder / "reach.socket"), "west-0", "true"]
     asked = subprocess.run(["docker", "exec", "--user", agent_user(), f"clab-{lab}-east-0", *asking])
     assert asked.returncode == 255
     log = folder / "mpiexec.log"
@@ -173,7 +174,7 @@ def test_after_sigkill_rank_programs_end_inside(lab: testbed.Lab, tmp_path: Path
 
 def killed_while_it_runs(name: str, lab: testbed.Lab, folder: Path, running: Callable[[], bool]) -> None:
     """SIGKILL to a validation once its programs run."""
-    argv = [sys.executable, "-m", "testbed.cli.main", "validate", name, "--only", "correctness"]
+    argv = [sys.executable, "-m", "testbed.cli.app", "validate", name, "--only", "correctness"]
     argv += ["-l", lab.name, "--allow-uncertified", "--runs", str(folder)]
     with (folder / "said").open("wb") as said:
         child = subprocess.Popen(argv, stdout=said, stderr=said)

@@ -16,17 +16,16 @@ import oracle
 import pytest
 
 import testbed
-from testbed.core.conformance import cases, trials
-from testbed.core.conformance.result import CaseResult, Cell, Speed
 from testbed.core.topology.model import Topology
-from testbed.host import libraries
-from testbed.lab import state
-from testbed.lab.validate import correctness, faults
-from testbed.lab.validate.crew import Crew
-from testbed.lab.validate.examine import Bench, Examination
-from testbed.lab.validate.inject import FiberFaults
-from testbed.lab.validate.session import Session
-from testbed.lab.validate.wire import Wire, certified
+from testbed.core.validation import cases, fault_matrix
+from testbed.core.validation.result import CaseResult, Cell, Speed
+from testbed.host import collective_libraries, lab_folder
+from testbed.lab.validation import correctness, fault_cells
+from testbed.lab.validation.fault_injection import FiberFaults
+from testbed.lab.validation.library_session import Session
+from testbed.lab.validation.library_validation import Bench, Examination
+from testbed.lab.validation.traffic_meter import Wire, certified
+from testbed.lab.validation.worker_set import WorkerSet
 
 TIMEOUT_S = 2.0
 COUNT = 1_000_001
@@ -34,13 +33,13 @@ COUNT = 1_000_001
 PATIENT = {"timeout_s": 6.0, "error_by_s": 9.0, "outer_s": 15.0}
 """Bounds of a trial that a slow machine must not exceed."""
 
-PROGRAM = "testbed_agents.libraries.ring"
+PROGRAMS = {"testbed_agents.adapters.ring", "testbed_agents.adapters.broken"}
 
 
 @contextlib.contextmanager
 def bench_in(lab: testbed.Lab, folder: Path) -> Iterator[Bench]:
     """What libraries are examined with in ``lab``, files of theirs in ``folder``; faults are healed at the end."""
-    place = state.folder(lab.name)
+    place = lab_folder.folder(lab.name)
     links = certified(lab.topology, lab.certificate)
     with Wire(place, lab.topology) as wire, FiberFaults(place, lab.topology) as fibers:
         yield Bench(place, lab.topology, links, wire, fibers, folder, "quick", ("speed",))
@@ -48,18 +47,22 @@ def bench_in(lab: testbed.Lab, folder: Path) -> Iterator[Bench]:
 
 @contextlib.contextmanager
 def session_of(bench: Bench, name: str, timeout_s: float = TIMEOUT_S, slack_s: float = 10.0) -> Iterator[Session]:
-    crew = Crew(bench.lab, bench.topology, libraries.find(name), bench.folder / name)
+    workers = WorkerSet(bench.lab, bench.topology, collective_libraries.find(name), bench.folder / name)
     try:
-        yield Session(crew, timeout_s=timeout_s, slack_s=slack_s)
+        yield Session(workers, timeout_s=timeout_s, slack_s=slack_s)
     finally:
-        crew.leave()
+        workers.leave()
     assert programs() == []
 
 
 def programs() -> list[int]:
     """Rank programs that were started under this module's state."""
     mine = os.environ["TESTBED_STATE"]
-    return [pid for pid, words, has in oracle.processes() if PROGRAM in words and has.get("TESTBED_STATE") == mine]
+    return [
+        pid
+        for pid, words, has in oracle.processes()
+        if PROGRAMS.intersection(words) and has.get("TESTBED_STATE") == mine
+    ]
 
 
 def answers(bench: Bench, name: str, chosen: Sequence[cases.Case], **bounds: float) -> list[CaseResult]:
@@ -80,7 +83,7 @@ def catalogue(bench: Bench, every: int, do: str = "") -> tuple[cases.Case, ...]:
 
 def speeds(bench: Bench, name: str) -> list[Speed]:
     """Of one all_reduce of a megabyte."""
-    examination = Examination(bench, libraries.find(name), lambda text: None)
+    examination = Examination(bench, collective_libraries.find(name), lambda text: None)
     whole = cases.performance
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -93,10 +96,10 @@ def speeds(bench: Bench, name: str) -> list[Speed]:
     return list(result.speeds)
 
 
-def trial(topology: Topology, name: str, count: int = COUNT, **changes: Any) -> trials.Trial:
+def trial(topology: Topology, name: str, count: int = COUNT, **changes: Any) -> fault_matrix.Trial:
     """A quick one: with so short a timeout that everything is over soon."""
     offers = {"all_reduce": {"types": ["int64"], "reductions": ["sum"]}}
-    found = next(it for it in trials.trials("quick", topology, offers) if it.fault.name == name)
+    found = next(it for it in fault_matrix.trials("quick", topology, offers) if it.fault.name == name)
     shorter = {
         "timeout_s": TIMEOUT_S,
         "error_by_s": 1.5 * TIMEOUT_S,
@@ -106,7 +109,7 @@ def trial(topology: Topology, name: str, count: int = COUNT, **changes: Any) -> 
     return dataclasses.replace(found, **{**shorter, **changes})
 
 
-def cut_and_loss(bench: Bench, count: int = COUNT) -> list[trials.Trial]:
+def cut_and_loss(bench: Bench, count: int = COUNT) -> list[fault_matrix.Trial]:
     """Half a second of darkness; one packet in a hundred lost. Of an all_reduce of ``count`` elements."""
     cut, loss = (trial(bench.topology, name, count, **PATIENT) for name in ("cut-short", "loss-1pct"))
     return [
@@ -136,10 +139,10 @@ def judge_cut_and_loss(found: Sequence[Cell], off_s: float) -> None:
     assert slow.share is not None
 
 
-def cells(bench: Bench, name: str, wanted: Sequence[trials.Trial], **bounds: float) -> list[Cell]:
+def cells(bench: Bench, name: str, wanted: Sequence[fault_matrix.Trial], **bounds: float) -> list[Cell]:
     found: list[Cell] = []
     with session_of(bench, name, **bounds) as session:
-        faults.examine(session, bench.wire, bench.faults, wanted, found.append)
+        fault_cells.examine(session, bench.wire, bench.faults, wanted, found.append)
     return found
 
 

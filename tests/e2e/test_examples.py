@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-TESTBED = (sys.executable, "-m", "testbed.cli.main")
+TESTBED = (sys.executable, "-m", "testbed.cli.app")
 
 pytestmark = [
     pytest.mark.e2e,

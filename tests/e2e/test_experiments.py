@@ -22,7 +22,7 @@ class Ran:
         file = folder / "x.yaml"
         file.write_text(text)
         self.name, self.junit = oracle.unused_name(), folder / "verdict.xml"
-        argv = [sys.executable, "-m", "testbed.cli.main", "run", str(file), "--name", self.name, "--allow-uncertified"]
+        argv = [sys.executable, "-m", "testbed.cli.app", "run", str(file), "--name", self.name, "--allow-uncertified"]
         argv += ["--runs", str(folder / "runs"), "--junit", str(self.junit)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=240.0)
         self.status, self.said = done.returncode, done.stderr + done.stdout

@@ -90,7 +90,7 @@ def begin(lab_name: str) -> Iterator[Callable[..., Orchestrator]]:
 def down_leaves_nothing(name: str, state: Path) -> None:
     testbed.down(name)
     # A keeper that was only just starting (and has no journal yet) finds its folder gone, ends, and makes nothing.
-    assert [it for it in oracle.left_behind(name, state) if "testbed.lab.keeper.main" not in it] == []
+    assert [it for it in oracle.left_behind(name, state) if "testbed.keeper.main" not in it] == []
     oracle.until(lambda: not oracle.started_under(state), 3.0, "every process has ended")
     assert oracle.left_behind(name, state) == []
     assert testbed.down(name) is False

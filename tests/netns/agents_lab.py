@@ -84,7 +84,7 @@ class Parent:
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "testbed_agents.warm"],
+                [sys.executable, "-m", "testbed_agents.fork_server"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -40,7 +40,7 @@ def command() -> oracle.Command:
     """``command("cut", "north", "-l", name)`` runs ``testbed cut north -l name``; the status is not looked at."""
 
     def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "testbed.cli.main", *words]
+        argv = [sys.executable, "-m", "testbed.cli.app", *words]
         return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
 
     return run

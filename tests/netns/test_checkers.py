@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from agents_lab import Message, Nodes, Parent, records, until
 
-from testbed.core.evidence.check_record import read_checks
-from testbed.core.evidence.checks import Checked, check
-from testbed.core.evidence.finding import Checker
+from testbed.core.checkers.checks import Checked, check
+from testbed.core.checkers.finding import Checker
+from testbed.core.records.check_record import read_checks
 
 pytest.importorskip("torch", reason="the training agents need torch")
 pytestmark = [

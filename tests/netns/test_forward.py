@@ -14,7 +14,7 @@ import oracle
 import pytest
 
 from testbed.errors import NotAllowed, UserError
-from testbed.host.metrics.forward import AT_ONCE, Forwarder
+from testbed.host.metrics.port_forward import AT_ONCE, Forwarder
 
 pytestmark = pytest.mark.netns
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import oracle
 import pytest
 
-from testbed.host import agents
+from testbed.host import fork_server
 from testbed.host.files import catalog
-from testbed.lab import audit
+from testbed.lab import measured_audit
 
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(agents.missing()), reason="needs torch")]
+pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(fork_server.missing()), reason="needs torch")]
 
 
 @pytest.mark.thorough
@@ -23,7 +23,7 @@ def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
     """Of two diverse fibers each one's cut leaves the other: the job goes on while it lasts."""
     name = oracle.unused_name()
     topology = catalog.load_topology("metro-40km", {"sites.east.nodes": 1, "sites.west.nodes": 1})
-    found = audit.measure(topology, hold_s=1.5, name=name, allow_uncertified=True)
+    found = measured_audit.measure(topology, hold_s=1.5, name=name, allow_uncertified=True)
     assert (found.status, found.left) == ("finished", ())
     assert [it.duct for it in found.impacts] == ["north", "south"]
     for impact in found.impacts:
@@ -40,7 +40,7 @@ def test_an_interruption_keeps_what_was_measured(state_folder: Path) -> None:
     argv = [
         sys.executable,
         "-m",
-        "testbed.cli.main",
+        "testbed.cli.app",
         "audit",
         "metro-40km",
         "--measure",

@@ -16,8 +16,7 @@ import oracle
 import pytest
 
 import testbed
-from testbed.host import agents
-from testbed.lab import state
+from testbed.host import fork_server, lab_folder
 
 pytestmark = [pytest.mark.netns]
 
@@ -74,7 +73,7 @@ def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, 
         assert link["rtt"]["probes"] == 100
         assert link["rtt"]["unanswered"] == 0
     assert 0 <= found["headroom"]["free"] <= 1
-    assert json.loads(state.folder(lab.name).certificate.read_text())["verdict"] == "certified"
+    assert json.loads(lab_folder.folder(lab.name).certificate.read_text())["verdict"] == "certified"
 
 
 @pytest.mark.thorough
@@ -232,7 +231,7 @@ IMPOSSIBLE = ("run", "intra-metro-5km", "--set", "scale=1", "--steps", "3")
 """800 Gb/s, unscaled: it fails the certificate, and nothing else."""
 
 
-@pytest.mark.skipif(bool(agents.missing()), reason="a run trains, and there are no training agents here")
+@pytest.mark.skipif(bool(fork_server.missing()), reason="a run trains, and there are no training agents here")
 @pytest.mark.thorough
 def test_a_run_is_refused_unless_the_user_insists_and_then_every_page_says_so(
     command: oracle.Command, lab_name: str, tmp_path: Path, state_folder: Path

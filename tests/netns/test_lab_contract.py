@@ -8,8 +8,8 @@ from pathlib import Path
 
 import oracle
 import pytest
-from contract.casualties_contract import CasualtiesContract, Space
 from contract.lab_contract import FILE, Inside, LabContract
+from contract.rank_faults_contract import RankFaultsContract, Space
 
 import testbed
 from testbed.lab.lab import Lab
@@ -43,5 +43,5 @@ def space(lab: Lab) -> Space:
     return lambda node: oracle.netns(lab.name, node)
 
 
-class TestCasualtiesInNamespaces(CasualtiesContract):
+class TestRankFaultsInNamespaces(RankFaultsContract):
     pass

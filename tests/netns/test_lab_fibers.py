@@ -9,7 +9,8 @@ import oracle
 import pytest
 
 import testbed
-from testbed.lab import client, state
+from testbed.host import lab_folder
+from testbed.keeper import client
 
 pytestmark = [pytest.mark.netns]
 
@@ -27,7 +28,7 @@ def ns(lab: testbed.Lab, node: str) -> str:
 
 
 def counters(lab: testbed.Lab) -> Counters:
-    return {it["direction"]: it for it in client.call(state.folder(lab.name), "stats")["directions"]}
+    return {it["direction"]: it for it in client.call(lab_folder.folder(lab.name), "stats")["directions"]}
 
 
 def binomial_bounds(trials: int, p: float) -> tuple[float, float]:

@@ -12,7 +12,8 @@ import pytest
 
 import testbed
 from testbed.errors import LabError, StorageError, UnknownName
-from testbed.lab import client, state
+from testbed.host import lab_folder
+from testbed.keeper import client
 
 pytestmark = [pytest.mark.netns]
 
@@ -28,7 +29,7 @@ dist.destroy_process_group()
 
 
 def crossed(lab: testbed.Lab) -> dict[str, int]:
-    return {it["direction"]: it["bytes"] for it in client.call(state.folder(lab.name), "stats")["directions"]}
+    return {it["direction"]: it["bytes"] for it in client.call(lab_folder.folder(lab.name), "stats")["directions"]}
 
 
 # ---- exec

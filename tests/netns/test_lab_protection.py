@@ -10,8 +10,8 @@ import pytest
 from contract.protection_contract import ProtectionContract, protected_lab
 
 import testbed
-from testbed.lab.apply.journal import Journal
-from testbed.lab.keeper.protection import PROTECTED
+from testbed.keeper.journal import Journal
+from testbed.keeper.protection import PROTECTED
 
 pytestmark = [pytest.mark.netns]
 

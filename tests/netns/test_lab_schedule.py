@@ -17,9 +17,10 @@ import oracle
 import pytest
 
 import testbed
-from testbed.core.experiment.schedule import Planned
-from testbed.lab import client, state
-from testbed.lab.jobs.playing import Player
+from testbed.core.experiment.fault_schedule import Planned
+from testbed.host import lab_folder
+from testbed.keeper import client
+from testbed.lab.run.fault_player import FaultPlayer
 
 pytestmark = [pytest.mark.netns]
 
@@ -44,19 +45,21 @@ def healed(lab: testbed.Lab) -> Iterator[None]:
     lab.heal()
 
 
-def play(lab: testbed.Lab, planned: list[Planned], began_t: float) -> Player:
-    """Hand everything over, as a run does when its job has begun."""
-    player = Player(state.folder(lab.name), tuple(planned))
+def play(lab: testbed.Lab, planned: list[Planned], began_t: float) -> FaultPlayer:
+    """Handler everything over, as a run does when its job has begun."""
+    player = FaultPlayer(lab_folder.folder(lab.name), tuple(planned))
     player.hand_over(time.monotonic(), began_t, 0, {})
     return player
 
 
 def told(lab: testbed.Lab, kind: str, since: int) -> list[dict]:
-    return [it for it in client.call(state.folder(lab.name), "events", since=since)["events"] if it["event"] == kind]
+    return [
+        it for it in client.call(lab_folder.folder(lab.name), "events", since=since)["events"] if it["event"] == kind
+    ]
 
 
 def now(lab: testbed.Lab) -> int:
-    return int(client.call(state.folder(lab.name), "events", since=0)["next"])
+    return int(client.call(lab_folder.folder(lab.name), "events", since=0)["next"])
 
 
 @contextlib.contextmanager

@@ -343,7 +343,7 @@ def test_a_dry_run_shows_the_step(command: oracle.Command, words: list[str]) -> 
 @contextlib.contextmanager
 def observing(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`testbed observe` as a process, and the URL that it says first."""
-    argv = [sys.executable, "-m", "testbed.cli.main", "observe", *words]
+    argv = [sys.executable, "-m", "testbed.cli.app", "observe", *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -473,7 +473,7 @@ def test_one_that_outlives_a_keeper_killed_while_it_starts_is_found_by_its_folde
     monkeypatch.setenv("PATH", f"{open_folder}{os.pathsep}{os.environ['PATH']}")
     folder = state_folder / "labs" / lab_name / "prometheus"
     words = f"up metro-40km --name {lab_name} --no-agents --observe --keep".split()
-    argv = [sys.executable, "-m", "testbed.cli.main", *words]
+    argv = [sys.executable, "-m", "testbed.cli.app", *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
 
         def stubborn() -> list[int]:

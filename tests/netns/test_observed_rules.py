@@ -28,7 +28,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "grafana" / "testbed.json"
-RULES = ROOT / "testbed" / "core" / "observe" / "assets" / "rules.yml"
+RULES = ROOT / "testbed" / "core" / "prometheus" / "assets" / "rules.yml"
 SERVER = "http://172.31.0.1:9090/api/v1"
 
 STEPS = 100_000

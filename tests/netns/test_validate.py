@@ -27,11 +27,11 @@ from contract.validate_contract import (
 )
 
 import testbed
-from testbed.core.conformance import cases, trials
-from testbed.core.conformance.result import CaseResult, Cell
-from testbed.core.conformance.wire import BYPASS
-from testbed.lab.validate import correctness, faults
-from testbed.lab.validate.examine import Bench
+from testbed.core.validation import cases, fault_matrix
+from testbed.core.validation.result import CaseResult, Cell
+from testbed.core.validation.traffic import BYPASS
+from testbed.lab.validation import correctness, fault_cells
+from testbed.lab.validation.library_validation import Bench
 
 pytestmark = [pytest.mark.netns]
 
@@ -129,9 +129,9 @@ def test_the_quick_matrix_ends_twice_alike(bench: Bench) -> None:
     for _ in range(2):
         with session_of(bench, "ring") as session:
             session.ready()
-            wanted = trials.trials("quick", bench.topology, session.offers)
+            wanted = fault_matrix.trials("quick", bench.topology, session.offers)
             found: list[Cell] = []
-            faults.examine(session, bench.wire, bench.faults, wanted, found.append)
+            fault_cells.examine(session, bench.wire, bench.faults, wanted, found.append)
         seen.append([(it.fault, it.outcome, it.rebuilt) for it in found])
     assert seen[0] == seen[1]
 
@@ -161,7 +161,7 @@ def crossed(lab: str) -> int:
 
 @pytest.fixture
 def validating(lab_name: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "testbed.cli.main", "validate", "ring", "--only", "correctness"]
+    argv = [sys.executable, "-m", "testbed.cli.app", "validate", "ring", "--only", "correctness"]
     argv += ["--driver", "netns", "--allow-uncertified", "--name", lab_name, "--runs", str(tmp_path)]
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

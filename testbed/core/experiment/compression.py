@@ -7,7 +7,7 @@ from typing import Final
 
 from testbed.core.faults.causes import YEAR_S
 from testbed.core.units import Unreadable, parse_duration_s
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 
 __all__ = ["parse_compression"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 
 __all__ = ["METRICS", "Expectation", "Metric", "judge", "parse"]
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from testbed.core.experiment.schedule import Planned
-from testbed.core.experiment.schema import Experiment
+from testbed.core.experiment.experiment_schema import Experiment
+from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import WHEN
 
 __all__ = ["to_yaml"]

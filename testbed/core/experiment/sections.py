@@ -12,9 +12,9 @@ from testbed.core.experiment.compression import parse_compression
 from testbed.core.experiment.draw import Compression, Outages
 from testbed.core.experiment.steady import Condition
 from testbed.core.faults.causes import CUTS_PER_1000_KM_YEAR, parse_cause
-from testbed.core.topology.schema import Mistakes, check, whole
+from testbed.core.topology.topology_schema import Mistakes, check, whole
 from testbed.core.units import Unreadable, parse_duration_s, parse_number
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 from testbed.core.yamltext import Path
 
 __all__ = ["MOST_ENTRIES", "Part", "compression_of", "hypothesis_of", "listed", "outages_of", "some_time"]

@@ -14,14 +14,15 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target_directions, target_links
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
+from testbed.core.faults.fault_target import target_directions, target_links
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.margin import LEAST_MARGIN_DB, frame_loss, margin_db
 from testbed.core.physics.parameters import judge, lay
-from testbed.core.plan.settings import Shape
+from testbed.core.plan.properties import Shape
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, format_probability, parse_duration_s, parse_probability
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 from testbed.errors import UserError
 
 __all__ = ["BROWN_OUT", "FLOOR", "MOST_PHASES", "brown_out", "margin_ramp", "ramp"]

@@ -18,15 +18,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target_directions, target_links
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
+from testbed.core.faults.fault_target import target_directions, target_links
 from testbed.core.faults.impair import silenced
-from testbed.core.physics.protection import Path, PathCut
+from testbed.core.physics.protection_selector import Path, PathCut
 from testbed.core.plan.addressing import PLANT
-from testbed.core.plan.settings import Carrier
-from testbed.core.plan.step import Setting
+from testbed.core.plan.properties import Carrier
+from testbed.core.plan.step import Property
 from testbed.core.topology.model import Link, Topology
 from testbed.core.units import Unreadable, parse_duration_s, parse_number
-from testbed.core.words import nearest, shown
+from testbed.core.user_text import nearest, shown
 
 __all__ = ["CUT", "FLAP", "LEAST_S", "cut", "flap"]
 
@@ -70,7 +71,7 @@ def flap(topology: Topology, target: str, parameters: Mapping[str, str]) -> Comp
 class _Darkness:
     """Ends that go dark, of links that nothing protects; paths that do, of the others."""
 
-    steps: tuple[Setting, ...]
+    steps: tuple[Property, ...]
     cuts: tuple[PathCut, ...]
 
     @property

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.core.faults.fault import Compiled, FaultKind, Reader
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Reader
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable
-from testbed.core.words import nearest, shown
+from testbed.core.user_text import nearest, shown
 
 __all__ = ["CAUSES", "COMPRESSION", "CUTS_PER_1000_KM_YEAR", "YEAR_S", "Cause", "parse_cause", "repair_s", "with_cause"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from testbed.core.faults.fault import Compiled, FaultKind, Reader, target_directions, target_links
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Reader
+from testbed.core.faults.fault_target import target_directions, target_links
 from testbed.core.physics.parameters import PARAMETERS, lay, read
-from testbed.core.plan.settings import Shape
+from testbed.core.plan.properties import Shape
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UserError
 

@@ -11,11 +11,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader, target_directions, target_links
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
+from testbed.core.faults.fault_target import target_directions, target_links
 from testbed.core.faults.impair import silenced
 from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.parameters import judge
-from testbed.core.plan.settings import Shape
+from testbed.core.plan.properties import Shape
 from testbed.core.topology.model import Link, Topology
 from testbed.core.units import format_delay, parse_delay_s, parse_length_m
 from testbed.errors import UserError

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from testbed.core.faults.fault import Compiled, FaultKind, Phase, Reader
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
 from testbed.core.plan.addressing import MANAGEMENT, PLANT
-from testbed.core.plan.makings import Unpowered
-from testbed.core.plan.settings import Carrier
+from testbed.core.plan.properties import Carrier
+from testbed.core.plan.resources import Unpowered
 from testbed.core.plan.step import Step
 from testbed.core.topology.model import Site, Topology
 from testbed.core.units import parse_duration_s

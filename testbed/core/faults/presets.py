@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from testbed.core.faults.fault import Compiled, FaultKind, Reader, target_directions, target_links
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Reader
+from testbed.core.faults.fault_target import target_directions, target_links
 from testbed.core.physics.impairment import LEAST_LARGEST_BYTES, Impairment
 from testbed.core.physics.parameters import PARAMETERS, judge, lay
-from testbed.core.plan.settings import Shape
+from testbed.core.plan.properties import Shape
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, parse_probability
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 
 __all__ = ["CORRUPTION", "JITTER", "MTU_BLACK_HOLE", "PRESETS", "RATE_SQUEEZE"]
 

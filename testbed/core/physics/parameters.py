@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from testbed.core import units
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 
 __all__ = ["PARAMETERS", "Misread", "Parameter", "judge", "lay", "parse", "read", "text"]
 

@@ -25,7 +25,8 @@ from testbed.core.plan.addressing import (
     PROMETHEUS_PORT,
     Addressing,
 )
-from testbed.core.plan.makings import (
+from testbed.core.plan.properties import Carrier, Shape
+from testbed.core.plan.resources import (
     Address,
     Agents,
     Bridge,
@@ -39,7 +40,6 @@ from testbed.core.plan.makings import (
     Sysctls,
     Veth,
 )
-from testbed.core.plan.settings import Carrier, Shape
 from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Link, Topology
 

@@ -17,7 +17,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from testbed.core.plan.addressing import MANAGEMENT, PLANT
-from testbed.core.plan.makings import Address, Bridge, Namespace, Route, Sysctls, Veth
+from testbed.core.plan.resources import Address, Bridge, Namespace, Route, Sysctls, Veth
 from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Site, Topology
 from testbed.core.units import format_delay, format_length, format_rate

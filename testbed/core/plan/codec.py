@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.plan.makings import (
+from testbed.core.plan.properties import Carrier, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.resources import (
     Address,
     Agents,
     Bridge,
@@ -24,7 +25,6 @@ from testbed.core.plan.makings import (
     Unpowered,
     Veth,
 )
-from testbed.core.plan.settings import Carrier, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.step import Step
 
 _KINDS: dict[str, type[Step]] = {

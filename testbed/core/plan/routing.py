@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing
-from testbed.core.plan.makings import Route
+from testbed.core.plan.resources import Route
 from testbed.core.topology.model import Link, Site, Topology
 
 LAST_RESORT_METRIC = 4_294_967_295

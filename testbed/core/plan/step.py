@@ -11,7 +11,7 @@ Two sorts:
   so its inverse is: forget it, and set what now wins. Two overlapping cuts of one fiber therefore
   end when the last of them ends, in whatever order they are healed.
 
-All makings are in ``makings.py``, all settings in ``settings.py``.
+All makings are in ``resources.py``, all settings in ``properties.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Setting(Step):
+class Property(Step):
     """A Step of the second sort; ``key`` says what it sets."""
 
     @property
@@ -43,7 +43,7 @@ class Setting(Step):
         raise NotImplementedError
 
     @property
-    def rest(self) -> Setting | None:
+    def rest(self) -> Property | None:
         """What stands where nobody says anything of ``key`` any more; None: nothing needs to be set then."""
         return None
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from testbed.core.evidence.certificate import Certificate
-from testbed.core.evidence.checks import Checked
-from testbed.core.evidence.fields import sequence, text
-from testbed.core.evidence.job import JobEvidence
-from testbed.core.evidence.run_info import Expectation, RunInfo
-from testbed.core.evidence.wire import WireVerdict
-from testbed.core.report import checked, faulted, hypothesis, promise, restarts, words
-from testbed.core.report.faulted import Fault
+from testbed.core.analysis.goodput import JobEvidence
+from testbed.core.analysis.wire_check import WireVerdict
+from testbed.core.certification.certificate import Certificate
+from testbed.core.checkers.checks import Checked
+from testbed.core.fields import sequence, text
+from testbed.core.records.run_info import Expectation, RunInfo
+from testbed.core.report import (
+    checkers_section,
+    faults_section,
+    fidelity_section,
+    formats,
+    hypothesis,
+    restarts_section,
+)
+from testbed.core.report.faults_section import Fault
+from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
-from testbed.core.report.promise import Fidelity, Machine
-from testbed.core.report.restarts import AttemptLine
+from testbed.core.report.restarts_section import AttemptLine
 
 __all__ = ["Answer", "Evidence", "answer", "headline", "verdict"]
 
@@ -88,14 +95,14 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
     question = "Did it train?"
     first, last = job.train_loss_first, job.train_loss_last
     done, planned = len(job.commits), job.steps_planned
-    steps = f"{words.count(done)} of {words.plural(planned, 'step')}" if planned else words.plural(done, "step")
-    ranks = f" on {words.plural(job.world_size, 'rank')}" if job.world_size else ""
+    steps = f"{formats.count(done)} of {formats.plural(planned, 'step')}" if planned else formats.plural(done, "step")
+    ranks = f" on {formats.plural(job.world_size, 'rank')}" if job.world_size else ""
     if not done:
         why = "; ".join(job.failures) or info.reason or "no step was committed by all ranks"
         return Answer("trained", question, "no" if info.status == "failed" else "unknown", f"It did not train: {why}.")
     if first is None or last is None:
         return Answer("trained", question, "unknown", f"{steps}{ranks}, but no train_loss that is a number.")
-    went = f"train_loss went from {words.loss(first)} to {words.loss(last)} in {steps}{ranks}"
+    went = f"train_loss went from {formats.loss(first)} to {formats.loss(last)} in {steps}{ranks}"
     if job.failures:
         return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures)}.")
     if planned and done < planned:
@@ -109,7 +116,7 @@ def _ran(info: RunInfo, command: str) -> Answer:
     statuses = [it if isinstance(it, int) else None for it in sequence(info.workload, "statuses")]
     bad = [f"rank {rank} with {status}" for rank, status in enumerate(statuses) if status]
     ended = [f"rank {rank}" for rank, status in enumerate(statuses) if status is None]
-    said = f"{command} ran on {words.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
+    said = f"{command} ran on {formats.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
     if bad:
         return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.")
     if not statuses or ended:
@@ -120,25 +127,25 @@ def _ran(info: RunInfo, command: str) -> Answer:
 
 def _came_through(faults: tuple[Fault, ...]) -> Answer:
     question, told = "Did it come through?", word(_all(fault.recovered for fault in faults))
-    sentences = tuple(faulted.sentence(fault) for fault in faults)
+    sentences = tuple(faults_section.sentence(fault) for fault in faults)
     if len(sentences) == 1:
         return Answer("recovered", question, told, sentences[0])
-    return Answer("recovered", question, told, faulted.summary(faults), sentences)
+    return Answer("recovered", question, told, faults_section.summary(faults), sentences)
 
 
 def _went_on(tried: tuple[AttemptLine, ...]) -> Answer:
     resumed = all(it.time_to_resume_s is not None for it in tried[:-1]) and not tried[-1].why
-    return Answer("restarted", "Did it go on?", word(resumed), restarts.sentence(tried))
+    return Answer("restarted", "Did it go on?", word(resumed), restarts_section.sentence(tried))
 
 
 def _held(
     emulator: str, uncertified: bool, certificate: Certificate | None, loaded: tuple[Fidelity, ...], host: Machine
 ) -> Answer:
-    certified, before = promise.certified(certificate, uncertified)
-    held, during = promise.under_load(loaded, emulator, host)
+    certified, before = fidelity_section.certified(certificate, uncertified)
+    held, during = fidelity_section.under_load(loaded, emulator, host)
     told = word(_all((certified, held)))
-    if told == "unknown" and certified and any(promise.NOT_MEASURABLE in each.verdict for each in loaded):
-        told = promise.NOT_MEASURABLE
+    if told == "unknown" and certified and any(fidelity_section.NOT_MEASURABLE in each.verdict for each in loaded):
+        told = fidelity_section.NOT_MEASURABLE
     return Answer("fidelity", "Did the fiber hold its promise?", told, f"{before}; {during}.")
 
 
@@ -146,7 +153,7 @@ def _right(found: Checked) -> tuple[Answer, ...]:
     """Not asked of a job whose ranks record nothing for the checkers."""
     if not found.checkers:
         return ()
-    return (Answer("checked", "Is it right?", word(checked.right(found)), checked.sentence(found)),)
+    return (Answer("checked", "Is it right?", word(checkers_section.right(found)), checkers_section.sentence(found)),)
 
 
 def _happened(info: RunInfo) -> tuple[Answer, ...]:
@@ -159,7 +166,7 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     value = expectation.measured
     measured = "" if value is None else f" Measured: {value:.4g}."
     if value is not None and value > 1 and expectation.text.startswith("goodput"):
-        measured = f" Measured: {value:.4g}, {words.goodput_means(value)}."
+        measured = f" Measured: {value:.4g}, {formats.goodput_means(value)}."
     return Answer(f"expected-{index}", "As expected?", word(expectation.holds), f"{expectation.text}.{measured}")
 
 
@@ -170,7 +177,7 @@ def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
         return "unknown"
     if info.status == "failed" or "no" in told:
         return "fail"
-    return "pass" if info.status == "finished" and set(told) <= {"yes", promise.NOT_MEASURABLE} else "unknown"
+    return "pass" if info.status == "finished" and set(told) <= {"yes", fidelity_section.NOT_MEASURABLE} else "unknown"
 
 
 def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...]) -> str:
@@ -180,7 +187,7 @@ def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: t
         if not faults:
             return "It trained across the fiber."
         first, more = f"the {faults[0].type} of {faults[0].target}", len(faults) - 1
-        also = f" and {words.plural(more, 'more fault')}" if more else ""
+        also = f" and {formats.plural(more, 'more fault')}" if more else ""
         return f"It trained, and came through {first}{also}."
     if info.status == "interrupted":
         return "The run was interrupted; this is what was measured."

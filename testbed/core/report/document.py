@@ -11,24 +11,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from testbed.core.evidence import attempts, fidelity, wire
-from testbed.core.evidence.certificate import Certificate
-from testbed.core.evidence.checks import check
-from testbed.core.evidence.event import Event
-from testbed.core.evidence.fields import text
-from testbed.core.evidence.finding import Checker
-from testbed.core.evidence.job import JobEvidence, evaluate
-from testbed.core.evidence.rank_times import RankTime
-from testbed.core.evidence.run import RunData
-from testbed.core.evidence.run_info import RunInfo
-from testbed.core.evidence.samples import FiberSample
-from testbed.core.evidence.timeline import fault_windows
-from testbed.core.report import answers, faulted, hypothesis, promise, restarts
+from testbed.core.analysis import attempt_history, fidelity, wire_check
+from testbed.core.analysis.goodput import JobEvidence, evaluate
+from testbed.core.analysis.rank_times import RankTime
+from testbed.core.analysis.timeline import fault_windows
+from testbed.core.certification.certificate import Certificate
+from testbed.core.checkers.checks import check
+from testbed.core.checkers.finding import Checker
+from testbed.core.fields import text
+from testbed.core.records.event import Event
+from testbed.core.records.run_info import RunInfo
+from testbed.core.records.run_record import RunData
+from testbed.core.records.samples import FiberSample
+from testbed.core.report import answers, faults_section, fidelity_section, hypothesis, restarts_section
 from testbed.core.report.answers import Answer
-from testbed.core.report.faulted import Fault
+from testbed.core.report.faults_section import Fault
+from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
-from testbed.core.report.promise import Fidelity, Machine
-from testbed.core.report.restarts import AttemptLine
+from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
 
 __all__ = ["VERSION", "Answer", "EventLine", "Fault", "FiberSeries", "Report", "StepSeries", "build", "to_json"]
@@ -98,7 +98,7 @@ class Report:
     faults: tuple[Fault, ...]
     certificate: Certificate | None
     fidelity: tuple[Fidelity, ...]
-    wire: wire.WireVerdict
+    wire: wire_check.WireVerdict
     topology: Topology | None
     events: tuple[EventLine, ...]
     steps: StepSeries
@@ -151,17 +151,17 @@ def build(run: RunData) -> Report:
     """Judge a run from what its directory holds; every file of it may be missing."""
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event == "job-ended"]
-    logs = attempts.fenced(run.ranks)
+    logs = attempt_history.fenced(run.ranks)
     job = evaluate(logs, windows, max(ended, default=None))
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
-    under_load = tuple(promise.direction(each, emulator) for each in measured)
-    host = promise.machine(run.hosts, job.began_t, job.ended_t)
+    under_load = tuple(fidelity_section.direction(each, emulator) for each in measured)
+    host = fidelity_section.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
-    crossed = wire.check(logs, run.fibers, mtu)
-    tried = restarts.lines(attempts.evaluate(logs, run.events, windows, job), origin)
-    faults = faulted.lines(job.faults, origin)
+    crossed = wire_check.check(logs, run.fibers, mtu)
+    tried = restarts_section.lines(attempt_history.evaluate(logs, run.events, windows, job), origin)
+    faults = faults_section.lines(job.faults, origin)
     checks = hypothesis.steady(run.info, origin)
     found = check(run.checks)
     told = answers.answer(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.report import words
+from testbed.core.report import formats
 from testbed.core.report.document import Fault
 from testbed.core.report.markup import Markup, element
 from testbed.core.topology.model import Link, Site, Topology
@@ -89,7 +89,7 @@ def _site(site: Site, center: _Point) -> Markup:
             element("text", label, x=x + width / 2, y=y + height / 2 + 4, class_="small middle"),
         ]
     if not drawn:
-        parts.append(element("text", words.plural(site.nodes, "node"), x=left + 16, y=top + 92, class_="small"))
+        parts.append(element("text", formats.plural(site.nodes, "node"), x=left + 16, y=top + 92, class_="small"))
     return element("g", *parts)
 
 
@@ -103,8 +103,8 @@ def _fiber(link: Link, places: Mapping[str, _Point], offset: float, faults: Sequ
     bow = 2 * offset * _GAP
     control = _Point((start.x + end.x) / 2 + across.x * bow, (start.y + end.y) / 2 + across.y * bow)
     middle = _Point((start.x + 2 * control.x + end.x) / 4, (start.y + 2 * control.y + end.y) / 4)
-    rate = f" · {words.bits_per_s(link.rate_bps)}" if link.rate_bps else ""
-    facts = f"{link.length_m / 1e3:g} km · {words.duration(link.delay_s)}{rate}"
+    rate = f" · {formats.bits_per_s(link.rate_bps)}" if link.rate_bps else ""
+    facts = f"{link.length_m / 1e3:g} km · {formats.duration(link.delay_s)}{rate}"
     parts = [
         element(
             "path",
@@ -130,5 +130,5 @@ def _fiber(link: Link, places: Mapping[str, _Point], offset: float, faults: Sequ
 
 
 def _when(fault: Fault) -> str:
-    began = f"{fault.type} at {words.duration(fault.began_s)}"
-    return began if fault.ended_s is None else f"{began} for {words.duration(fault.ended_s - fault.began_s)}"
+    began = f"{fault.type} at {formats.duration(fault.began_s)}"
+    return began if fault.ended_s is None else f"{began} for {formats.duration(fault.ended_s - fault.began_s)}"

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from testbed.core.evidence.recovery import BACK
-from testbed.core.report import words
+from testbed.core.analysis.recovery import BACK
+from testbed.core.report import formats
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.hypothesis import Steady
 
@@ -175,7 +175,8 @@ def _train_loss(report: Report) -> Figure | None:
     return made(
         "train-loss",
         "train_loss",
-        f"train_loss over steps, from {words.loss(report.train_loss_first)} to {words.loss(report.train_loss_last)}.",
+        f"train_loss over steps, from {formats.loss(report.train_loss_first)}"
+        f" to {formats.loss(report.train_loss_last)}.",
         figure,
     )
 
@@ -225,7 +226,7 @@ def _step_time(report: Report) -> Figure | None:
     return made(
         "step-time",
         "Step time",
-        f"Time between commits, with the faults shaded; the fault-free median is {words.duration(median)}.",
+        f"Time between commits, with the faults shaded; the fault-free median is {formats.duration(median)}.",
         figure,
     )
 
@@ -308,7 +309,7 @@ def _lateness(report: Report) -> Figure | None:
         return None
     used = 1 + max(index for each in shown for index, count in enumerate(each.counts) if count > 0)
     bounds = shown[0].bounds_s
-    labels = [f"≤ {words.duration(bound)}" for bound in bounds] + ["later"]
+    labels = [f"≤ {formats.duration(bound)}" for bound in bounds] + ["later"]
     figure = go.Figure()
     links = list(dict.fromkeys(each.direction.partition(":")[0] for each in shown))
     seen: set[str] = set()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from testbed.core.evidence.fields import integer, text
-from testbed.core.evidence.run_info import RunInfo, SteadyCheck
-from testbed.core.report import words
+from testbed.core.fields import integer, text
+from testbed.core.records.run_info import RunInfo, SteadyCheck
+from testbed.core.report import formats
 
 __all__ = ["HEAD", "Steady", "Violated", "missing_faults", "rows", "sentence", "steady"]
 
@@ -80,13 +80,13 @@ def missing_faults(info: RunInfo) -> str:
         return ""
     names = ", ".join(dict.fromkeys(f"{text(it, 'inject')} {text(it, 'target')}" for it in missing))
     began = sum(integer(it, "began") or 0 for it in info.schedule)
-    return f"{began} of {words.plural(planned, 'fault')} happened; not, or not as often as planned: {names}."
+    return f"{began} of {formats.plural(planned, 'fault')} happened; not, or not as often as planned: {names}."
 
 
 def _words(each: Violated) -> str:
     worst = "" if each.measured is None else f" (worst {each.measured:.4g})"
-    return f"from {words.duration(each.began_s)} to {words.duration(each.ended_s)}{worst}"
+    return f"from {formats.duration(each.began_s)} to {formats.duration(each.ended_s)}{worst}"
 
 
 def _number(value: float | None) -> str:
-    return words.UNKNOWN if value is None else f"{value:.4g}"
+    return formats.UNKNOWN if value is None else f"{value:.4g}"

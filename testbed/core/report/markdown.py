@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.core.report import certified, checked, faulted, hypothesis, restarts, words
+from testbed.core.report import (
+    certification_section,
+    checkers_section,
+    faults_section,
+    formats,
+    hypothesis,
+    restarts_section,
+)
 from testbed.core.report.document import Report
-from testbed.core.report.render import facts, shortcomings
+from testbed.core.report.run_page import facts, shortcomings
 
 __all__ = ["escape", "markdown", "table"]
 
@@ -23,27 +30,31 @@ def markdown(report: Report) -> str:
         table(("", "question", "why"), [(answer.answer, answer.question, answer.text) for answer in report.answers])
     )
     measured = (
-        ("train_loss", f"{words.loss(report.train_loss_first)} → {words.loss(report.train_loss_last)}"),
-        ("steps committed", words.count(training.steps_committed)),
-        ("steps lost", words.count(training.steps_lost)),
-        ("recovery", words.duration(report.recovery_s)),
+        ("train_loss", f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}"),
+        ("steps committed", formats.count(training.steps_committed)),
+        ("steps lost", formats.count(training.steps_lost)),
+        ("recovery", formats.duration(report.recovery_s)),
         ("goodput", _goodput(report.goodput)),
-        ("compute utilization", words.share(report.compute_utilization)),
-        ("compute", f"{words.duration(training.compute_s)} (rank-seconds)"),
-        ("peer wait", f"{words.duration(training.peer_wait_s)} (rank-seconds)"),
-        ("network", f"{words.duration(training.network_s)} (rank-seconds)"),
-        ("tokens per second", words.count(training.tokens_per_s)),
-        ("median step", words.duration(training.median_step_s)),
-        ("wall time", words.duration(training.wall_s)),
+        ("compute utilization", formats.share(report.compute_utilization)),
+        ("compute", f"{formats.duration(training.compute_s)} (rank-seconds)"),
+        ("peer wait", f"{formats.duration(training.peer_wait_s)} (rank-seconds)"),
+        ("network", f"{formats.duration(training.network_s)} (rank-seconds)"),
+        ("tokens per second", formats.count(training.tokens_per_s)),
+        ("median step", formats.duration(training.median_step_s)),
+        ("wall time", formats.duration(training.wall_s)),
     )
     blocks += ["## Training", table(("quantity", "value"), measured)]
     blocks += _links(report) + _fidelity(report) + _faults(report)
     if len(report.attempts) > 1:
-        blocks += ["## Attempts", table(restarts.HEAD, restarts.rows(report.attempts))]
+        blocks += ["## Attempts", table(restarts_section.HEAD, restarts_section.rows(report.attempts))]
     if report.checkers:
-        blocks += ["## Checkers", checked.LEAD, table(checked.HEAD, checked.rows(report.checkers))]
-        found = list(checked.found_rows(report.checkers))
-        blocks += [table(checked.FOUND_HEAD, found)] if found else []
+        blocks += [
+            "## Checkers",
+            checkers_section.LEAD,
+            table(checkers_section.HEAD, checkers_section.rows(report.checkers)),
+        ]
+        found = list(checkers_section.found_rows(report.checkers))
+        blocks += [table(checkers_section.FOUND_HEAD, found)] if found else []
     if report.steady:
         blocks += ["## Steady state", table(hypothesis.HEAD, hypothesis.rows(report.steady))]
     if report.events:
@@ -55,8 +66,8 @@ def markdown(report: Report) -> str:
 
 
 def _goodput(value: float | None) -> str:
-    said = words.share(value)
-    return f"{said} ({words.goodput_means(value)})" if value is not None and value > 1 else said
+    said = formats.share(value)
+    return f"{said} ({formats.goodput_means(value)})" if value is not None and value > 1 else said
 
 
 def _links(report: Report) -> list[str]:
@@ -67,8 +78,8 @@ def _links(report: Report) -> list[str]:
             link.name,
             " – ".join(link.between),
             f"{link.length_m / 1e3:g}",
-            words.duration(link.delay_s),
-            words.bits_per_s(link.rate_bps) if link.rate_bps else "unlimited",
+            formats.duration(link.delay_s),
+            formats.bits_per_s(link.rate_bps) if link.rate_bps else "unlimited",
         )
         for link in report.topology.links
     ]
@@ -79,28 +90,35 @@ def _fidelity(report: Report) -> list[str]:
     blocks = ["## Fidelity"]
     certificate = report.certificate
     if certificate:
-        blocks.append(table(certified.HEAD, certified.rows(certificate)))
-        said = [*certificate.why, *certified.notes(certificate), certified.segmentation(certificate)]
+        blocks.append(table(certification_section.HEAD, certification_section.rows(certificate)))
+        said = [
+            *certificate.why,
+            *certification_section.notes(certificate),
+            certification_section.segmentation(certificate),
+        ]
         blocks += [escape(each) for each in said if each]
-        checks = list(certified.check_rows(certificate))
+        checks = list(certification_section.check_rows(certificate))
         if checks:
-            blocks.append(table(certified.CHECKS_HEAD, checks))
+            blocks.append(table(certification_section.CHECKS_HEAD, checks))
     else:
         blocks.append("No certificate.")
     if report.fidelity:
-        blocks += ["### Under load", table(certified.LOAD_HEAD, certified.load_rows(report.fidelity))]
-    if said_of_cpu := certified.headroom(certificate, report.machine):
+        blocks += [
+            "### Under load",
+            table(certification_section.LOAD_HEAD, certification_section.load_rows(report.fidelity)),
+        ]
+    if said_of_cpu := certification_section.headroom(certificate, report.machine):
         blocks.append(said_of_cpu)
-    if lead := certified.validity_lead(report.run):
-        rows = list(certified.validity_rows(report.run))
-        blocks += ["## Scale model", lead, *([table(certified.VALIDITY_HEAD, rows)] if rows else [])]
+    if lead := certification_section.validity_lead(report.run):
+        rows = list(certification_section.validity_rows(report.run))
+        blocks += ["## Scale model", lead, *([table(certification_section.VALIDITY_HEAD, rows)] if rows else [])]
     return blocks
 
 
 def _faults(report: Report) -> list[str]:
     if not report.faults:
         return []
-    return ["## Faults", table(faulted.HEAD, faulted.rows(report.faults))]
+    return ["## Faults", table(faults_section.HEAD, faults_section.rows(report.faults))]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from testbed.core.evidence.checks import Checked
-from testbed.core.report import restarts
+from testbed.core.checkers.checks import Checked
+from testbed.core.report import restarts_section
 from testbed.core.report.document import Report
 
 __all__ = ["measured"]
@@ -20,7 +20,7 @@ def measured(report: Report) -> dict[str, float | None]:
         "compute_utilization": training.compute_utilization,
         "train_loss_drop": None if first is None or last is None else first - last,
         "steps_lost": float(training.steps_lost) if training.steps_committed else None,
-        **restarts.measured(report.attempts),
+        **restarts_section.measured(report.attempts),
         **Checked(report.checkers).metrics(),
         "wire_ratio": None if not crossed or not minimum else crossed / minimum,
     }

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.impairment import Impairment
-from testbed.core.physics.protection import SecondPath
+from testbed.core.physics.protection_selector import SecondPath
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from testbed.core.units import Unreadable
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 
 __all__ = ["LONGEST", "check_name"]
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from testbed.core.physics.parameters import PARAMETERS
-from testbed.core.topology.schema import LinkDefaults, LinkText, SiteText, Written
-from testbed.core.words import shown
+from testbed.core.topology.topology_schema import LinkDefaults, LinkText, SiteText, Written
+from testbed.core.user_text import shown
 from testbed.core.yamltext import Document, Path, read_value
 from testbed.errors import FileMistakes, UnknownName, UserError
 

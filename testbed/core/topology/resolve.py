@@ -12,14 +12,14 @@ from typing import Final
 
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
-from testbed.core.topology import impairing, override, protecting
-from testbed.core.topology.impairing import LEAST_RATE_BPS
+from testbed.core.topology import link_impairments, link_protection, override
+from testbed.core.topology.link_impairments import LEAST_RATE_BPS
+from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import check_name
-from testbed.core.topology.protecting import ProtectionText
-from testbed.core.topology.schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
+from testbed.core.topology.topology_schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
 from testbed.core.units import Unreadable, format_length, format_rate
-from testbed.core.words import nearest, shown
+from testbed.core.user_text import nearest, shown
 from testbed.errors import FileMistakes, Finding
 
 __all__ = [
@@ -71,7 +71,7 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
     if (default := content.defaults.link.protection) is not None and default.via:
         fix = "write it with each link that has one"
         mistakes.note(("defaults", "link", "protection"), "a second path is a link's own, no default", fix)
-    impairing.check_default(content.defaults.link, content.sites, mistakes)
+    link_impairments.check_default(content.defaults.link, content.sites, mistakes)
     for name, link in content.links.items():
         _check_link(name, link, content, mistakes)
     _check_connected(content, mistakes)
@@ -163,7 +163,7 @@ def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mist
     _check_rate(name, link, content, mistakes)
     whole = length_m is not None and not any(found[:2] in (path, ("defaults", "link")) for found in mistakes.bad)
     own = _own(link, content, length_m) if whole and length_m is not None else None
-    impairing.check(name, link, content.defaults.link, content.scale or DEFAULT_SCALE, own, mistakes)
+    link_impairments.check(name, link, content.defaults.link, content.scale or DEFAULT_SCALE, own, mistakes)
 
 
 def _check_second_path(name: str, link: LinkText, content: TopologyText, mistakes: Mistakes) -> None:
@@ -296,11 +296,11 @@ def _build(content: TopologyText, written: Written, label: str) -> Topology:
     )
 
 
-def _own(link: LinkText, content: TopologyText, length_m: float) -> impairing.Own:
+def _own(link: LinkText, content: TopologyText, length_m: float) -> link_impairments.Own:
     """What the link is without ``impair``."""
     default = content.defaults.link
     kind, latency_s, huts = _path(link, content)
-    return impairing.Own(
+    return link_impairments.Own(
         delay_s=fiber.propagation_s(length_m, kind, huts) + latency_s,
         rate_bps=_rate_bps(link, content),
         loss=link.loss if link.loss is not None else default.loss or 0.0,
@@ -325,9 +325,9 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
     assert length_m is not None and between is not None
     kind, latency_s, huts = _path(link, content)
     own = _own(link, content, length_m)
-    both = impairing.resolved(own, impairing.layers(name, link, default, scale))
+    both = link_impairments.resolved(own, link_impairments.layers(name, link, default, scale))
     # In the order of Link.directions: toward the second site first.
-    over = [impairing.layers(name, link, default, scale, site) for site in reversed(between)]
+    over = [link_impairments.layers(name, link, default, scale, site) for site in reversed(between)]
     protection = link.protection or default.protection or DEFAULT_PROTECTION
     return Link(
         name=name,
@@ -346,8 +346,8 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
         buffer_bytes=own.buffer.bytes_at(both.rate_bps),
         optics_latency_s=latency_s,
         huts=huts,
-        impairments=tuple(impairing.resolved(own, each) for each in over) if any(over) else (),
-        second_path=protecting.second_path(protection, _second_length_m(protection, content) or 0.0),
+        impairments=tuple(link_impairments.resolved(own, each) for each in over) if any(over) else (),
+        second_path=link_protection.second_path(protection, _second_length_m(protection, content) or 0.0),
     )
 
 
@@ -372,7 +372,9 @@ def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str
             # The optics of a link take precedence over a rate that is only the default of all.
             hidden = key == "rate" and link.optics is not None and link.rate is None
             over = [
-                (*place, key) for place, values in impairing.layers(name, link, content.defaults.link) if key in values
+                (*place, key)
+                for place, values in link_impairments.layers(name, link, content.defaults.link)
+                if key in values
             ]
             paths = (path,) if hidden else (path, default)
             yield f"links.{name}.{key}", written.origin(over[-1]) if over else origin(*paths)
@@ -383,6 +385,6 @@ def _impair_origins(name: str, link: LinkText, content: TopologyText, written: W
     """``links.north.impair.loss``, ``links.north.toward.west.loss``: those that are written, by whoever has the say."""
     for toward in (None, *(link.between or ())):
         where = f"links.{name}." + ("impair" if toward is None else f"toward.{toward}")
-        for place, values in impairing.layers(name, link, content.defaults.link, toward=toward):
+        for place, values in link_impairments.layers(name, link, content.defaults.link, toward=toward):
             if toward is None or toward == place[-1]:
                 yield from ((f"{where}.{key}", written.origin((*place, key))) for key in values)

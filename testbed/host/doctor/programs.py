@@ -11,7 +11,7 @@ from typing import Final
 from testbed.errors import TestbedError
 from testbed.host.doctor.check import AS_ROOT, Check, State, program
 from testbed.host.drivers import containerlab, docker_client, images
-from testbed.host.metrics import prometheus as prometheus_host
+from testbed.host.metrics import prometheus_server as prometheus_host
 
 __all__ = ["containers", "prometheus", "tools", "torch"]
 

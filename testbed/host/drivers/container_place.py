@@ -22,7 +22,7 @@ __all__ = ["PROGRAMS", "ContainerPlace"]
 PROGRAMS: Final = "/opt/testbed/bin"
 """Where an image has its Python, and the programs of what was installed into it (agents/Dockerfile)."""
 
-_LEASH: Final = ("python", "-m", "testbed_agents.leash")
+_WATCHDOG: Final = ("python", "-m", "testbed_agents.watchdog")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ContainerPlace:
     docker: Endpoint
     user: str = ""
     leashed = True
-    """What runs inside ends with whoever asked for it (testbed_agents/leash.py): docker would let it go on."""
+    """What runs inside ends with whoever asked for it (testbed_agents/watchdog.py): docker would let it go on."""
 
     def enter(
         self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
@@ -46,18 +46,18 @@ class ContainerPlace:
         # Names only: docker takes the values from its own environment, and no argument list shows them to other users.
         options = ["--interactive", *(f"--env={key}" for key in environment or {})]
         options += ["--workdir", str(folder)] if folder else []
-        return [*self._exec(options), *_LEASH, "--", *argv]
+        return [*self._exec(options), *_WATCHDOG, "--", *argv]
 
     def visit(self, argv: Sequence[str]) -> int:
         """Run a program for a person, with our stdin, stdout and stderr, a terminal if they are one; its status."""
         if sys.stdin.isatty() and sys.stdout.isatty():
             return self._visit_with_terminal(argv)
-        return runner.run_leashed([*self._exec(["--interactive"]), *_LEASH, "--stdin", "--", *argv])
+        return runner.run_under_watchdog([*self._exec(["--interactive"]), *_WATCHDOG, "--stdin", "--", *argv])
 
     def _visit_with_terminal(self, argv: Sequence[str]) -> int:
         """Beside it stands one that ends the program if we are gone, or docker's command is: docker would not."""
         token = secrets.token_hex(8)
-        beside = [*self._exec(["--interactive"]), *_LEASH, "--visit", token]
+        beside = [*self._exec(["--interactive"]), *_WATCHDOG, "--visit", token]
         command = [*self._exec(["--interactive", "--tty", f"--env=TESTBED_VISIT={token}"]), *argv]
         with subprocess.Popen(
             beside, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.core.plan.clab import LABEL, READY_FILE
-from testbed.core.plan.makings import Containers
-from testbed.core.plan.step import Setting, Step
+from testbed.core.plan.resources import Containers
+from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
 from testbed.host.drivers.docker_client import INSTALL, NotThere, client, translated
 from testbed.host.drivers.docker_endpoint import Endpoint, ask, endpoint
@@ -236,7 +236,7 @@ class Containerlab:
         if failure is not None and self._ours():
             raise failure
 
-    def assign(self, settings: Sequence[Setting]) -> None:
+    def assign(self, settings: Sequence[Property]) -> None:
         return None
 
     # ---- inside

@@ -4,7 +4,7 @@ docker's command knows contexts (``docker context use``); its SDK and containerl
 address is found once, here, in the order of docker's command line, and handed to all three: DOCKER_HOST,
 DOCKER_CONTEXT, the context that is in use, the usual socket (docs.docker.com/engine/manage-resources/contexts).
 
-A lab is made by one daemon, and its folder keeps which (``testbed.lab.places``): every later verb asks that one,
+A lab is made by one daemon, and its folder keeps which (``testbed.host.lab_nodes``): every later verb asks that one,
 whatever the environment says by then.
 
 Only a Unix socket will do. A lab's links are made in this machine's kernel, between namespaces that must be here; the
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 from testbed.errors import HostError, NotAllowed, UserError
 
 __all__ = [

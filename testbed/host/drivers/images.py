@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from testbed import __version__
 from testbed.core.plan.clab import LABEL
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 from testbed.errors import HostError, MissingTool, StorageError, UnknownName, UserError
 from testbed.host import runner
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.drivers.docker_client import NotThere, client, translated
+from testbed.version import __version__
 
 __all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name", "requirements"]
 
@@ -145,7 +145,7 @@ def build(
     with translated(f"run {name}"):
         words = client().containers.run(
             name,
-            ["python", "-c", "import torch, testbed_agents.warm; print(torch.__version__)"],
+            ["python", "-c", "import torch, testbed_agents.fork_server; print(torch.__version__)"],
             remove=True,
             user=IMAGE_USER,
             network_mode="none",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.plan import addressing
-from testbed.core.plan.makings import Address, Bridge, Namespace, Redirect, Route, Sysctls, Veth
-from testbed.core.plan.settings import Carrier
-from testbed.core.plan.step import Setting, Step
+from testbed.core.plan.properties import Carrier
+from testbed.core.plan.resources import Address, Bridge, Namespace, Redirect, Route, Sysctls, Veth
+from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, NameTaken
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, netlink, process
@@ -93,7 +93,7 @@ class NetnsDriver:
                 raise HostError(f"processes {stuck} in {name} do not end")
         namespace.remove(name, self._handles / step.name if step.isolated else None)
 
-    def assign(self, settings: Sequence[Setting]) -> None:
+    def assign(self, settings: Sequence[Property]) -> None:
         by_namespace: dict[str, dict[str, bool]] = defaultdict(dict)
         for setting in settings:
             assert isinstance(setting, Carrier)

@@ -104,13 +104,13 @@ def remove_all(folder: Path) -> None:
 
 
 def give(descriptor: int, owner: Owner) -> None:
-    """Hand an open file or folder over."""
+    """Handler an open file or folder over."""
     if owner is not None:
         os.fchown(descriptor, *owner)
 
 
 def give_all(folder: Path, owner: Owner) -> None:
-    """Hand over all that is below a folder; links are given as what they are, and never followed."""
+    """Handler over all that is below a folder; links are given as what they are, and never followed."""
     if owner is None:
         return
     for _, folders, files, above in os.fwalk(folder, follow_symlinks=False):

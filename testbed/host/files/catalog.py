@@ -14,11 +14,11 @@ from typing import Final, Literal
 
 import testbed
 from testbed.core import yamltext
-from testbed.core.experiment import schema as experiment_schema
-from testbed.core.experiment.schema import Experiment
+from testbed.core.experiment import experiment_schema
+from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
-from testbed.core.words import shown
+from testbed.core.user_text import shown
 from testbed.errors import FileMistakes, UnknownName, UserError
 
 __all__ = [

@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from testbed.core.evidence.certificate import Certificate
-from testbed.core.evidence.check_record import read_checks
-from testbed.core.evidence.event import read_events
-from testbed.core.evidence.fields import number, text
-from testbed.core.evidence.rank_log import read_rank
-from testbed.core.evidence.run import RunData
-from testbed.core.evidence.run_info import RunInfo
-from testbed.core.evidence.samples import read_metrics
+from testbed.core.certification.certificate import Certificate
+from testbed.core.fields import number, text
+from testbed.core.records.check_record import read_checks
+from testbed.core.records.event import read_events
+from testbed.core.records.rank_log import read_rank
+from testbed.core.records.run_info import RunInfo
+from testbed.core.records.run_record import RunData
+from testbed.core.records.samples import read_metrics
 from testbed.core.report.document import Report, build, to_json
 from testbed.core.report.markdown import markdown
-from testbed.core.report.render import html
+from testbed.core.report.run_page import html
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
 from testbed.host.files import beneath
@@ -79,7 +79,7 @@ def _caller() -> tuple[int, int] | None:
 
 
 def _give(path: Path) -> None:
-    """Hand a file that we just made to the user behind sudo."""
+    """Handler a file that we just made to the user behind sudo."""
     caller = _caller()
     if caller:
         os.chown(path, *caller, follow_symlinks=False)
@@ -215,7 +215,7 @@ class RunDirectory:
             return os.fdopen(beneath.append(self.path, name, _caller()), "ab", buffering=0)
 
     def give_to_caller(self) -> None:
-        """Hand over what others wrote into the run (ranks run as root) to the user behind sudo."""
+        """Handler over what others wrote into the run (ranks run as root) to the user behind sudo."""
         with _translated(self.path):
             beneath.give_all(self.path, _caller())
 

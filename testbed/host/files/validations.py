@@ -9,10 +9,10 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from testbed.core.conformance.baseline import Comparison, compare
-from testbed.core.conformance.result import Validation
-from testbed.core.conformance.stored import from_json, to_json
-from testbed.core.report.conformance import junit, markdown, page
+from testbed.core.report.validation import validation_junit, validation_markdown, validation_page
+from testbed.core.validation.baseline import Comparison, compare
+from testbed.core.validation.result import Validation
+from testbed.core.validation.result_json import from_json, to_json
 from testbed.errors import StorageError
 from testbed.host.files.store import VALIDATION, RunDirectory
 
@@ -79,8 +79,8 @@ def _read(file: Path) -> bytes:
 
 def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> Comparison | None:
     comparison = compare(baseline, validation) if baseline is not None else None
-    run.write_text("index.html", page.html(validation, comparison))
-    run.write_text("validate.md", markdown.markdown(validation, comparison))
-    run.write_text("junit.xml", junit.junit(validation, comparison))
+    run.write_text("index.html", validation_page.html(validation, comparison))
+    run.write_text("validate.md", validation_markdown.markdown(validation, comparison))
+    run.write_text("junit.xml", validation_junit.junit(validation, comparison))
     run.give_to_caller()
     return comparison

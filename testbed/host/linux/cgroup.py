@@ -80,7 +80,7 @@ class CpuGroup:
                 raise HostError(f"cannot put process {pid} into {self.path}: {error.strerror}") from error
 
     def remove(self, home: CpuGroup) -> None:
-        """Hand what runs in it over to ``home`` and remove it; nothing if it is not there. Raises HostError."""
+        """Handler what runs in it over to ``home`` and remove it; nothing if it is not there. Raises HostError."""
         until = time.monotonic() + _EMPTY_BOUND_S
         while self.path.exists():
             with self._translated("empty"), contextlib.suppress(FileNotFoundError):

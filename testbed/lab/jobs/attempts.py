@@ -26,8 +26,8 @@ from typing import Any
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host.files import checkpoints
-from testbed.lab import client
-from testbed.lab.state import LabFolder
+from testbed.host.lab_folder import LabFolder
+from testbed.keeper import client
 
 POLL_S = 0.05
 SETTLE_S = 0.1

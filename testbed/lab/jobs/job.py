@@ -14,8 +14,8 @@ from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
 from testbed.core.topology.model import Topology
 from testbed.errors import JobFailed, LabError, StorageError, TestbedError
+from testbed.host.lab_folder import LabFolder
 from testbed.lab.jobs.attempts import Attempts
-from testbed.lab.state import LabFolder
 
 POLL_S = 0.02
 

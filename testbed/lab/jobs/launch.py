@@ -15,15 +15,15 @@ from typing import IO
 
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
-from testbed.core.plan.makings import Rank
+from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.errors import StorageError
 from testbed.host import runner
 from testbed.host.files.store import RunDirectory
-from testbed.lab import client
-from testbed.lab.jobs import record
-from testbed.lab.places import place
-from testbed.lab.state import LabFolder
+from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_nodes import place
+from testbed.keeper import client
+from testbed.lab.jobs import run_metadata
 
 GRACE_S = 5.0
 """What ranks get to end by themselves after another has failed, and again after SIGTERM."""
@@ -77,7 +77,7 @@ def launch(
     folder = Path.cwd()
     client.call(lab, "show", folder=str(folder))
     command = shlex.join(argv)
-    record.amend(run, workload={"command": command})
+    run_metadata.amend(run, workload={"command": command})
     broken: list[Exception] = []
 
     def tell(line: str) -> None:
@@ -110,9 +110,11 @@ def launch(
             reader.join(GRACE_S)  # a grandchild may hold the pipe open for ever
     finally:
         _end(children)
-    record.amend(run, workload={"command": command, "statuses": [codes.get(rank) for rank in sorted(children)]})
+    run_metadata.amend(run, workload={"command": command, "statuses": [codes.get(rank) for rank in sorted(children)]})
     if broken:
-        record.end(run, record.Ending("interrupted", f"its output could not be shown any more: {broken[0]}"))
+        run_metadata.end(
+            run, run_metadata.Ending("interrupted", f"its output could not be shown any more: {broken[0]}")
+        )
         raise broken[0]
     return max(codes.values(), default=0)
 

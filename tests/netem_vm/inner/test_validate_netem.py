@@ -19,11 +19,11 @@ from contract.validate_contract import (
 )
 
 import testbed
-from testbed.core.conformance import cases, trials
-from testbed.core.conformance.result import CaseResult, Cell
+from testbed.core.validation import cases, fault_matrix
+from testbed.core.validation.result import CaseResult, Cell
 from testbed.host.emulators.netem import available
-from testbed.lab.validate import correctness, faults
-from testbed.lab.validate.examine import Bench
+from testbed.lab.validation import correctness, fault_cells
+from testbed.lab.validation.library_validation import Bench
 
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:
@@ -66,7 +66,7 @@ def test_the_ring_is_right_its_bytes_are_a_rings_and_it_comes_through_a_cut_and_
         with bench.wire.counted() as crossing:
             assert session.perform([(series.calls[0], session.world)]).done
         judge_crossing(crossing, series.size)
-        faults.examine(session, bench.wire, bench.faults, cut_and_loss(bench, COUNT), found.append)
+        fault_cells.examine(session, bench.wire, bench.faults, cut_and_loss(bench, COUNT), found.append)
     judge_cut_and_loss(found, HEALED_OFF_S)
 
 
@@ -81,9 +81,9 @@ def test_the_ring_comes_through_what_netem_does_to_packets_or_tells_of_it(bench:
     found: list[Cell] = []
     with session_of(bench, "ring", timeout_s=PATIENCE_S) as session:
         session.ready()
-        full = trials.trials("full", bench.topology, session.offers)
-        faults.examine(
+        full = fault_matrix.trials("full", bench.topology, session.offers)
+        fault_cells.examine(
             session, bench.wire, bench.faults, [it for it in full if it.fault.name in OF_QDISCS], found.append
         )
     assert {it.fault for it in found} == OF_QDISCS
-    assert {it.fault: it.outcome for it in found if it.outcome not in trials.FAULTS[it.fault].holds} == {}
+    assert {it.fault: it.outcome for it in found if it.outcome not in fault_matrix.FAULTS[it.fault].holds} == {}

@@ -1,0 +1,39 @@
+"""torch.distributed with NCCL, one GPU a rank. Written from NCCL's documentation, never run: it needs GPUs.
+
+NCCL would rather use shared memory, peer-to-peer copies and InfiniBand than a fiber: all three are switched off
+(NCCL user guide, "Environment variables"). A collective that fails is aborted by torch's watchdog after the timeout,
+asynchronously; blocking waits make it an exception of the call.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from testbed_agents.adapters.helper import World, everything, main
+from testbed_agents.adapters.torch_gloo import TorchDistributed
+
+
+class Nccl(TorchDistributed):
+    backend = "nccl"
+    # The same bits on all ranks are what rings and trees give; NCCL does not promise them.
+    offers = everything()
+
+    def join(self, world: World) -> None:
+        os.environ |= {
+            "NCCL_SOCKET_IFNAME": f"={world.interface}",  # "=": this name, not names that begin so
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_P2P_DISABLE": "1",
+            "NCCL_SHM_DISABLE": "1",
+            "TORCH_NCCL_BLOCKING_WAIT": "1",
+        }
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(self.device)
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        self.version = f"{torch.__version__}, NCCL {'.'.join(map(str, nccl))}"
+        super().join(world)
+
+
+if __name__ == "__main__":
+    main(Nccl())

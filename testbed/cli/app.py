@@ -1,0 +1,104 @@
+"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab``, ``faults``, ``look``…; thin layers all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from testbed.cli import (
+    audit_verb,
+    console,
+    container_verbs,
+    fault_verbs,
+    inspect_verbs,
+    lab_verbs,
+    run_verbs,
+    streams,
+    validate_verb,
+    verb,
+)
+from testbed.cli.streams import OutputError
+from testbed.errors import HostError
+from testbed.version import __version__
+
+__all__ = ["app", "main"]
+
+app = verb.app
+_VERBS = (
+    run_verbs,
+    validate_verb,
+    lab_verbs,
+    fault_verbs,
+    inspect_verbs,
+    audit_verb,
+    container_verbs,
+)  # importing them is what registers the verbs
+app.registered_commands.sort(key=lambda it: verb.PANELS.index(str(it.rich_help_panel)))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.show_line(f"testbed {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="[bold]Start with[/bold]\n  [cyan]testbed doctor[/cyan]\n  [cyan]testbed run metro-40km[/cyan]")
+def _testbed(
+    quiet: verb.Quiet = False,
+    verbose: verb.Verbose = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """AI training split across sites: real collectives over emulated fiber that is measured before it is believed."""
+    console.configure(quiet=quiet, verbose=verbose)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # A second one must not break into the undoing that the first one started.
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _command_line() -> int:
+    try:
+        app(standalone_mode=True, prog_name="testbed")
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 0
+    else:
+        status = 0
+    try:
+        streams.flush()
+    except OutputError:
+        if not status:
+            raise
+        streams.discard_output()  # what went wrong first is what the status tells: an interruption, above all
+    return status
+
+
+def main() -> None:
+    """Exit status: 0 good, 1 measured and bad, 2 your input, 3 the host or lab failed, 130 interrupted."""
+    streams.install()
+    if os.environ.get("COLUMNS", "1").strip("0") == "":
+        del os.environ["COLUMNS"]  # no columns at all: the libraries that draw would show nothing
+    if sys.platform != "linux":
+        console.error(
+            "this runs on Linux only (it is made of network namespaces); use a Linux machine or a virtual one"
+        )
+        sys.exit(HostError.exit_code)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1) wants it so
+            signal.signal(number, _terminate)
+    status = verb.guarded(_command_line)
+    gc.freeze()  # else Python looks for cycles in all that it imported, 0.05 s, before it lets it go
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The verb ``audit``: what a topology's fibers share, and what one failure takes away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from testbed.cli import console, tables, verb
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides, TopologyArgument
+from testbed.core.units import format_delay, format_duration, format_probability, format_rate
+from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.core.analysis.cut_impact import CutImpact
+    from testbed.core.shared_risk.advice import Finding
+    from testbed.core.shared_risk.audit import Audit, DuctCut, PairRisk
+    from testbed.lab.measured_audit import Measured
+
+MOST_ROWS = 12
+_STYLES = {
+    **dict.fromkeys(("single point", "shared risk", "no failover"), tables.BAD),
+    "shared power": tables.UNSURE,
+}
+
+
+@verb.verb(
+    verb.LOOK,
+    "testbed audit regional-ring",
+    "testbed audit my.yaml --set links.north.protection=none",
+    "testbed audit regional-ring --measure      # in a lab: train, and cut each duct in turn",
+    "testbed audit regional-ring --measure --only river-bridge --hold 3s --json",
+)
+def audit(
+    topology: TopologyArgument,
+    set_: Overrides = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure what each duct's cut costs a training job.", show_default=False)
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="DUCT", help="With --measure: cut this one. May be repeated.")
+    ] = None,
+    hold: Annotated[str, typer.Option(metavar="TIME", help="With --measure: how long each is cut.")] = "5s",
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    driver: Driver = "auto",
+    emulator: Emulator = "auto",
+    allow_uncertified: AllowUncertified = False,
+    as_json: AsJson = False,
+) -> int:
+    """Links that look diverse and share a duct, single points of failure, what each duct's cut costs.
+
+    Every duct, link, gateway and power domain is made to fail on paper, ducts also two at a time. With --measure a lab
+    comes up, a job trains, and each duct is cut in turn; Ctrl-C keeps what was measured. Exit status 0 whatever is
+    found: a risk is for you to judge; 2 if the file has mistakes, 3 if the lab failed.
+    """
+    from testbed.core.shared_risk import advice
+    from testbed.core.shared_risk import audit as core
+    from testbed.host.files import catalog
+
+    wanted = catalog.load_topology(topology, verb.read_overrides(set_))
+    hold_s = verb.read_duration_s(hold, "--hold") or 0.0
+    if (only or name) and not measure:
+        raise UserError(f"--{'only' if only else 'name'} is of a measurement: say --measure too")
+    found = core.audit(wanted)
+    findings = advice.findings(wanted, found)
+    if not as_json:
+        _show(found, findings)
+    measured = None
+    if measure:
+        from testbed.lab import measured_audit as lab
+
+        with console.progress() as progress:
+            measured = lab.measure(
+                wanted,
+                only=only or (),
+                hold_s=hold_s,
+                name=name,
+                driver=driver,
+                emulator=emulator,
+                allow_uncertified=allow_uncertified,
+                progress=progress,
+            )
+    if as_json:
+        plain = {} if measured is None else {"measured": lab.to_dict(measured)}
+        console.show_json({**tables.plain(found), "findings": tables.plain(findings), **plain})
+    elif measured is not None:
+        _show_measured(measured)
+    return {"interrupted": 130, "failed": 3}.get(measured.status, 0) if measured else 0
+
+
+def _show(found: Audit, findings: tuple[Finding, ...]) -> None:
+    for each in (_pairs(found), _ducts(found)):
+        if each.row_count:
+            console.show(each)
+    if findings:
+        console.show(_findings(findings))
+    else:
+        console.show(Text("no risks found: nothing fails by itself or in twos that separates sites", style=tables.GOOD))
+    console.say("capacities are those of all fibers together, as the lab runs; routing may use fewer", style="dim")
+
+
+def _show_measured(measured: Measured) -> None:
+    rows: list[tables.Row] = [
+        [
+            it.duct,
+            ", ".join(it.links),
+            format_duration(it.lasted_s, 2),
+            _number(it.steps_per_s_before),
+            _number(it.steps_per_s_during),
+            "-" if it.goodput is None else format_probability(it.goodput, 2),
+            "-" if it.longest_gap_s is None else format_duration(it.longest_gap_s, 3),
+            _back(it),
+        ]
+        for it in measured.impacts
+    ]
+    heads = ("duct cut", "links", "for", "steps/s before", "during", "goodput", "longest gap", "back after the heal")
+    if rows:
+        console.show(tables.table(heads, rows, right=heads[2:], title="Measured"))
+    if measured.left:
+        console.show(Text(f"not cut: {', '.join(measured.left)}", style=tables.UNSURE))
+    if measured.why:
+        console.show(Text(f"{measured.status}: {measured.why}", style=tables.BAD))
+    if measured.directory is not None:
+        console.say(f"all of it: testbed report {measured.directory}", style="dim")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _back(it: CutImpact) -> Text:
+    if not it.came_back:
+        return Text("never", style=tables.BAD)
+    return Text("-" if it.back_after_end_s is None else format_duration(it.back_after_end_s, 3))
+
+
+def _findings(findings: tuple[Finding, ...]) -> Table:
+    rows: list[tables.Row] = [
+        [Text(it.risk, style=_STYLES.get(it.risk, "")), f"{it.what}\nto do: {it.do}"] for it in findings[:MOST_ROWS]
+    ]
+    return tables.table(("risk", "what, and what to do"), rows, title=_title("Findings", len(rows), len(findings)))
+
+
+def _pairs(found: Audit) -> Table:
+    worst = sorted(found.pairs, key=lambda it: (it.worst_rtt_s is not None, -(it.worst_rtt_s or 0) / it.rtt_s))
+    rows: list[tables.Row] = [_pair(it) for it in worst[:MOST_ROWS]]
+    heads = ("sites", "link-disjoint", "duct-disjoint", "RTT", "RTT, worst cut", "capacity", "left, worst cut")
+    which = "pairs of sites" if found.all_pairs else "pairs of sites that a link joins"
+    title = _title("Between sites", len(rows), len(found.pairs), which)
+    return tables.table(heads, rows, right=heads[1:], title=title)
+
+
+def _pair(pair: PairRisk) -> tables.Row:
+    diverse = f"{'' if pair.duct_disjoint.exact else 'at least '}{pair.duct_disjoint.count}"
+    return [
+        " - ".join(pair.between),
+        str(pair.link_disjoint),
+        Text(diverse, style=tables.BAD if pair.duct_disjoint.count < min(2, pair.link_disjoint) else ""),
+        format_delay(pair.rtt_s, 4),
+        _after(pair.worst_rtt_s).append(f" ({pair.worst_duct})", style="dim"),
+        format_rate(pair.capacity_bps, 4),
+        f"{format_rate(pair.worst_capacity_bps, 4) if pair.worst_capacity_bps else '0'} ({pair.narrowest_duct})",
+    ]
+
+
+def _ducts(found: Audit) -> Table:
+    worst = sorted(found.ducts, key=lambda it: (-it.separated_pairs, it.capacity_left, -len(it.lost)))
+    rows: list[tables.Row] = [_duct(it) for it in worst[:MOST_ROWS]]
+    heads = ("duct cut", "dark", "on their second path", "pairs separated", "worst detour", "RTT", "capacity left")
+    title = _title("After the cut of one duct", len(rows), len(worst), "ducts")
+    return tables.table(heads, rows, right=("pairs separated", "capacity left"), title=title)
+
+
+def _duct(cut: DuctCut) -> tables.Row:
+    detour = cut.detours[0] if cut.detours else None
+    rtt = Text("-")
+    if detour is not None:
+        rtt = Text(f"{format_delay(detour.rtt_before_s, 4)} → ").append_text(_after(detour.rtt_after_s))
+    return [
+        cut.duct,
+        ", ".join(cut.lost) or "-",
+        ", ".join(cut.switched) or "-",
+        str(cut.separated_pairs),
+        "-" if detour is None else " - ".join(detour.between),
+        rtt,
+        format_probability(cut.capacity_left, 3),
+    ]
+
+
+def _after(rtt_s: float | None) -> Text:
+    return Text("none", style=tables.BAD) if rtt_s is None else Text(format_delay(rtt_s, 4))
+
+
+def _title(words: str, shown: int, of: int, what: str = "") -> str:
+    if shown == of:
+        return words
+    return f"{words}: the worst {shown} of {of}{' ' + what if what else ''}"

@@ -1,0 +1,288 @@
+"""Verbs that only look: ls, show, lint, doctor, observe."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from testbed.cli import console, tables, verb
+from testbed.cli.verb import AsJson, LabName, Overrides, TopologyArgument
+from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
+
+WATCH_EVERY_S = 1.0
+
+
+class Kind(StrEnum):
+    """What there are lists of."""
+
+    labs = "labs"
+    topologies = "topologies"
+    experiments = "experiments"
+    runs = "runs"
+    faults = "faults"
+    libraries = "libraries"
+
+
+@verb.verb(verb.LOOK, "testbed ls", "testbed ls topologies", "testbed ls runs --json")
+def ls(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=True)] = Kind.labs, as_json: AsJson = False
+) -> None:
+    """List labs, shipped topologies and experiments, runs, kinds of faults, or collective libraries to validate."""
+    {
+        Kind.labs: _list_labs,
+        Kind.topologies: _list_topologies,
+        Kind.experiments: _list_experiments,
+        Kind.runs: _list_runs,
+        Kind.faults: _list_faults,
+        Kind.libraries: _list_libraries,
+    }[kind](as_json)
+
+
+def _list_labs(as_json: bool) -> None:
+    from testbed.lab import api
+
+    found = api.labs()
+    if as_json:
+        console.show_json(tables.plain(found))
+    elif found:
+        console.show(tables.labs(found, time.time()))
+        if any(each.state == api.FOREIGN for each in found):
+            console.say("labs of another user are root's to look into", style="dim")
+    else:
+        console.say("no lab is up; bring one up with: testbed up metro-40km")
+
+
+def _list_topologies(as_json: bool) -> None:
+    from testbed.host.files import catalog
+
+    loaded = [catalog.load_topology(name) for name in catalog.list_topologies()]
+    data = [
+        {
+            "name": it.name,
+            "sites": len(it.sites),
+            "nodes": len(it.node_names),
+            "links": {link.name: link.length_m / 1e3 for link in it.links},
+        }
+        for it in loaded
+    ]
+    if as_json:
+        console.show_json(data)
+        return
+    rows: list[tables.Row] = [
+        [
+            it.name,
+            str(len(it.sites)),
+            str(len(it.node_names)),
+            ", ".join(f"{link.name} {link.length_m / 1e3:g} km" for link in it.links),
+        ]
+        for it in loaded
+    ]
+    console.show(tables.table(("topology", "sites", "nodes", "links"), rows, right=("sites", "nodes")))
+
+
+def _list_experiments(as_json: bool) -> None:
+    from testbed.host.files import catalog
+
+    loaded = [(name, catalog.load_experiment(name)) for name in catalog.list_experiments()]
+    if as_json:
+        console.show_json([{"name": name, "teaches": each.teaches} for name, each in loaded])
+    else:
+        console.show(tables.table(("experiment", "teaches"), [[name, each.teaches] for name, each in loaded]))
+
+
+def _list_runs(as_json: bool) -> None:
+    from testbed.lab import api
+
+    found = api.runs()
+    if as_json:
+        console.show_json(tables.plain(found))
+    elif found:
+        console.show(tables.runs(found))
+    else:
+        console.say("no runs yet; make one with: testbed run metro-40km")
+
+
+def _list_libraries(as_json: bool) -> None:
+    from testbed.cli import validate_verb
+
+    validate_verb.list_libraries(as_json)
+
+
+def _list_faults(as_json: bool) -> None:
+    from testbed.core.faults.fault_registry import registry
+
+    kinds = registry().values()
+    if as_json:
+        console.show_json(
+            [
+                {
+                    "name": kind.name,
+                    "summary": kind.summary,
+                    "targets": kind.targets,
+                    "parameters": dict(kind.parameters),
+                }
+                for kind in kinds
+            ]
+        )
+        return
+    console.show(tables.faults(kinds))
+
+
+@verb.verb(
+    verb.LOOK,
+    "testbed show metro-40km",
+    "testbed show my.yaml --set links.*.fiber=hollow-core",
+    "testbed show longhaul-1000km --gradients 16GB --compute 4s",
+    "testbed show metro-40km --json",
+)
+def show(
+    topology: TopologyArgument,
+    set_: Overrides = None,
+    gradients: Annotated[str, typer.Option(metavar="SIZE", help="Gradients of a step, at full scale.")] = "1 GB",
+    compute: Annotated[str, typer.Option(metavar="DURATION", help="Compute of a step.")] = "1 s",
+    as_json: AsJson = False,
+) -> None:
+    """Every value of a topology with its origin (default, file, --set), and what follows from them.
+
+    Delays, round trips, rates, optics, and which ways of training the fibers allow.
+    """
+    from testbed.core.topology.model import topology_to_dict
+    from testbed.core.topology.survey import survey, validity_of
+    from testbed.host.files import catalog
+
+    size_bytes, compute_s = _read_step(gradients, compute)
+    found = catalog.load_topology(topology, verb.read_overrides(set_))
+    facts, findings = survey(found, size_bytes, compute_s), validity_of(found)
+    if as_json:
+        plain = {
+            "derived": tables.topology_facts(found),
+            "survey": tables.plain(facts),
+            "validity": tables.plain(findings),
+        }
+        console.show_json({**topology_to_dict(found), **plain})
+        return
+    for each in (tables.origins(found), tables.physics(found), *tables.survey(facts)):
+        console.show(each)
+    if facts.ways:
+        console.say("exposed: as if no exchange ran beside compute, but in Streaming DiLoCo; an estimate", style="dim")
+    if findings:
+        for each in tables.validity(findings, found.scale):
+            console.show(each)
+    if found.scale != 1:
+        console.say(f"rates and payloads are divided by {found.scale:g}, distance and latency never", style="dim")
+
+
+def _read_step(gradients: str, compute: str) -> tuple[int, float]:
+    """Bytes and seconds of a step.
+
+    Raises:
+        UserError: one of them cannot be read, or a step computes for no time at all.
+    """
+    from testbed.core.units import Unreadable, parse_duration_s, parse_size_bytes
+
+    try:
+        size_bytes = parse_size_bytes(gradients)
+    except Unreadable as error:
+        raise UserError(f"--gradients: {error}") from error
+    try:
+        compute_s = parse_duration_s(compute)
+    except Unreadable as error:
+        raise UserError(f"--compute: {error}") from error
+    if compute_s == 0:
+        raise UserError("--compute: a step computes for some time; write a time such as 1 s or 200 ms")
+    return size_bytes, compute_s
+
+
+@verb.verb(verb.LOOK, "testbed lint my.yaml", "testbed lint topologies/*.yaml experiments/*.yaml")
+def lint(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files.")],
+    as_json: AsJson = False,
+) -> int:
+    """Every mistake of the files, with its line and what would be right. Exit status 2 if there is one."""
+    findings: list[Finding] = []
+    for name in dict.fromkeys(files):
+        findings += _findings(name)
+    if as_json:
+        console.show_json(tables.plain(findings))
+    else:
+        for finding in findings:
+            console.show_line(str(finding))
+        clean = "no mistakes" if len(files) == 1 else f"no mistakes in {len(files)} files"
+        console.say(clean if not findings else f"{len(findings)} mistake{'s' if len(findings) > 1 else ''}")
+    return UserError.exit_code if findings else 0
+
+
+def _findings(name: str) -> list[Finding]:
+    from testbed.host.files import catalog
+
+    try:
+        if catalog.kind_of(name) == "topology":
+            catalog.load_topology(name)
+        else:
+            _check_experiment(name)
+    except FileMistakes as mistakes:
+        return list(mistakes.findings)
+    except UnknownName as error:
+        said, _, hint = str(error).partition("; ")
+        return [Finding(name, 0, "there is no such file" if error.name == name else said, hint)]
+    except UserError as error:
+        return [Finding(name, 0, str(error).removeprefix(f"{name} "))]
+    return []
+
+
+def _check_experiment(name: str) -> None:
+    """Also whether its faults are possible on the topology that it names. Raises UserError."""
+    from testbed.core.experiment import fault_schedule
+    from testbed.host.files import catalog
+
+    experiment = catalog.load_experiment(name)
+    if experiment.topology is not None:
+        fault_schedule.plan(experiment, catalog.load_topology_of(experiment))
+
+
+@verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")
+def doctor(as_json: AsJson = False) -> int:
+    """What this host can do, and for what it cannot: why, and the command that mends it. Exit status 3: no run here."""
+    from testbed.host import doctor as host
+
+    checks = host.examine()
+    able, trains = host.can_run(checks), host.can_train(checks)
+    if as_json:
+        console.show_json({"can_run": able, "can_train": trains, "checks": tables.plain(checks)})
+    else:
+        console.show(tables.checks(checks))
+        if trains:
+            console.show(Text("This host can run the testbed: testbed run metro-40km", style=tables.GOOD))
+        elif able:
+            torch = next(check for check in checks if check.name == "torch")
+            words = f"Fibers come up here (testbed up metro-40km --no-agents); training does not: {torch.fix}"
+            console.show(Text(words, style=tables.UNSURE))
+        else:
+            lacking = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
+            console.show(Text(f"This host cannot run the testbed yet: {lacking}", style=tables.BAD))
+    return 0 if able else TestbedError.exit_code
+
+
+@verb.verb(verb.LABS, "testbed observe", "testbed observe metro-40km --port 19090")
+def observe(
+    name: Annotated[str | None, typer.Argument(metavar="[LAB]", help="[default: as -l]")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes any that is free.")] = 9090,
+    lab: LabName = None,
+) -> None:
+    """Lead a port of this host to the Prometheus of a lab that is up with --observe, until Ctrl-C.
+
+    It listens on 127.0.0.1 alone. From another machine: ssh -L 9090:127.0.0.1:9090 HOST.
+    """
+    target = verb.attach(name or lab)
+    with target.observe(port) as forwarder:
+        console.show_line(forwarder.url)
+        console.say(f"Prometheus of lab {target.name}; Ctrl-C ends this, and nothing else.")
+        console.say(f"Grafana: a data source of type Prometheus with the URL {forwarder.url}, scrape interval 1s,")
+        console.say("then import grafana/testbed.json (docs/observability.md).")
+        while target.prometheus:
+            time.sleep(WATCH_EVERY_S)
+    raise LabError(f"the prometheus of lab {target.name} has ended; see: testbed logs -l {target.name}")

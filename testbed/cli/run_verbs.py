@@ -1,0 +1,175 @@
+"""Verbs that do work and leave a run directory: run, launch, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed.cli import console, tables, verb
+from testbed.cli.ci import junit_file
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabName, Overrides, RunArgument, RunsFolder
+from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.result import Validation
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed run metro-40km                     # two sites, 40 and 47 km; the first fiber is cut half way",
+    "testbed run metro-40km --steps 100         # a short one",
+    "testbed run metro-40km --set links.north.km=80",
+    "testbed run my-experiment.yaml --json      # the report as JSON on stdout",
+    "testbed run flapping-fiber --junit out.xml # and its verdict for CI",
+)
+def run(
+    what: RunArgument,
+    set_: Overrides = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Train for so many steps.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the model, the data and the losses.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to train on. [default: Python's standard library]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    runs: RunsFolder = None,
+    driver: Driver = "auto",
+    emulator: Emulator = "auto",
+    allow_uncertified: AllowUncertified = False,
+    junit: Annotated[
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Write the verdict as JUnit XML too, for CI; its folder is made."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Up, certify, train, cut and heal, report, down: the whole story in one command.
+
+    A bare topology runs the shipped experiment first-cut on it, or only-fiber where nothing leads around its first
+    link. Ctrl-C undoes everything and still writes the report of what was measured. Exit status 1: it was measured,
+    and it does not hold; 3: it cannot be told.
+    """
+    from testbed.lab import api
+
+    with junit_file(junit, what, _junit) as verdict, console.progress() as progress:
+        outcome = api.run(
+            what,
+            set=verb.read_overrides(set_),
+            name=name,
+            runs=runs,
+            steps=steps,
+            seed=seed,
+            data=data,
+            allow_uncertified=allow_uncertified,
+            driver=driver,
+            emulator=emulator,
+            progress=progress,
+        )
+        verdict.append(outcome.report)
+    report = outcome.report
+    if as_json:
+        from testbed.core.report.document import to_json
+
+        console.show_json(to_json(report))
+        return outcome.exit_code
+    console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
+    if not console.quiet():
+        console.show(tables.answers(report))
+    console.show(f"report: {outcome.directory / 'index.html'}")
+    return outcome.exit_code
+
+
+def _junit(report: Report) -> str:
+    from testbed.core.report.junit import junit
+
+    return junit(report)
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed launch -- .venv/bin/python train.py --epochs 3",
+    "testbed launch -l metro-40km -- ./a.out",
+    ours=125,
+    passes_words_on=True,
+)
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="Run as it is, once per rank.")],
+    lab: LabName = None,
+    runs: RunsFolder = None,
+    allow_uncertified: AllowUncertified = False,
+) -> int:
+    """Your own program, once per rank inside its node, with torchrun's environment.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME are set, and TESTBED_SITE. Output is
+    prefixed by the rank and kept. The exit status is that of the worst rank; 125 is the testbed's own.
+    """
+    target = verb.attach(lab)
+    target.allow_uncertified = allow_uncertified
+    scale = target.topology.scale
+    if scale != 1:
+        console.say(
+            f"note: the links run at 1/{scale:g} of their rate, and your program's bytes are not scaled: "
+            f"a transfer takes {scale:g} times what it would on the real fiber; latency is real"
+        )
+    return target.launch(command, directory=runs, echo=console.show_line)
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed report                             # the latest run",
+    "testbed report runs/metro-40km-20261121-054212 --open",
+)
+def report(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory. [default: the latest]")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.", show_default=False)] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Rebuild the report of a run from its directory alone: index.html, report.json, report.md."""
+    from testbed.lab import api
+
+    if (validated := api.validation_report(run)) is not None:
+        _show_validation(*validated, as_json=as_json, open_=open_)
+        return 0
+    document, page = api.report(run)
+    if as_json:
+        from testbed.core.report.document import to_json
+
+        console.show_json(to_json(document))
+    else:
+        console.show(tables.verdict(document.verdict).append(f": {document.headline}", style="bold default"))
+        if not console.quiet():
+            console.show(tables.answers(document))
+        console.show(f"report: {page}")
+    if open_:
+        _open(page)
+    return 0
+
+
+def _show_validation(
+    validation: Validation, comparison: Comparison | None, page: Path, *, as_json: bool, open_: bool
+) -> None:
+    if as_json:
+        from testbed.core.validation.result_json import to_json
+
+        console.show_json(to_json(validation))
+    else:
+        from testbed.cli.validate_verb import show
+
+        show(validation, comparison)
+        console.show(f"report: {page}")
+    if open_:
+        _open(page)
+
+
+def _open(page: Path) -> None:
+    import webbrowser
+
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or not webbrowser.open(
+        page.resolve().as_uri()
+    ):
+        raise UserError(f"there is no browser to open it in here; copy {page} to a machine with one (it is one file)")
+    sys.stdout.flush()

@@ -1,0 +1,232 @@
+"""The verb validate: collective libraries put to the test in a certified lab."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from testbed.cli import console, tables, verb
+from testbed.cli.ci import junit_file
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides, RunsFolder
+
+if TYPE_CHECKING:
+    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.result import Validation
+    from testbed.lab.validation.validation import Part, Suite
+
+DEFAULT_TOPOLOGY = "metro-40km"
+
+MOST_REASONS = 6
+"""Of each library; all of them are on the page."""
+
+_STYLES = {
+    "good": tables.GOOD, "fair": tables.UNSURE, "bad": tables.BAD, "worst": f"reverse {tables.BAD}",
+    "unknown": tables.UNSURE, "absent": "dim",
+}  # fmt: skip
+"""By the kind of a mark of the matrix."""
+
+
+class SuiteName(StrEnum):
+    """How much is asked of a library."""
+
+    quick = "quick"
+    full = "full"
+
+
+class PartName(StrEnum):
+    """One part of a suite."""
+
+    correctness = "correctness"
+    speed = "speed"
+    faults = "faults"
+
+
+def _libraries(lab: str | None) -> Sequence[str]:
+    from testbed.host import collective_libraries
+
+    return list(collective_libraries.registry())
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed validate torch-gloo                         # on metro-40km, under three minutes",
+    "testbed validate torch-gloo mpich --suite full",
+    "testbed validate ./my_ranks.py --only correctness   # a rank program of your own",
+    "testbed validate torch-gloo --baseline old/validate.json --junit out.xml",
+)
+def validate(
+    libraries: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LIBRARY...",
+            help="Names (testbed ls libraries), or rank programs of your own by their path.",
+            autocompletion=verb.completing(_libraries),
+        ),
+    ],
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help=f"The lab to bring up for it. [default: {DEFAULT_TOPOLOGY}]",
+            autocompletion=verb.completing(verb.topologies),
+        ),
+    ] = None,
+    suite: Annotated[SuiteName, typer.Option(help="quick takes under three minutes a library.")] = SuiteName.quick,
+    only: Annotated[
+        list[PartName] | None, typer.Option("--only", help="This part of the suite. May be repeated.")
+    ] = None,
+    set_: Overrides = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="OLD.json", help="Name what became worse since then; that is status 1 too."),
+    ] = None,
+    lab: Annotated[
+        str | None,
+        typer.Option(
+            "--lab",
+            "-l",
+            metavar="NAME",
+            help="Validate in this lab, which is up already, and leave it up.",
+            autocompletion=verb.completing(verb.lab_names),
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    runs: RunsFolder = None,
+    driver: Driver = "auto",
+    emulator: Emulator = "auto",
+    allow_uncertified: AllowUncertified = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.", show_default=False)] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML too, for CI.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Does this collective library survive this fiber? Right answers, bytes on the wire, speed, faults.
+
+    Ctrl-C takes the lab down and keeps what was measured. Exit status 0: it holds; 1: it does not, or became worse than
+    the baseline; 3: it could not be told, or all were skipped.
+    """
+    from testbed.lab import api
+
+    with junit_file(junit, " ".join(libraries), _junit) as said, console.progress() as progress:
+        outcome = api.validate(
+            libraries,
+            topology=topology,
+            set=verb.read_overrides(set_),
+            suite=_suite(suite),
+            only=tuple(_part(it) for it in only or ()),
+            baseline=baseline,
+            lab=lab,
+            name=name,
+            runs=runs,
+            driver=driver,
+            emulator=emulator,
+            allow_uncertified=allow_uncertified,
+            keep=keep,
+            progress=progress,
+        )
+        said.append((outcome.validation, outcome.comparison))
+    if as_json:
+        from testbed.core.validation.result_json import to_json
+
+        console.show_json(to_json(outcome.validation))
+        return outcome.exit_code
+    show(outcome.validation, outcome.comparison)
+    console.show(f"result: {outcome.page}")
+    return outcome.exit_code
+
+
+def _suite(name: SuiteName) -> Suite:
+    return "full" if name is SuiteName.full else "quick"
+
+
+def _part(name: PartName) -> Part:
+    parts: dict[PartName, Part] = {
+        PartName.correctness: "correctness", PartName.speed: "speed", PartName.faults: "faults",
+    }  # fmt: skip
+    return parts[name]
+
+
+def _junit(result: tuple[Validation, Comparison | None]) -> str:
+    from testbed.core.report.validation.validation_junit import junit
+
+    return junit(*result)
+
+
+# ---- what is shown
+
+
+def show(validation: Validation, comparison: Comparison | None) -> None:
+    """The verdict in a line; then, unless quiet, the matrix, the reasons, and what a baseline says."""
+    from testbed.core.report.validation.validation_matrix import headline
+
+    console.show(tables.verdict(validation.verdict).append(f": {headline(validation)}", style="bold default"))
+    if console.quiet():
+        return
+    console.show(_matrix(validation))
+    if not validation.certified:
+        console.show("the lab was outside tolerance (certificate.json), so nothing can be told for certain")
+    for it in validation.libraries:
+        for why in it.why[:MOST_REASONS]:
+            console.show(f"{it.name}: {why}")
+        if len(it.why) > MOST_REASONS:
+            console.show(f"{it.name}: and {len(it.why) - MOST_REASONS} more reasons")
+    if comparison is not None:
+        for change in comparison.changes:
+            console.show(f"{change.kind}: {change.library}: {change.what}: {change.before} → {change.after}")
+        for note in comparison.notes:
+            console.say(note)
+        if not comparison.changes:
+            console.show("nothing changed against the baseline beyond noise")
+
+
+def _matrix(validation: Validation) -> Table:
+    from testbed.core.report.validation.validation_matrix import matrix
+
+    rows: list[tables.Row] = []
+    for row in matrix(validation):
+        entries = [
+            Text(f"{it.mark.sign} {it.mark.word}".strip() or "-", style=_STYLES.get(it.mark.kind, "")).append(
+                f"\n{it.note}" if it.note else "", style="dim"
+            )
+            for it in row.entries
+        ]
+        rows.append([row.title, *entries])
+    return tables.table(("", *(it.name for it in validation.libraries)), rows)
+
+
+def list_libraries(as_json: bool) -> None:
+    """``testbed ls libraries``."""
+    from testbed.host import collective_libraries
+
+    found = [(it, collective_libraries.why_not(it)) for it in collective_libraries.registry().values()]
+    broken = collective_libraries.broken()
+    if as_json:
+        console.show_json(
+            [
+                *({"name": it.name, "title": it.title, "missing": why} for it, why in found),
+                *({"name": name, "title": "", "missing": why} for name, why in broken.items()),
+            ]
+        )
+        return
+    rows: list[tables.Row] = [
+        [it.name, tables.verdict("missing" if why else "ok"), _with_fix(it.title, why)] for it, why in found
+    ]
+    rows += [[name, tables.verdict("bad"), _with_fix("", why)] for name, why in broken.items()]
+    made = tables.table(("library", "state", "what, and what mends it"), rows)
+    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    console.show(made)
+
+
+def _with_fix(title: str, why: str) -> Text:
+    """What is missing below what it is, and the command in a line of its own: it is to be copied."""
+    lines = [title, *why.split("; install it with: ")] if why else [title]
+    return Text("\n").join(
+        Text(line, style="dim" if number else "") for number, line in enumerate(it for it in lines if it)
+    )

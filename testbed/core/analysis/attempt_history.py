@@ -1,0 +1,200 @@
+"""The attempts of a job: what ended each, how soon that was known, what was lost, and when it went on.
+
+An attempt is a run of the job from its beginning, or from a checkpoint, until it fails or the job ends. They are
+numbered from 1. All ``t`` are seconds of CLOCK_MONOTONIC.
+
+- *Detection* = from the cause, as far as it is known (the command of a fault that stood, or the death of a rank's
+  process), until whoever restarts the job knew that the attempt was over.
+- *Steps lost* = steps that a rank ended in this attempt and that are in no lineage of the final parameters.
+- *Time to resume* = from that knowledge until the next attempt committed its first step.
+- An attempt that ended *in order* did not fail: its ranks were warned, and left after a checkpoint of their last step.
+- *Blast radius*: of each site, for how long its ranks stood still: from the last step that the last of them ended to
+  the first that one of them began in the next attempt. Synchronous training stands still as a whole, whichever site a
+  fault hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from testbed.core.analysis.goodput import JobEvidence
+from testbed.core.analysis.timeline import FaultWindow
+from testbed.core.fields import integer, number, text
+from testbed.core.records.event import Event
+from testbed.core.records.rank_log import RankLog
+
+__all__ = ["Attempt", "Standstill", "evaluate", "fenced"]
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """One site between an attempt and the next; ``lost_ranks`` are those whose process died in the attempt."""
+
+    site: str
+    ranks: tuple[int, ...]
+    lost_ranks: tuple[int, ...]
+    stood_still_s: float | None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """See the module. What an attempt that ended well, or the last one, has not is None.
+
+    ``why`` is what was seen, as in ``rank 2 on west-0 gone: …``, ``cause`` what was done, as in ``cut north``; both
+    are empty for an attempt that did not fail. ``in_order``: it did not fail, its ranks saved their state and left,
+    because they were warned of ``cause``; then nothing was there to be detected. ``goodput`` is of its committed steps
+    and its time, 0..1.
+    """
+
+    number: int
+    began_t: float
+    resumed_from: int
+    ended_t: float | None
+    steps_committed: int
+    steps_lost: int
+    why: str = ""
+    cause: str = ""
+    detection_s: float | None = None
+    time_to_resume_s: float | None = None
+    goodput: float | None = None
+    blast: tuple[Standstill, ...] = ()
+    in_order: bool = False
+
+
+def fenced(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
+    """The logs without what an attempt wrote after the next one had begun.
+
+    Agents refuse to write then; a record that was on its way nevertheless is nobody's.
+    """
+    began = _began(logs)
+
+    def in_time(attempt: int, t: float) -> bool:
+        return t <= min((it for other, it in began.items() if other > attempt), default=t)
+
+    return tuple(
+        replace(
+            log,
+            steps=tuple(it for it in log.steps if in_time(it.attempt, it.t_end)),
+            ends=tuple(it for it in log.ends if in_time(it.attempt, it.t)),
+            checkpoints=tuple(it for it in log.checkpoints if in_time(it.attempt, it.t)),
+        )
+        for log in logs
+    )
+
+
+def evaluate(
+    logs: Sequence[RankLog], events: Sequence[Event], windows: Sequence[FaultWindow], job: JobEvidence
+) -> tuple[Attempt, ...]:
+    """``logs`` are :func:`fenced`, ``job`` is what they came to. Empty for a job that no rank recorded."""
+    began = _began(logs)
+    resumed_from = {it.attempt: it.resumed_from for log in logs for it in log.jobs}
+    ends = {integer(it.fields, "attempt"): it for it in events if it.event == "attempt-ended"}
+    found = []
+    for index, this in enumerate(numbers := list(began)):
+        next_ = numbers[index + 1] if index + 1 < len(numbers) else None
+        end = ends.get(this)
+        detected_t = None if end is None else _detected(end)
+        if detected_t is None and next_ is not None:
+            detected_t = began[next_]
+        ended_t = job.ended_t if detected_t is None else detected_t
+        in_order = end is not None and end.fields.get("in_order") is True
+        if end is not None and in_order:
+            cause, cause_t = text(end.fields, "cause"), None
+        else:
+            cause, cause_t = ("", None) if detected_t is None else _cause(events, windows, began[this], detected_t)
+        first = next((it.t for it in job.commits if it.attempt == next_), None)
+        committed = [it for it in job.commits if it.attempt == this]
+        ran = {it.step for log in logs for it in log.steps if it.attempt == this}
+        found.append(
+            Attempt(
+                number=this,
+                began_t=began[this],
+                resumed_from=resumed_from[this],
+                ended_t=ended_t,
+                steps_committed=len(committed),
+                steps_lost=len(ran) - len(committed),
+                why=text(end.fields, "why") if end else "",
+                cause=cause,
+                detection_s=None if detected_t is None or cause_t is None else detected_t - cause_t,
+                time_to_resume_s=None if detected_t is None or first is None else first - detected_t,
+                goodput=_goodput(sum(it.tokens for it in committed), job, began[this], ended_t),
+                blast=() if detected_t is None else _blast(logs, events, this, next_, detected_t),
+                in_order=in_order,
+            )
+        )
+    return tuple(found)
+
+
+def _began(logs: Sequence[RankLog]) -> dict[int, float]:
+    """When the first rank began each attempt, in their order."""
+    found: dict[int, float] = {}
+    for log in logs:
+        for job in log.jobs:
+            found[job.attempt] = min(job.t, found.get(job.attempt, job.t))
+    return dict(sorted(found.items()))
+
+
+def _detected(end: Event) -> float:
+    detected_t = number(end.fields, "detected_t")
+    return end.t if detected_t is None else detected_t
+
+
+def _cause(
+    events: Sequence[Event], windows: Sequence[FaultWindow], began_t: float, detected_t: float
+) -> tuple[str, float | None]:
+    """The last fault that began before the end was known and did not end before the attempt began, and since when it
+    could be felt; without one the death of a rank's process."""
+    standing = [
+        it
+        for it in windows
+        if it.began_t <= detected_t and (it.ended_t is None or max(it.ended_t, it.began_t) > began_t)
+    ]
+    if standing:
+        last = max(standing, key=lambda it: it.began_t)
+        return last.label, max(last.began_t, began_t)
+    for rank, t in _deaths(events, began_t, detected_t):
+        return f"rank {rank} died", t
+    return "", None
+
+
+def _deaths(events: Sequence[Event], began_t: float, detected_t: float) -> list[tuple[int, float]]:
+    """(rank, t) of each process that died by itself in an attempt, in the order of time."""
+    return [
+        (rank, it.t)
+        for it in events
+        if it.event == "rank-died"
+        and began_t <= it.t <= detected_t
+        and (rank := integer(it.fields, "rank")) is not None
+    ]
+
+
+def _goodput(tokens: int, job: JobEvidence, began_t: float, ended_t: float | None) -> float | None:
+    if ended_t is None or ended_t <= began_t or job.fault_free_s_per_token is None:
+        return None
+    return tokens * job.fault_free_s_per_token / (ended_t - began_t)
+
+
+def _blast(
+    logs: Sequence[RankLog], events: Sequence[Event], this: int, next_: int | None, detected_t: float
+) -> tuple[Standstill, ...]:
+    began_t = min((job.t for log in logs for job in log.jobs if job.attempt == this), default=detected_t)
+    dead = {rank for rank, _ in _deaths(events, began_t, detected_t)}
+    sites: dict[str, list[RankLog]] = {}
+    for log in logs:
+        sites.setdefault(log.site, []).append(log)
+    return tuple(
+        Standstill(
+            site=site,
+            ranks=tuple(it.rank for it in there),
+            lost_ranks=tuple(it.rank for it in there if it.rank in dead),
+            stood_still_s=_stood_still(there, this, next_),
+        )
+        for site, there in sites.items()
+    )
+
+
+def _stood_still(logs: Sequence[RankLog], this: int, next_: int | None) -> float | None:
+    before = [it.t_end for log in logs for it in log.steps if it.attempt <= this]
+    after = [it.t_begin for log in logs for it in log.steps if it.attempt == next_]
+    return min(after) - max(before) if before and after else None

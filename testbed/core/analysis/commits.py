@@ -1,0 +1,100 @@
+"""Steps that every rank finished, in the lineage of the final parameters, from the step records alone.
+
+A step is *committed* at the latest ``t_end`` of all ranks, once every rank of the world has recorded it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.core.records.rank_log import RankLog, StepRecord
+
+__all__ = ["Commit", "commits", "every_run", "steps_lost"]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A step that every rank finished. ``duration_s`` is since the commit before, for the first since its own begin.
+
+    ``attempt`` is the one whose run of the step counts; ``resumed`` marks the first commit of a later attempt, whose
+    duration has the failure, the steps that were lost and the restart in it. ``stood_t`` is when the job came to a
+    stand before this commit: when the one before was made, or the last of the steps that were lost.
+    """
+
+    step: int
+    t: float
+    duration_s: float
+    tokens: int
+    train_loss: float | None
+    attempt: int = 1
+    resumed: bool = False
+    stood_t: float = -math.inf
+
+    @property
+    def begin_t(self) -> float:
+        return self.t - self.duration_s
+
+
+def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
+    """The steps in the final parameters' lineage, in the order of time.
+
+    A step that was run again after a restart counts once, as it was run last: that run is the one whose parameters went
+    on. What an attempt did beyond the checkpoint that a later one went on from does not count, be it run again or not.
+    A step that not all of ``world_size`` ranks recorded is not committed.
+    """
+    records = [list(row.values()) for row in _lineage(logs).values() if len(row) == world_size]
+    ends = [it.t for it in every_run(logs, world_size)]
+    found: list[Commit] = []
+    for row in sorted(records, key=lambda row: max(record.t_end for record in row)):
+        t = max(record.t_end for record in row)
+        before = found[-1].t if found else min(record.t_begin for record in row)
+        losses = [record.train_loss for record in row if record.train_loss is not None]
+        attempt = row[0].attempt
+        resumed = attempt > (found[-1].attempt if found else 1)
+        tokens = sum(record.tokens for record in row)
+        stood_t = max((end for end in ends if before < end < t), default=before) if resumed else before
+        found.append(Commit(row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t))
+    return tuple(found)
+
+
+def every_run(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
+    """Every run of a step that all ranks ended, whether or not it counts in the end, as :func:`commits` has them."""
+    rows: dict[tuple[int, int], dict[int, StepRecord]] = {}
+    for log in logs:
+        for record in log.steps:
+            rows.setdefault((record.attempt, record.step), {})[log.rank] = record
+    found: list[Commit] = []
+    whole = [list(row.values()) for row in rows.values() if len(row) == world_size]
+    for row in sorted(whole, key=lambda row: max(record.t_end for record in row)):
+        t = max(record.t_end for record in row)
+        before = found[-1].t if found else min(record.t_begin for record in row)
+        found.append(Commit(row[0].step, t, t - before, 0, None, row[0].attempt, stood_t=before))
+    return tuple(found)
+
+
+def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
+    """Steps that were run by some rank and are in no lineage: run again later, or never finished by all."""
+    runs: Counter[tuple[int, int]] = Counter()
+    for log in logs:
+        runs |= Counter((record.attempt, record.step) for record in log.steps)
+    return sum(runs.values()) - len(committed)
+
+
+def _lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:
+    """step -> rank -> its record, the last one where a step was run again in one attempt."""
+    went_on_from = {job.attempt: job.resumed_from for log in logs for job in log.jobs}
+    rows: dict[int, dict[int, StepRecord]] = {}
+    for log in logs:
+        for record in log.steps:
+            later = (step for attempt, step in went_on_from.items() if attempt > record.attempt)
+            if record.step <= min(later, default=record.step):
+                rows.setdefault(record.step, {})[log.rank] = record
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,75 @@
+"""What each cut of an audit cost the job, from the step records alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.core.analysis.commits import Commit
+from testbed.core.analysis.goodput import evaluate
+from testbed.core.analysis.timeline import FaultWindow
+from testbed.core.records.rank_log import RankLog
+
+__all__ = ["CutImpact", "impacts"]
+
+
+@dataclass(frozen=True)
+class CutImpact:
+    """One cut while the job trained; times in s, None is: cannot be told.
+
+    Attributes:
+        duct: what was cut.
+        links: that it touches.
+        lasted_s: the cut, from its command to that of its end.
+        steps_per_s_before: over as long before the cut as it lasted, or since the cut before it.
+        steps_per_s_during: committed while it lasted.
+        goodput: the second over the first: the share of the work that got done.
+        longest_gap_s: between two commits while it lasted and shortly after.
+        back_after_end_s: from its end to the first step of at most 1.1 x the median; 0 if none near it was longer.
+        came_back: whether a step was committed after it.
+    """
+
+    duct: str
+    links: tuple[str, ...]
+    lasted_s: float
+    steps_per_s_before: float | None
+    steps_per_s_during: float
+    goodput: float | None
+    longest_gap_s: float | None
+    back_after_end_s: float | None
+    came_back: bool
+
+
+def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> list[CutImpact]:
+    """Of each of ``windows`` that has ended, in their order."""
+    job = evaluate(logs, windows, ended_t)
+    found: list[CutImpact] = []
+    calm_from_t = job.began_t or 0.0
+    for each in job.faults:
+        window = each.window
+        if window.ended_t is None:
+            continue
+        lasted_s = window.ended_t - window.began_t
+        before = _pace(job.commits, max(calm_from_t, window.began_t - max(lasted_s, 1.0)), window.began_t)
+        during = sum(window.began_t < commit.t <= window.ended_t for commit in job.commits) / lasted_s
+        found.append(
+            CutImpact(
+                duct=window.target,
+                links=window.links,
+                lasted_s=lasted_s,
+                steps_per_s_before=before,
+                steps_per_s_during=during,
+                goodput=None if before is None else during / before,
+                longest_gap_s=each.longest_gap_s,
+                back_after_end_s=each.back_after_end_s,
+                came_back=any(commit.t > window.ended_t for commit in job.commits),
+            )
+        )
+        calm_from_t = window.ended_t + (each.back_after_end_s or 0.0)
+    return found
+
+
+def _pace(commits: Sequence[Commit], begin_t: float, end_t: float) -> float | None:
+    """Steps per second of the commits whose whole time lies between the two; None if there is none."""
+    whole = [commit.duration_s for commit in commits if begin_t <= commit.begin_t and commit.t <= end_t]
+    return len(whole) / sum(whole) if sum(whole) > 0 else None

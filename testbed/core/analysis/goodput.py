@@ -1,0 +1,161 @@
+"""What the job got done, from the step records alone: goodput, utilization, and its faults' recovery.
+
+The definitions, all in seconds of one monotonic clock:
+
+- *compute utilization* = sum of compute / sum of (compute + exposed); ``rank_times.py`` has the two.
+- *Goodput* = committed tokens x fault-free seconds per token / wall time: the share of the wall time that a job without
+  faults would have needed for the work that counts. Wall time includes restarts and stalls. It is an estimate: the
+  fault-free pace is that of the steps outside the faults, so where those during a fault were by chance the quicker ones
+  (a fault that costs nothing, on a machine whose steps vary by some per cent) it comes out a little above 1. That means
+  that nothing was lost, to within this noise; it is shown as computed, because a value cut off at 1 would hide how
+  large the noise is.
+- ``commits.py`` says which steps count, ``recovery.py`` what a fault's recovery is.
+
+What cannot be told from the records is None.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.core.analysis.commits import Commit, commits, every_run, steps_lost
+from testbed.core.analysis.rank_times import RankTime, rank_times
+from testbed.core.analysis.recovery import FaultRecovery, recover
+from testbed.core.analysis.timeline import FaultWindow, Stretches
+from testbed.core.records.rank_log import RankLog
+
+__all__ = ["JobEvidence", "evaluate"]
+
+_LOSS_STEPS = 10
+"""train_loss at the beginning and the end is the mean over this many steps; one batch alone says little."""
+
+
+@dataclass(frozen=True)
+class JobEvidence:
+    """Everything about one job. Tokens and steps are over all ranks; compute and exposed are rank-seconds."""
+
+    world_size: int | None
+    steps_planned: int | None
+    steps_lost: int
+    commits: tuple[Commit, ...]
+    rank_times: tuple[RankTime, ...]
+    began_t: float | None
+    ended_t: float | None
+    median_step_s: float | None
+    fault_free_s_per_token: float | None
+    faults: tuple[FaultRecovery, ...]
+    failures: tuple[str, ...]
+    """What ranks said whose job failed, as in ``ranks 0, 2 failed at step 17: connection reset``."""
+
+    @property
+    def wall_s(self) -> float | None:
+        return None if self.began_t is None or self.ended_t is None else self.ended_t - self.began_t
+
+    @property
+    def tokens(self) -> int:
+        return sum(commit.tokens for commit in self.commits)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens / self.wall_s if self.wall_s and self.commits else None
+
+    @property
+    def goodput(self) -> float | None:
+        if not self.wall_s or self.fault_free_s_per_token is None:
+            return None
+        return self.tokens * self.fault_free_s_per_token / self.wall_s
+
+    @property
+    def compute_s(self) -> float:
+        return sum(each.compute_s for each in self.rank_times)
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(each.exposed_s for each in self.rank_times)
+
+    @property
+    def compute_utilization(self) -> float | None:
+        total = self.compute_s + self.exposed_s
+        return self.compute_s / total if total > 0 else None
+
+    @property
+    def recovery_s(self) -> float | None:
+        """The longest gap between commits of all faults; None without a fault."""
+        gaps = [fault.longest_gap_s for fault in self.faults if fault.longest_gap_s is not None]
+        return max(gaps, default=None)
+
+    @property
+    def train_loss_first(self) -> float | None:
+        return _mean([c.train_loss for c in self.commits[:_LOSS_STEPS] if c.train_loss is not None])
+
+    @property
+    def train_loss_last(self) -> float | None:
+        return _mean([c.train_loss for c in self.commits[-_LOSS_STEPS:] if c.train_loss is not None])
+
+
+def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> JobEvidence:
+    """Put a job's evidence together.
+
+    ``ended_t`` is when the job was seen to end; it counts where a rank was killed and could not write its own end.
+    """
+    job = next((log.job for log in logs if log.job), None)
+    committed = commits(logs, job.world_size) if job else ()
+    began = min((log.jobs[0].t for log in logs if log.jobs), default=None)
+    lasts = [end.t for log in logs for end in log.ends] + [record.t_end for log in logs for record in log.steps]
+    silent = any(len(log.ends) < len(log.jobs) for log in logs)
+    if silent and ended_t is not None and began is not None and ended_t >= began:
+        lasts.append(ended_t)
+    ended = max(lasts, default=None)
+    stretches = Stretches((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows)
+    calm = [commit for commit in committed if not commit.resumed and not stretches.touch(commit.begin_t, commit.t)]
+    median = statistics.median(commit.duration_s for commit in calm) if calm else None
+    complete = job is not None and job.steps is not None and len(committed) >= job.steps
+    ran = every_run(logs, job.world_size) if job and any(commit.resumed for commit in committed) else ()
+    faults = tuple(recover(committed, ran, window, stretches, median, began, ended, complete) for window in windows)
+    return JobEvidence(
+        world_size=job.world_size if job else None,
+        steps_planned=job.steps if job else None,
+        steps_lost=steps_lost(logs, committed),
+        commits=committed,
+        rank_times=rank_times(logs),
+        began_t=began,
+        ended_t=ended,
+        median_step_s=median,
+        fault_free_s_per_token=_seconds_per_token(calm, faults),
+        faults=faults,
+        failures=_failures(logs),
+    )
+
+
+def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
+    """One sentence for all ranks that say the same, of the last attempt: those before were made good by another. A rank
+    that was told to stop did not fail."""
+    said: dict[str, list[str]] = {}
+    last = max((job.attempt for log in logs for job in log.jobs), default=1)
+    for log in logs:
+        for end in log.ends[-1:]:
+            if end.status == "failed" and end.attempt == last:
+                at = "" if end.step is None else f" at step {end.step}"
+                reason = f": {end.reason}" if end.reason else ""
+                said.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
+    return tuple(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in said.items())
+
+
+def _seconds_per_token(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> float | None:
+    """From the steps outside every fault and its aftermath, as time over tokens, so that ordinary noise is no loss."""
+    # After a fault had ended, but before the job was back.
+    aftermaths = Stretches(
+        (fault.window.ended_t, fault.window.ended_t + fault.back_after_end_s)
+        for fault in faults
+        if fault.window.ended_t is not None and fault.back_after_end_s is not None
+    )
+    quiet = [commit for commit in calm if not aftermaths.touch(commit.begin_t, commit.t)]
+    tokens = sum(commit.tokens for commit in quiet)
+    return sum(commit.duration_s for commit in quiet) / tokens if tokens else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

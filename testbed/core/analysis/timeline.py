@@ -1,0 +1,98 @@
+"""Faults as intervals of time, put together from the run's events."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from testbed.core.fields import number, text, texts
+from testbed.core.records.event import Event
+
+__all__ = ["FaultWindow", "Stretches", "fault_windows"]
+
+
+@dataclass(frozen=True)
+class FaultWindow:
+    """One fault, from the moment it was commanded until its end was; ``ended_t`` is None when it was never healed.
+
+    ``began_t`` is when the testbed asked for it and ``ack_t`` when the host said that it was so: it came between.
+    ``carrier_s`` is from the command until the last gateway port of ``links`` had lost its carrier; None if none did.
+    """
+
+    fault: str
+    type: str
+    target: str
+    links: tuple[str, ...]
+    began_t: float
+    ended_t: float | None
+    planned_t: float | None = None
+    ack_t: float | None = None
+    carrier_s: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.type} {self.target}".strip() or self.fault
+
+
+class Stretches:
+    """Stretches of time, from and to. A job of an hour has a thousand faults and tens of thousands of steps: which
+    of them touch is asked so often that looking at each pair would take half an hour."""
+
+    def __init__(self, stretches: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(stretches)
+        self._begins = [begin for begin, _ in ordered]
+        self._ends = list(itertools.accumulate((end for _, end in ordered), max))
+
+    def touch(self, begin_t: float, end_t: float) -> bool:
+        """Whether one of them begins before ``end_t`` and ends after ``begin_t``."""
+        before = bisect.bisect_left(self._begins, end_t)
+        return before > 0 and self._ends[before - 1] > begin_t
+
+
+def fault_windows(events: Iterable[Event]) -> tuple[FaultWindow, ...]:
+    """Pair each ``fault-began`` with the ``fault-ended`` of its id; in the order of their beginning."""
+    listed = list(events)
+    ends = {text(each.fields, "fault"): each for each in listed if each.event == "fault-ended"}
+    windows = []
+    for event in listed:
+        if event.event != "fault-began":
+            continue
+        name = text(event.fields, "fault")
+        end = ends.get(name)
+        began_t = _commanded(event)
+        ended_t = None if end is None else max(began_t, _commanded(end))
+        links = texts(event.fields, "links")
+        windows.append(
+            FaultWindow(
+                fault=name,
+                type=text(event.fields, "type"),
+                target=text(event.fields, "target"),
+                links=links,
+                began_t=began_t,
+                ended_t=ended_t,
+                planned_t=number(event.fields, "planned_t"),
+                ack_t=number(event.fields, "ack_t"),
+                carrier_s=_carrier_loss(listed, links, began_t, ended_t),
+            )
+        )
+    return tuple(sorted(windows, key=lambda window: window.began_t))
+
+
+def _commanded(event: Event) -> float:
+    commanded = number(event.fields, "command_t")
+    return event.t if commanded is None else commanded
+
+
+def _carrier_loss(
+    events: Iterable[Event], links: tuple[str, ...], began_t: float, ended_t: float | None
+) -> float | None:
+    """Seconds until every gateway port that reported at all had reported the loss of its carrier."""
+    first: dict[tuple[str, str], float] = {}
+    for event in events:
+        link = text(event.fields, "link")
+        inside = event.t >= began_t and (ended_t is None or event.t <= ended_t)
+        if event.event == "carrier" and event.fields.get("up") is False and link in links and inside:
+            first.setdefault((link, text(event.fields, "site")), event.t)
+    return max(first.values()) - began_t if first else None

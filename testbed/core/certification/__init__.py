@@ -1,0 +1,1 @@
+"""Certification of fibers: the certificate as a value, and the judge that decides on each measured quantity."""

@@ -1,0 +1,156 @@
+"""The fidelity certificate of a lab as a value: what every link was measured to do, and what the judge said of it.
+
+``link_certificate.py`` has the links. ``certificate.json`` is ``to_dict``; its version grows only when a field changes
+its meaning, and fields are only added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from testbed.core.certification.link_certificate import LinkCertificate
+from testbed.core.fields import Fields, mapping, number, sequence, text, texts
+
+__all__ = ["Certificate", "Headroom", "StandingFault"]
+
+BUSY = 0.95
+"""Share of all cores above which a machine measures itself rather than its fibers."""
+STOLEN = 0.1
+"""Share of the cores' time, taken by whoever else runs on the same hardware, above which the same is true."""
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Of all cores while it was measured, 0..1: what was ``free``, and what others on the same hardware took."""
+
+    free: float
+    stolen: float = 0.0
+
+    @property
+    def note(self) -> str:
+        """Why the measure cannot be trusted to be the fibers' own; empty when it can."""
+        if 1.0 - self.free >= BUSY:
+            return f"the machine was {1 - self.free:.0%} busy while it measured: its own waits are in these numbers"
+        if self.stolen >= STOLEN:
+            return f"others took {self.stolen:.0%} of this machine's time while it measured: that is in these numbers"
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"free": self.free, "stolen": self.stolen, "trusted": not self.note, "note": self.note}
+
+
+@dataclass(frozen=True)
+class StandingFault:
+    """A fault that stood while it was measured; ``links`` are those that it touches, none for one of a rank."""
+
+    name: str
+    links: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "links": list(self.links)}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """All links of a lab, and that nothing goes around them.
+
+    ``taken_unix_s`` is wall-clock time, ``took_s`` how long it was measured; ``cpu_busy`` and ``stolen`` are shares of
+    all cores, 0..1, while delays were measured: what was busy, the measuring included, and what others took. ``faults``
+    stood meanwhile.
+    """
+
+    lab: str
+    topology: str
+    taken_unix_s: float
+    emulator: str
+    links: tuple[LinkCertificate, ...]
+    around_ok: bool
+    around_why: str
+    cpu_busy: float
+    host: Fields = field(default_factory=dict)
+    thorough: bool = False
+    took_s: float | None = None
+    stolen: float = 0.0
+    faults: tuple[StandingFault, ...] = ()
+
+    @property
+    def certified(self) -> bool:
+        return not self.why
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Every reason against the lab, in sentences; empty when it is certified."""
+        reasons = [why for link in self.links for why in link.why]
+        if not self.links:
+            reasons.append("no link was measured")
+        if not self.around_ok:
+            reasons.append(self.around_why or "there is a way around the fiber")
+        # Also one too slight to be measured: it is not the healthy topology that was.
+        reasons += [f"{', '.join(it.links)}: the fault {it.name} stands" for it in self.faults if it.links]
+        return tuple(reasons)
+
+    @property
+    def headroom(self) -> Headroom:
+        return Headroom(1.0 - self.cpu_busy, self.stolen)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What does not count against the lab, but against trusting every number: sentences."""
+        said = [why for link in self.links for why in link.inconclusive]
+        beside = [f"the fault {it.name} stood, which touches no fiber" for it in self.faults if not it.links]
+        return (*([self.headroom.note] if self.headroom.note else []), *beside, *said)
+
+    def __str__(self) -> str:
+        """The verdict, and a line per direction: target and median in us, and what is wrong with it."""
+        lines = [f"{self.lab}: " + ("certified" if self.certified else "outside tolerance: " + "; ".join(self.why))]
+        for each in (each for link in self.links for each in link.directions):
+            median = "not measured" if each.measured is None else f"measured {each.measured.median * 1e6:.1f} us"
+            lines.append(f"  {each.direction}: target {each.target_s * 1e6:.1f} us, {median}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "version": 1,
+            "lab": self.lab,
+            "topology": self.topology,
+            "taken_unix_s": self.taken_unix_s,
+            "took_s": self.took_s,
+            "thorough": self.thorough,
+            "emulator": self.emulator,
+            "verdict": "certified" if self.certified else "outside tolerance",
+            "why": list(self.why),
+            "notes": list(self.notes),
+            "links": [link.to_dict() for link in self.links],
+            "around": {"ok": self.around_ok, "why": self.around_why},
+            "faults": [it.to_dict() for it in self.faults],
+            "cpu_busy": self.cpu_busy,
+            "headroom": self.headroom.to_dict(),
+            "host": dict(self.host),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> Certificate:
+        """Read back ``to_dict``; what is missing counts against the lab, never for it."""
+        around = mapping(fields, "around")
+        return cls(
+            lab=text(fields, "lab"),
+            topology=text(fields, "topology"),
+            taken_unix_s=number(fields, "taken_unix_s") or 0.0,
+            emulator=text(fields, "emulator"),
+            links=tuple(
+                LinkCertificate.from_dict(each) for each in sequence(fields, "links") if isinstance(each, Mapping)
+            ),
+            around_ok=around.get("ok") is True,
+            around_why=text(around, "why"),
+            cpu_busy=number(fields, "cpu_busy") or 0.0,
+            host=mapping(fields, "host"),
+            thorough=fields.get("thorough") is True,
+            took_s=number(fields, "took_s"),
+            stolen=number(mapping(fields, "headroom"), "stolen") or 0.0,
+            faults=tuple(
+                StandingFault(text(each, "name"), texts(each, "links"))
+                for each in sequence(fields, "faults")
+                if isinstance(each, Mapping)
+            ),
+        )

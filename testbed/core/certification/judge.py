@@ -1,0 +1,363 @@
+"""The judge of certificates: what was measured of a direction, what it was to be, and a verdict on each quantity.
+
+Pure. A quantity is ``ok``, ``bad``, or ``inconclusive``: too little was seen to tell, and the sentence says what could
+have been told. Nothing passes by not having been measured. docs/certificate.md justifies each tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.certification import chance
+from testbed.core.certification.expected import Expected, expected, overtakable
+from testbed.core.certification.link_certificate import (
+    RATE_TOLERANCE,
+    Check,
+    DirectionCertificate,
+    LinkCertificate,
+    RateCertificate,
+    RoundTrip,
+    tolerance_s,
+)
+from testbed.core.certification.spread import SIGMAS_OF_DEVIATION, Spread, median_deviation
+from testbed.core.physics.impairment import Impairment
+
+__all__ = ["DirectionSample", "RoundTripSample", "Stream", "judge_direction", "judge_link", "judge_round_trip"]
+
+JITTER_TOLERANCE_S: Final = 50e-6
+"""Jitter of a direction that is to have none, beyond the bare path's: the host's own wakeups, not the fiber's."""
+
+_JITTER_SHARE: Final = 0.05
+_SIGMAS: Final = 4.9
+"""A two-sided 1e-6 where something is normal: a thousand certifications do not fail by chance."""
+
+FEWEST_PROBES: Final = 20
+"""Delays of which a median absolute deviation tells something."""
+FEWEST_RUNS: Final = 20
+"""Runs of lost packets of which a mean length tells something."""
+
+_HEADERS_SHARE: Final = 0.05
+"""At most so much of a full frame is headers, in which a flipped bit loses the packet instead of showing in it."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Full-sized packets through one direction, numbered from 0.
+
+    Attributes:
+        sent: how many.
+        arrived: their numbers, in the order of arrival, duplicates included.
+        sent_s: when each was sent, in seconds of any clock; may be empty, then none counts as overtakable.
+        frame_s: seconds that each takes at the rate.
+        wrong: how many arrived with a content that was not sent; 0 where that was not looked at.
+        missed: how many the receiver had no room for: lost by the measurement, not by the fiber.
+    """
+
+    sent: int
+    arrived: Sequence[int]
+    sent_s: Sequence[float] = ()
+    frame_s: float = 0.0
+    wrong: int = 0
+    missed: int = 0
+
+    def lost_runs(self) -> tuple[int, ...]:
+        """Lengths of the runs of numbers that never came."""
+        came = bytearray(self.sent)
+        for number in self.arrived:
+            if 0 <= number < self.sent:
+                came[number] = 1
+        return tuple(len(run) for run in bytes(came).split(b"\x01") if run)
+
+    @property
+    def distinct(self) -> int:
+        return len(set(self.arrived))
+
+    @property
+    def late(self) -> int:
+        """Packets that came after one with a higher number (RFC 4737, section 3.3), each once."""
+        highest, late, seen = -1, 0, set()
+        for number in self.arrived:
+            if number < highest and number not in seen:
+                late += 1
+            seen.add(number)
+            highest = max(highest, number)
+        return late
+
+
+@dataclass(frozen=True)
+class DirectionSample:
+    """What was measured of one direction; times in seconds, one way, first arrivals only.
+
+    ``interval_s`` lies between two small packets of the direction. ``rate_bps`` is None where no train told one, and
+    ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are packets
+    that the emulator counts as its own failure (no room, not read in time).
+    """
+
+    delays_s: Sequence[float]
+    bare_s: Sequence[float]
+    probes: int
+    interval_s: float = 0.004
+    stream: Stream | None = None
+    rate_bps: float | None = None
+    rate_why: str = ""
+    rate_slack: float = 0.0
+    segmentation: str = ""
+    own_drops: int = 0
+
+
+@dataclass(frozen=True)
+class RoundTripSample:
+    """Echoes that the far kernel answers; ``why`` says what kept them from being measured."""
+
+    times_s: Sequence[float] = ()
+    bare_s: Sequence[float] = ()
+    probes: int = 0
+    interval_s: float = 0.004
+    why: str = ""
+
+
+def judge_direction(direction: str, target: Impairment, sample: DirectionSample) -> DirectionCertificate:
+    """``direction`` is ``link:site``."""
+    measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
+    stream = sample.stream
+    small_count = not target.corrupt_survives  # a flipped bit fails a small probe's checksum: it is no loss
+    sent = (sample.probes if small_count else 0) + (stream.sent if stream else 0)
+    lost = (sample.probes - len(sample.delays_s) if small_count else 0) + (
+        stream.sent - stream.distinct if stream else 0
+    )
+    rate = None
+    if sample.rate_bps is not None and target.rate_bps > 0:
+        rate = RateCertificate(target.rate_bps, sample.rate_bps, RATE_TOLERANCE + sample.rate_slack)
+    checks: list[Check] = []
+    if measured is None:
+        checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why="no probe came through"))
+    elif bare is None:
+        why = "the bare path was not measured, so the error is unknown"
+        checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why=why))
+    else:
+        like = expected((target,), sample.interval_s, len(sample.delays_s))
+        checks += _delay(target.delay_s, tolerance_s(target.delay_s), measured, bare, like)
+        checks.append(_jitter(target, sample.delays_s, sample.bare_s, like))
+        checks += _packets(target, sent, max(0, lost), stream, sample.own_drops)
+    if measured is not None:
+        checks += _rate(target, rate, sample.rate_why)
+    return DirectionCertificate(
+        direction=direction,
+        target_s=target.delay_s,
+        measured=measured,
+        bare=bare,
+        tolerance_s=tolerance_s(target.delay_s),
+        probes=sent,
+        lost=max(0, lost),
+        rate=rate,
+        checks=tuple(checks),
+        segmentation=sample.segmentation,
+        why=tuple(check.why for check in checks if check.verdict == "bad"),
+    )
+
+
+def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSample) -> RoundTrip:
+    """Of the echoes over both directions of a link."""
+    target = there.delay_s + back.delay_s
+    limit = tolerance_s(there.delay_s) + tolerance_s(back.delay_s)
+    measured, bare = Spread.of(sample.times_s), Spread.of(sample.bare_s)
+    if measured is None or bare is None:
+        silent = measured is not None or _none_came(there, back, sample.probes) < chance.MISS
+        verdict = "bad" if silent and not sample.why else "inconclusive"
+        why = sample.why or ("no echo came back" if measured is None else "the bare path answered no echo")
+        checks: tuple[Check, ...] = (Check("RTT, median", target, None, verdict=verdict, why=why),)
+    else:
+        like = expected((there, back), sample.interval_s, len(sample.times_s))
+        checks = tuple(_delay(target, limit, measured, bare, like, "RTT"))
+    return RoundTrip(target, measured, bare, limit, sample.probes, max(0, sample.probes - len(sample.times_s)), checks)
+
+
+def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
+    """Chance (0..1) that not one of so many echoes comes back; of losses in bursts, that not one run of them passes."""
+    together = max(it.chain.mean_burst if it.chain else 1.0 for it in (there, back))
+    arrives = (1.0 - there.mean_loss) * (1.0 - back.mean_loss)
+    return float((1.0 - arrives) ** (probes / together)) if probes else 1.0
+
+
+def judge_link(
+    name: str, km: float, directions: Sequence[DirectionCertificate], rtt: RoundTrip | None = None
+) -> LinkCertificate:
+    return LinkCertificate(name, km, tuple(directions), rtt)
+
+
+def _delay(
+    target: float, limit: float, measured: Spread, bare: Spread, like: Expected, what: str = "delay"
+) -> Iterator[Check]:
+    """By the minimum, which is what the path can do, and the median, which is what it does; by no maximum, which is
+    the host's scheduler's."""
+    for word, value, low, high in (
+        ("minimum", measured.min - bare.min, like.least_s, max(0.0, like.median_s + _SIGMAS * like.median_sigma_s)),
+        (
+            "median",
+            measured.median - bare.median,
+            like.median_s - _SIGMAS * like.median_sigma_s,
+            like.median_s + _SIGMAS * like.median_sigma_s,
+        ),
+    ):
+        lowest, highest = target + low - limit, target + high + limit
+        why = ""
+        if not lowest <= value <= highest:
+            off = value - (target + (high if value > target else low))
+            side = "long" if value > highest else "short"
+            why = f"its {word} {what} is {abs(off) * 1e6:.0f} us too {side} (tolerance {limit * 1e6:.0f} us)"
+        yield Check(f"{what}, {word}", target, value, lowest, highest, _verdict(not why), why)
+
+
+def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], like: Expected) -> Check:
+    """By the median absolute deviation, in the sense of the distribution where there is to be jitter, and as the
+    standard deviation of a normal one where there is to be none; less the bare path's."""
+    if len(delays) < FEWEST_PROBES:
+        why = f"jitter: {len(delays)} probes are too few to tell"
+        return Check("jitter", target.jitter_s, None, verdict="inconclusive", why=why)
+    deviation = math.sqrt(max(0.0, median_deviation(delays) ** 2 - median_deviation(bare) ** 2))
+    if target.jitter_s and like.deviation_s > 0:
+        scale = target.jitter_s / like.deviation_s
+        slack = (_SIGMAS * like.deviation_sigma_s + _JITTER_SHARE * like.deviation_s) * scale + JITTER_TOLERANCE_S
+        low, high = max(0.0, target.jitter_s - slack), target.jitter_s + slack
+    else:
+        scale, low = SIGMAS_OF_DEVIATION, 0.0
+        high = JITTER_TOLERANCE_S + scale * (like.deviation_s + _SIGMAS * like.deviation_sigma_s)
+    measured = deviation * scale
+    if low <= measured <= high:
+        if target.jitter_s and low == 0.0:
+            why = f"jitter: {len(delays)} probes cannot tell {target.jitter_s * 1e6:.0f} us from none"
+            return Check("jitter", target.jitter_s, measured, low, high, "inconclusive", why)
+        return Check("jitter", target.jitter_s, measured, low, high, "ok")
+    why = f"its jitter is {measured * 1e6:.0f} us, where {target.jitter_s * 1e6:.0f} us are to be"
+    limit = f"at most {high * 1e6:.0f} us" if measured > high else f"at least {low * 1e6:.0f} us"
+    return Check("jitter", target.jitter_s, measured, low, high, "bad", f"{why} ({limit})")
+
+
+def _packets(target: Impairment, sent: int, lost: int, stream: Stream | None, own_drops: int) -> Iterator[Check]:
+    yield _loss(target, sent, lost, stream.missed if stream else 0, own_drops)
+    if stream is None or not stream.sent:
+        for what in ("burst", "reordering", "duplication"):
+            why = f"{what}: no full-sized packets could be sent"
+            yield Check(what, None, None, verdict="inconclusive", why=why)
+        return
+    if target.mean_loss:  # else any loss at all is bad already
+        yield _burst(target, stream.lost_runs())
+    yield _reordering(target, stream)
+    arrived = stream.distinct
+    yield _share("duplication", "twice", target.duplicate, len(stream.arrived) - arrived, arrived)
+    if target.corrupt_survives:
+        allowed = chance.binomial(arrived, target.corrupt)
+        low = chance.binomial(arrived, target.corrupt * (1.0 - _HEADERS_SHARE)).low
+        yield _share("corruption", "with a flipped bit", target.corrupt, stream.wrong, arrived, (low, allowed.high))
+
+
+def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int) -> Check:
+    share = target.mean_loss
+    if not sent:
+        return Check("loss", share, None, verdict="inconclusive", why="loss: no packet could be sent")
+    if missed:
+        why = f"loss: this machine was too slow to receive {missed} of {sent} packets, so what is lost cannot be told"
+        return Check("loss", share, None, verdict="inconclusive", why=why)
+    allowed = chance.lost(sent, target)
+    if target.corrupt_survives:  # a bit flipped in the headers loses the packet all the same
+        allowed = chance.Interval(
+            allowed.low, min(sent, allowed.high + chance.binomial(sent, target.corrupt * _HEADERS_SHARE).high)
+        )
+    measured, low, high = lost / sent, allowed.low / sent, allowed.high / sent
+    if lost not in allowed:
+        why = f"{lost} of {sent} packets were lost, where {_counted(sent * share)} were to be"
+        if own_drops:
+            why += f"; the emulator itself says that it dropped {own_drops}"
+        return Check("loss", share, measured, low, high, "bad", why)
+    if share and allowed.low == 0:
+        why = (
+            f"loss: {sent} packets cannot tell {_percent(share)} from none;"
+            f" more than {_percent(chance.would_show(sent, allowed.high))} would have shown"
+        )
+        return Check("loss", share, measured, low, high, "inconclusive", why)
+    return Check("loss", share, measured, low, high, "ok")
+
+
+def _burst(target: Impairment, runs: Sequence[int]) -> Check:
+    """Mean length of the runs of lost packets; each by itself are runs too, of 1 / (1 - loss)."""
+    goes_on = chance.continuing(target)
+    mean = sum(runs) / len(runs) if runs else None
+    if goes_on is None:
+        why = "burst: where packets are lost in the good state too, a run has no length to compare with"
+        return Check("burst", None, mean, verdict="inconclusive", why=why)
+    should = 1.0 / (1.0 - goes_on) if goes_on < 1 else math.inf
+    if mean is None:
+        return Check("burst", should, None, verdict="inconclusive", why="burst: no packet was lost, so there was none")
+    allowed = chance.runs(len(runs), goes_on)
+    if mean not in allowed:
+        why = f"its lost packets come in runs of {mean:.3g}, where {should:.3g} are to be"
+        return Check("burst", should, mean, allowed.low, allowed.high, "bad", why)
+    if len(runs) < FEWEST_RUNS:
+        why = f"burst: {len(runs)} runs of lost packets are too few to tell their length"
+        return Check("burst", should, mean, allowed.low, allowed.high, "inconclusive", why)
+    return Check("burst", should, mean, allowed.low, allowed.high, "ok")
+
+
+def _reordering(target: Impairment, stream: Stream) -> Check:
+    arrived = stream.distinct
+    if target.jitter_reorders:
+        measured = stream.late / arrived if arrived else None
+        why = "reordering: any share of it may come of jitter that reorders"
+        return Check("reordering", None, measured, verdict="inconclusive", why=why)
+    share = target.reorder
+    if share:
+        share *= overtakable(stream.sent_s, stream.frame_s, target.reorder_by_s)
+        if not share:
+            why = "reordering: no packet was sent soon enough to overtake one that is held back"
+            return Check("reordering", target.reorder, None, verdict="inconclusive", why=why)
+    return _share("reordering", "out of order", share, stream.late, arrived)
+
+
+def _share(
+    what: str, how: str, share: float, hit: int, count: int, allowed: tuple[float, float] | None = None
+) -> Check:
+    """A share of the packets that arrived; where none is to be, none may be."""
+    if not count:
+        return Check(what, share, None, verdict="inconclusive", why=f"{what}: no full-sized packet arrived")
+    found = chance.binomial(count, share)
+    low, high = allowed or (found.low, found.high)
+    measured = hit / count
+    if not low <= hit <= high:
+        why = f"{hit} of {count} packets came {how}, where {_counted(count * share)} were to"
+        return Check(what, share, measured, low / count, high / count, "bad", why)
+    if share and not low:
+        why = f"{what}: {count} packets cannot tell {_percent(share)} from none"
+        return Check(what, share, measured, low / count, high / count, "inconclusive", why)
+    return Check(what, share, measured, low / count, high / count, "ok")
+
+
+def _rate(target: Impairment, rate: RateCertificate | None, why_not: str) -> Iterator[Check]:
+    if not target.rate_bps:
+        return
+    if rate is None:
+        verdict, why = ("inconclusive", why_not) if why_not else ("bad", "its rate was not measured")
+        yield Check("rate", target.rate_bps, None, verdict=verdict, why=why)
+        return
+    low, high = (1 - rate.tolerance) * rate.target_bps, (1 + rate.tolerance) * rate.target_bps
+    why = (
+        ""
+        if rate.ok
+        else f"its rate is {rate.measured_bps / 1e6:.1f} Mb/s,"
+        f" more than {rate.tolerance:.0%} off {rate.target_bps / 1e6:g} Mb/s"
+    )
+    yield Check("rate", rate.target_bps, rate.measured_bps, low, high, _verdict(rate.ok), why)
+
+
+def _verdict(ok: bool) -> str:
+    return "ok" if ok else "bad"
+
+
+def _counted(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 or number == round(number) else f"{number:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2g} %" if share >= 1e-4 else f"{share:.2g}".replace("e-0", "e-")

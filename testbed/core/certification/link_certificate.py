@@ -1,0 +1,267 @@
+"""The certificate of one link as a value: what each direction and the round trip were measured to do.
+
+The error of a direction is measured - target - bare, where *bare* is the same path with a zero-delay redirect in place
+of the emulator: what remains is the emulator's own. ``judge.py`` judges; docs/certificate.md justifies its tolerances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from testbed.core.certification.spread import Spread
+from testbed.core.fields import Fields, mapping, number, sequence, text, texts
+
+__all__ = [
+    "RATE_TOLERANCE",
+    "Check",
+    "DirectionCertificate",
+    "LinkCertificate",
+    "RateCertificate",
+    "RoundTrip",
+    "tolerance_s",
+]
+
+RATE_TOLERANCE = 0.05
+"""A rate may be off by this share of its target: a train of packets cannot tell more on a loaded host."""
+
+
+def tolerance_s(target_s: float) -> float:
+    """Largest error of a one-way delay that certifies: 50 us, or 2 % of a long fiber's delay."""
+    return max(50e-6, 0.02 * target_s)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One quantity: what it was to be, what it was measured to be, and what is accepted.
+
+    ``target``, ``measured`` and the ends of what is accepted, ``low`` and ``high``, are in SI units: seconds, shares
+    (0..1), packets, bits per second. ``measured`` of a delay has the bare path's taken off already. ``verdict`` is ok,
+    bad or inconclusive; ``why`` says in a sentence what is wrong, or what could not be told.
+    """
+
+    what: str
+    target: float | None
+    measured: float | None
+    low: float | None = None
+    high: float | None = None
+    verdict: str = "ok"
+    why: str = ""
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> Check:
+        target, measured, low, high = (number(fields, key) for key in ("target", "measured", "low", "high"))
+        verdict = text(fields, "verdict")
+        known = verdict if verdict in ("ok", "inconclusive") else "bad"
+        return cls(text(fields, "what"), target, measured, low, high, known, text(fields, "why"))
+
+
+def _checks(fields: Fields) -> tuple[Check, ...]:
+    return tuple(Check.from_dict(each) for each in sequence(fields, "checks") if isinstance(each, Mapping))
+
+
+def _finite(checks: Iterable[Check]) -> list[dict[str, object]]:
+    """As JSON, which has no infinity: no limit is null."""
+    return [
+        {key: None if value in (float("inf"), float("-inf")) else value for key, value in asdict(check).items()}
+        for check in checks
+    ]
+
+
+@dataclass(frozen=True)
+class RateCertificate:
+    target_bps: float
+    measured_bps: float
+    tolerance: float = RATE_TOLERANCE
+
+    @property
+    def ok(self) -> bool:
+        return abs(self.measured_bps - self.target_bps) <= self.tolerance * self.target_bps
+
+
+class _Judged:
+    """What directions and round trips have in common."""
+
+    target_s: float
+    measured: Spread | None
+    bare: Spread | None
+    checks: tuple[Check, ...]
+
+    @property
+    def error_min_s(self) -> float | None:
+        return None if not self.measured or not self.bare else self.measured.min - self.target_s - self.bare.min
+
+    @property
+    def error_median_s(self) -> float | None:
+        return None if not self.measured or not self.bare else self.measured.median - self.target_s - self.bare.median
+
+    @property
+    def inconclusive(self) -> tuple[str, ...]:
+        """What could not be told, in sentences."""
+        return tuple(check.why for check in self.checks if check.verdict == "inconclusive" and check.why)
+
+    def check(self, what: str) -> Check | None:
+        return next((check for check in self.checks if check.what == what), None)
+
+    def _times(self) -> dict[str, object]:
+        return {
+            "target_s": self.target_s,
+            "measured_s": asdict(self.measured) if self.measured else None,
+            "bare_s": asdict(self.bare) if self.bare else None,
+            "error_s": {"min": self.error_min_s, "median": self.error_median_s},
+        }
+
+
+@dataclass(frozen=True)
+class DirectionCertificate(_Judged):
+    """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe came.
+
+    ``probes`` and ``lost`` count packets of all sizes. ``segmentation`` says who makes MTU-sized packets of a sender's
+    super-packets before chance strikes: ``emulator``, ``sender`` (its offload is off), or ``none`` (chance has no say).
+    """
+
+    direction: str
+    target_s: float
+    measured: Spread | None
+    bare: Spread | None
+    tolerance_s: float
+    probes: int
+    lost: int
+    rate: RateCertificate | None = None
+    checks: tuple[Check, ...] = ()
+    segmentation: str = ""
+    why: tuple[str, ...] = ()
+    """What is wrong, in sentences; empty when nothing is."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.why
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "direction": self.direction,
+            **self._times(),
+            "tolerance_s": self.tolerance_s,
+            "probes": self.probes,
+            "lost": self.lost,
+            "rate": asdict(self.rate) if self.rate else None,
+            "checks": _finite(self.checks),
+            "segmentation": self.segmentation,
+            "verdict": "ok" if self.ok else "bad",
+            "why": list(self.why),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> DirectionCertificate:
+        rate = mapping(fields, "rate")
+        target_bps, measured_bps = number(rate, "target_bps"), number(rate, "measured_bps")
+        target = number(fields, "target_s") or 0.0
+        limit = number(fields, "tolerance_s")
+        return cls(
+            direction=text(fields, "direction"),
+            target_s=target,
+            measured=Spread.from_dict(mapping(fields, "measured_s")),
+            bare=Spread.from_dict(mapping(fields, "bare_s")),
+            tolerance_s=tolerance_s(target) if limit is None else limit,
+            probes=int(number(fields, "probes") or 0),
+            lost=int(number(fields, "lost") or 0),
+            rate=None
+            if target_bps is None or measured_bps is None
+            else RateCertificate(target_bps, measured_bps, number(rate, "tolerance") or RATE_TOLERANCE),
+            checks=_checks(fields),
+            segmentation=text(fields, "segmentation"),
+            why=_why(fields),
+        )
+
+
+@dataclass(frozen=True)
+class RoundTrip(_Judged):
+    """Echoes over both directions of a link, answered by the far gateway's kernel. Times in seconds."""
+
+    target_s: float
+    measured: Spread | None
+    bare: Spread | None
+    tolerance_s: float
+    probes: int
+    unanswered: int
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        return tuple(check.why for check in self.checks if check.verdict == "bad")
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            **self._times(),
+            "tolerance_s": self.tolerance_s,
+            "probes": self.probes,
+            "unanswered": self.unanswered,
+            "checks": _finite(self.checks),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> RoundTrip | None:
+        """None of a certificate that has none."""
+        target = number(fields, "target_s")
+        if target is None:
+            return None
+        return cls(
+            target,
+            Spread.from_dict(mapping(fields, "measured_s")),
+            Spread.from_dict(mapping(fields, "bare_s")),
+            number(fields, "tolerance_s") or 0.0,
+            int(number(fields, "probes") or 0),
+            int(number(fields, "unanswered") or 0),
+            _checks(fields),
+        )
+
+
+@dataclass(frozen=True)
+class LinkCertificate:
+    name: str
+    km: float
+    directions: tuple[DirectionCertificate, ...]
+    rtt: RoundTrip | None = None
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.directions) and not self.why
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Every reason against the link, with the name of the direction or of the link before it."""
+        if not self.directions:
+            return (f"{self.name}: was not measured",)
+        reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.why]
+        return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.why if self.rtt else ())))
+
+    @property
+    def inconclusive(self) -> tuple[str, ...]:
+        said = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
+        return (*said, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "km": self.km,
+            "directions": [each.to_dict() for each in self.directions],
+            "rtt": self.rtt.to_dict() if self.rtt else None,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> LinkCertificate:
+        return cls(
+            name=text(fields, "name"),
+            km=number(fields, "km") or 0.0,
+            directions=tuple(
+                DirectionCertificate.from_dict(each)
+                for each in sequence(fields, "directions")
+                if isinstance(each, Mapping)
+            ),
+            rtt=RoundTrip.from_dict(mapping(fields, "rtt")),
+        )
+
+
+def _why(fields: Fields) -> tuple[str, ...]:
+    why = texts(fields, "why")
+    return ("its verdict is not ok",) if not why and text(fields, "verdict") != "ok" else why

@@ -1,0 +1,45 @@
+"""Samples in a few numbers: minimum, median, 99th percentile, and a spread that single outliers do not move."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.fields import Fields, number
+
+__all__ = ["SIGMAS_OF_DEVIATION", "Spread", "median_deviation"]
+
+SIGMAS_OF_DEVIATION: Final = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Minimum, median and 99th percentile of a sample, in the sample's unit."""
+
+    min: float
+    median: float
+    p99: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread | None:
+        """None for an empty sample. The percentile is the nearest rank, so it is always a value that was measured."""
+        if not samples:
+            return None
+        ordered = sorted(samples)
+        return cls(ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1])
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> Spread | None:
+        low, median, p99 = (number(fields, key) for key in ("min", "median", "p99"))
+        return None if low is None or median is None or p99 is None else cls(low, median, p99)
+
+
+def median_deviation(samples: Sequence[float]) -> float:
+    """Median of the distances from the median (MAD). Of a host's scheduler, which delays one packet in a hundred by
+    milliseconds, a standard deviation would tell, and of nothing else. Raises StatisticsError without samples."""
+    middle = statistics.median(samples)
+    return statistics.median(abs(sample - middle) for sample in samples)

@@ -1,1 +1,0 @@
-"""What was measured, as values: records, recovery, bytes on the wire."""

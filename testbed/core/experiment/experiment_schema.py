@@ -1,0 +1,375 @@
+"""An experiment file: what to train, what goes wrong and when, and what is expected of it.
+
+::
+
+    teaches: one line about what this shows
+    topology: metro-40km                      # optional: what to run on when nothing else is named
+    set: {links.north.km: 80}                 # laid over it, as --set does
+    workload: {steps: 500, checkpoint: 50, restarts: 3}
+    hypothesis:                               # the steady state; core/experiment/steady.py
+      before: [ranks_up == 4]
+      after: [{check: "tokens_per_s >= 80% of before", within: 10s}]
+    schedule:
+      - {after: step 40%, inject: cut, target: "link[0]", for: 10s}
+      - {at: 30s, inject: flap, target: south, with: {down: 200ms, up: 800ms, times: 10}}
+      - {when: train_loss < 3, inject: cut, target: south, for: 1s, repeat: 5, every: 10s}
+      - {at: 40s, inject: cut, target: north, with: {cause: excavator}, for: repair}
+    random: {to: 60s, seed: 7}                # core/experiment/draw.py
+    compress: {time: 10 years = 60s, repair: 12 h = 5s}
+    expect:
+      - goodput >= 0.5
+
+Every mistake is found at once, with its line. What depends on the topology is checked by ``schedule.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
+
+from testbed.core import yamltext
+from testbed.core.experiment import expect, steady
+from testbed.core.experiment.draw import Compression, Outages
+from testbed.core.experiment.expect import Expectation
+from testbed.core.experiment.sections import (
+    MOST_ENTRIES,
+    Part,
+    compression_of,
+    hypothesis_of,
+    listed,
+    outages_of,
+    some_time,
+)
+from testbed.core.experiment.steady import Condition
+from testbed.core.faults import causes
+from testbed.core.faults.causes import CAUSES
+from testbed.core.faults.fault_kind import FaultKind
+from testbed.core.faults.fault_registry import registry
+from testbed.core.topology.topology_schema import Mistakes, Written, check, whole
+from testbed.core.units import Unreadable, parse_duration_s
+from testbed.core.user_text import nearest, shown
+from testbed.core.yamltext import Path
+from testbed.errors import FileMistakes, Finding
+
+__all__ = [
+    "DEFAULT_STEPS",
+    "MOST_STEPS",
+    "Experiment",
+    "ScheduledFault",
+    "Trigger",
+    "Workload",
+    "load_text",
+]
+
+DEFAULT_STEPS: Final = 500
+MOST_STEPS: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """When a fault begins; one of the four is not None.
+
+    ``step``: when so many steps are committed. ``share``: the same, as a part (0..1) of all steps. ``at_s``: so
+    many seconds after the job's first step began. ``when``: the first time that this holds.
+    """
+
+    step: int | None = None
+    share: float | None = None
+    at_s: float | None = None
+    when: Expectation | None = None
+
+
+@dataclass(frozen=True)
+class ScheduledFault:
+    """A fault as written; ``target`` and ``parameters`` are not resolved yet. ``for_s`` None: until the end of the run,
+    or of the fault, where it has one. It is injected ``repeat`` times, ``every_s`` seconds after each other."""
+
+    trigger: Trigger
+    inject: str
+    target: str
+    for_s: float | None
+    file: str
+    line: int
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    repeat: int = 1
+    every_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, beyond its steps and seed; None is: not written, as the testbed has it.
+
+    ``checkpoint``: steps between two checkpoints, 0 for none. ``restarts``: how often the job may begin again.
+    ``timeout_s``: of the process group.
+    """
+
+    data: str | None = None
+    checkpoint: int | None = None
+    restarts: int | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """``text`` is the file's own text, kept for the record of a run.
+
+    ``set`` is laid over the topology; ``set_lines`` says in which line each of it stands.
+    """
+
+    name: str
+    teaches: str
+    topology: str | None
+    set: Mapping[str, object]
+    steps: int
+    seed: int
+    workload: Workload
+    schedule: tuple[ScheduledFault, ...]
+    hypothesis: tuple[Condition, ...]
+    outages: Outages | None
+    compression: Compression
+    expectations: tuple[Expectation, ...]
+    source: str
+    text: str
+    set_lines: Mapping[str, int] = field(default_factory=dict)
+
+
+_AFTER: Final = re.compile(r"step\s+([0-9]{1,9})|step\s+([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
+
+
+def _after(value: object) -> Trigger:
+    match = _AFTER.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        what = "there is no value" if value is None else f"{shown(value)} is no step"
+        raise Unreadable(what, "write step 120 or step 40%")
+    if match[1]:
+        return Trigger(step=int(match[1]))
+    share = float(match[2]) / 100
+    if share >= 1:
+        raise Unreadable(f"{shown(value)} is after the last step", "write less than 100%")
+    return Trigger(share=share)
+
+
+def _line(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > 300 or not value.strip().isprintable():
+        what = "there is no value" if value is None else f"{shown(value)} is not a line of text"
+        raise Unreadable(what, "write one line of at most 300 characters")
+    return value.strip()
+
+
+def _target(value: object) -> str:
+    """A name; or the number of a rank, which YAML reads as a number where it has no quotes."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _line(value)
+
+
+REPAIR: Final = "repair"
+"""In ``for:``, the usual time of the fault's cause."""
+
+
+def _duration(value: object) -> float | str:
+    if isinstance(value, str) and value.strip() == REPAIR:
+        return REPAIR
+    return some_time(value)
+
+
+def _condition(value: object) -> Expectation:
+    return expect.parse(value, steady.METRICS, "train_loss < 3 or ranks_up == 4")
+
+
+class _Workload(Part):
+    steps: Annotated[int | None, BeforeValidator(whole(1, MOST_STEPS))] = None
+    seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
+    data: Annotated[str | None, BeforeValidator(_line)] = None
+    checkpoint: Annotated[int | None, BeforeValidator(whole(0, MOST_STEPS))] = None
+    restarts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
+    timeout: Annotated[float | None, BeforeValidator(some_time)] = None
+
+
+class _Fault(Part):
+    after: Annotated[Trigger | None, BeforeValidator(_after)] = None
+    at: Annotated[float | None, BeforeValidator(parse_duration_s)] = None
+    when: Annotated[Expectation | None, BeforeValidator(_condition)] = None
+    inject: Annotated[str | None, BeforeValidator(_line)] = None
+    target: Annotated[str | None, BeforeValidator(_target)] = None
+    duration: Annotated[float | str | None, BeforeValidator(_duration), Field(alias="for")] = None
+    repeat: Annotated[int | None, BeforeValidator(whole(1, MOST_ENTRIES))] = None
+    every: Annotated[float | None, BeforeValidator(some_time)] = None
+    parameters: Annotated[Any, Field(alias="with")] = None
+
+
+class _Top(Part):
+    name: Annotated[str | None, BeforeValidator(_line)] = None
+    teaches: Annotated[str | None, BeforeValidator(_line)] = None
+    topology: Annotated[str | None, BeforeValidator(_line)] = None
+    set: Any = None
+    workload: Any = None
+    hypothesis: Any = None
+    schedule: Any = None
+    random: Any = None
+    compress: Any = None
+    expect: Any = None
+
+
+def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = None) -> Experiment:
+    """The experiment in ``text``; ``label`` is the file's name in messages.
+
+    ``faults`` is what can be injected; if it is not given, all there is.
+
+    Raises:
+        FileMistakes: with every mistake found.
+    """
+    document = yamltext.read(text, label)
+    if document.data is None:
+        fix = "the least is schedule: [{after: step 40%, inject: cut, target: 'link[0]', for: 10s}]"
+        raise FileMistakes([Finding(label, 0, "the file is empty", fix)])
+    mistakes = Mistakes(Written(document))
+    top = check(_Top, document.data, (), "an experiment", mistakes)
+    workload = check(_Workload, top.workload, ("workload",), "the workload", mistakes)
+    compression = compression_of(top.compress, mistakes)
+    kinds = registry() if faults is None else faults
+    schedule = [
+        _fault(raw, ("schedule", index), kinds, compression, mistakes)
+        for index, raw in enumerate(
+            listed(top.schedule, ("schedule",), "faults such as {at: 20s, inject: cut, target: north}", mistakes)
+        )
+    ]
+    expectations = [
+        _expectation(raw, ("expect", index), mistakes)
+        for index, raw in enumerate(listed(top.expect, ("expect",), "a list such as [goodput >= 0.5]", mistakes))
+    ]
+    overrides = _set(top.set, mistakes)
+    hypothesis = hypothesis_of(top.hypothesis, mistakes)
+    outages = outages_of(top.random, mistakes)
+    mistakes.raise_if_any()
+    stem = label.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    return Experiment(
+        name=top.name or stem,
+        teaches=top.teaches or "",
+        topology=top.topology,
+        set=overrides,
+        steps=workload.steps or DEFAULT_STEPS,
+        seed=workload.seed or 0,
+        workload=Workload(workload.data, workload.checkpoint, workload.restarts, workload.timeout),
+        schedule=tuple(fault for fault in schedule if fault is not None),
+        hypothesis=hypothesis,
+        outages=outages,
+        compression=compression,
+        expectations=tuple(expectation for expectation in expectations if expectation is not None),
+        source=label,
+        text=text.decode("utf-8-sig"),
+        set_lines={key: document.line(("set", key)) for key in overrides},
+    )
+
+
+def _fault(
+    raw: object, path: Path, faults: Mapping[str, FaultKind], compression: Compression, mistakes: Mistakes
+) -> ScheduledFault | None:
+    before = len(mistakes.findings)
+    fault = check(_Fault, raw, path, "a fault", mistakes)
+    bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
+    if path in mistakes.bad:
+        return None
+    triggers = [name for name in ("after", "at", "when") if getattr(fault, name) is not None]
+    if len(triggers) > 1:
+        mistakes.note((*path, triggers[1]), f"a fault has both {triggers[0]} and {triggers[1]}", "keep one of them")
+    elif not triggers and not bad & {"after", "at", "when"}:
+        mistakes.note(path, "a fault does not say when", "add after: step 40%, at: 20s, or when: train_loss < 3")
+    if fault.inject is None and "inject" not in bad:
+        mistakes.note(path, "a fault does not say what to inject", f"add inject: {next(iter(faults))}")
+    if fault.inject is not None and fault.inject not in faults:
+        mistakes.note((*path, "inject"), f"no fault is called {shown(fault.inject)}", nearest(fault.inject, faults))
+    if fault.target is None and "target" not in bad:
+        mistakes.note(path, "a fault has no target", 'add target: "link[0]", the first link, or a name')
+    kind = faults.get(fault.inject or "")
+    parameters = _parameters(fault.parameters, (*path, "with"), kind, mistakes)
+    for_s = _for_s(fault.duration, parameters, kind, compression, (*path, "for"), mistakes)
+    _check_repeats(fault, for_s, bad, path, mistakes)
+    if len(mistakes.findings) > before or fault.inject is None or fault.target is None:
+        return None
+    return ScheduledFault(
+        trigger=fault.after or Trigger(at_s=fault.at, when=fault.when),
+        inject=fault.inject,
+        target=fault.target,
+        for_s=for_s,
+        file=mistakes.written.document.file,
+        line=mistakes.written.document.line((*path, "target")),
+        parameters=parameters,
+        repeat=fault.repeat or 1,
+        every_s=fault.every or 0.0,
+    )
+
+
+def _for_s(
+    duration: float | str | None,
+    parameters: Mapping[str, str],
+    kind: FaultKind | None,
+    compression: Compression,
+    path: Path,
+    mistakes: Mistakes,
+) -> float | None:
+    """``for:`` in seconds; ``for: repair`` is the usual time of the fault's cause."""
+    if not isinstance(duration, str):
+        return duration
+    if kind is not None and "cause" not in kind.parameters:
+        mistakes.note(path, f"{kind.name} has no cause whose repair could be waited for", "write a time such as 10s")
+    elif parameters.get("cause") not in CAUSES:
+        fix = f"add with: {{cause: {next(iter(CAUSES))}}}; there is {', '.join(CAUSES)}"
+        mistakes.note(path, "for: repair is the usual time of a cause, and there is none", fix)
+    else:
+        return causes.repair_s(parameters["cause"], compression.repair)
+    return None
+
+
+def _check_repeats(fault: _Fault, for_s: float | None, bad: set[Any], path: Path, mistakes: Mistakes) -> None:
+    repeat, every_s = fault.repeat or 1, fault.every
+    if repeat > 1 and every_s is None and "every" not in bad:
+        mistakes.note(path, f"a fault is repeated {repeat} times and does not say how soon", "add every: 10s")
+    if every_s is not None and fault.repeat is None and "repeat" not in bad:
+        mistakes.note(path, "a fault has every and no repeat", "add repeat: 5, or leave every out")
+    if repeat > 1 and every_s is not None and for_s is not None and for_s >= every_s:
+        fix = f"write for: less than {every_s:g}s, or every: more than {for_s:g}s"
+        mistakes.note((*path, "every"), f"a fault begins again after {every_s:g} s and lasts {for_s:g} s", fix)
+
+
+def _set(raw: object, mistakes: Mistakes) -> dict[str, object]:
+    """What is laid over the topology; whether it fits, only the topology can tell."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        fix = "write it as set: {links.north.km: 80}"
+        mistakes.note(("set",), f"'set' is {shown(raw)}, which has no keys", fix)
+        return {}
+    for key, value in raw.items():
+        if not isinstance(key, str) or isinstance(value, Mapping) or value is None:
+            mistakes.note(("set", key), f"{shown(key)} cannot be set so", "write KEY: VALUE, as in links.north.km: 80")
+    return {str(key): value for key, value in raw.items()}
+
+
+def _parameters(raw: object, path: Path, kind: FaultKind | None, mistakes: Mistakes) -> dict[str, str]:
+    """Of a fault, as they would be written in a command."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        mistakes.note(path, f"'with' is {shown(raw)}, which has no keys", "write it as with: {down: 200ms, up: 800ms}")
+        return {}
+    written: dict[str, str] = {}
+    for key, value in raw.items():
+        if kind is not None and key not in kind.parameters:
+            mistakes.note((*path, key), f"{kind.name} has no parameter {shown(key)}", nearest(key, kind.parameters))
+        elif value is None or isinstance(value, dict | list):
+            what = "there is no value" if value is None else f"{shown(value)} is no value"
+            mistakes.note((*path, key), f"{key} of a fault: {what}", "write one such as 200ms, 5% or 10")
+        else:
+            written[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return written
+
+
+def _expectation(raw: object, path: Path, mistakes: Mistakes) -> Expectation | None:
+    try:
+        return expect.parse(raw)
+    except Unreadable as error:
+        mistakes.note(path, error.message, error.fix)
+        return None

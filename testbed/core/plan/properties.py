@@ -1,0 +1,112 @@
+"""Steps that give a key a value, as long as they stand and no later one does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.core.physics.impairment import Impairment
+from testbed.core.plan.step import Property
+
+
+@dataclass(frozen=True)
+class Carrier(Property):
+    """An interface administratively up or down; its peer sees the carrier."""
+
+    namespace: str
+    interface: str
+    up: bool
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("carrier", self.namespace, self.interface)
+
+    @property
+    def rest(self) -> Carrier:
+        # A fiber's ends have a Carrier of the lab's own below every fault; the ports of fabrics and of the management
+        # network are up from their making on.
+        return Carrier(self.namespace, self.interface, True)
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.namespace,)
+
+    def __str__(self) -> str:
+        return f"carrier {self.namespace}:{self.interface} {'up' if self.up else 'down'}"
+
+
+@dataclass(frozen=True)
+class Shape(Property):
+    """What one direction of a fiber does to packets, from now on; ``flush``: what is under way is lost."""
+
+    direction: str
+    impairment: Impairment
+    flush: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("shape", self.direction)
+
+    def __str__(self) -> str:
+        it = self.impairment
+        return (
+            f"shape {self.direction} delay {it.delay_s * 1e6:g} us rate {it.rate_bps / 1e6:g} Mb/s "
+            f"queue {it.queue_bytes} B loss {it.loss:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Paused(Property):
+    """The process of a rank stopped where it is (SIGSTOP), or let go on: its sockets stay open, its peers wait."""
+
+    rank: int
+    paused: bool
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("paused", str(self.rank))
+
+    @property
+    def rest(self) -> Paused:
+        return Paused(self.rank, False)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {'paused' if self.paused else 'runs'}"
+
+
+@dataclass(frozen=True)
+class Slowed(Property):
+    """A rank's compute takes ``1 + by`` times as long: it waits so much longer, and the machine's CPU is not used."""
+
+    rank: int
+    by: float
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("slowed", str(self.rank))
+
+    @property
+    def rest(self) -> Slowed:
+        return Slowed(self.rank, 0.0)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} computes {self.by:.4g} times as long more"
+
+
+@dataclass(frozen=True)
+class Throttled(Property):
+    """The process of a rank gets at most ``cpu`` CPUs (0.3: 30 % of one) from the kernel; None: all there are."""
+
+    rank: int
+    node: str
+    cpu: float | None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("throttled", self.node)
+
+    @property
+    def rest(self) -> Throttled:
+        return Throttled(self.rank, self.node, None)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node}: " + ("all CPUs" if self.cpu is None else f"{self.cpu:.0%} of a CPU")

@@ -1,0 +1,80 @@
+"""Configuration of an observed lab's Prometheus, as text, and the targets that it scrapes.
+
+https://prometheus.io/docs/prometheus/latest/configuration/configuration/
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from testbed.core.plan.resources import Rank
+
+__all__ = ["CONFIG_FILE", "RULES_FILE", "TARGETS", "agents_targets", "arguments", "configuration", "lab_targets"]
+
+CONFIG_FILE: Final = "prometheus.yml"
+RULES_FILE: Final = "rules.yml"
+DATA_FOLDER: Final = "data"
+TARGETS: Final = {"agents": "targets/agents.json", "lab": "targets/lab.json"}
+"""File of the targets of each job, beside the configuration (file_sd)."""
+
+SCRAPE_INTERVAL_S: Final = 1.0
+SCRAPE_TIMEOUT_S: Final = 0.9
+RETENTION: Final = "512MB"
+"""The samples of a large lab for days; a disk must not fill because somebody forgot a lab."""
+
+
+def configuration(lab: str) -> str:
+    """Text of ``prometheus.yml``; names of files are relative to it."""
+    jobs = "".join(_job(job, file) for job, file in TARGETS.items())
+    return (
+        f"# Prometheus of lab {lab}: written by `testbed up --observe`, removed by `testbed down`.\n"
+        "global:\n"
+        f"  scrape_interval: {SCRAPE_INTERVAL_S:g}s\n"
+        f"  scrape_timeout: {SCRAPE_TIMEOUT_S * 1000:g}ms\n"
+        f"  evaluation_interval: 2s\n"
+        "  external_labels:\n"
+        f"    lab: {json.dumps(lab)}\n"
+        "rule_files:\n"
+        f"  - {RULES_FILE}\n"
+        "scrape_configs:\n" + jobs
+    )
+
+
+def _job(job: str, file: str) -> str:
+    return (
+        f"  - job_name: {job}\n"
+        # Agents say their own site, node and rank, and the exporter the site of a direction: these are meant.
+        "    honor_labels: true\n"
+        "    file_sd_configs:\n"
+        f"      - files: [{file}]\n"
+    )
+
+
+def agents_targets(lab: str, ranks: Iterable[Rank]) -> str:
+    """JSON of ``targets/agents.json``: each rank by itself, so that ``up`` says whose it is."""
+    groups = [
+        {
+            "targets": [f"{it.metrics}:{it.port}"],
+            "labels": {"lab": lab, "site": it.site, "node": it.node, "rank": str(it.rank)},
+        }
+        for it in ranks
+    ]
+    return json.dumps(groups, indent=1) + "\n"
+
+
+def lab_targets(lab: str, exporter: str) -> str:
+    """JSON of ``targets/lab.json``; ``exporter`` is ``address:port``."""
+    return json.dumps([{"targets": [exporter], "labels": {"lab": lab}}], indent=1) + "\n"
+
+
+def arguments(listen: str) -> Sequence[str]:
+    """What ``prometheus`` is started with in the folder of its configuration; ``listen`` is ``address:port``."""
+    return (
+        f"--config.file={CONFIG_FILE}",
+        f"--storage.tsdb.path={DATA_FOLDER}",
+        f"--storage.tsdb.retention.size={RETENTION}",
+        f"--web.listen-address={listen}",
+        "--log.level=warn",
+    )

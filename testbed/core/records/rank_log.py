@@ -1,0 +1,181 @@
+"""``ranks/rank-<r>.jsonl`` as typed, frozen records (their contract: docs/design.md, "Step records").
+
+All ``t`` are seconds of the host's CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, number, parse, text
+
+__all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord", "read_rank"]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """The first line of a rank in an attempt: what it is about to train. ``tokens_per_step`` is this rank's share;
+    ``resumed_from`` the step whose checkpoint it goes on from, 0 where it begins anew."""
+
+    t: float
+    rank: int
+    world_size: int
+    node: str
+    site: str
+    scheme: str
+    parameters: int | None
+    gradient_bytes: int | None
+    tokens_per_step: int | None
+    steps: int | None
+    attempt: int = 1
+    resumed_from: int = 0
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> JobRecord:
+        return cls(
+            t=need_number(fields, "t"),
+            rank=int(need_number(fields, "rank")),
+            world_size=int(need_number(fields, "world_size")),
+            node=text(fields, "node"),
+            site=text(fields, "site"),
+            scheme=text(fields, "scheme"),
+            parameters=integer(fields, "parameters"),
+            gradient_bytes=integer(fields, "gradient_bytes"),
+            tokens_per_step=integer(fields, "tokens_per_step"),
+            steps=integer(fields, "steps"),
+            attempt=_attempt(fields),
+            resumed_from=integer(fields, "resumed_from") or 0,
+        )
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began."""
+
+    step: int
+    t_begin: float
+    t_ready: float
+    t_sync: float
+    t_end: float
+    tokens: int
+    train_loss: float | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    attempt: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> StepRecord:
+        record = cls(
+            step=int(need_number(fields, "step")),
+            t_begin=need_number(fields, "t_begin"),
+            t_ready=need_number(fields, "t_ready"),
+            t_sync=need_number(fields, "t_sync"),
+            t_end=need_number(fields, "t_end"),
+            tokens=int(need_number(fields, "tokens")),
+            train_loss=number(fields, "train_loss"),
+            sent_bytes=integer(fields, "sent_bytes"),
+            received_bytes=integer(fields, "received_bytes"),
+            attempt=_attempt(fields),
+        )
+        if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_end:
+            raise Malformed(f"the times of step {record.step} are out of order")
+        return record
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward up to the last gradient bucket, and the optimizer: (ready - begin) + (end - sync)."""
+        return (self.t_ready - self.t_begin) + (self.t_end - self.t_sync)
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that no computation hid: sync - ready."""
+        return self.t_sync - self.t_ready
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    t: float
+    status: str
+    reason: str
+    step: int | None
+    attempt: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> EndRecord:
+        return cls(
+            t=need_number(fields, "t"),
+            status=need_text(fields, "status"),
+            reason=text(fields, "reason"),
+            step=integer(fields, "step"),
+            attempt=_attempt(fields),
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint of one rank that is on its disk; ``took_s`` is the time that training stood still for it."""
+
+    t: float
+    step: int
+    byte_count: int | None
+    took_s: float | None
+    attempt: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> CheckpointRecord:
+        return cls(
+            t=need_number(fields, "t"),
+            step=int(need_number(fields, "step")),
+            byte_count=integer(fields, "bytes"),
+            took_s=number(fields, "took_s"),
+            attempt=_attempt(fields),
+        )
+
+
+def _attempt(fields: Fields) -> int:
+    """Of the job that a record belongs to, from 1; records of a job that cannot restart do not say it."""
+    return integer(fields, "attempt") or 1
+
+
+@dataclass(frozen=True)
+class RankLog:
+    """All that one rank wrote, in its order. A new attempt writes another ``job`` line and may repeat steps."""
+
+    rank: int
+    jobs: tuple[JobRecord, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    ends: tuple[EndRecord, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+
+    @property
+    def job(self) -> JobRecord | None:
+        """What the rank trained last."""
+        return self.jobs[-1] if self.jobs else None
+
+    @property
+    def site(self) -> str:
+        return self.job.site if self.job else ""
+
+    @property
+    def node(self) -> str:
+        return self.job.node if self.job else ""
+
+
+def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
+    """``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
+    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord]] = {
+        "job": JobRecord.from_dict,
+        "step": StepRecord.from_dict,
+        "end": EndRecord.from_dict,
+        "checkpoint": CheckpointRecord.from_dict,
+    }
+    found, malformed = parse(lines, readers, "kind")
+    log = RankLog(
+        rank=rank,
+        jobs=tuple(each for each in found if isinstance(each, JobRecord)),
+        steps=tuple(each for each in found if isinstance(each, StepRecord)),
+        ends=tuple(each for each in found if isinstance(each, EndRecord)),
+        checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
+    )
+    return log, malformed

@@ -1,0 +1,34 @@
+"""A whole run directory as one value: what ``testbed.host.files.store`` reads and ``testbed.core.report`` explains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from testbed.core.certification.certificate import Certificate
+from testbed.core.records.check_record import CheckLog
+from testbed.core.records.event import Event
+from testbed.core.records.rank_log import RankLog
+from testbed.core.records.run_info import RunInfo
+from testbed.core.records.samples import FiberSample, HostSample, RankSample
+from testbed.core.topology.model import Topology
+
+__all__ = ["RunData"]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything is optional: a run that died early left little. ``malformed`` counts unreadable lines by file name."""
+
+    info: RunInfo = field(default_factory=RunInfo)
+    topology: Topology | None = None
+    certificate: Certificate | None = None
+    events: tuple[Event, ...] = ()
+    fibers: tuple[FiberSample, ...] = ()
+    rank_samples: tuple[RankSample, ...] = ()
+    hosts: tuple[HostSample, ...] = ()
+    ranks: tuple[RankLog, ...] = ()
+    checks: tuple[CheckLog, ...] = ()
+    """What the ranks recorded for the checkers."""
+    malformed: Mapping[str, int] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()

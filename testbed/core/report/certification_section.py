@@ -1,0 +1,169 @@
+"""Certificate, fidelity under load and scale model as rows of text: the same for the page and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.link_certificate import Check, DirectionCertificate, LinkCertificate, RoundTrip
+from testbed.core.fields import number, text
+from testbed.core.records.run_info import RunInfo
+from testbed.core.report import formats
+from testbed.core.report.fidelity_section import Fidelity, Machine
+
+__all__ = [
+    "CHECKS_HEAD",
+    "HEAD",
+    "LOAD_HEAD",
+    "VALIDITY_HEAD",
+    "check_rows",
+    "headroom",
+    "load_rows",
+    "notes",
+    "rows",
+    "segmentation",
+    "validity_lead",
+    "validity_rows",
+]
+
+Row = tuple[str, ...]
+
+HEAD = ("fiber", "target us", "median us", "error us, min / median", "± us", "jitter us", "lost", "rate", "verdict")
+CHECKS_HEAD = ("fiber", "quantity", "was to be", "measured", "accepted", "verdict", "why")
+VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
+LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
+
+
+def rows(certificate: Certificate) -> Iterator[Row]:
+    """A row per direction, and one per round trip below those of its link."""
+    for link in certificate.links:
+        for each in link.directions:
+            jitter, rate = each.check("jitter"), each.rate
+            yield (
+                each.direction,
+                *_times(each, each.tolerance_s),
+                formats.microseconds(jitter.measured if jitter else None),
+                f"{formats.count(each.lost)} of {formats.count(each.probes)}",
+                formats.bits_per_s(rate.measured_bps if rate else None),
+                "certified" if each.ok else "outside tolerance",
+            )
+        if link.rtt:
+            told = "outside tolerance" if link.rtt.why else "certified" if link.rtt.measured else formats.UNKNOWN
+            yield (f"{link.name}, round trip", *_times(link.rtt, link.rtt.tolerance_s), "", "", "", told)
+
+
+def _times(each: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
+    return (
+        formats.microseconds(each.target_s),
+        formats.microseconds(each.measured.median if each.measured else None),
+        f"{formats.microseconds(each.error_min_s)} / {formats.microseconds(each.error_median_s)}",
+        formats.microseconds(tolerance_s),
+    )
+
+
+def check_rows(certificate: Certificate) -> Iterator[Row]:
+    """Every quantity of every fiber, what was accepted of it, and what was said of it."""
+    for link in certificate.links:
+        for name, check in _checks(link):
+            accepted = formats.UNKNOWN
+            if check.low is not None or check.high is not None:
+                low, high = _value(check, check.low), _value(check, check.high)
+                accepted = low if low == high else f"{low} to {high}"
+            target = _value(check, check.target)
+            yield name, check.what, target, _value(check, check.measured), accepted, check.verdict, check.why
+
+
+def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:
+    for each in link.directions:
+        for check in each.checks:
+            yield each.direction, check
+    for check in link.rtt.checks if link.rtt else ():
+        yield f"{link.name}, round trip", check
+
+
+def _value(check: Check, value: float | None) -> str:
+    if value is None:
+        return formats.UNKNOWN
+    kind = check.what.partition(",")[0]
+    if kind in ("delay", "RTT", "jitter"):
+        return formats.duration(value)
+    if kind == "rate":
+        return formats.bits_per_s(value)
+    if kind == "burst":
+        return f"{value:.3g} packets"
+    if 0 < value < 1e-4:
+        return f"{value:.3g}".replace("e-0", "e-")
+    return f"{value * 100:.3g} %"
+
+
+def load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
+    for each in found:
+        queue = each.queue_bytes_most
+        yield (
+            each.direction,
+            formats.count(each.packets),
+            f"{formats.microseconds(each.median_s)} / {formats.microseconds(each.p99_s)}",
+            formats.UNKNOWN if queue is None else f"{queue / 1e3:.3g} kB",
+            formats.count(each.own_drops),
+            f"{each.verdict}: {each.why}" if each.why else each.verdict,
+        )
+
+
+def validity_rows(run: RunInfo) -> Iterator[Row]:
+    """What of the scale model does not hold as it is, a row each; nothing where nothing is scaled."""
+    for each in run.validity:
+        if text(each, "verdict") != "holds":
+            why = "; ".join(it for it in (text(each, "reason"), text(each, "change")) if it)
+            bias = " ".join(it for it in (text(each, "verdict"), text(each, "direction")) if it)
+            amounts = (_amount(number(each, key), text(each, "unit")) for key in ("lab", "real"))
+            yield (text(each, "fiber"), text(each, "quantity"), *amounts, bias, why)
+
+
+def validity_lead(run: RunInfo) -> str:
+    """In a sentence, how much of the scale model holds; empty where it was not checked."""
+    if not run.validity:
+        return ""
+    holding = sum(1 for each in run.validity if text(each, "verdict") == "holds")
+    return (
+        f"Rates and payloads are divided by the scale, latency is not: {holding} of {len(run.validity)} quantities hold"
+        " as they are."
+    )
+
+
+def _amount(value: float | None, unit: str) -> str:
+    if value is None:
+        return formats.UNKNOWN
+    return formats.duration(value) if unit == "s" else f"{value:.3g} {unit}"
+
+
+def headroom(certificate: Certificate | None, host: Machine) -> str:
+    """What the machine had free, before and while the job ran; empty where neither is known."""
+    said = []
+    if certificate is not None and certificate.took_s is not None:
+        said.append(f"{formats.share(certificate.headroom.free)} while it was certified")
+    if host.cpu_headroom is not None:
+        least = ""
+        if host.cpu_headroom_least is not None and host.cpu_headroom_least < host.cpu_headroom:
+            least = f" (5 % of the time less than {formats.share(host.cpu_headroom_least)})"
+        said.append(f"{formats.share(host.cpu_headroom)} at the median while the job ran{least}")
+    return f"CPU headroom: {', '.join(said)}." if said else ""
+
+
+def notes(certificate: Certificate) -> tuple[str, ...]:
+    """What could not be told, or trusted, in sentences."""
+    return tuple(f"Note: {note}." for note in certificate.notes)
+
+
+def segmentation(certificate: Certificate) -> str:
+    """Who cut super-packets into MTU-sized ones, in a sentence; empty of a certificate that does not say."""
+    by: dict[str, list[str]] = {}
+    for link in certificate.links:
+        for each in link.directions:
+            by.setdefault(each.segmentation, []).append(each.direction)
+    if set(by) == {"emulator"}:
+        return f"{certificate.emulator} takes super-packets apart by itself: chance strikes MTU-sized packets."
+    if "sender" in by:
+        return (
+            f"Segmentation offload is off at the sender of {', '.join(by['sender'])}: chance strikes MTU-sized packets."
+        )
+    return "Chance has no say over single packets, so segmentation offload stays on." if set(by) == {"none"} else ""

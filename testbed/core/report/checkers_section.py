@@ -1,0 +1,84 @@
+"""The checkers in a report: was what was trained right?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from testbed.core.checkers.checks import Checked
+from testbed.core.checkers.finding import Checker
+from testbed.core.report import formats
+
+__all__ = ["FOUND_HEAD", "HEAD", "LEAD", "found_rows", "right", "rows", "sentence"]
+
+HEAD = ("checker", "what was looked at", "found", "held")
+FOUND_HEAD = ("checker", "attempt", "step", "collective", "what was found")
+LEAD = (
+    "Collectives are tagged with attempt, step and sequence; all was judged after the run, from the ranks' records."
+    " Of several things found, the first is likely the cause of the others."
+)
+
+_NAMES: Final = {
+    "sums": "sums are right",
+    "hangs": "no collective hangs",
+    "parameters": "all train on the same parameters",
+    "updates": "no update is lost",
+}
+_FOUND: Final = {
+    "sums": ("wrong sum", "wrong sums"),
+    "hangs": ("hang", "hangs"),
+    "parameters": ("step on other parameters", "steps on other parameters"),
+    "updates": ("lost update", "lost updates"),
+}
+
+
+def right(checked: Checked) -> bool | None:
+    """Whether the training is what it should be. A hang makes it late, not wrong: whether one was to be expected only
+    the experiment can say."""
+    told = [each.holds for each in checked.checkers if each.id != "hangs"]
+    return False if False in told else None if None in told or not told else True
+
+
+def sentence(checked: Checked) -> str:
+    """What was found, in words; of what could not be told, why."""
+    bad = [each for each in checked.checkers if each.found]
+    said = "; ".join(f"{_count(each)}: {_where(each)}" for each in bad)
+    verdict = right(checked)
+    if verdict is False:
+        return f"{said[:1].upper()}{said[1:]}."
+    if verdict is None:
+        untold = next((each.why for each in checked.checkers if each.holds is None), "too little was recorded")
+        return f"It cannot be told: {untold}."
+    sums = next((each.looked_at for each in checked.checkers if each.id == "sums"), "")
+    held = "every sum is right, no rank trained on other parameters, no update was lost"
+    return f"{sums}: {held}; {said}." if said else f"{sums}: {held}, no collective hung."
+
+
+def rows(checkers: Iterable[Checker]) -> Iterable[tuple[str, ...]]:
+    """As :data:`HEAD`."""
+    for each in checkers:
+        looked_at = each.looked_at + (f"; {each.why}" if each.why else "")
+        found = formats.UNKNOWN if each.holds is None else formats.count(each.found)
+        yield _NAMES[each.id], looked_at, found, "unknown" if each.holds is None else "yes" if each.holds else "no"
+
+
+def found_rows(checkers: Sequence[Checker]) -> Iterable[tuple[str, ...]]:
+    """As :data:`FOUND_HEAD`."""
+    for each in checkers:
+        for found in each.findings:
+            collective = formats.UNKNOWN if found.sequence is None else str(found.sequence)
+            yield each.id, str(found.attempt), str(found.step), collective, found.text
+
+
+def _count(checker: Checker) -> str:
+    one, several = _FOUND[checker.id]
+    return f"1 {one}" if checker.found == 1 else f"{formats.count(checker.found)} {several}"
+
+
+def _where(checker: Checker) -> str:
+    if not checker.findings:
+        return checker.why or formats.UNKNOWN
+    first = checker.findings[0]
+    attempt = f" of attempt {first.attempt}" if first.attempt > 1 else ""
+    collective = "" if first.sequence is None else f", collective {first.sequence}"
+    return f"{'first, ' if checker.found > 1 else ''}step {first.step}{attempt}{collective}, {first.text}"

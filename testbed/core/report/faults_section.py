@@ -1,0 +1,118 @@
+"""The faults of a run in its report: a line each, in sentences and as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.core.analysis.recovery import BACK, FaultRecovery
+from testbed.core.report import formats
+
+__all__ = ["HEAD", "Fault", "lines", "rows", "sentence", "summary"]
+
+HEAD = (
+    "#",
+    "fault",
+    "began",
+    "lasted",
+    "carrier lost after",
+    "longest gap",
+    "back after",
+    "back after its end",
+    "came through",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``ended_s`` is None when its end is not in the record: it stood longer than that."""
+
+    fault: str
+    type: str
+    target: str
+    links: tuple[str, ...]
+    began_s: float
+    ended_s: float | None
+    carrier_s: float | None
+    longest_gap_s: float | None
+    back_s: float | None
+    back_after_end_s: float | None
+    recovered: bool | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.type} {self.target}".strip() or self.fault
+
+    @property
+    def lasted(self) -> str:
+        return "to the end" if self.ended_s is None else formats.duration(self.ended_s - self.began_s)
+
+
+def lines(faults: Iterable[FaultRecovery], origin: float) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(
+            fault=it.window.fault,
+            type=it.window.type,
+            target=it.window.target,
+            links=it.window.links,
+            began_s=it.window.began_t - origin,
+            ended_s=None if it.window.ended_t is None else it.window.ended_t - origin,
+            carrier_s=it.window.carrier_s,
+            longest_gap_s=it.longest_gap_s,
+            back_s=it.back_s,
+            back_after_end_s=it.back_after_end_s,
+            recovered=it.recovered,
+        )
+        for it in faults
+    )
+
+
+def rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
+    """As :data:`HEAD`; the number is that of the plots."""
+    for number, fault in enumerate(faults, 1):
+        yield (
+            str(number),
+            fault.label,
+            formats.duration(fault.began_s),
+            fault.lasted,
+            formats.duration(fault.carrier_s),
+            formats.duration(fault.longest_gap_s),
+            formats.duration(fault.back_s),
+            formats.duration(fault.back_after_end_s),
+            "unknown" if fault.recovered is None else "yes" if fault.recovered else "no",
+        )
+
+
+def summary(faults: Sequence[Fault]) -> str:
+    """How many there were, how many the job came through, and what the worst cost."""
+    told = [it for it in faults if it.recovered is not None]
+    bad = [it for it in told if not it.recovered]
+    if not told:
+        return f"{formats.plural(len(faults), 'fault')}, all outside the training: there is no recovery to measure."
+    through = f"{len(told) - len(bad)} of {formats.plural(len(faults), 'fault')}"
+    said = f"It came through {through}"
+    if len(told) < len(faults):
+        said += f"; {len(faults) - len(told)} fell outside the training"
+    worst = max((it for it in told if it.longest_gap_s is not None), key=lambda it: it.longest_gap_s or 0, default=None)
+    if worst is not None:
+        gap, at = formats.duration(worst.longest_gap_s), formats.duration(worst.began_s)
+        said += f"; the longest gap between commits, {gap}, was at {worst.label} at {at}"
+    return f"{said}."
+
+
+def sentence(fault: Fault) -> str:
+    """What happened, and what became of the job."""
+    lasted = ", to the end of the record" if fault.ended_s is None else f" for {fault.lasted}"
+    began = f"{fault.label} at {formats.duration(fault.began_s)}{lasted}"
+    began = began[:1].upper() + began[1:]
+    if fault.recovered is None:
+        return f"{began}: it fell outside the training, so there is no recovery to measure."
+    gap = f"longest gap between commits {formats.duration(fault.longest_gap_s)}"
+    if not fault.recovered:
+        return f"{began}: {gap}, and training had not come back when the job ended."
+    if fault.back_s == 0:
+        after = (
+            f", back to that {formats.duration(fault.back_after_end_s)} after its end" if fault.back_after_end_s else ""
+        )
+        return f"{began}: {gap}; no step near its beginning took more than {BACK:g} × the median{after}."
+    return f"{began}: {gap}; back to {BACK:g} × the median step after {formats.duration(fault.back_s)}."

@@ -1,0 +1,195 @@
+"""Did the fibers hold their promise? The part of the report that says so: certified before, watched under load.
+
+fiberd times each packet itself, so that what it did under load is measured. netem keeps no times: what can be watched
+there (drops, backlog, the machine's headroom) is reported, and the rest is said to be not measurable, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from testbed.core.analysis import fidelity
+from testbed.core.certification.certificate import Certificate
+from testbed.core.records.samples import HostSample
+from testbed.core.report import formats
+
+__all__ = ["NOT_MEASURABLE", "Fidelity", "Machine", "certified", "direction", "machine", "under_load"]
+
+NOT_MEASURABLE = "not measurable"
+"""An answer of its own: nothing failed and nothing is missing, but this emulator cannot tell."""
+
+_BUSY_HEADROOM = 0.05
+"""Share of all cores; ours. Where less is free, whatever sends packets waits for a core now and then."""
+
+_NO_TIMES = frozenset({"netem"})
+"""Emulators that tell no packet's lateness."""
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """One direction under load; ``median_s``, ``p99_s`` are None when nothing crossed or beyond the last bound.
+
+    ``verdict`` is held, did not hold, nothing crossed, unknown, or not measurable on netem. ``queue_bytes_most`` is the
+    longest queue that was seen, in bytes; None where none was looked at.
+    """
+
+    direction: str
+    packets: int
+    median_s: float | None
+    p99_s: float | None
+    own_drops: int
+    held: bool | None
+    why: str
+    bounds_s: tuple[float, ...]
+    counts: tuple[float, ...]
+    verdict: str = "unknown"
+    queue_bytes_most: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Over the job: share 0..1 of all cores that was busy, and cores that the emulator used.
+
+    ``cpu_busy`` and ``cpu_headroom`` are medians of what was busy and free; ``cpu_headroom_least`` is the 5th
+    percentile of what was free: the busiest twentieth of the time had less.
+    """
+
+    cpu_busy: float | None = None
+    emulator_cores: float | None = None
+    cpu_headroom: float | None = None
+    cpu_headroom_least: float | None = None
+
+
+def direction(each: fidelity.DirectionFidelity, emulator: str) -> Fidelity:
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    if each.held is False:
+        verdict = "did not hold"
+    elif each.held:
+        verdict = "held"
+    elif not each.packets:
+        verdict = "nothing crossed"
+    else:
+        verdict = f"{NOT_MEASURABLE} on {emulator}" if emulator in _NO_TIMES else "unknown"
+    return Fidelity(
+        direction=each.direction,
+        packets=each.packets,
+        median_s=finite(each.median_s),
+        p99_s=finite(each.p99_s),
+        own_drops=each.own_drops,
+        held=each.held,
+        why=each.why,
+        bounds_s=each.bounds_s,
+        counts=each.counts,
+        verdict=verdict,
+        queue_bytes_most=each.queue_bytes_most,
+    )
+
+
+def machine(hosts: Iterable[HostSample], began_t: float | None, ended_t: float | None) -> Machine:
+    """From the samples of [``began_t``, ``ended_t``] (None: no limit on that side)."""
+    during = [
+        sample
+        for sample in hosts
+        if (began_t is None or sample.t >= began_t) and (ended_t is None or sample.t <= ended_t)
+    ]
+    busy = sorted(sample.cpu_busy for sample in during if sample.cpu_busy is not None)
+    used = [(sample.t, sample.emulator_cpu_s) for sample in during if sample.emulator_cpu_s is not None]
+    cores = None
+    if len(used) > 1 and used[-1][0] > used[0][0] and used[-1][1] >= used[0][1]:
+        cores = (used[-1][1] - used[0][1]) / (used[-1][0] - used[0][0])
+    if not busy:
+        return Machine(None, cores)
+    median, most = statistics.median(busy), busy[math.ceil(0.95 * len(busy)) - 1]
+    return Machine(median, cores, _free(median), _free(most))
+
+
+def _free(busy: float) -> float:
+    return min(1.0, max(0.0, 1.0 - busy))
+
+
+def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool | None, str]:
+    """Whether it was certified before the job, and that as the beginning of a sentence."""
+    if certificate is None:
+        return (False if uncertified else None), "There is no certificate of the fibers"
+    if not certificate.certified:
+        return False, f"Outside tolerance before the job ({'; '.join(certificate.why)})"
+    errors = [
+        abs(each.error_median_s)
+        for link in certificate.links
+        for each in link.directions
+        if each.error_median_s is not None
+    ]
+    worst = f" within {formats.duration(max(errors))} at the median" if errors else ""
+    return not uncertified, f"Certified before the job{worst}"
+
+
+def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:
+    """Whether it held while the job ran, and that as the end of a sentence."""
+    crossed = [each for each in found if each.packets]
+    headroom = _headroom(host)
+    if any(each.held is False for each in found):
+        return False, f"it did not hold under load ({_broken(found)}){_remedy(host) or headroom}"
+    if not crossed:
+        return None, "what it did under load was not measured"
+    if all(each.held for each in crossed):
+        slowest = max((each.p99_s for each in crossed if each.p99_s is not None), default=None)
+        return True, f"99 % of packets at most {formats.duration(slowest)} late under load{headroom}"
+    if emulator not in _NO_TIMES:
+        return None, f"what it did under load was not measured{headroom}"
+    queues = [each.queue_bytes_most for each in crossed if each.queue_bytes_most is not None]
+    backlog = f", at most {formats.count(max(queues) / 1e3)} kB waiting" if queues else ""
+    return None, (
+        f"under load not measurable on {emulator}, which keeps no times of packets: it dropped none of its own"
+        f"{backlog}; how late packets left cannot be known{headroom}"
+    )
+
+
+def _broken(found: Sequence[Fidelity]) -> str:
+    """Each reason once, after all that it holds of: ``on north and south, both ways: …; on east:b: …``."""
+    ways: dict[str, set[str]] = {}
+    for each in found:
+        ways.setdefault(_link(each), set()).add(each.direction)
+    by_why: dict[str, list[Fidelity]] = {}
+    for each in found:
+        if each.held is False:
+            by_why.setdefault(each.why, []).append(each)
+    said = []
+    for why, those in by_why.items():
+        struck = {each.direction for each in those}
+        whole = [link for link in dict.fromkeys(_link(each) for each in those) if len(ways[link]) > 1]
+        whole = [link for link in whole if ways[link] <= struck]
+        single = [each.direction for each in those if _link(each) not in whole]
+        places = [f"{formats.listed(whole)}, both ways"] if whole else []
+        places += [formats.listed(single)] if single else []
+        said.append(f"on {', and on '.join(places)}: {why}")
+    return "; ".join(said)
+
+
+def _link(each: Fidelity) -> str:
+    return each.direction.partition(":")[0]
+
+
+def _remedy(host: Machine) -> str:
+    """Why and what to do where the machine had nothing free; empty where it had."""
+    least = host.cpu_headroom_least
+    if host.cpu_headroom is not None and host.cpu_headroom < _BUSY_HEADROOM:
+        busy = f"{formats.share(1 - host.cpu_headroom)} busy at the median"
+    elif least is not None and least < _BUSY_HEADROOM:
+        busy = f"at least {formats.share(1 - least)} busy a twentieth of the time"
+    else:
+        return ""
+    return (
+        f"; the machine was {busy}, which makes packets late: run it again when it is quiet (testbed doctor says"
+        " whether it is), or on more cores"
+    )
+
+
+def _headroom(host: Machine) -> str:
+    if host.cpu_headroom is None:
+        return ""
+    return f"; CPU headroom {formats.share(host.cpu_headroom)} at the median"

@@ -1,0 +1,122 @@
+"""A job's attempts in a report: what ended each, what it cost, and when the next one went on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from testbed.core.analysis.attempt_history import Attempt, Standstill
+from testbed.core.report import formats
+
+__all__ = ["HEAD", "AttemptLine", "lines", "measured", "rows", "sentence"]
+
+HEAD = (
+    "attempt",
+    "began",
+    "from step",
+    "ended",
+    "why",
+    "known after",
+    "steps lost",
+    "went on after",
+    "goodput",
+    "stood still",
+)
+
+
+@dataclass(frozen=True)
+class AttemptLine:
+    """As :class:`testbed.core.analysis.attempt_history.Attempt`, in seconds since the job began."""
+
+    number: int
+    began_s: float
+    ended_s: float | None
+    resumed_from: int
+    steps_committed: int
+    steps_lost: int
+    why: str
+    cause: str
+    detection_s: float | None
+    time_to_resume_s: float | None
+    goodput: float | None
+    blast: tuple[Standstill, ...]
+    in_order: bool = False
+
+
+def lines(attempts: Iterable[Attempt], origin: float) -> tuple[AttemptLine, ...]:
+    return tuple(
+        AttemptLine(
+            number=it.number,
+            began_s=it.began_t - origin,
+            ended_s=None if it.ended_t is None else it.ended_t - origin,
+            resumed_from=it.resumed_from,
+            steps_committed=it.steps_committed,
+            steps_lost=it.steps_lost,
+            why=it.why,
+            cause=it.cause,
+            detection_s=it.detection_s,
+            time_to_resume_s=it.time_to_resume_s,
+            goodput=it.goodput,
+            blast=it.blast,
+            in_order=it.in_order,
+        )
+        for it in attempts
+    )
+
+
+def measured(attempts: Sequence[AttemptLine]) -> dict[str, float | None]:
+    """What expectations are judged by, in SI units; nothing is known of a job without attempts."""
+    detections = [it.detection_s for it in attempts if it.detection_s is not None]
+    resumes = [it.time_to_resume_s for it in attempts if it.time_to_resume_s is not None]
+    count = float(len(attempts)) if attempts else None
+    return {
+        "attempts": count,
+        "restarts": None if count is None else count - 1,
+        "detection": max(detections, default=None),
+        "time_to_resume": max(resumes, default=None),
+    }
+
+
+def sentence(attempts: Sequence[AttemptLine]) -> str:
+    """What each attempt cost that was not the job's end."""
+    return " ".join(
+        _one(it, attempts[index + 1] if index + 1 < len(attempts) else None)
+        for index, it in enumerate(attempts)
+        if it.why or index + 1 < len(attempts)
+    )
+
+
+def _one(attempt: AttemptLine, following: AttemptLine | None) -> str:
+    cause = f" after {attempt.cause}" if attempt.cause else ""
+    known = "" if attempt.detection_s is None else f", known {formats.duration(attempt.detection_s)} later"
+    ended = "was ended in order" if attempt.in_order else "ended"
+    said = f"Attempt {attempt.number} {ended} at {formats.duration(attempt.ended_s)}{cause}{known}"
+    lost = formats.plural(attempt.steps_lost, "step")
+    if following is None:
+        return f"{said}; none followed."
+    where = f"from step {following.resumed_from}" if following.resumed_from else "from the beginning"
+    if attempt.time_to_resume_s is None:
+        return f"{said}; {lost} lost; the next one began {where}, and committed no step."
+    return f"{said}; {lost} lost; training went on {where} after {formats.duration(attempt.time_to_resume_s)}."
+
+
+def rows(attempts: Iterable[AttemptLine]) -> Iterable[tuple[str, ...]]:
+    """As :data:`HEAD`."""
+    for it in attempts:
+        yield (
+            str(it.number),
+            formats.duration(it.began_s),
+            str(it.resumed_from),
+            formats.duration(it.ended_s),
+            "; ".join(part for part in (it.cause, it.why) if part) or formats.UNKNOWN,
+            formats.duration(it.detection_s),
+            str(it.steps_lost),
+            formats.duration(it.time_to_resume_s),
+            formats.share(it.goodput),
+            "; ".join(_stood_still(site) for site in it.blast) or formats.UNKNOWN,
+        )
+
+
+def _stood_still(site: Standstill) -> str:
+    lost = f" (lost {formats.plural(len(site.lost_ranks), 'rank')})" if site.lost_ranks else ""
+    return f"{site.site} {formats.duration(site.stood_still_s)}{lost}"

@@ -1,0 +1,240 @@
+"""The detail behind the matrix as rows of text: the same for the page and for Markdown."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.core.report import formats
+from testbed.core.report.validation.validation_matrix import STATES, Kind, times, too_fast
+from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed, Validation
+
+__all__ = [
+    "CHANGES_HEAD",
+    "FAULT_FACTS",
+    "LINKS_HEAD",
+    "NOT_RIGHT_HEAD",
+    "SPEED_HEAD",
+    "WIRE_HEAD",
+    "Grid",
+    "Sum",
+    "change_rows",
+    "error_rows",
+    "facts",
+    "fault_facts",
+    "grid",
+    "link_rows",
+    "not_right_rows",
+    "speed_row",
+    "summary",
+    "wire_rows",
+]
+
+Text = tuple[str, ...]
+
+NOT_RIGHT_HEAD = ("", "operation", "type", "elements", "group", "what was seen")
+SPEED_HEAD = (
+    "operation",
+    "size",
+    "median, 95 % interval",
+    "one-way delays",
+    "bound: route in use / all routes",
+    "efficiency",
+    "algorithm / bus bandwidth",
+)
+WIRE_HEAD = ("operation", "size", "crossed, by direction", "must cross", "crossed ÷ must", "looks like")
+LINKS_HEAD = ("direction", "one way", "payload rate")
+CHANGES_HEAD = ("", "library", "what", "baseline", "now")
+FAULT_FACTS = ("began after", "result", "last error", "healed", "bound", "communicator afterwards")
+
+_TYPES = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """All cases of one operation with one type: the worst kind among them and how many there are of it."""
+
+    kind: Kind
+    sign: str
+    word: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Operations × types; None where nothing was asked."""
+
+    types: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Sum | None, ...]], ...]
+
+
+def grid(cases: Sequence[CaseResult]) -> Grid:
+    """Operations in the order in which they were asked, each reduction by itself."""
+    by: dict[tuple[str, str], list[CaseResult]] = {}
+    for each in cases:
+        by.setdefault((_operation(each), each.type), []).append(each)
+    named = {each.type for each in cases}
+    types = tuple(it for it in _TYPES if it in named) + tuple(sorted(named - set(_TYPES)))
+    operations = dict.fromkeys(_operation(each) for each in cases)
+    return Grid(types, tuple((it, tuple(_sum(by.get((it, type_), ())) for type_ in types)) for it in operations))
+
+
+def _operation(case: CaseResult) -> str:
+    return f"{case.operation} {case.reduction}".strip()
+
+
+def _sum(cases: Iterable[CaseResult]) -> Sum | None:
+    counted = Counter(each.state for each in cases)
+    if not counted:
+        return None
+    asked = sum(number for state, number in counted.items() if state != "unsupported")
+    for state, mark in STATES.items():
+        if state not in ("right", "unsupported") and counted[state]:
+            return Sum(mark.kind, mark.sign, f"{counted[state]} of {asked} {mark.word}")
+    if counted["right"]:
+        return Sum("good", STATES["right"].sign, str(counted["right"]))
+    return Sum("absent", STATES["unsupported"].sign, STATES["unsupported"].word)
+
+
+def not_right_rows(cases: Iterable[CaseResult]) -> Iterator[tuple[CaseResult, Text]]:
+    """Every case that is not right, the worst first; the text is as :data:`NOT_RIGHT_HEAD` without its first column."""
+    order = list(STATES)
+    bad = [each for each in cases if each.state not in ("right", "unsupported", "not run")]
+    for each in sorted(bad, key=lambda it: order.index(it.state)):
+        yield (
+            each,
+            (
+                _operation(each),
+                each.type,
+                formats.count(each.count),
+                each.group,
+                each.detail or formats.UNKNOWN,
+            ),
+        )
+
+
+def speed_row(speed: Speed) -> Text:
+    """As :data:`SPEED_HEAD`."""
+    low, high = formats.duration(speed.low_s), formats.duration(speed.high_s)
+    return (
+        speed.operation,
+        formats.size(speed.size),
+        f"{formats.duration(speed.median_s)} ({low} – {high})",
+        _digits(speed.one_way_delays),
+        f"{formats.duration(speed.bound_s)} / {formats.duration(speed.bound_all_s)}",
+        f"{_percent(speed.efficiency)}{': faster than light' if too_fast(speed) else ''}",
+        f"{_rate(speed.algorithm_rate)} / {_rate(speed.bus_rate)}" if speed.size else formats.UNKNOWN,
+    )
+
+
+def wire_rows(speeds: Iterable[Speed]) -> Iterator[Text]:
+    """As :data:`WIRE_HEAD`, for each operation whose bytes were counted."""
+    for speed in speeds:
+        if not speed.crossing:
+            continue
+        by_direction = ", ".join(f"{name} {formats.size(count)}" for name, count in speed.crossing.items())
+        most = _most(speed.crossing)
+        ratio = _digits(most / speed.least) if speed.least else formats.UNKNOWN
+        least = formats.size(speed.least) if speed.least else "nothing"
+        yield (
+            speed.operation,
+            formats.size(speed.size),
+            by_direction,
+            least,
+            ratio,
+            speed.pattern or formats.UNKNOWN,
+        )
+
+
+def _most(crossing: Mapping[str, int]) -> int:
+    """Bytes toward the site that got most, over all links: a direction is ``link:site``."""
+    toward: Counter[str] = Counter()
+    for direction, count in crossing.items():
+        toward[direction.rpartition(":")[2]] += count
+    return max(toward.values(), default=0)
+
+
+def fault_facts(cell: Cell) -> Text:
+    """As :data:`FAULT_FACTS`."""
+    again = {None: "not tried", True: "rebuilt", False: "could not be rebuilt"}[cell.rebuilt]
+    if cell.rebuild_s is not None:
+        again += f", {formats.duration(cell.rebuild_s)}"
+    return (
+        formats.UNKNOWN if cell.share is None else f"{cell.share * 100:.0f} % of the bytes",
+        formats.duration(cell.done_s),
+        formats.duration(cell.error_s),
+        formats.duration(cell.healed_s),
+        formats.duration(cell.bound_s),
+        again,
+    )
+
+
+def error_rows(cell: Cell) -> Iterator[tuple[str, str]]:
+    """(who, the library's words): ranks that say the same are one row."""
+    by: dict[str, list[str]] = {}
+    for error in cell.errors:
+        rank = re.match(r"rank (\d+): ", error)
+        by.setdefault(error[rank.end() :] if rank else error, []).append(rank[1] if rank else "")
+    for text, ranks in by.items():
+        numbers = [rank for rank in ranks if rank]
+        named = f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(numbers)}"
+        yield named if numbers else formats.plural(len(ranks), "rank"), text
+
+
+def link_rows(validation: Validation) -> Iterator[Text]:
+    for direction, values in validation.links.items():
+        yield direction, formats.duration(values.get("delay_s")), _rate(values.get("rate"))
+
+
+def change_rows(comparison: Comparison) -> Iterator[Text]:
+    """As :data:`CHANGES_HEAD`."""
+    for each in comparison.changes:
+        yield each.kind, each.library, each.what, each.before, each.after
+
+
+def facts(validation: Validation) -> tuple[tuple[str, str], ...]:
+    """Names and values of what it was made with and on."""
+    listed = [
+        ("suite", validation.suite),
+        ("topology", validation.topology),
+        ("driver", validation.driver),
+        ("emulator", validation.emulator),
+        ("fibers", "certified" if validation.certified else "NOT certified"),
+        ("machine", validation.machine),
+        ("took", formats.duration(validation.took_s)),
+        *((f"version of {name}", version) for name, version in validation.versions.items()),
+        *((each.title, _of_library(each)) for each in validation.libraries),
+    ]
+    return tuple((name, value) for name, value in listed if value)
+
+
+def _of_library(library: LibraryResult) -> str:
+    if library.verdict == "skipped":
+        return "skipped"
+    return ", ".join(part for part in (library.version, formats.duration(library.took_s)) if part)
+
+
+def _digits(value: float) -> str:
+    if not math.isfinite(value):
+        return formats.UNKNOWN
+    return f"{value:.3g}" if abs(value) < 1000 else formats.count(value)
+
+
+def _percent(value: float) -> str:
+    if not math.isfinite(value):
+        return formats.UNKNOWN
+    return f"{value * 100:.{0 if value >= 0.095 else 1}f} %"
+
+
+def _rate(byte_per_s: float | None) -> str:
+    if byte_per_s is None or not math.isfinite(byte_per_s):
+        return formats.UNKNOWN
+    return f"{formats.size(byte_per_s)}/s"
+
+
+def summary(cell: Cell) -> str:
+    """A fault's outcome on one line: what happened, and when."""
+    return "; ".join(part for part in (times(cell), cell.detail) if part)

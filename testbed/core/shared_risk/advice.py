@@ -1,0 +1,156 @@
+"""What an audit found, in words that say what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.core.shared_risk.audit import Audit, PairRisk, SinglePoint
+from testbed.core.topology.model import Topology
+
+__all__ = ["Finding", "findings"]
+
+MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``risk`` is ``single point``, ``shared risk``, ``no failover``, ``shared power`` or ``second failure``.
+
+    ``what`` was found, and what to ``do`` about it.
+    """
+
+    risk: str
+    what: str
+    do: str
+
+
+def findings(topology: Topology, found: Audit) -> tuple[Finding, ...]:
+    """Of ``found``, the audit of ``topology``, the worst first; none where nothing was found."""
+    return (
+        *_single_points(found),
+        *_shared(found),
+        *_protected(topology),
+        *_no_failover(topology, found),
+        *_power(topology, found),
+        *_second_failures(found),
+    )
+
+
+def _single_points(found: Audit) -> Iterator[Finding]:
+    for point in found.single_points:
+        apart = " from ".join(_names(island) for island in (point.islands[-1], point.islands[0]))
+        more = f", {len(point.islands)} islands in all" if len(point.islands) > 2 else ""
+        yield Finding("single point", f"{_failure(point)} separates {apart}{more}", _mend(point, found))
+
+
+def _failure(point: SinglePoint) -> str:
+    return {
+        "duct": f"one cut of {point.name}",
+        "link": f"a failure at an end of {point.name}, where no second path helps,",
+        "gateway": f"losing {point.name}",
+        "power": f"an outage of {point.name}",
+    }[point.kind]
+
+
+def _mend(point: SinglePoint, found: Audit) -> str:
+    ends = f"{point.islands[-1][0]} and {point.islands[0][0]}"
+    match point.kind:
+        case "duct":
+            cut = next(it for it in found.ducts if it.duct == point.name)
+            protect = f", or protect {cut.lost[0]} by a second path that does not" if cut.lost else ""
+            return f"join {ends} by a link that does not pass through {point.name}{protect}"
+        case "link":
+            return f"join {ends} by a second link"
+        case "gateway":
+            return f"join {ends} by a link that does not end at {point.name}"
+        case _:
+            return f"join {ends} by a link that does not end at a site on {point.name}, or feed one of them otherwise"
+
+
+def _shared(found: Audit) -> Iterator[Finding]:
+    lost = {cut.duct: cut.lost for cut in found.ducts}
+    for risk in found.shared:
+        if len(lost[risk.duct]) < 2:
+            continue  # those with a second path go on over it
+        others = [pair for pair in found.pairs if _looks_diverse(pair) and {*pair.via} & {*risk.links}]
+        why = "separates sites" if risk.separates else "one dig cuts them all"
+        more = ""
+        if others:
+            worst = others[0]
+            more = (
+                f"; {' - '.join(worst.between)} has {worst.link_disjoint} link-disjoint paths"
+                f" and {worst.duct_disjoint.count} that share no duct"
+            )
+        yield Finding(
+            "shared risk",
+            f"{_names(risk.links)} share {risk.duct}: {why}{more}",
+            f"lead one of them around {risk.duct}, or give it a second path (protection: {{type: 1+1, via: […]}})",
+        )
+
+
+def _protected(topology: Topology) -> Iterator[Finding]:
+    for link in topology.links:
+        common = [] if link.second_path is None else [duct for duct in link.via if duct in link.second_path.via]
+        if common:
+            yield Finding(
+                "shared risk",
+                f"both paths of {link.name} pass through {_names(common)}: a cut there is not protected against",
+                f"lead the second path of {link.name} around {_names(common)}",
+            )
+
+
+def _no_failover(topology: Topology, found: Audit) -> Iterator[Finding]:
+    for link in topology.links:
+        stuck = [
+            detour.between
+            for cut in found.ducts
+            if link.protection == "none" and link.name in cut.lost and not cut.separated_pairs
+            for detour in cut.detours
+            if detour.rtt_after_s is None and link.name in _way_of(found, detour.between)
+        ]
+        if stuck:
+            pairs = _names([" - ".join(pair) for pair in dict.fromkeys(stuck)])
+            yield Finding(
+                "no failover",
+                f"while {link.name} is cut, {pairs} stands still although other fibers lead there",
+                f"write protection: route in place of none for {link.name}, or give it a second path",
+            )
+
+
+def _way_of(found: Audit, between: tuple[str, str]) -> tuple[str, ...]:
+    return next((pair.via for pair in found.pairs if pair.between == between), ())
+
+
+def _looks_diverse(pair: PairRisk) -> bool:
+    return pair.duct_disjoint.exact and pair.duct_disjoint.count < pair.link_disjoint
+
+
+def _power(topology: Topology, found: Audit) -> Iterator[Finding]:
+    for domain, sites in found.power.items():
+        ranks = sum(topology.site(name).nodes for name in sites)
+        yield Finding(
+            "shared power",
+            f"{_names(sites)} are all on {domain}: one outage takes {ranks} of {len(topology.node_names)} ranks",
+            "feed them from different power domains, or count them as one site",
+        )
+
+
+def _second_failures(found: Audit) -> Iterator[Finding]:
+    if not found.double_cuts:
+        return
+    worst = max(found.double_cuts, key=lambda it: it.pairs)
+    apart = " from ".join(_names(island) for island in (worst.islands[-1], worst.islands[0]))
+    tried = "" if found.double_cuts_tried == found.double_cuts_possible else " (of those that were tried)"
+    yield Finding(
+        "second failure",
+        f"{len(found.double_cuts)} of {found.double_cuts_possible} pairs of ducts{tried} separate sites when both are"
+        f" cut; at worst {' and '.join(worst.ducts)}: {apart}",
+        "mend a cut before the next one, or add a third disjoint path",
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    left_out = len(names) - MOST_NAMED + 1
+    shown = [*names] if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"{left_out} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

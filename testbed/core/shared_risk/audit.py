@@ -1,0 +1,273 @@
+"""The shared-risk audit of a topology: what looks diverse and is not, and what a single failure takes away. Pure.
+
+A *shared-risk group* is a set of links that one dig cuts: those of a duct (RFC 4202, 2.3, SRLG). Every duct, link,
+gateway and power domain is made to fail by itself, ducts also two at a time, and what is left is compared with the
+healthy topology. Between which sites: all pairs of up to :data:`MOST_SITES_FOR_ALL_PAIRS`, above that those that a link
+joins. Whether sites are separated is always told for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.shared_risk.connectivity import Disjoint, Failure, Fibers, Way
+from testbed.core.topology.model import Link, Topology
+
+__all__ = [
+    "Audit",
+    "Detour",
+    "DoubleCut",
+    "DuctCut",
+    "PairRisk",
+    "SharedRisk",
+    "SinglePoint",
+    "audit",
+    "ducts_of",
+]
+
+MOST_SITES_FOR_ALL_PAIRS: Final = 16
+MOST_DOUBLE_CUTS: Final = 5000
+"""How many pairs of ducts are tried: all of them for up to 100 ducts."""
+
+_HEALTHY: Final = Failure()
+
+
+@dataclass(frozen=True)
+class SharedRisk:
+    """A duct with more than one link in it. ``separates``: whether its cut keeps sites from each other."""
+
+    duct: str
+    length_m: float
+    links: tuple[str, ...]
+    separates: bool
+
+
+@dataclass(frozen=True)
+class SinglePoint:
+    """Something whose failure, by itself, keeps sites from each other that stand themselves.
+
+    ``kind`` is duct, link, gateway or power. ``islands`` are the groups of sites that are left, the largest first;
+    ``pairs`` counts those that cannot reach each other any more.
+    """
+
+    kind: str
+    name: str
+    islands: tuple[tuple[str, ...], ...]
+    pairs: int
+
+
+@dataclass(frozen=True)
+class DoubleCut:
+    """Two ducts that keep sites from each other when both are cut, and neither by itself."""
+
+    ducts: tuple[str, str]
+    islands: tuple[tuple[str, ...], ...]
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Detour:
+    """The way between two sites after the cut of a duct; ``after`` is None where there is none. Round trips in s."""
+
+    between: tuple[str, str]
+    rtt_before_s: float
+    rtt_after_s: float | None
+    via: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DuctCut:
+    """What the cut of one duct does. ``lost`` links are dark, ``switched`` ones go on over their second path.
+
+    ``detours`` are of the pairs of sites whose way or round trip changes, the worst first. ``capacity_left`` is the
+    share of what the ends of its links could exchange before, of the worst such pair; 1 if it carries no link.
+    """
+
+    duct: str
+    lost: tuple[str, ...]
+    switched: tuple[str, ...]
+    separated_pairs: int
+    detours: tuple[Detour, ...]
+    capacity_left: float
+
+
+@dataclass(frozen=True)
+class PairRisk:
+    """Two sites: disjoint paths, and the worst that the cut of one duct does to them.
+
+    ``worst_rtt_s`` is None where a cut separates them, by ``worst_duct``. Capacities are in bit/s as the lab runs, one
+    way, over all fibers together; ``worst_capacity_bps`` after the cut of ``narrowest_duct``.
+    """
+
+    between: tuple[str, str]
+    via: tuple[str, ...]
+    link_disjoint: int
+    duct_disjoint: Disjoint
+    rtt_s: float
+    worst_rtt_s: float | None
+    worst_duct: str
+    capacity_bps: float
+    worst_capacity_bps: float
+    narrowest_duct: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All of it. ``power`` maps each domain that feeds several sites to them.
+
+    ``double_cuts_tried`` of ``double_cuts_possible`` pairs of ducts were cut, in the order of the file.
+    """
+
+    topology: str
+    all_pairs: bool
+    shared: tuple[SharedRisk, ...]
+    single_points: tuple[SinglePoint, ...]
+    double_cuts: tuple[DoubleCut, ...]
+    double_cuts_tried: int
+    double_cuts_possible: int
+    power: dict[str, tuple[str, ...]]
+    ducts: tuple[DuctCut, ...]
+    pairs: tuple[PairRisk, ...]
+
+
+def audit(topology: Topology) -> Audit:
+    """Every failure of one thing, and of two ducts, tried on ``topology``."""
+    fibers, pairs, used = Fibers(topology), _pairs(topology), ducts_of(topology)
+    healthy = {pair: way for pair, way in fibers.ways(_HEALTHY, pairs).items() if way is not None}
+    singles = tuple(_single_points(topology, fibers, used))
+    cuts = tuple(_duct_cut(topology, fibers, duct, healthy) for duct in used)
+    separating = frozenset(it.name for it in singles if it.kind == "duct")
+    candidates = [duct for duct in used if duct not in separating]
+    tried = list(itertools.islice(itertools.combinations(candidates, 2), MOST_DOUBLE_CUTS))
+    return Audit(
+        topology=topology.name,
+        all_pairs=len(topology.sites) <= MOST_SITES_FOR_ALL_PAIRS,
+        shared=tuple(_shared(topology, separating)),
+        single_points=singles,
+        double_cuts=tuple(_double_cuts(fibers, tried)),
+        double_cuts_tried=len(tried),
+        double_cuts_possible=len(candidates) * (len(candidates) - 1) // 2,
+        power={domain: sites for domain, sites in _power(topology).items() if len(sites) > 1},
+        ducts=cuts,
+        pairs=tuple(_pair(fibers, pair, healthy[pair], cuts) for pair in pairs if pair in healthy),
+    )
+
+
+def _pairs(topology: Topology) -> list[tuple[str, str]]:
+    names = [site.name for site in topology.sites]
+    if len(names) <= MOST_SITES_FOR_ALL_PAIRS:
+        return list(itertools.combinations(names, 2))
+    joined = {link.between for link in topology.links} | {link.between[::-1] for link in topology.links}
+    return [pair for pair in itertools.combinations(names, 2) if pair in joined]
+
+
+def ducts_of(topology: Topology) -> list[str]:
+    """Those that some link passes through, on its working or its second path, in the order of the links."""
+    return list(dict.fromkeys(duct for link in topology.links for duct in _of_link(link)))
+
+
+def _of_link(link: Link) -> tuple[str, ...]:
+    return link.via + (() if link.second_path is None else link.second_path.via)
+
+
+def _power(topology: Topology) -> dict[str, tuple[str, ...]]:
+    domains: dict[str, tuple[str, ...]] = {}
+    for site in topology.sites:
+        domains[site.power] = (*domains.get(site.power, ()), site.name)
+    return domains
+
+
+def _shared(topology: Topology, separating: frozenset[str]) -> Iterator[SharedRisk]:
+    for duct in topology.ducts:
+        links = tuple(link.name for link in topology.links if duct.name in _of_link(link))
+        if len(links) > 1:
+            yield SharedRisk(duct.name, duct.length_m, links, duct.name in separating)
+
+
+def _single_points(topology: Topology, fibers: Fibers, used: list[str]) -> Iterator[SinglePoint]:
+    ducts = {name: Failure(ducts=frozenset({name})) for name in used}
+    # The cut of a private duct says all that there is to say of its link, unless a second path saves it from that.
+    alone = {it.name for it in topology.links if it.via == (it.name,) and it.second_path is None}
+    links = {it.name: Failure(links=frozenset({it.name})) for it in topology.links if it.name not in alone}
+    gateways = {site.gateway: Failure(sites=frozenset({site.name})) for site in topology.sites}
+    power = {name: Failure(sites=frozenset(sites)) for name, sites in _power(topology).items() if len(sites) > 1}
+    for kind, failures in (("duct", ducts), ("link", links), ("gateway", gateways), ("power", power)):
+        for name, failure in failures.items():
+            islands = _islands(fibers, failure)
+            if len(islands) > 1:
+                yield SinglePoint(kind, name, islands, _separated(islands))
+
+
+def _double_cuts(fibers: Fibers, tried: list[tuple[str, str]]) -> Iterator[DoubleCut]:
+    for ducts in tried:
+        islands = _islands(fibers, Failure(ducts=frozenset(ducts)))
+        if len(islands) > 1:
+            yield DoubleCut(ducts, islands, _separated(islands))
+
+
+def _islands(fibers: Fibers, failure: Failure) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(sorted(island)) for island in fibers.islands(failure))
+
+
+def _separated(islands: tuple[tuple[str, ...], ...]) -> int:
+    """How many pairs of sites lie on different islands."""
+    return sum(len(one) * len(other) for one, other in itertools.combinations(islands, 2))
+
+
+def _duct_cut(topology: Topology, fibers: Fibers, duct: str, healthy: dict[tuple[str, str], Way]) -> DuctCut:
+    failure = Failure(ducts=frozenset({duct}))
+    lost, switched = fibers.lost(failure), fibers.switched(failure)
+    touched = {*lost, *switched}
+    affected = [pair for pair, way in healthy.items() if touched & {*way.links}]
+    detours = [
+        Detour(pair, healthy[pair].rtt_s, None if way is None else way.rtt_s, () if way is None else way.links)
+        for pair, way in fibers.ways(failure, affected).items()
+    ]
+    ends = {link.between for link in topology.links if link.name in lost}
+    left = [fibers.capacity_bps(failure, *pair) / fibers.capacity_bps(_HEALTHY, *pair) for pair in sorted(ends)]
+    return DuctCut(
+        duct=duct,
+        lost=lost,
+        switched=switched,
+        separated_pairs=_separated(_islands(fibers, failure)),
+        detours=tuple(sorted(detours, key=_badness)),
+        capacity_left=min(left, default=1.0),
+    )
+
+
+def _badness(detour: Detour) -> tuple[float, tuple[str, str]]:
+    """For sorting: no way at all first, then by how much longer the round trip is."""
+    longer = float("inf") if detour.rtt_after_s is None else detour.rtt_after_s - detour.rtt_before_s
+    return -longer, detour.between
+
+
+def _pair(fibers: Fibers, pair: tuple[str, str], way: Way, cuts: tuple[DuctCut, ...]) -> PairRisk:
+    mine = [(cut.duct, detour) for cut in cuts for detour in cut.detours if detour.between == pair]
+    worst_duct, worst = min(mine, key=lambda it: _badness(it[1]))
+    capacity_bps = fibers.capacity_bps(_HEALTHY, *pair)
+    narrowest_duct, narrowest_bps = "", capacity_bps
+    for cut in sorted(cuts, key=lambda it: -_carried_bps(fibers, it)):
+        if capacity_bps - _carried_bps(fibers, cut) >= narrowest_bps:
+            break  # a cut takes at most what its links carry: no later one can be worse
+        left_bps = fibers.capacity_bps(Failure(ducts=frozenset({cut.duct})), *pair)
+        if left_bps < narrowest_bps:
+            narrowest_duct, narrowest_bps = cut.duct, left_bps
+    return PairRisk(
+        between=pair,
+        via=way.links,
+        link_disjoint=fibers.link_disjoint(*pair),
+        duct_disjoint=fibers.duct_disjoint(*pair),
+        rtt_s=way.rtt_s,
+        worst_rtt_s=worst.rtt_after_s,
+        worst_duct=worst_duct,
+        capacity_bps=capacity_bps,
+        worst_capacity_bps=narrowest_bps,
+        narrowest_duct=narrowest_duct,
+    )
+
+
+def _carried_bps(fibers: Fibers, cut: DuctCut) -> float:
+    return sum(fibers.rate_bps(link) for link in cut.lost)

@@ -1,0 +1,354 @@
+"""A topology as written: which keys there are, what each takes, and every mistake of a file at once.
+
+Every field of the models is optional, so that what is right in a file can be looked at further although something else
+in it is wrong: :func:`check` drops what it finds bad and remembers where. What must be there, and what must fit
+together, is for ``resolve.py`` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from testbed.core.physics.fiber import FIBERS
+from testbed.core.physics.optics import OPTICS
+from testbed.core.physics.parameters import PARAMETERS, parse
+from testbed.core.topology import link_protection
+from testbed.core.topology.link_protection import ProtectionText
+from testbed.core.units import (
+    Unreadable,
+    parse_delay_s,
+    parse_length_m,
+    parse_number,
+    parse_probability,
+    parse_rate_bps,
+    parse_size_bytes,
+)
+from testbed.core.user_text import nearest, shown
+from testbed.core.yamltext import MOST_FINDINGS, Document, Path
+from testbed.errors import FileMistakes, Finding
+
+__all__ = [
+    "MOST_NODES_PER_SITE",
+    "Buffer",
+    "DefaultsText",
+    "LinkDefaults",
+    "LinkText",
+    "Mistakes",
+    "SiteText",
+    "TopologyText",
+    "Written",
+    "check",
+    "read",
+    "whole",
+]
+
+MOST_NODES_PER_SITE: Final = 256
+
+Model = TypeVar("Model", bound=BaseModel)
+LinkPart = TypeVar("LinkPart", bound="LinkDefaults")
+
+
+def whole(low: int, high: int) -> Callable[[object], int]:
+    """A validator: a whole number, ``low`` to ``high``, both included."""
+
+    def parse(value: object) -> int:
+        fix = f"write a whole number from {low} to {high}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Unreadable(f"{shown(value)} is not a whole number" if value is not None else "there is no value", fix)
+        if not low <= value <= high:
+            raise Unreadable(f"{shown(value)} is out of range", fix)
+        return value
+
+    return parse
+
+
+def _one_of(known: Iterable[str]) -> Callable[[object], str]:
+    names = tuple(known)
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            fix = nearest(value, names) if isinstance(value, str) else f"write {' or '.join(names)}"
+            raise Unreadable(f"{shown(value)} is not known here" if value is not None else "there is no value", fix)
+        return value
+
+    return parse
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value or len(value) > 64 or not value.isprintable():
+        what = "there is no value" if value is None else f"{shown(value)} is no name"
+        raise Unreadable(what, "write a name of at most 64 characters")
+    return value
+
+
+def _pair(value: object) -> tuple[str, str]:
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(site, str) for site in value):
+        raise Unreadable(
+            f"{shown(value)} is not a pair of sites" if value is not None else "there is no value",
+            "write two sites in brackets, as in [east, west]",
+        )
+    return value[0], value[1]
+
+
+def _names(value: object) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not listed or not all(isinstance(duct, str) for duct in listed):
+        raise Unreadable(
+            f"{shown(value)} is not a list of ducts" if value is not None else "there is no value",
+            "write ducts in brackets in their order, as in [river-bridge, motorway]",
+        )
+    return tuple(listed)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What may wait beyond rate x delay: a time at the link's rate, or a size; one of the two is None."""
+
+    time_s: float | None = None
+    size_bytes: int | None = None
+
+    def bytes_at(self, rate_bps: float) -> int:
+        if self.size_bytes is not None:
+            return self.size_bytes
+        return round((self.time_s or 0.0) * rate_bps / 8)
+
+
+def _buffer(value: object) -> Buffer:
+    if isinstance(value, str) and value.strip().endswith("B"):
+        return Buffer(size_bytes=parse_size_bytes(value))
+    if value == 0 and not isinstance(value, bool):
+        return Buffer(size_bytes=0)
+    if not isinstance(value, str) or value.strip()[-1:] != "s":
+        what = "there is no value" if value is None else f"{shown(value)} is neither a time nor a size"
+        raise Unreadable(what, "write a buffer such as 10 ms or 1 MB")
+    return Buffer(time_s=parse_delay_s(value, most_s=10.0))
+
+
+def _optics_latency(value: object) -> float:
+    return parse_delay_s(value, natural="us", most_s=1.0)
+
+
+def _scale(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < float("inf"):
+        raise Unreadable(f"{shown(value)} is no scale", "write a number above 0; 1000 runs 800G as 800 Mb/s")
+    return parse_number(value, low=1e-3, high=1e9)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class SiteText(_Part):
+    nodes: Annotated[int | None, BeforeValidator(whole(1, MOST_NODES_PER_SITE))] = None
+    power: Annotated[str | None, BeforeValidator(_text)] = None
+
+
+class LinkDefaults(_Part):
+    """What ``defaults: {link: …}`` may say: all of a link but where it lies.
+
+    ``impair`` are values by key of PARAMETERS, in SI units, for both directions; ``toward`` the same by the site that
+    a direction leads to. :func:`check` leaves them as written, :func:`read` reads them.
+    """
+
+    fiber: Annotated[str | None, BeforeValidator(_one_of(FIBERS))] = None
+    optics: Annotated[str | None, BeforeValidator(_one_of(OPTICS))] = None
+    waves: Annotated[int | None, BeforeValidator(whole(1, 1000))] = None
+    rate: Annotated[float | None, BeforeValidator(parse_rate_bps)] = None
+    loss: Annotated[float | None, BeforeValidator(parse_probability)] = None
+    buffer: Annotated[Buffer | None, BeforeValidator(_buffer)] = None
+    optics_latency: Annotated[float | None, BeforeValidator(_optics_latency)] = None
+    huts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
+    mtu: Annotated[int | None, BeforeValidator(whole(1280, 9216))] = None
+    protection: Annotated[ProtectionText | None, BeforeValidator(link_protection.parse)] = None
+    impair: Any = None
+    toward: Any = None
+
+
+class LinkText(LinkDefaults):
+    between: Annotated[tuple[str, str] | None, BeforeValidator(_pair)] = None
+    km: Annotated[float | None, BeforeValidator(parse_length_m)] = None
+    via: Annotated[tuple[str, ...] | None, BeforeValidator(_names)] = None
+
+
+class _Top(_Part):
+    name: Annotated[str | None, BeforeValidator(_text)] = None
+    scale: Annotated[float | None, BeforeValidator(_scale)] = None
+    seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
+    routing: Annotated[str | None, BeforeValidator(_one_of(("shortest", "multipath")))] = None
+    defaults: Any = None
+    sites: Any = None
+    ducts: Any = None
+    links: Any = None
+
+
+class _Defaults(_Part):
+    link: Any = None
+    site: Any = None
+
+
+@dataclass(frozen=True)
+class DefaultsText:
+    link: LinkDefaults = field(default_factory=LinkDefaults)
+    site: SiteText = field(default_factory=SiteText)
+
+
+@dataclass(frozen=True)
+class TopologyText:
+    """A file's content, each value parsed; lengths in m, times in s, rates in bit/s. None is: not written."""
+
+    name: str | None
+    scale: float | None
+    seed: int | None
+    routing: str | None
+    defaults: DefaultsText
+    sites: Mapping[str, SiteText]
+    ducts: Mapping[str, float | None]
+    links: Mapping[str, LinkText]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A document after ``--set``: ``sets`` holds the paths that came from there, with the key as it was typed."""
+
+    document: Document
+    sets: Mapping[Path, str] = field(default_factory=dict)
+
+    def place(self, path: Path) -> tuple[str, int]:
+        """File and line of ``path``; of a value that was set, ``--set KEY`` and 0."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.sets:
+                return f"--set {self.sets[path[:length]]}", 0
+        return self.document.file, self.document.line(path)
+
+    def has(self, path: Path) -> bool:
+        return path in self.sets or path in self.document.lines
+
+    def origin(self, path: Path) -> str:
+        """``file:line`` or ``--set``."""
+        file, line = self.place(path)
+        return f"{file}:{line}" if line else "--set" if file.startswith("--set ") else file
+
+
+@dataclass
+class Mistakes:
+    """Findings as they are collected, those of the text first; ``bad`` holds the paths of values that were dropped."""
+
+    written: Written
+    findings: list[Finding] = field(default_factory=list)
+    bad: set[Path] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.findings.extend(self.written.document.findings)
+
+    def note(self, path: Path, message: str, fix: str = "") -> None:
+        file, line = self.written.place(path)
+        self.findings.append(Finding(file, line, message, fix))
+        self.bad.add(path)
+        if len(self.findings) >= MOST_FINDINGS:
+            self.raise_if_any()  # what follows helps nobody, and a hostile file could have tens of thousands
+
+    def raise_if_any(self) -> None:
+        if self.findings:
+            raise FileMistakes(self.findings)
+
+
+def check(model: type[Model], raw: object, path: Path, what: str, mistakes: Mistakes) -> Model:
+    """``raw`` as a ``model``, without its bad fields, which become findings. ``what`` names the thing: "a link"."""
+    keys = [field.alias or name for name, field in model.model_fields.items()]
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, Mapping):
+        fix = f"write it as {{key: value}} with keys of {', '.join(keys)}"
+        mistakes.note(path, f"{what} is {shown(raw)}, which has no keys", fix)
+        raw = {}
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        good = dict(raw)
+        for problem in error.errors(include_url=False):
+            key = str(problem["loc"][0])
+            good.pop(key, None)
+            reason = problem.get("ctx", {}).get("error")
+            if problem["type"] == "extra_forbidden":
+                mistakes.note((*path, key), f"unknown key {shown(key)} in {what}", nearest(key, keys))
+            elif isinstance(reason, Unreadable):
+                mistakes.note((*path, key), f"{key} of {what}: {reason.message}", reason.fix)
+            else:
+                mistakes.note((*path, key), f"{key} of {what}: {shown(raw.get(key))} is not understood")
+        return model.model_validate(good)
+
+
+def _section(raw: object, path: Path, example: str, mistakes: Mistakes) -> Mapping[str, Any]:
+    """A mapping from names to things; anything else is a finding."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        mistakes.note(path, f"'{path[-1]}' must map names to values", f"write it as {example}")
+        return {}
+    return raw
+
+
+def read(written: Written, mistakes: Mistakes) -> TopologyText:
+    """``written`` as a :class:`TopologyText`; mistakes go to ``mistakes`` and what has them is left out."""
+    top = check(_Top, written.document.data, (), "a topology", mistakes)
+    defaults = check(_Defaults, top.defaults, ("defaults",), "defaults", mistakes)
+    sites = _section(top.sites, ("sites",), "sites: {east: {nodes: 2}, west: {nodes: 2}}", mistakes)
+    ducts = _section(top.ducts, ("ducts",), "ducts: {river-bridge: 3 km}", mistakes)
+    links = _section(top.links, ("links",), "links: {north: {between: [east, west], km: 40}}", mistakes)
+    return TopologyText(
+        name=top.name,
+        scale=top.scale,
+        seed=top.seed,
+        routing=top.routing,
+        defaults=DefaultsText(
+            link=_link(LinkDefaults, defaults.link, ("defaults", "link"), "the default link", mistakes),
+            site=check(SiteText, defaults.site, ("defaults", "site"), "the default site", mistakes),
+        ),
+        sites={
+            name: check(SiteText, raw, ("sites", name), f"site {shown(name)}", mistakes) for name, raw in sites.items()
+        },
+        ducts={name: _duct(name, raw, mistakes) for name, raw in ducts.items()},
+        links={
+            name: _link(LinkText, raw, ("links", name), f"link {shown(name)}", mistakes) for name, raw in links.items()
+        },
+    )
+
+
+def _link(model: type[LinkPart], raw: object, path: Path, what: str, mistakes: Mistakes) -> LinkPart:
+    found = check(model, raw, path, what, mistakes)
+    impair = _impairment(found.impair, (*path, "impair"), f"'impair' of {what}", mistakes)
+    towards = _section(found.toward, (*path, "toward"), "toward: {west: {loss: 1%, delay: 250us}}", mistakes)
+    toward = {
+        site: _impairment(it, (*path, "toward", site), f"'toward' {shown(site)} of {what}", mistakes)
+        for site, it in towards.items()
+    }
+    return found.model_copy(update={"impair": impair, "toward": toward})
+
+
+def _impairment(raw: object, path: Path, what: str, mistakes: Mistakes) -> dict[str, Any]:
+    """Values by key, in SI units; whether they fit together only a whole link can tell (``resolve.py``)."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        mistakes.note(path, f"{what} is {shown(raw)}, which has no keys", "write it as {jitter: 20us, loss: 0.01%}")
+        return {}
+    values, misread = parse(raw)
+    for it in misread:
+        if it.key in PARAMETERS:
+            message, _, fix = it.why.partition("; ")
+            mistakes.note((*path, it.key), f"{it.key} of {what}: {message}", fix)
+        else:
+            mistakes.note((*path, it.key), f"unknown key {shown(it.key)} in {what}", nearest(it.key, PARAMETERS))
+    return values
+
+
+def _duct(name: str, raw: object, mistakes: Mistakes) -> float | None:
+    try:
+        return parse_length_m(raw)
+    except Unreadable as error:
+        mistakes.note(("ducts", name), f"duct {shown(name)}: {error.message}", error.fix)
+        return None

@@ -1,0 +1,170 @@
+"""Two validations compared: what became worse, or better, beyond noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from testbed.core.certification.link_certificate import RATE_TOLERANCE, tolerance_s
+from testbed.core.validation.result import LibraryResult, Outcome, Speed, Validation, Verdict
+
+__all__ = ["LEAST_CHANGE", "Change", "Comparison", "compare"]
+
+LEAST_CHANGE: Final = 0.10
+"""A median moves by some per cent from one run to the next of the same machine, although the intervals within each run
+are narrow (the machine's other work, frequency, where ranks were put); less than this is never called a change."""
+
+_OUTCOMES: Final[dict[Outcome, int]] = {
+    "right": 0,
+    "right after healing": 1,
+    "error within its bound": 2,
+    "error late": 3,
+    "hang": 4,
+    "crash": 4,
+    "wrong result": 5,
+}
+"""The larger the worse. What is not here was not seen, so nothing can be said of it."""
+
+_VERDICTS: Final[dict[Verdict, int]] = {"holds": 0, "does not hold": 1}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is not as it was; ``what`` names it, ``before`` and ``after`` say it in words."""
+
+    library: str
+    what: str
+    before: str
+    after: str
+    kind: Literal["worse", "better"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a baseline says of a validation. ``notes`` name what could not be compared, and why."""
+
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+    against_unix_s: float | None = None
+    """When the baseline began."""
+
+    @property
+    def regressions(self) -> tuple[Change, ...]:
+        return tuple(each for each in self.changes if each.kind == "worse")
+
+
+def compare(old: Validation, new: Validation) -> Comparison:
+    """``new`` against the baseline ``old``, library by library, by name.
+
+    Answers and outcomes of faults are compared wherever both were seen. Times are compared only on the same machine and
+    the same certified lab; they differ when the intervals of both medians are disjoint and the medians differ by more
+    than :data:`LEAST_CHANGE`. What was measured before and is missing now is a note, not a regression: perhaps nobody
+    asked for it.
+    """
+    notes = []
+    why = _times_incomparable(old, new)
+    if why:
+        notes.append(f"times were not compared: {why}")
+    if old.suite != new.suite:
+        notes.append(f"suite {old.suite} then, {new.suite} now: what is in one of them alone was not compared")
+    before = {it.name: it for it in old.libraries if it.verdict != "skipped"}
+    now = {it.name: it for it in new.libraries if it.verdict != "skipped"}
+    notes += [f"{name} was validated before, and not this time" for name in before if name not in now]
+    notes += [f"{name} is not in the baseline" for name in now if name not in before]
+    changes: list[Change] = []
+    for name in (each for each in now if each in before):
+        if before[name].version != now[name].version:
+            notes.append(f"{name}: version {before[name].version} then, {now[name].version} now")
+        changes += _verdict(before[name], now[name])
+        changes += _cases(before[name], now[name])
+        changes += _cells(before[name], now[name])
+        if not why:
+            changes += _speeds(before[name], now[name])
+    changes.sort(key=lambda each: each.kind != "worse")
+    return Comparison(tuple(changes), tuple(notes), old.started_unix_s)
+
+
+def _times_incomparable(old: Validation, new: Validation) -> str:
+    for what, then, now in (
+        ("the topology was", old.topology, new.topology),
+        ("the machine was", old.machine, new.machine),
+        ("the driver was", old.driver, new.driver),
+        ("the emulator was", old.emulator, new.emulator),
+    ):
+        if then != now:
+            return f"{what} {then} then, and is {now} now"
+    if not (old.certified and new.certified):
+        return "one of the two labs was not certified"
+    for direction in sorted({*old.links, *new.links}):
+        was, became = (dict(it.links.get(direction, {})) for it in (old, new))
+        if was.keys() != became.keys():
+            return f"{direction} is not in both"
+        if any(_differ(key, was[key], became[key]) for key in was):
+            return f"{direction} is another fiber than it was"
+    return ""
+
+
+def _differ(what: str, then: float, now: float) -> bool:
+    """More than certificates of one and the same fiber differ. Of a value that is not known nothing is said."""
+    allowed = 2 * tolerance_s(then) if what == "delay_s" else 2 * RATE_TOLERANCE * then
+    return math.isfinite(then) and math.isfinite(now) and abs(now - then) > allowed
+
+
+def _verdict(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+    if old.verdict in _VERDICTS and new.verdict in _VERDICTS and old.verdict != new.verdict:
+        yield Change(new.name, "verdict", old.verdict, new.verdict, _kind(new.verdict != "holds"))
+
+
+def _cases(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+    """A case that was right must stay so; what is ``not run`` in either says nothing."""
+    before = {(it.operation, it.group, it.type, it.count, it.reduction): it.state for it in old.cases}
+    for case in new.cases:
+        then = before.get((case.operation, case.group, case.type, case.count, case.reduction))
+        if then is None or "not run" in (then, case.state) or (then == "right") == (case.state == "right"):
+            continue
+        reduction = f" {case.reduction}" if case.reduction else ""
+        what = f"{case.operation}{reduction}, {case.type}, {case.count} elements, {case.group}"
+        yield Change(new.name, what, then, case.state, _kind(then == "right"))
+
+
+def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+    before = {it.fault: it for it in old.cells}
+    for cell in new.cells:
+        then = before.get(cell.fault)
+        if then is None or then.outcome not in _OUTCOMES or cell.outcome not in _OUTCOMES:
+            continue
+        rank, was = _OUTCOMES[cell.outcome], _OUTCOMES[then.outcome]
+        if rank != was:
+            yield Change(new.name, cell.fault, then.outcome, cell.outcome, _kind(rank > was))
+        elif then.rebuilt is not None and cell.rebuilt is not None and then.rebuilt != cell.rebuilt:
+            said = {True: "rebuilt", False: "not rebuilt"}
+            changed = _kind(not cell.rebuilt)
+            yield Change(
+                new.name, f"{cell.fault}, communicator afterwards", said[then.rebuilt], said[cell.rebuilt], changed
+            )
+
+
+def _speeds(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+    before = {(it.operation, it.size): it for it in old.speeds}
+    for speed in new.speeds:
+        then = before.get((speed.operation, speed.size))
+        if then is None or not _apart(then, speed):
+            continue
+        change = speed.median_s / then.median_s - 1.0
+        what = f"{speed.operation}, {speed.size} bytes"
+        after = f"{speed.median_s * 1e3:.3g} ms ({change * 100:+.0f} %)"
+        yield Change(new.name, what, f"{then.median_s * 1e3:.3g} ms", after, _kind(change > 0))
+
+
+def _apart(old: Speed, new: Speed) -> bool:
+    if not (old.median_s > 0 and new.median_s > 0):
+        return False
+    disjoint = new.low_s > old.high_s or new.high_s < old.low_s
+    slower, faster = max(old.median_s, new.median_s), min(old.median_s, new.median_s)
+    return disjoint and slower / faster - 1.0 > LEAST_CHANGE
+
+
+def _kind(worse: bool) -> Literal["worse", "better"]:
+    return "worse" if worse else "better"

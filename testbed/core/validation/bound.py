@@ -1,0 +1,224 @@
+"""What physics leaves: the least time of an operation over given fibers, and what was measured beside it.
+
+Derived, with what is assumed, in docs/bounds.md. In short: an element is an atom (nothing is compressed), sums are made
+at sites, time begins with the common start. For bytes that must come from a site s to a site t, and any set of sites A
+that holds s and not t, every one of them crosses some fiber i out of A, no sooner than dist(s, tail of i) after the
+start and no later than delay(i) + dist(head of i, t) before the end. So within T at most
+
+    sum over i of rate(i) * max(0, T - dist(s, tail i) - delay(i) - dist(head i, t))
+
+bytes come over, and T is at least where that is what must cross. Of one fiber this is d + n/B.
+
+nccl-tests' bandwidths: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
+
+from testbed.core.validation.fibers import Fiber, distances
+from testbed.core.validation.operation import BARRIER, OperationName
+
+__all__ = ["MOST_CUTS", "Interval", "Placed", "algorithm_rate", "bound_s", "bus_rate", "latency_s", "median_interval"]
+
+MOST_CUTS: Final = 8
+"""Sites up to which every set of sites is looked at as one side of a cut (2**8), and every pair of sites across it.
+With more of them the sets are each site with those nearest to it, one, two, …, and the pair is the farthest one."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An operation of ``size`` bytes (n) on ranks that are somewhere: the sites of the ranks of its group, in order.
+
+    ``root`` and ``to`` are numbers in the group, where the operation has such.
+    """
+
+    do: OperationName
+    size: int
+    sites: tuple[str, ...]
+    root: int = 0
+    to: int = 0
+
+    @cached_property
+    def ranks_at(self) -> dict[str, int]:
+        """How many ranks there are at each site, in the order of the first."""
+        return {site: self.sites.count(site) for site in dict.fromkeys(self.sites)}
+
+    def must_move(self, tail: str, head: str) -> float:
+        """Bytes at ``head`` in the end, at least, that depend on what only ``tail`` had in the beginning."""
+        return self.must_cross({tail}, {head})
+
+    def must_cross(self, tails: Iterable[str], heads: Iterable[str]) -> float:
+        """Bytes that must come to ``heads``, all sites of a group together, from ``tails``, another such group.
+
+        What comes from ``tails`` may be added up before, and may be handed on within ``heads`` after it has come.
+        """
+        world, ranks = len(self.sites), self.ranks_at
+        here, there = (sum(ranks.get(site, 0) for site in set(some)) for some in (tails, heads))
+        if not here or not there or not world:
+            return 0.0
+        match self.do:
+            case "all_reduce":
+                return float(self.size)
+            case "reduce_scatter":
+                return self.size * there / world
+            case "all_gather":
+                return self.size * here / world
+            case "all_to_all":
+                return self.size * here * there / world
+            case "broadcast":
+                return float(self.size) if self.sites[self.root] in set(tails) else 0.0
+            case "reduce":
+                return float(self.size) if self.sites[self.root] in set(heads) else 0.0
+            case "send":
+                crosses = self.sites[self.root] in set(tails) and self.sites[self.to] in set(heads)
+                return float(self.size) if crosses else 0.0
+            case "barrier":
+                return 0.0
+
+    @property
+    def volume(self) -> float:
+        """Bytes that must leave some site for another, all sites together."""
+        ranks, size = self.ranks_at, float(self.size)
+        sites = len(ranks)
+        match self.do:
+            case "all_reduce":
+                return 2 * (sites - 1) * size
+            case "reduce_scatter" | "all_gather" | "broadcast" | "reduce":
+                return (sites - 1) * size
+            case "all_to_all":
+                crossing = sum(a * b for (_, a), (_, b) in itertools.permutations(ranks.items(), 2))
+                return size * crossing / len(self.sites)
+            case "send":
+                return size if self.sites[self.root] != self.sites[self.to] else 0.0
+            case "barrier":
+                return 0.0
+
+
+def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
+    """The least time of the operation over these fibers, in seconds; 0 where nothing must cross a fiber.
+
+    Infinite where something must cross and no fiber leads there.
+    """
+    dist = distances(every)
+    members = tuple(placed.ranks_at)
+    pairs = [pair for pair in itertools.permutations(members, 2) if _depends(placed, *pair)]
+    if any(head not in dist.get(tail, {}) for tail, head in pairs):
+        return math.inf
+    least = max((dist[tail][head] for tail, head in pairs), default=0.0)
+    if len(dist) > MOST_CUTS and pairs:
+        pairs = [max(pairs, key=lambda pair: dist[pair[0]][pair[1]])]
+    for inside, crossing in _cuts(tuple(every), members):
+        heads = [site for site in members if site not in inside]
+        must = placed.must_cross([site for site in members if site in inside], heads)
+        least = max(least, _fill(must, [(it.rate, it.delay_s) for it in crossing]))
+        for tail, head in pairs:
+            if tail in inside and head not in inside:
+                windows = [(it.rate, _sum(dist, tail, it, head)) for it in crossing]
+                least = max(least, _fill(placed.must_move(tail, head), windows))
+    leaving = [(fiber.rate, fiber.delay_s) for fiber in every if fiber.tail in members]
+    return max(least, _fill(placed.volume, leaving))
+
+
+def latency_s(placed: Placed, every: Sequence[Fiber]) -> float:
+    """d: the one-way delay between the two sites that are farthest apart of those that depend on each other."""
+    dist = distances(every)
+    pairs = [it for it in itertools.permutations(placed.ranks_at, 2) if _depends(placed, *it)]
+    return max((dist.get(tail, {}).get(head, math.inf) for tail, head in pairs), default=0.0)
+
+
+def algorithm_rate(placed: Placed, time_s: float) -> float:
+    """nccl-tests' algorithm bandwidth, n / t, in byte/s."""
+    return placed.size / time_s if time_s > 0 else 0.0
+
+
+def bus_rate(placed: Placed, time_s: float) -> float:
+    """nccl-tests' bus bandwidth in byte/s: comparable with the rate of a link, whatever the number of ranks."""
+    world = len(placed.sites)
+    factors: Mapping[OperationName, float] = {
+        "all_reduce": 2 * (world - 1) / world,
+        "reduce_scatter": (world - 1) / world,
+        "all_gather": (world - 1) / world,
+        "all_to_all": (world - 1) / world,
+    }
+    return algorithm_rate(placed, time_s) * factors.get(placed.do, 1.0)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and an interval that holds the true one in at least 95 of 100 cases, whatever the distribution."""
+
+    low: float
+    median: float
+    high: float
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """The median of at least one value, and its interval by order statistics.
+
+    The number of values below the true median is binomial with 1/2: the k-th smallest and the k-th largest of n hold it
+    between them with probability 1 - 2 P(fewer than k are below) (David and Nagaraja, Order Statistics, 3rd edition,
+    2003, section 7.1). Of fewer than six values no interval reaches 95 %; then it is all there is.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    within, k = 0.0, 0  # the chance that at most k - 1 of them are below
+    while k < (count + 1) // 2:
+        more = within + math.comb(count, k) / 2**count
+        if 2 * more > 1 - confidence:
+            break
+        within, k = more, k + 1
+    middle = count // 2
+    median = ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return Interval(ordered[max(k, 1) - 1], median, ordered[count - max(k, 1)])
+
+
+def _depends(placed: Placed, tail: str, head: str) -> bool:
+    """Whether something at ``head`` depends on ``tail``; also where no byte must come, as of a barrier."""
+    return placed.do == BARRIER or placed.must_move(tail, head) > 0
+
+
+def _sum(dist: Mapping[str, Mapping[str, float]], tail: str, fiber: Fiber, head: str) -> float:
+    """The least delay from ``tail`` to ``head`` over this fiber."""
+    before = dist.get(tail, {}).get(fiber.tail, math.inf)
+    after = dist.get(fiber.head, {}).get(head, math.inf)
+    return before + fiber.delay_s + after
+
+
+def _fill(volume: float, pipes: Sequence[tuple[float, float]]) -> float:
+    """The least T at which pipes of (rate, delay) have let ``volume`` bytes through: sum rate * max(0, T - delay)."""
+    if volume <= 0:
+        return 0.0
+    open_rate, opened = 0.0, 0.0
+    usable = sorted((it for it in pipes if it[0] > 0 and math.isfinite(it[1])), key=lambda it: it[1])
+    for place, (rate, delay_s) in enumerate(usable):
+        open_rate += rate
+        opened += rate * delay_s
+        time_s = (volume + opened) / open_rate
+        if place + 1 == len(usable) or time_s <= usable[place + 1][1]:
+            return time_s
+    return math.inf
+
+
+@lru_cache(maxsize=4)
+def _cuts(every: tuple[Fiber, ...], members: tuple[str, ...]) -> tuple[tuple[frozenset[str], tuple[Fiber, ...]], ...]:
+    """Sets of sites, one side of a cut each, with members on both sides; and the fibers that lead out of it."""
+    sites = sorted({site for fiber in every for site in (fiber.tail, fiber.head)} | set(members))
+    chosen: Iterable[Sequence[str]]
+    if len(sites) <= MOST_CUTS:
+        chosen = itertools.chain.from_iterable(itertools.combinations(sites, size) for size in range(1, len(sites)))
+    else:
+        dist = distances(every)
+        near = ([*sorted(sites, key=lambda it, of=of: dist.get(of, {}).get(it, math.inf))] for of in sites)  # type: ignore[misc]
+        chosen = (order[:size] for order in near for size in range(1, len(sites)))
+    sets = dict.fromkeys(frozenset(it) for it in chosen)
+    return tuple(
+        (inside, tuple(it for it in every if it.tail in inside and it.head not in inside))
+        for inside in sets
+        if 0 < sum(site in inside for site in members) < len(members)
+    )

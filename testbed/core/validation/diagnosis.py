@@ -1,0 +1,134 @@
+"""What a wrong answer looks like: somebody else's, one of before, a part that is missing or counted twice, a lost byte.
+
+The data is seeded by rank and call, so that whatever was put in the place of what belongs there can be recognised. A
+guess is only made where it cannot well be a coincidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from testbed.core.validation.exact import Indices, agrees
+from testbed.core.validation.operation import REDUCING, Group, Operation, Segment
+from testbed.core.validation.values import encode, numerators
+
+__all__ = ["diagnose_error"]
+
+Sources = Sequence[tuple[int, int]]
+
+_ENOUGH_BITS: Final = 32
+"""Bits of input that must agree: with some hundred guesses one in ten million is a coincidence."""
+
+_FARTHEST: Final = 16
+"""Bytes by which a stream that lost some, or has some twice, may be shifted."""
+
+_WINDOW: Final = 256
+"""Bytes that are compared with a shifted stream."""
+
+
+def diagnose_error(
+    operation: Operation, group: Group, rank: int, output: bytes, indices: Indices, earlier: Sequence[Operation]
+) -> str:
+    """Words for what the elements of ``output`` at the wrong ``indices`` look like; empty where nothing fits.
+
+    ``rank`` is a number in the ``group``; ``earlier`` are operations before this one, the latest first.
+    """
+    world, size = len(group.ranks), operation.kind.size
+    segments = operation.segments(rank, world) or ()
+    segment = next(it for it in segments if it.begin <= int(indices[0]) < it.begin + it.count)
+    indices = indices[indices < np.uint64(segment.begin + segment.count)]
+    data = b"".join(output[int(it) * size : (int(it) + 1) * size] for it in indices)
+    offsets = indices - np.uint64(segment.begin)
+    if len(data) >= 4 and len(set(data)) == 1:
+        return f"all that is wrong is the byte {data[:1].hex()}, as in a buffer that nothing was written to"
+    for words, other, sources in _candidates(operation, group, rank, segment):
+        if _enough(other, sources, len(indices)) and agrees(other, sources, offsets, data).all():
+            return words
+    for other in earlier:
+        words = _stale(operation, other, rank, world, indices, data)
+        if words:
+            return words
+    return _shifted(operation, segment, output, int(indices[0]))
+
+
+def _candidates(
+    operation: Operation, group: Group, rank: int, segment: Segment
+) -> Iterator[tuple[str, Operation, Sources]]:
+    """(words, an operation, sources of the segment) that would give such an answer."""
+    name: Callable[[int], int] = group.ranks.__getitem__  # words are of ranks of the world
+    everyone, count = range(len(group.ranks)), operation.count
+    if operation.do in REDUCING and len(everyone) > 1:
+        begin = segment.sources[0][1]
+        yield "it is this rank's own input", operation, ((rank, begin),)
+        for it in everyone:
+            yield f"it is the input of rank {name(it)} alone", operation, ((it, begin),)
+        for it in everyone:
+            rest = tuple(source for source in segment.sources if source[0] != it)
+            yield f"the part of rank {name(it)} is missing", operation, rest
+            if operation.reduction == "sum":
+                yield f"the part of rank {name(it)} is in it twice", operation, (*segment.sources, (it, begin))
+        if operation.do == "reduce_scatter":
+            for it in everyone:
+                moved = tuple((source, it * count) for source, _ in segment.sources)
+                yield f"it is the block of rank {name(it)}", operation, moved
+        return
+    source, begin = segment.sources[0]
+    for it in everyone:
+        if it != source:
+            yield f"it is what rank {name(it)} gave, not rank {name(source)}", operation, ((it, begin),)
+    if operation.do == "all_to_all":
+        for it in everyone:
+            if it != rank:
+                words = f"it is the block that rank {name(source)} had for rank {name(it)}"
+                yield words, operation, ((source, it * count),)
+
+
+def _enough(operation: Operation, sources: Sources, elements: int) -> bool:
+    bits = 64 - operation.kind.shift
+    rounded = len(sources) > 1 and operation.reduction != "max" and not operation.kind.is_integer
+    return bool(sources) and elements * (bits // 2 if rounded else bits) >= _ENOUGH_BITS
+
+
+def _stale(operation: Operation, other: Operation, rank: int, world: int, indices: Indices, data: bytes) -> str:
+    """What is wrong is the answer to the operation ``other``, of before."""
+    if other.type != operation.type or other.group != operation.group:
+        return ""
+    for segment in other.segments(rank, world) or ():
+        if segment.begin <= int(indices[0]) and int(indices[-1]) < segment.begin + segment.count:
+            offsets = indices - np.uint64(segment.begin)
+            if _enough(other, segment.sources, len(indices)) and agrees(other, segment.sources, offsets, data).all():
+                return f"it is the answer to call {other.call}, a {other.do} of before: a stale buffer"
+    mine = ((rank, 0),)
+    there = int(indices[-1]) < other.input_count(world) and _enough(other, mine, len(indices))
+    if there and agrees(other, mine, indices, data).all():
+        return f"it is this rank's input to call {other.call}, a {other.do} of before: a stale buffer"
+    return ""
+
+
+def _shifted(operation: Operation, segment: Segment, output: bytes, index: int) -> str:
+    """Of data that is moved: from some byte on the stream is ahead, or behind."""
+    if len(segment.sources) > 1:
+        return ""
+    kind, (source, begin) = operation.kind, segment.sources[0]
+    last = min(segment.begin + segment.count, index + (_WINDOW + _FARTHEST) // kind.size + 1)
+    elements = np.arange(index, last, dtype=np.uint64) - np.uint64(segment.begin) + np.uint64(begin)
+    found = numerators(kind, elements, seed=operation.seed, call=operation.call, rank=source)
+    due = encode(kind, found).tobytes()
+    got = output[index * kind.size : last * kind.size]
+    at = next(place for place, (a, b) in enumerate(zip(due, got, strict=True)) if a != b)
+    for by in range(1, _FARTHEST + 1):
+        length = min(_WINDOW, len(due) - at - by)
+        if length * 8 < _ENOUGH_BITS * 2:  # two bytes are sometimes alike
+            break
+        if got[at : at + length] == due[at + by : at + by + length]:
+            return f"{_bytes(by)} lost there: what follows stands so much too early"
+        if got[at + by : at + by + length] == due[at : at + length]:
+            return f"{_bytes(by)} too many there: what follows stands so much too late"
+    return ""
+
+
+def _bytes(count: int) -> str:
+    return "1 byte is" if count == 1 else f"{count} bytes are"

@@ -1,0 +1,349 @@
+"""The fault matrix: what is done to a library in the middle of one operation, and what it may make of it.
+
+Faults are the lab's own (docs/faults.md), written here as a user would type them. The **victim** is the last site, and
+the last rank in it: all fibers that end at that site are cut, so that nothing leads around, except where the fault is
+about leading around. An operation is under way when the fault begins: a stated share of the bytes that it usually puts
+on the fibers has crossed, which does not depend on how quick the machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from testbed.core.topology.model import Link, Topology
+from testbed.core.validation.cases import FIRST_FAULT_CALL, Suite, preferred
+from testbed.core.validation.fibers import ways
+from testbed.core.validation.operation import Operation, OperationName
+from testbed.core.validation.result import Outcome
+
+__all__ = [
+    "FAULTS",
+    "SHARE",
+    "SLACK_S",
+    "SURVIVES",
+    "TELLS",
+    "Fault",
+    "Injection",
+    "Trial",
+    "left_out",
+    "trials",
+    "unoffered",
+]
+
+SHARE: Final = 0.3
+"""Of the bytes that the operation puts on all fibers together when nothing is wrong. The later a fault begins, the less
+of the operation it finds."""
+
+TIMEOUT_S: Final = 6.0
+"""Given to the library, on short fibers."""
+
+SLACK_S: Final = 3.0
+"""How much later than its timeout an error may come: ranks notice one after the other, on a busy machine."""
+
+SHORT_S: Final = 1.5
+"""A cut that is shorter than the timeout. TCP that was cut off for t goes on within 2 t and its first timer of 0.2 s
+and more (each timer is twice the one before): 3.5 s after the cut began, well before the timeout."""
+
+PATIENCE_S: Final = 30.0
+"""When an operation that should come through is given up: 1 % of loss, or a tenth of the rate, makes it slow."""
+
+_LASTS_S: Final = 0.35
+"""How long the fiber takes at least for the operation's bytes, so that it is still under way when the fault begins."""
+
+_LEAST_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = 64 << 20
+
+SURVIVES: Final[frozenset[Outcome]] = frozenset({"right", "right after healing"})
+TELLS: Final[frozenset[Outcome]] = frozenset({"error within its bound"})
+
+
+@dataclass(frozen=True)
+class Injection:
+    """``testbed inject KIND TARGET K=V… --for``, as soon as the share has crossed.
+
+    ``for_s`` None: it stands until the cell has ended. It is done ``repeat`` times, the next one ``every_s`` after the
+    last one began. ``rank-kill`` and ``rank-pause`` are done to the rank program, ``target`` is the rank's number.
+    """
+
+    kind: str
+    target: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    for_s: float | None = None
+    repeat: int = 1
+    every_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of the matrix. ``holds``: the outcomes that are good enough; all others count against the library."""
+
+    name: str
+    summary: str
+    suite: Suite
+    holds: frozenset[Outcome]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One cell to be made: one fault in one operation. Times are seconds since the fault began.
+
+    Attributes:
+        injections: all at once.
+        operation: on the world.
+        share: injected when this part of the operation's usual bytes has crossed.
+        timeout_s: the library's own, of ``join``.
+        error_by_s: until then an error is within its bound.
+        outer_s: a rank that is still in the operation then, hangs.
+        struck: ranks that the fault itself ends or stops: nothing is expected of them.
+    """
+
+    fault: Fault
+    injections: tuple[Injection, ...]
+    operation: Operation
+    share: float
+    timeout_s: float
+    error_by_s: float
+    outer_s: float
+    struck: frozenset[int] = frozenset()
+
+
+FAULTS: Final = {
+    it.name: it
+    for it in (
+        Fault("cut-short", "every fiber of a site cut, for less than the library's timeout", "quick", SURVIVES),
+        Fault("cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", TELLS),
+        Fault("failover", "the fiber in use cut, another one lit", "quick", SURVIVES),
+        Fault("loss-1pct", "1 % of the packets lost", "quick", SURVIVES),
+        Fault("rank-killed", "a rank killed", "quick", TELLS),
+        Fault("one-direction-silent", "one direction dark, no port loses its carrier", "full", TELLS | SURVIVES),
+        Fault("one-direction-carrier", "one direction dark, the receiver's port loses it", "full", TELLS | SURVIVES),
+        Fault("flap", "every fiber of a site dark for 0.3 s, lit for 0.7 s, five times", "full", SURVIVES),
+        Fault("burst-loss", "every packet lost for 20 ms of each 450 ms, no port loses its carrier", "full", SURVIVES),
+        Fault("reorder", "5 % of the packets held back by 1 ms", "full", SURVIVES),
+        Fault("duplicate", "1 % of the packets come twice", "full", SURVIVES),
+        Fault("corruption", "bits of 0.1 % of the packets flipped, unseen by Ethernet's check", "full", SURVIVES),
+        Fault("mtu-black-hole", "IP packets above 1400 B vanish", "full", TELLS | SURVIVES),
+        Fault("latency-step", "50 ms more one way, after 50 ms of darkness", "full", SURVIVES),
+        Fault("rate-squeeze", "a tenth of the rate", "full", SURVIVES),
+        Fault("rank-stopped", "a rank stopped, for longer than the library's timeout", "full", TELLS),
+        Fault("rank-slow", "a rank stopped for 0.1 s of each 0.2 s, for 4 s", "full", SURVIVES),
+    )
+}
+"""By name, in the order of the matrix."""
+
+
+def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: int = 0) -> tuple[Trial, ...]:
+    """The fault matrix of a library with these ``offers``; none where it has no operation to try, see ``unoffered``.
+
+    Faults that the topology has no place for are left out, see ``left_out``.
+    """
+    place = _Place(topology)
+    found = []
+    for number, fault in enumerate(_wanted(suite)):
+        operation = _operation(topology, place, offers, FIRST_FAULT_CALL + number, seed)
+        if operation is None:
+            return ()
+        injections, why_not = _INJECTIONS[fault.name](place)
+        if why_not:
+            continue
+        timeout_s = round(TIMEOUT_S + 40 * place.delay_s, 1)
+        error_by_s = timeout_s + SLACK_S
+        patience_s = PATIENCE_S + 300 * place.delay_s if fault.holds == SURVIVES else timeout_s + error_by_s
+        found.append(
+            Trial(
+                fault=fault,
+                injections=injections,
+                operation=operation,
+                share=SHARE,
+                timeout_s=timeout_s,
+                error_by_s=error_by_s,
+                outer_s=patience_s,
+                struck=frozenset({place.rank}) if fault.name in ("rank-killed", "rank-stopped") else frozenset(),
+            )
+        )
+    return tuple(found)
+
+
+def left_out(suite: Suite, topology: Topology) -> dict[str, str]:
+    """Faults of the suite that the topology has no place for, and why: a second fiber is missing, or a second site."""
+    place = _Place(topology)
+    reasons = {fault.name: _INJECTIONS[fault.name](place)[1] for fault in _wanted(suite)}
+    return {name: why for name, why in reasons.items() if why}
+
+
+def _wanted(suite: Suite) -> list[Fault]:
+    return [fault for fault in FAULTS.values() if suite == "full" or fault.suite == "quick"]
+
+
+def unoffered(offers: Mapping[str, Any]) -> str:
+    """Why there are no trials of a library with these ``offers``; empty: there are."""
+    if _chosen(offers) is None:
+        return f"none of {', '.join(_TRIED)} is offered with a type of the protocol"
+    return ""
+
+
+_TRIED: Final[tuple[OperationName, ...]] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send",
+)
+"""What may be under way: the first that the library has. All of these put bytes on the fibers toward the last rank."""
+
+
+def _chosen(offers: Mapping[str, Any]) -> tuple[OperationName, str, Any] | None:
+    for do in _TRIED:
+        # Of the widest type there are fewest elements to make and to judge; integers are exact.
+        found = preferred(do, offers, ("int64", "float64", "int32", "float32"))
+        if found is not None:
+            return do, *found
+    return None
+
+
+def _operation(topology: Topology, place: _Place, offers: Mapping[str, Any], call: int, seed: int) -> Operation | None:
+    chosen = _chosen(offers)
+    if chosen is None:
+        return None
+    do, kind, reduction = chosen
+    ranks = len(topology.node_names)
+    one = Operation(do, call, "world", kind, 1, reduction, 0, ranks - 1, seed)
+    size = min(max(_LASTS_S * place.rate, _LEAST_BYTES), _MOST_BYTES) if place.rate else _MOST_BYTES
+    count = round(size / one.size_bytes(ranks)) | 1
+    return Operation(do, call, "world", kind, count, reduction, 0, ranks - 1, seed)
+
+
+class _Place:
+    """Where faults strike."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.victim = topology.sites[-1].name
+        self.rank = len(topology.node_names) - 1
+        self.links = tuple(link for link in topology.links if self.victim in link.between)
+        """All that end at the victim."""
+        taken = ways(topology)
+        names = {path[-1] for (_, head), path in taken.items() if head == self.victim}
+        names |= {path[0] for (tail, _), path in taken.items() if tail == self.victim}
+        used = {direction.partition(":")[0] for direction in names}
+        self.used = tuple(link for link in self.links if not taken or link.name in used)
+        """Those that traffic with the victim takes."""
+        both = [link.impairment(direction) for link in self.used for direction in link.directions]
+        self.rate = min((it.rate_bps / 8 for it in both if it.rate_bps), default=0.0)
+        self.delay_s = max((it.delay_s for it in both), default=0.0)
+
+    def toward(self, link: Link) -> str:
+        return f"{link.name}:{self.victim}"
+
+
+Injections = tuple[tuple[Injection, ...], str]
+"""What to inject, and if that is nothing, why."""
+
+
+def _alone(place: _Place) -> str:
+    return "" if place.links else f"no fiber ends at {place.victim}: there is one site"
+
+
+def _cut(
+    links: Sequence[Link], for_s: float | None = None, kind: str = "cut", **parameters: str
+) -> tuple[Injection, ...]:
+    """Cut, or a flap, of all paths of these links."""
+    return tuple(
+        Injection(kind, link.name, parameters | ({"path": "both"} if link.second_path else {}), for_s) for link in links
+    )
+
+
+def _cut_short(place: _Place) -> Injections:
+    return _cut(place.links, SHORT_S), _alone(place)
+
+
+def _cut_long(place: _Place) -> Injections:
+    return _cut(place.links), _alone(place)
+
+
+def _flap(place: _Place) -> Injections:
+    return _cut(place.links, kind="flap", down="300ms", up="700ms", times="5"), _alone(place)
+
+
+def _bursts(place: _Place) -> Injections:
+    """Counted in time. Those of a Gilbert-Elliott chain are counted in packets, and a sender that lost a whole window
+    sends one packet a timeout: TCP may back off for longer than any library waits, and chance would tell what is found.
+    The period is no multiple of TCP's shortest timeout, 0.2 s: or what is sent again would meet the next burst, always
+    (Kuzmanovic, Knightly: Low-rate TCP-targeted denial of service attacks, SIGCOMM 2003).
+    """
+    return _cut(place.links, kind="flap", down="20ms", up="430ms", times="100", carrier="silent"), _alone(place)
+
+
+def _failover(place: _Place) -> Injections:
+    """The first link in use that something takes the place of; of a protected one its working path is cut."""
+    for link in place.used:
+        if link.second_path is not None or (link.protection != "none" and _replaced(place, link)):
+            return (Injection("cut", link.name),), ""
+    return (), _alone(place) or f"nothing takes the place of {' or '.join(link.name for link in place.used)}"
+
+
+def _replaced(place: _Place, link: Link) -> bool:
+    """Whether the victim is reached from everywhere without ``link``."""
+    if place.topology.routing == "multipath":
+        return len(place.links) > 1
+    reached = ways(place.topology, {link.name})
+    return all((site.name, place.victim) in reached for site in place.topology.sites if site.name != place.victim)
+
+
+def _impair(kind: str = "impair", **parameters: str) -> Callable[[_Place], Injections]:
+    def made(place: _Place) -> Injections:
+        return tuple(Injection(kind, link.name, parameters) for link in place.used), _alone(place)
+
+    return made
+
+
+def _silent(place: _Place) -> Injections:
+    """A protected link would move both directions to its other path; all packets lost is the same darkness."""
+    return (
+        tuple(
+            Injection("impair", place.toward(link), {"loss": "100%"})
+            if link.second_path
+            else Injection("cut", place.toward(link), {"carrier": "silent"})
+            for link in place.used
+        ),
+        _alone(place),
+    )
+
+
+def _receiver(place: _Place) -> Injections:
+    if any(link.second_path for link in place.used):
+        return (), "the two directions of a protected link move together"
+    return tuple(Injection("cut", place.toward(it), {"carrier": "receiver"}) for it in place.used), _alone(place)
+
+
+def _rank(
+    kind: str, for_s: float | None = None, repeat: int = 1, every_s: float = 0.0
+) -> Callable[[_Place], Injections]:
+    def made(place: _Place) -> Injections:
+        return (Injection(kind, str(place.rank), {}, for_s, repeat, every_s),), ""
+
+    return made
+
+
+_INJECTIONS: Final[Mapping[str, Callable[[_Place], Injections]]] = {
+    "cut-short": _cut_short,
+    "cut-long": _cut_long,
+    "failover": _failover,
+    "loss-1pct": _impair(loss="1%"),
+    "rank-killed": _rank("rank-kill"),
+    "one-direction-silent": _silent,
+    "one-direction-carrier": _receiver,
+    "flap": _flap,
+    "burst-loss": _bursts,
+    "reorder": _impair(reorder="5%", reorder_by="1ms"),
+    "duplicate": _impair(duplicate="1%"),
+    "corruption": _impair("corruption", share="0.1%", survives="true"),
+    "mtu-black-hole": _impair("mtu-black-hole", largest="1400B"),
+    "latency-step": _impair("latency-step", extra="50ms", gap="50ms"),
+    "rate-squeeze": _impair("rate-squeeze", to="10%"),
+    "rank-stopped": _rank("rank-pause"),
+    "rank-slow": _rank("rank-pause", for_s=0.1, repeat=20, every_s=0.2),
+}

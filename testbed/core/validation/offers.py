@@ -1,0 +1,53 @@
+"""What a library says that it has, read with care: it is somebody else's program that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.core.user_text import shown
+from testbed.core.validation.operation import OPERATIONS
+
+__all__ = ["understood"]
+
+
+def understood(value: object) -> dict[str, Any]:
+    """``offers`` of an answer to ``join``: of each operation that is named ``types``, ``reductions`` and ``same_bits``,
+    and ``groups`` and ``rebuilds``; what is not said, or null, is not offered.
+
+    Raises:
+        ValueError: with what is wrong, to be said after "its offers:".
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("they are no JSON object")
+    for name, offer in value.items():
+        if isinstance(offer, Mapping) and name not in OPERATIONS:
+            raise ValueError(f"no operation is called {shown(str(name))}; there are {', '.join(OPERATIONS)}")
+    found: dict[str, Any] = {}
+    for do in OPERATIONS:
+        offer = value.get(do)
+        if offer is None:
+            continue
+        if not isinstance(offer, Mapping):
+            raise ValueError(f"{do} is no JSON object")
+        found[do] = {
+            "types": _names(do, offer, "types"),
+            "reductions": _names(do, offer, "reductions"),
+            "same_bits": _whether(f"{do}.same_bits", offer.get("same_bits")),
+        }
+    return found | {key: _whether(key, value.get(key)) for key in ("groups", "rebuilds")}
+
+
+def _names(do: str, offer: Mapping[str, Any], key: str) -> list[str]:
+    names = offer.get(key)
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(it, str) for it in names):
+        raise ValueError(f"{do}.{key} is no list of names")
+    return names
+
+
+def _whether(what: str, value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is True
+    raise ValueError(f"{what} is neither true nor false")

@@ -1,0 +1,149 @@
+"""How a cell of the fault matrix ended: exactly one outcome, from what each rank did.
+
+What is worst comes first. A cell is
+
+1. ``not run``: the lab, not the library, kept it from being tried (the evidence says why);
+2. ``unsupported``: a rank said that the library does not do this;
+3. ``wrong result``: some rank was given a wrong answer and no error, whatever became of the others, and also where the
+   fault came too late: it is the one thing that nobody notices;
+4. ``fault not exercised``: the fault did not begin, or every rank had finished, or one had failed, before it did;
+5. ``hang``: some rank was still in the operation when it was given up from outside;
+6. ``crash``: some process died that the fault did not touch;
+7. ``error late``: some rank's error came after the bound;
+8. ``error within its bound``: some rank raised an error, and those that did, in time;
+9. ``right after healing``: all ranks were right, the last one after the fault was healed, or had ended by itself;
+10. ``right``: all ranks were right.
+
+Of ranks that the fault itself killed or stopped nothing is expected, but a wrong answer counts from them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from testbed.core.validation.fault_matrix import Trial
+from testbed.core.validation.output_judge import Judgement
+from testbed.core.validation.result import Cell, Outcome
+
+__all__ = ["Evidence", "RankEnd", "cell", "outcome"]
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank left the operation, and when, in seconds since the fault began (below 0: before).
+
+    ``silent``: it was still in it when it was given up; ``at_s`` is then None, and may be of ``died``.
+    """
+
+    rank: int
+    state: Literal["done", "error", "unsupported", "silent", "died"]
+    at_s: float | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen of one trial. Times are seconds since the fault began.
+
+    Attributes:
+        ends: of every rank of the operation.
+        judgement: of the answers of the ranks that are done; None: they were not judged, for there are none.
+        share: of the operation's bytes that had crossed when the fault began; None: it never began.
+        healed_s: when it was healed, or over by itself, while the operation was under way; None: neither.
+        rebuilt: whether a communicator could be made again and was right; None: not tried.
+        failed: why the lab could not try it; empty: it did.
+    """
+
+    ends: Sequence[RankEnd] = ()
+    judgement: Judgement | None = None
+    share: float | None = None
+    healed_s: float | None = None
+    rebuilt: bool | None = None
+    rebuild_s: float | None = None
+    failed: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
+    """The one outcome, and in words what made it so."""
+    if evidence.failed:
+        return "not run", evidence.failed
+    ends = list(evidence.ends)
+    for it in ends:
+        if it.state == "unsupported":
+            return "unsupported", it.words
+    if evidence.judgement is not None and evidence.judgement.state == "wrong":
+        return "wrong result", evidence.judgement.detail
+    if not ends:
+        return "not run", "no rank was asked"
+    expected = [it for it in ends if it.rank not in trial.struck]
+    if evidence.share is None:
+        return "fault not exercised", _words(expected) or "the operation ended before the fault could begin"
+    if all(it.state == "done" and (it.at_s or 0.0) < 0 for it in expected):
+        return "fault not exercised", "every rank had finished when the fault began"
+    if early := [it for it in expected if it.state == "error" and (it.at_s or 0.0) < 0]:
+        return "fault not exercised", f"rank {early[0].rank} had failed when the fault began: {early[0].words}"
+    return _ended(trial, evidence, expected)
+
+
+def cell(trial: Trial, evidence: Evidence) -> Cell:
+    """The cell of the matrix."""
+    found, detail = outcome(trial, evidence)
+    expected = [it for it in evidence.ends if it.rank not in trial.struck]
+    errors = [it for it in expected if it.state == "error"]
+    done = [it.at_s for it in expected if it.state == "done" and it.at_s is not None]
+    every = evidence.share is not None and len(done) == len(expected)
+    return Cell(
+        fault=trial.fault.name,
+        outcome=found,
+        detail="; ".join((*([detail] if detail else []), *evidence.notes)),
+        share=evidence.share,
+        error_s=max((it.at_s for it in errors if it.at_s is not None), default=None),
+        done_s=max(done) if done and every else None,
+        healed_s=evidence.healed_s,
+        bound_s=trial.error_by_s if evidence.share is not None else None,
+        rebuilt=evidence.rebuilt,
+        rebuild_s=evidence.rebuild_s,
+        errors=tuple(f"rank {it.rank}: {it.words}" for it in errors),
+    )
+
+
+def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tuple[Outcome, str]:
+    """Of a fault that did begin while ranks were at work."""
+    silent = [it for it in expected if it.state == "silent"]
+    if silent:
+        said = f"{_ranks(silent)} {_were(silent)} still in the operation {trial.outer_s:.3g} s after the fault began"
+        return "hang", said
+    died = [it for it in expected if it.state == "died"]
+    if died:
+        return "crash", f"{_ranks(died)} died" + (f": {died[0].words}" if died[0].words else "")
+    errors = [it for it in expected if it.state == "error"]
+    late = [it for it in errors if it.at_s is None or it.at_s > trial.error_by_s]
+    if late:
+        when = max((it.at_s for it in late if it.at_s is not None), default=None)
+        said = "at a time that is not known" if when is None else f"after {when:.3g} s"
+        return "error late", f"{_ranks(late)} raised an error {said}, due within {trial.error_by_s:.3g} s"
+    if errors:
+        return "error within its bound", errors[0].words
+    if evidence.judgement is None:
+        return "not run", "the answers were not judged"
+    ended_s = max((it.at_s for it in expected if it.at_s is not None), default=0.0)
+    if evidence.healed_s is not None and ended_s > evidence.healed_s:
+        return "right after healing", ""
+    return "right", ""
+
+
+def _words(ends: Sequence[RankEnd]) -> str:
+    """The first trouble in an operation that came to nothing before its fault began."""
+    return next((f"rank {it.rank}: {it.words or it.state}" for it in ends if it.state != "done"), "")
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    numbers = ", ".join(str(it.rank) for it in ends)
+    return f"rank {numbers}" if len(ends) == 1 else f"ranks {numbers}"
+
+
+def _were(ends: Sequence[RankEnd]) -> str:
+    return "was" if len(ends) == 1 else "were"

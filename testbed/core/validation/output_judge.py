@@ -1,0 +1,183 @@
+"""Is what the ranks answered to one operation right? And if not: which rank, where, and what it looks like.
+
+What is moved, what is a maximum and every sum of integers must be right to the last bit. A sum of floats depends on the
+order of its additions, which is the library's own choice; it must be within
+
+    |got - exact| <= gamma(P - 1) * sum |x_i|,        gamma(k) = k u / (1 - k u),
+
+for P ranks and u the unit roundoff of the vector's type (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
+edition, 2002, section 4.2, for any order). This takes it that each of the P - 1 additions is rounded to nearest in the
+type of the vector or in a wider one. A library that accumulates float16 or bfloat16 in float32 and rounds what it hands
+on is within it too: our inputs are multiples of 2**-10 and 2**-7, whose sums float32 holds exactly, so that each result
+that is handed on is rounded once. ``avg`` is a sum with two roundings more, that of 1/P and that of the product, before
+the sum or after it: gamma(P + 1), and half of the least subnormal number for each product that may underflow.
+
+``exact`` is exact: sums of numerators in 64-bit integers, compared without rounding (``exact.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from testbed.core.validation.diagnosis import diagnose_error
+from testbed.core.validation.elements import ElementType
+from testbed.core.validation.exact import compare
+from testbed.core.validation.operation import BARRIER, Group, Operation
+from testbed.core.validation.result import CaseState
+from testbed.core.validation.values import decode
+
+__all__ = ["Answer", "Judgement", "judge"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one rank answered. ``silent``: it had not by the time that the operation was given up from outside.
+
+    ``output`` is the content of its file, None where it named none; ``words`` those of an error, of why it is
+    unsupported, or of how its process ended. ``length`` is that of its file in bytes where not all of it was read, for
+    more is there than is due; None: ``output`` is all of it.
+    """
+
+    state: Literal["done", "unsupported", "error", "silent", "died"]
+    output: bytes | None = None
+    began: float | None = None
+    ended: float | None = None
+    words: str = ""
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """``detail`` names the rank by its number in the world, the first wrong element, what belonged there and what was.
+
+    ``rank``: the first rank whose answer is wrong.
+    """
+
+    state: CaseState
+    detail: str = ""
+    rank: int | None = None
+
+
+def judge(
+    operation: Operation,
+    group: Group,
+    answers: Mapping[int, Answer],
+    *,
+    same_bits: bool = False,
+    earlier: Sequence[Operation] = (),
+) -> Judgement:
+    """Judge one operation by the answers of the members of its ``group``, by their numbers in the world.
+
+    ``same_bits``: the library promises that every rank gets the same bits of an all_reduce. ``earlier`` are operations
+    of this library before this one, the latest first, of which a stale buffer might be; they are of the same group.
+    A member without an answer is silent. What is worst comes first: a wrong answer, a rank that never answers, one that
+    died, an error, and what not every rank supports.
+    """
+    given = {rank: answers.get(rank, Answer("silent")) for rank in group.ranks}
+    done = {rank: answer for rank, answer in given.items() if answer.state == "done"}
+    wrong = _wrong(operation, group, done, earlier)
+    if wrong is not None:
+        return wrong
+    for state, case, what in (
+        ("silent", "hang", "never answered"),
+        ("died", "crash", "died"),
+        ("error", "error", "failed"),
+        ("unsupported", "unsupported", "does not support it"),
+    ):
+        ranks = [rank for rank, answer in given.items() if answer.state == state]
+        if ranks:
+            mixed = state == "unsupported" and len(ranks) < len(given)
+            words = next((given[rank].words for rank in ranks if given[rank].words), "")
+            said = f"{_ranks(ranks)} {what}" + (f": {words}" if words else "")
+            return Judgement("error" if mixed else case, said, ranks[0])  # type: ignore[arg-type]
+    if same_bits and operation.do == "all_reduce" and operation.keep:
+        return _same_bits(operation, group, done)
+    return Judgement("right")
+
+
+def _wrong(
+    operation: Operation, group: Group, done: Mapping[int, Answer], earlier: Sequence[Operation]
+) -> Judgement | None:
+    if operation.do == BARRIER:
+        return _early(done) if len(done) == len(group.ranks) else None
+    if not operation.keep:
+        return None
+    world = len(group.ranks)
+    length = operation.output_count(world) * operation.kind.size
+    alike = operation.do in ("all_reduce", "all_gather", "broadcast")
+    proven: bytes | None = None
+    for number, rank in enumerate(group.ranks):
+        answer = done.get(rank)
+        if answer is None or operation.segments(number, world) is None:
+            continue
+        output = answer.output
+        if output is None:
+            return Judgement("wrong", f"rank {rank} named no output, and {length} bytes are due", rank)
+        its = len(output) if answer.length is None else answer.length
+        if its != length:
+            return Judgement("wrong", f"rank {rank}: {_length(operation, its, length)}", rank)
+        if alike and output == proven:
+            continue
+        wrong = compare(operation, number, world, output)
+        if wrong.count:
+            expected, got = (_number(operation.kind, it) for it in (wrong.expected, wrong.got))
+            total = operation.output_count(world)
+            which = f"{wrong.count} of {total} elements are wrong, the first is {wrong.indices[0]}"
+            detail = f"rank {rank}: {which}: {got}, not {expected}"
+            why = diagnose_error(operation, group, number, output, wrong.indices, earlier)
+            return Judgement("wrong", detail + (f"; {why}" if why else ""), rank)
+        proven = output
+    return None
+
+
+def _early(done: Mapping[int, Answer]) -> Judgement | None:
+    """A barrier that a rank left before another had come to it."""
+    known = {rank: (it.began, it.ended) for rank, it in done.items() if it.began is not None and it.ended is not None}
+    if len(known) < 2:
+        return None
+    last = max(known, key=lambda rank: known[rank][0] or 0.0)
+    first = min(known, key=lambda rank: known[rank][1] or 0.0)
+    early_s = (known[last][0] or 0.0) - (known[first][1] or 0.0)
+    if early_s <= 0:
+        return None
+    return Judgement("wrong", f"rank {first} left the barrier {early_s * 1e3:.3g} ms before rank {last} came", first)
+
+
+def _length(operation: Operation, got: int, due: int) -> str:
+    size, off = operation.kind.size, abs(got - due)
+    elements = f", {off // size} elements" if off % size == 0 else ""
+    return f"its output is {got} bytes long, {due} are due: {off} too {'few' if got < due else 'many'}{elements}"
+
+
+def _same_bits(operation: Operation, group: Group, done: Mapping[int, Answer]) -> Judgement:
+    first = group.ranks[0]
+    reference = done[first].output or b""
+    for rank, other in itertools.islice(done.items(), 1, None):
+        if other.output != reference:
+            size = operation.kind.size
+            unlike = np.frombuffer(reference, np.uint8) != np.frombuffer(other.output or b"", np.uint8)
+            index = int(np.argmax(unlike)) // size
+            mine, theirs = (
+                _number(operation.kind, decode(operation.kind, data[index * size : (index + 1) * size])[0].item())
+                for data in (reference, other.output or b"")
+            )
+            detail = (
+                f"ranks {first} and {rank} differ at element {index}, {mine} and {theirs}, though the library promises"
+                " the same bits to every rank"
+            )
+            return Judgement("wrong", detail, rank)
+    return Judgement("right")
+
+
+def _number(kind: ElementType, value: float) -> str:
+    return str(int(value)) if kind.is_integer else f"{value:.{math.ceil(1 + kind.precision * math.log10(2))}g}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

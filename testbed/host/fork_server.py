@@ -1,0 +1,101 @@
+"""The warm parent of the training agents: started, spoken to, listened to.
+
+The contract (JSON lines) is in docs/design.md. The agents' package is never imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import LabError
+from testbed.host.linux import process
+
+MODULE = "testbed_agents.fork_server"
+
+
+def missing() -> str:
+    """Why agents cannot be deployed with this Python; empty if they can."""
+    for name in ("torch", "testbed_agents"):
+        if importlib.util.find_spec(name) is None:
+            return f"the package {name} is not installed (pip install 'scale-across-testbed[agents]')"
+    return ""
+
+
+class ForkServer:
+    """One process that has torch imported and forks ranks from itself.
+
+    ``heard`` is called with every event, from a thread of this object; the last one is ``gone``, with ``how`` in
+    words. Start it from a thread that lives as long as it should: the kernel ends it with the thread that began it.
+    """
+
+    def __init__(self, log: Path, heard: Callable[[dict[str, Any]], None], argv: Sequence[str] = ()) -> None:
+        """``argv`` starts the parent somewhere else: in a container, with that one's Python."""
+        self._heard = heard
+        self._lock = threading.Lock()
+        self.exited = threading.Event()
+        self._warm = False
+        # While it imports torch, seconds and more, it does not hear that nobody speaks to it any more.
+        dying = [setpriv, "--pdeathsig", "KILL", "--"] if (setpriv := shutil.which("setpriv")) else []
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                list(argv) or [*dying, sys.executable, "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.pid = self._child.pid
+        self.began = process.started(self.pid)
+        threading.Thread(target=self._listen, name="agents", daemon=True).start()
+
+    @property
+    def warm(self) -> bool:
+        """Whether it has imported torch: before that it hears what it is told, and does it later."""
+        return self._warm
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises LabError when the parent is gone."""
+        line = json.dumps(message).encode() + b"\n"
+        assert self._child.stdin is not None
+        with self._lock:
+            try:
+                self._child.stdin.write(line)
+                self._child.stdin.flush()
+            except (OSError, ValueError) as error:
+                raise LabError("the training agents are gone") from error
+
+    def stop(self) -> None:
+        """End it and all its ranks."""
+        assert self._child.stdin is not None
+        with self._lock, contextlib.suppress(OSError):
+            self._child.stdin.close()
+        try:
+            # While it imports torch it hears nothing; it has no ranks yet, so nobody is hurt.
+            self._child.wait(2.0 if self._warm else 0.0)
+        except subprocess.TimeoutExpired:
+            process.end(self.pid, self.began)
+            self._child.wait()
+
+    def _listen(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # something in the child printed to stdout: never ours
+            if isinstance(event, dict):
+                self._warm = True
+                self._heard(event)
+        how = process.how_ended(self._child.wait())
+        self.exited.set()
+        self._heard({"event": "gone", "how": how, "t": time.monotonic()})

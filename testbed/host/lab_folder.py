@@ -1,0 +1,169 @@
+"""Where the state of labs is on disk, and which labs there are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.core.user_text import shown
+from testbed.errors import LabError, StorageError, UnknownName, UserError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+"""Of a lab."""
+
+
+def refuse_bad_name(name: str) -> None:
+    """Raise UserError for what cannot be a lab's name."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"{shown(name)} cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
+
+
+def root() -> Path:
+    """``$TESTBED_STATE``, else /var/lib/testbed; absolute, because the keeper works elsewhere."""
+    return Path(os.environ.get("TESTBED_STATE") or "/var/lib/testbed").absolute()
+
+
+@dataclass(frozen=True)
+class LabFolder:
+    """The state of one lab: who keeps it, what stands, what was measured."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def socket(self) -> Path:
+        return self.path / "keeper.sock"
+
+    @property
+    def keeper_log(self) -> Path:
+        return self.path / "keeper.log"
+
+    @property
+    def emulator_log(self) -> Path:
+        return self.path / "emulator.log"
+
+    @property
+    def agents_log(self) -> Path:
+        return self.path / "agents.log"
+
+    @property
+    def prometheus(self) -> Path:
+        """Configuration, targets and data of the lab's own Prometheus; there only in an observed lab."""
+        return self.path / "prometheus"
+
+    @property
+    def prometheus_log(self) -> Path:
+        return self.path / "prometheus.log"
+
+    @property
+    def topology(self) -> Path:
+        return self.path / "topology.json"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "certificate.json"
+
+    @property
+    def about(self) -> Path:
+        """Why it is this driver and this emulator: the :class:`~testbed.lab.deploy.Choice` as JSON."""
+        return self.path / "about.json"
+
+    @property
+    def docker(self) -> Path:
+        """Address of the docker that makes this lab's containers, as in DOCKER_HOST; only where it has such."""
+        return self.path / "docker"
+
+    @property
+    def handles(self) -> Path:
+        return self.path / "handles"
+
+    def exists(self) -> bool:
+        """Raises StorageError where that cannot be told."""
+        with _readable(self.path.parent):
+            try:
+                return stat.S_ISDIR(self.path.stat().st_mode)
+            except FileNotFoundError:
+                return False
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is there and we may not look inside: a lab's folder is for the user who made it, and for root."""
+        return not os.access(self.path, os.R_OK | os.X_OK) and self.exists()
+
+    def refuse_gone(self) -> None:
+        """Raise LabError for a lab that was taken down since we began."""
+        if not self.exists():
+            raise self.gone()
+
+    def gone(self) -> LabError:
+        """What is said of a lab that was taken down since we began."""
+        return LabError(f"lab {self.name} was taken down meanwhile")
+
+    def refuse_foreign(self) -> None:
+        """Raise LabError for a lab of another user: nothing can be told of it, and nothing done with it."""
+        if self.foreign:
+            raise LabError(f"lab {self.name} belongs to another user: run as root")
+
+
+def folder(name: str) -> LabFolder:
+    return LabFolder(root() / "labs" / name)
+
+
+def folders() -> list[LabFolder]:
+    """Folders of all labs that are up or were left behind, by name.
+
+    Raises:
+        StorageError: there may be some, but they cannot be listed: that is not the same as none.
+    """
+    labs = root() / "labs"
+    with _readable(labs):
+        try:
+            return [LabFolder(path) for path in sorted(labs.iterdir()) if path.is_dir()]
+        except FileNotFoundError:
+            return []
+
+
+@contextlib.contextmanager
+def _readable(labs: Path) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise StorageError(f"{labs} may not be read by you, so its labs are not known: run as root") from error
+    except OSError as error:
+        raise StorageError(f"{labs} cannot be read: {error.strerror}; TESTBED_STATE must be a folder") from error
+
+
+def chosen(name: str | None = None) -> LabFolder:
+    """The folder of the lab that is meant: ``name``, else ``$TESTBED_LAB``, else the only one.
+
+    Raises UnknownName, UserError, LabError.
+    """
+    wanted = name or os.environ.get("TESTBED_LAB") or None
+    known = tuple(it.name for it in folders())
+    if wanted is None:
+        if not known:
+            raise UserError("no lab is up; bring one up with: testbed up metro-40km")
+        if len(known) > 1:
+            raise UserError("several labs are up: " + ", ".join(known) + "; name one with -l or $TESTBED_LAB")
+        wanted = known[0]
+    if wanted not in known:
+        raise UnknownName("lab", wanted, known)
+    found = folder(wanted)
+    found.refuse_foreign()
+    return found

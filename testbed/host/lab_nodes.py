@@ -1,0 +1,86 @@
+"""Where the nodes of a lab are on this host, whichever driver and whichever docker made them, and how a program is run
+in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.core.plan.addressing import namespace_name
+from testbed.core.user_text import shown
+from testbed.errors import LabError, StorageError, UserError
+from testbed.host import runner
+from testbed.host.drivers import containerlab, docker_client, docker_endpoint
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.drivers.containerlab import agent_user, container_name, living_netns, topology_file
+from testbed.host.drivers.docker_endpoint import Endpoint
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import namespace
+
+__all__ = ["docker", "driver", "keep_docker", "netns", "place"]
+
+
+def driver(lab: LabFolder) -> str:
+    """``netns`` or ``containerlab``: what made this lab."""
+    return "containerlab" if lab.docker.exists() or topology_file(lab.path, lab.name).exists() else "netns"
+
+
+def keep_docker(lab: LabFolder, made_by: Endpoint) -> None:
+    """Write down which docker makes a lab, before it makes any of it; whole or not at all. Raises StorageError."""
+    part = lab.docker.with_suffix(".part")
+    try:
+        part.write_text(f"{made_by.address}\n")
+        part.replace(lab.docker)
+    except OSError as error:
+        raise StorageError(f"cannot write {lab.docker}: {error.strerror}") from error
+
+
+def docker(lab: LabFolder) -> Endpoint:
+    """The docker that made a lab of containers, whatever the environment says by now: another one has never heard of
+    them, and would have all of it be gone.
+
+    Only of a lab that was made before this was written down the environment's. Raises UserError, LabError.
+    """
+    try:
+        address = lab.docker.read_text().strip()
+    except FileNotFoundError:
+        return docker_endpoint.endpoint()
+    except (OSError, ValueError) as error:
+        raise _docker_unknown(lab, "cannot be read") from error
+    try:
+        return docker_endpoint.maker_of(lab.name, address, str(lab.docker))
+    except UserError as error:
+        raise _docker_unknown(lab, f"says {shown(address)}, which is no Unix socket of this machine") from error
+
+
+def _docker_unknown(lab: LabFolder, why: str) -> LabError:
+    """DOCKER_HOST alone does not help: while the file is there it has the say."""
+    return LabError(
+        f"{lab.docker} {why}, so the docker that made lab {lab.name} is not known; write its address there, as in"
+        f" unix://{docker_endpoint.USUAL}, or remove {lab.docker} and set DOCKER_HOST"
+    )
+
+
+def netns(lab: LabFolder, node: str) -> Path:
+    """Handle of the network namespace of a node, a gateway, the plant or the management network.
+
+    Raises HostError if it is a container that does not run any more.
+    """
+    if driver(lab) == "containerlab" and (found := living_netns(lab.name, node)):
+        return found
+    return namespace.netns_path(namespace_name(lab.name, node))
+
+
+def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> runner.Place | ContainerPlace:
+    """Where programs of ``node`` run; ``isolated``: it is a node, not a gateway, the plant or the management network.
+
+    A ``job``'s program in a container has no privileges, as ranks have none. Raises HostError if the container does not
+    run any more, or docker does not; LabError if it is paused.
+    """
+    if driver(lab) == "containerlab":
+        made_by = docker(lab)
+        docker_client.refuse_silence(made_by)
+        living_netns(lab.name, node)
+        if why := containerlab.paused(lab.name, made_by).get(node):
+            raise LabError(why)
+        return ContainerPlace(container_name(lab.name, node), made_by, agent_user() if job else "")
+    return runner.Place(netns(lab, node), lab.handles / node if isolated else None)

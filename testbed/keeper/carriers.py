@@ -1,0 +1,78 @@
+"""The carriers of a live lab: listened to at all gateways, told as events, and led around where they are dark."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed.core.plan import routing
+from testbed.core.topology.model import Topology
+from testbed.host.linux.scheduling import use_realtime_priority
+from testbed.host.measure.carrier_watch import CarrierState, CarrierWatch, Change
+from testbed.keeper.engine import Engine
+from testbed.keeper.event_log import EventLog
+
+__all__ = ["DETOURS", "Carriers"]
+
+DETOURS = "detours"
+"""Owner of the routes that lead around dark links elsewhere."""
+
+
+class Carriers:
+    """See the module. ``submit`` has work done in the engine's thread, and does not wait for it."""
+
+    def __init__(self, engine: Engine, submit: Callable[[Callable[[], None]], object], events: EventLog) -> None:
+        self._engine, self._submit, self._events = engine, submit, events
+        self._topology: Topology | None = None
+        self._watch: CarrierWatch | None = None
+        self._reroute_due = False
+
+    def watch(self, topology: Topology, path: Callable[[str], Path]) -> None:
+        """Listen from now on; ``path`` is the handle of a gateway's namespace."""
+        self._topology = topology
+        watched: dict[str, set[str]] = {}
+        for link in topology.links:
+            for site in link.between:
+                watched.setdefault(topology.site(site).gateway, set()).add(link.name)
+        places = {gateway: path(gateway) for gateway in watched}
+        self._watch = CarrierWatch(places, watched, self._changed, use_realtime_priority)
+        self._watch.start()
+        routing.prepare(topology)
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+    def dark(self) -> frozenset[str]:
+        """Links without a carrier at one of their ends at least."""
+        return frozenset() if self._watch is None else frozenset(self._watch.dark())
+
+    def states(self) -> dict[tuple[str, str], CarrierState]:
+        """As of :meth:`CarrierWatch.states`; empty before anybody listens."""
+        return {} if self._watch is None else self._watch.states()
+
+    def _changed(self, change: Change) -> None:
+        where = {"link": change.interface, "site": change.place.removesuffix("-gw")}
+        if change.missed:
+            self._events.add("carrier-missed", t=change.t, **where, count=change.missed)
+        if change.turned:
+            self._events.add("carrier", t=change.t, **where, up=change.lit, changes=change.changes)
+        # Between two sites the kernels' own failover is all there is to do.
+        if self._topology is not None and len(self._topology.sites) > 2 and not self._reroute_due:
+            self._reroute_due = True
+            with contextlib.suppress(RuntimeError):  # the worker is shut down: so is the lab
+                self._submit(self._reroute)
+
+    def _reroute(self) -> None:
+        """Lead packets around what is dark by now; in the engine's thread."""
+        self._reroute_due = False
+        if self._topology is None or self._watch is None or self._engine.journal.state not in ("up", "kept"):
+            return
+        began = time.monotonic()
+        try:
+            self._engine.replace(DETOURS, routing.detours(self._topology, self._watch.dark()))
+            self._events.add("rerouted", took_s=round(time.monotonic() - began, 4))
+        except Exception as error:
+            self._events.add("note", text=f"routes could not be changed: {error}")

@@ -1,0 +1,224 @@
+"""The keeper: it owns what of a lab must outlive a command, in a small resident process per lab (``main.py``).
+
+It holds the lab's lock and its journal, runs the engine, supervises the emulator (a dead emulator is a cut: both ends
+of every fiber go down), deploys and watches the agents, leads faults through their times, and listens to link events.
+Commands talk to it over a socket in the lab's folder (``service.py``, ``verbs.py``).
+
+Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events,
+faults' times, scheduled faults, protection's times, the emulator and the agents. If the keeper dies its children die
+with it; `down` and `heal` then work from the journal alone (``testbed.lab.teardown``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import filelock
+
+from testbed.core.plan.addressing import PLANT
+from testbed.core.plan.properties import Carrier
+from testbed.core.plan.resources import Fibers
+from testbed.core.plan.step import Step
+from testbed.core.topology.model import Topology, topology_from_dict
+from testbed.errors import StorageError, TestbedError
+from testbed.host import lab_nodes
+from testbed.host.drivers.containerlab import Containerlab
+from testbed.host.drivers.netns import NetnsDriver, nowhere
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
+from testbed.keeper import handlers
+from testbed.keeper.agent_pool import AgentPool
+from testbed.keeper.carriers import Carriers
+from testbed.keeper.engine import LAB, Engine
+from testbed.keeper.event_log import EventLog, log
+from testbed.keeper.faults import Faults
+from testbed.keeper.journal import EMULATOR_DIED, Journal
+from testbed.keeper.prometheus_handler import PrometheusHandler
+from testbed.keeper.protection import Protection
+from testbed.keeper.schedule import Schedule
+
+if TYPE_CHECKING:
+    from testbed.keeper.exporter import Exporter
+
+BUILDER_PATIENCE_S = 15.0
+"""How long a fresh keeper waits for whoever started it to connect."""
+
+T = TypeVar("T")
+
+
+class Keeper:
+    """See the module. ``serve`` returns when the lab is down."""
+
+    def __init__(self, lab: LabFolder, *, agents: bool, containers: bool) -> None:
+        self.lab = lab
+        self._lock = filelock.FileLock(lab.lock)
+        self._lock.acquire(timeout=0)
+        pid = os.getpid()
+        self.journal = Journal.create(lab.journal, lab.name, process.boot_id(), (pid, process.started(pid)))
+        self.containers = (
+            Containerlab(lab.name, lab.path, lab_nodes.docker(lab), self._container_died) if containers else None
+        )
+        self.dead_containers: list[str] = []
+        elsewhere = self.containers.path if self.containers else nowhere
+        self.driver = NetnsDriver(lab.name, lab.handles, elsewhere)
+        self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
+        self.agents = AgentPool(lab.name, self.driver, lab.handles, lab.agents_log, self._agent_event, self.containers)
+        self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
+        self.engine = Engine(
+            self.journal,
+            handlers.of_keeper(self.driver, self.emulator, self.agents, self.prometheus, self.containers),
+        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self.events = EventLog()
+        self.protection = Protection(self.engine, self.do, self.events)
+        self.faults = Faults(self.engine, self.do, self.events, self.protection.cut)
+        self.schedule = Schedule(self.faults, self.events)
+        self.carriers = Carriers(self.engine, self._worker.submit, self.events)
+        self.waits: dict[socket.socket, str] = {}
+        """What jobs wait for that are to begin again, by the connection of whoever begins them."""
+        self._ended = threading.Event()
+        self.builder: socket.socket | None = None
+        self.topology: Topology | None = None
+        self.up_since = time.time()
+        if agents:
+            # In the engine's thread, which lives as long as we do: PDEATHSIG follows the thread that forks.
+            self.do(self.agents.prepare)
+
+    # ---- serving
+
+    def serve(self) -> None:
+        threading.Thread(target=self.faults.run, args=(self._ended,), name="faults", daemon=True).start()
+        threading.Thread(target=self.schedule.run, args=(self._ended,), name="schedule", daemon=True).start()
+        threading.Thread(target=self.protection.run, args=(self._ended,), name="protection", daemon=True).start()
+        print("ready", flush=True)
+        self._ended.wait(BUILDER_PATIENCE_S)
+        if self.builder is None:
+            self.down()  # whoever started us is gone before it could say what to build
+        self._ended.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM: the machine goes down, or somebody wants us gone: take the lab down."""
+        threading.Thread(target=self.down, daemon=True).start()
+
+    def closed(self, connection: socket.socket) -> None:
+        self.schedule.cancel(connection)  # whoever planned these faults is gone, and nobody would end them
+        self.waits.pop(connection, None)
+        if self.builder is connection and self.journal.state == "building":
+            # Whoever was building this lab is gone before it was whole: a failed `up` undoes itself.
+            self.down()
+        if self.journal.state == "down":
+            self._ended.set()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Run in the engine's thread and wait."""
+        future: Future[T] = self._worker.submit(work)
+        return future.result()
+
+    def know_topology(self) -> None:
+        """Which it is its file says: a plan of containers has no cables of its own."""
+        self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
+        self.protection.know(self.topology)
+        self.carriers.watch(self.topology, self.driver.path)
+
+    def rank_states(self) -> list[dict[str, Any]]:
+        """Of each rank where it is, and what it does."""
+        return [
+            {
+                "rank": rank.rank,
+                "node": rank.node,
+                "site": rank.site,
+                "metrics": [rank.metrics, rank.port],
+                "down": self.agents.is_down(number),
+                "warned": self.faults.warning(rank.node),
+                **self.agents.states[number],
+            }
+            for number, rank in sorted(self.agents.ranks.items())
+            if number in self.agents.states  # else its parent is only being started
+        ]
+
+    # ---- what happens by itself
+
+    def _emulator_died(self, status: int | None) -> None:
+        """Take both ends of every fiber down: neither a perfect wire nor a silent black hole may be left."""
+        ends = [it for entry in self.journal.owned(LAB) for it in _fiber_ends(entry.step)]
+        plan = tuple(Carrier(PLANT, end, False) for end in ends)
+
+        def work() -> None:
+            if self.journal.state != "down":
+                self.engine.apply(EMULATOR_DIED, plan)
+
+        with contextlib.suppress(RuntimeError):  # the worker is shut down: so is the lab
+            self.do(work)
+        self.events.add("emulator-died", status=status)
+
+    def _prometheus_died(self, how: str) -> None:
+        self.events.add("note", text=f"prometheus {how}: the lab goes on, unobserved")
+
+    def _exporter(self) -> Exporter:
+        """What an observed lab tells; its module takes time and memory that others do not need."""
+        from testbed.keeper.exporter import Exporter, Sources
+
+        topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
+        sources = Sources(
+            emulator=lambda: self.emulator.emulator,
+            ranks=self.rank_states,
+            carriers=self.carriers.states,
+            faults=self.faults.counts,
+            certificate=self.lab.certificate,
+        )
+        return Exporter(topology, sources, {site.gateway: self.driver.path(site.gateway) for site in topology.sites})
+
+    def _container_died(self, node: str) -> None:
+        self.dead_containers.append(node)
+        self.events.add("container-died", node=node)
+
+    def _agent_event(self, event: dict[str, Any]) -> None:
+        kinds = {"began": "job-began", "finished": "job-ended", "died": "rank-died", "gone": "agents-gone"}
+        if event["event"] in kinds:
+            self.events.add(kinds[event["event"]], **{key: value for key, value in event.items() if key != "event"})
+
+    def down(self) -> None:
+        """Undo everything, and end; afterwards only the folder is left, for whoever asked to remove.
+
+        What does not go stays in the journal, for `testbed down`: a keeper that waited for docker to come back might
+        wait for ever.
+        """
+
+        def work() -> None:
+            if self.journal.state == "down":
+                return
+            with contextlib.suppress(StorageError):  # a full disk keeps no lab from going
+                self.journal.set_state("going")
+            self.carriers.stop()
+            self.engine.undo_all()
+            self.driver.close()
+            with contextlib.suppress(StorageError):
+                self.journal.set_state("down")
+            self.journal.state = "down"
+
+        self.agents.abandon()
+        try:
+            self.do(work)
+        except TestbedError as error:
+            log(f"not all of lab {self.lab.name} went, the journal keeps the rest: {error}")
+            raise
+        finally:
+            self._ended_soon()
+
+    def _ended_soon(self) -> None:
+        """Let the answer to `down` reach its asker before the process ends."""
+        threading.Timer(0.05, self._ended.set).start()
+
+
+def _fiber_ends(step: Step) -> list[str]:
+    if not isinstance(step, Fibers):
+        return []
+    return sorted({it.ingress for it in step.directions} | {it.egress for it in step.directions})

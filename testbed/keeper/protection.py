@@ -1,0 +1,139 @@
+"""The protection of a live lab's links: what the optical layer does when one of a link's two paths is cut.
+
+Faults say which paths they cut (``Phase.cuts``); of each protected link a :class:`Selector` says which path its traffic
+is on, and what stands for that in the journal is owned by ``protection LINK``. So the switch back outlives the fault
+that began it, two faults on one link add up, and `down` needs to know nothing of protection.
+
+What stands: nothing on the working path; the second path's delay on that; while it is switched both directions lose
+all that enters them and what was under way, and where the carrier is lost both ends are down.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from testbed.core.faults.impair import silenced
+from testbed.core.physics.protection_selector import Path, PathCut, Selector
+from testbed.core.plan.addressing import PLANT
+from testbed.core.plan.properties import Carrier, Shape
+from testbed.core.plan.step import Plan
+from testbed.core.topology.model import Link, Topology
+from testbed.errors import TestbedError
+from testbed.host.linux.scheduling import use_realtime_priority
+from testbed.keeper.engine import Engine
+from testbed.keeper.event_log import EventLog
+from testbed.keeper.journal import PROTECTED
+
+__all__ = ["Protection"]
+
+
+class Protection:
+    """All protected links of one lab. What is not said to be otherwise is called in the engine's thread."""
+
+    def __init__(self, engine: Engine, do: Callable[[Callable[[], None]], None], events: EventLog) -> None:
+        self._engine, self._do, self._events = engine, do, events
+        self._links: dict[str, Link] = {}
+        self._selectors: dict[str, Selector] = {}
+        self._cuts: dict[str, frozenset[PathCut]] = {}
+        self._told: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._due: dict[str, float] = {}
+
+    def know(self, topology: Topology) -> None:
+        """Which links there are; before the first fault."""
+        for link in topology.links:
+            if link.second_path is not None:
+                self._links[link.name], self._selectors[link.name] = link, Selector(link.second_path)
+                self._told[link.name] = "working"
+
+    def states(self) -> dict[str, str]:
+        """Of each protected link ``working``, ``protection``, ``switching`` or ``dark``. From any thread."""
+        return dict(self._told)
+
+    def cut(self, fault: str, cuts: Iterable[PathCut]) -> None:
+        """From now on exactly these paths are cut by ``fault``. Raises TestbedError if a direction cannot be set."""
+        t, before = time.monotonic(), self._cuts.get(fault, frozenset())
+        self._cuts[fault] = frozenset(cuts)
+        if not self._cuts[fault]:
+            del self._cuts[fault]
+        links = {it.link for it in before ^ frozenset(cuts)}
+        for name in (name for name in self._selectors if name in links):
+            self._selectors[name].learn(t, self._cut_of(name))
+        self._follow(links, t)
+
+    def restore(self) -> None:
+        """Every link whose working path is sound goes back to it now: somebody wants everything healed."""
+        t = time.monotonic()
+        for selector in self._selectors.values():
+            selector.restore(t)
+        self._follow(self._selectors, t)
+
+    def run(self, ended: threading.Event) -> None:
+        """Switch when it is due, until ``ended``; in a thread of its own."""
+        use_realtime_priority()
+        while not ended.is_set():
+            with self._changed:
+                due_t = min(self._due.values(), default=None)
+                left = None if due_t is None else due_t - time.monotonic()
+                if left is None or left > 0:
+                    self._changed.wait(left)
+                    continue
+            try:
+                self._do(self._advance)
+            except RuntimeError:
+                return  # the worker is shut down: so is the lab
+            except Exception as error:
+                self._events.add("note", text=f"a protected link could not be switched: {error}")
+
+    def _advance(self) -> None:
+        t = time.monotonic()
+        with self._changed:
+            links = [name for name, due_t in self._due.items() if due_t <= t]
+            for name in links:
+                del self._due[name]  # what cannot be set now is not tried for ever
+        if self._engine.journal.state in ("going", "down"):
+            return
+        for name in links:
+            self._selectors[name].advance(t)
+        self._follow(links, t)
+
+    def _cut_of(self, link: str) -> frozenset[Path]:
+        return frozenset(it.path for cuts in self._cuts.values() for it in cuts if it.link == link)
+
+    def _follow(self, links: Iterable[str], asked_t: float) -> None:
+        """Have stand what the selectors of ``links`` say."""
+        failures: list[TestbedError] = []
+        for name in sorted(links):
+            link, selector = self._links[name], self._selectors[name]
+            command_t = time.monotonic()
+            try:
+                self._engine.replace(PROTECTED + name, _standing(link, selector))
+            except TestbedError as error:
+                failures.append(error)
+                continue
+            if self._told[name] != selector.state:
+                was, self._told[name] = self._told[name], selector.state
+                times = {"planned_t": asked_t, "command_t": command_t, "ack_t": time.monotonic()}
+                self._events.add(
+                    "protection-switched", t=times["ack_t"], link=name, was=was, to=selector.state, **times
+                )
+            with self._changed:
+                self._due.pop(name, None)
+                if selector.due_t is not None:
+                    self._due[name] = selector.due_t
+                self._changed.notify()
+        if failures:
+            raise failures[0]
+
+
+def _standing(link: Link, selector: Selector) -> Plan:
+    """What the fiber does while the selector is where it is."""
+    if not selector.carrier:
+        return tuple(Carrier(PLANT, end, False) for end in link.ends)
+    if selector.state == "switching":
+        return silenced([(link, direction) for direction in link.directions], flush=True)
+    if selector.state == "protection":
+        return tuple(Shape(direction, link.switched(direction)) for direction in link.directions)
+    return ()

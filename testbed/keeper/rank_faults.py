@@ -1,0 +1,69 @@
+"""The hand of what happens to ranks and nodes: paused, slowed, killed, without power.
+
+A rank is spoken of to its warm parent, which knows its process by a pidfd: no pid of another is ever hit, in containers
+neither. A node without power is emptied: every process in its network namespace is ended, but for a container's first,
+whose end would take the container's cables away for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.core.plan.properties import Paused, Slowed, Throttled
+from testbed.core.plan.resources import Killed, Unpowered
+from testbed.core.plan.step import Property, Step
+from testbed.errors import HostError
+from testbed.host.drivers.driver import Facts
+from testbed.host.linux import namespace, process
+from testbed.keeper.agent_pool import AgentPool
+
+__all__ = ["KINDS", "RankFaultHandler"]
+
+KINDS: tuple[type[Step], ...] = (Paused, Slowed, Throttled, Killed, Unpowered)
+
+
+class RankFaultHandler:
+    """``path`` gives the handle of a node's network namespace."""
+
+    def __init__(self, agents: AgentPool, path: Callable[[str], Path]) -> None:
+        self._agents, self._path = agents, path
+
+    def make(self, step: Step) -> Facts:
+        if isinstance(step, Killed):
+            self._agents.hold([step.rank])
+            self._agents.await_end([step.rank])
+        elif isinstance(step, Unpowered):
+            self._agents.hold(step.ranks)
+            self._empty(step.node)
+            self._agents.await_end(step.ranks, with_parents=self._agents.parents_inside)
+        return {}
+
+    def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        if isinstance(step, Killed):
+            self._agents.release([step.rank])
+        elif isinstance(step, Unpowered):
+            self._agents.release(step.ranks)
+
+    def assign(self, settings: Sequence[Property]) -> None:
+        for it in settings:
+            if isinstance(it, Paused):
+                self._agents.pause(it.rank, it.paused)
+            elif isinstance(it, Slowed):
+                self._agents.slow(it.rank, it.by)
+            elif isinstance(it, Throttled):
+                self._agents.throttle(it.rank, it.node, it.cpu)
+
+    def _empty(self, node: str) -> None:
+        """End everything that runs on a node. Raises HostError when something does not end."""
+        inode = namespace.inode(self._path(node))
+        inside = process.inside({inode}) if inode else []
+        # Started while we looked: once more, and a third time finds nobody who could start anything.
+        for _ in range(3):
+            victims = [(pid, began) for pid, began in inside if not process.is_first(pid)]
+            if not victims:
+                return
+            if stuck := process.end_all(victims):
+                raise HostError(f"processes {stuck} of {node} do not end")
+            inside = process.inside({inode})

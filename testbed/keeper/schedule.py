@@ -1,0 +1,81 @@
+"""Faults that are due at times fixed beforehand: the keeper injects them, however busy whoever asked for them is.
+
+Those of one time begin as one. A schedule is its owner's, a connection: it ends with it, so that nobody's faults
+come after he is gone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from testbed.core.faults.fault_kind import Compiled
+from testbed.host.linux.scheduling import use_realtime_priority
+from testbed.keeper.event_log import EventLog
+from testbed.keeper.faults import Faults
+
+__all__ = ["Schedule"]
+
+Wanted = tuple[Mapping[str, Any], Compiled]
+"""As :meth:`Faults.inject` takes it; ``planned_t`` is when it is due, of CLOCK_MONOTONIC."""
+
+
+class Schedule:
+    """See the module. Safe for several threads but :meth:`run`, which has its own."""
+
+    def __init__(self, faults: Faults, events: EventLog) -> None:
+        self._faults, self._events = faults, events
+        self._due: list[tuple[float, int, object, Wanted]] = []
+        self._numbers = itertools.count()  # of the same time, the one that was added first
+        self._changed = threading.Condition()
+        self._beginning: object = None
+        """The owner of what is being injected right now."""
+
+    def add(self, owner: object, wanted: Iterable[Wanted]) -> None:
+        """What is due already is injected at once."""
+        with self._changed:
+            for it in wanted:
+                heapq.heappush(self._due, (it[0]["planned_t"], next(self._numbers), owner, it))
+            self._changed.notify_all()
+
+    def cancel(self, owner: object) -> int:
+        """How many of ``owner`` were still to come. After that none begins any more."""
+        with self._changed:
+            left = [it for it in self._due if it[2] is not owner]
+            cancelled = len(self._due) - len(left)
+            self._due = left
+            heapq.heapify(self._due)
+            while self._beginning is owner:
+                self._changed.wait()
+            return cancelled
+
+    def run(self, ended: threading.Event) -> None:
+        """Inject what is due when it is due, until ``ended``."""
+        use_realtime_priority()
+        while not ended.is_set():
+            with self._changed:
+                if not self._due:
+                    self._changed.wait()
+                    continue
+                left = self._due[0][0] - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+                together = [heapq.heappop(self._due)]
+                planned_t, _, self._beginning, _ = together[0]
+                while self._due and self._due[0][0] == planned_t and self._due[0][2] is self._beginning:
+                    together.append(heapq.heappop(self._due))
+            try:
+                self._faults.begin([it for _, _, _, it in together])
+            except Exception as error:
+                for _, _, _, (fault, _) in together:
+                    told = {key: fault.get(key) for key in ("type", "target", "planned_t", "scheduled")}
+                    self._events.add("fault-failed", why=str(error), **told)
+            finally:
+                with self._changed:
+                    self._beginning = None
+                    self._changed.notify_all()

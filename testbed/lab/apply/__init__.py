@@ -1,1 +1,0 @@
-"""Steps made real: the engine, its journal, and the hands that it has."""

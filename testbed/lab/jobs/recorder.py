@@ -1,0 +1,149 @@
+"""Watching a run: each second metrics of ranks, fibers and host go into the run directory; events at once.
+
+One thread, which lives inside the management network's namespace: the only way to the ranks' metrics.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import psutil
+
+from testbed.core.plan import build
+from testbed.core.plan.addressing import MANAGEMENT
+from testbed.core.topology.model import Topology
+from testbed.errors import LabError, StorageError
+from testbed.host import lab_nodes
+from testbed.host.files.store import RunDirectory
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import namespace
+from testbed.host.metrics.scrape import scrape
+from testbed.keeper import client
+from testbed.keeper.journal import FIBERS_DARK
+
+INTERVAL_S = 1.0
+EVENT_INTERVAL_S = 0.1
+
+
+class Recorder:
+    """Writes metrics.jsonl and events.jsonl until stopped; :attr:`trouble` says why it stopped by itself."""
+
+    def __init__(self, lab: LabFolder, topology: Topology, run: RunDirectory) -> None:
+        self._lab, self._topology, self._run = lab, topology, run
+        self._ranks = build.ranks(topology)
+        self._stop = threading.Event()
+        self._seen = 0
+        self._before: dict[str, Any] = {}
+        self._tokens: tuple[float, float] = (0.0, 0.0)
+        self.throughput_bps: dict[str, float] = {}
+        self.tokens_per_s = 0.0
+        self.trouble = ""
+        self.heard: list[dict[str, Any]] = []
+        """Events so far, and how many of them whoever shows them live has shown."""
+        self.told = 0
+        self.heard_until = 0.0
+        """Everything that was told before this moment of CLOCK_MONOTONIC is in :attr:`heard`."""
+        self._thread = threading.Thread(target=self._record, name="recorder", daemon=True)
+
+    @property
+    def lab_failure(self) -> str:
+        """How the lab itself failed by now, as far as was heard; empty if it did not."""
+        for event in list(self.heard):
+            if event["event"] == "emulator-died":
+                return FIBERS_DARK
+            if event["event"] == "container-died":
+                return f"the container of {event['node']} died"
+        return self.trouble  # last: it may be the effect of the others
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """One last scrape, then end."""
+        self._stop.set()
+        self._thread.join(15.0)
+
+    def _record(self) -> None:
+        try:
+            namespace.enter(lab_nodes.netns(self._lab, MANAGEMENT))
+            self._catch_up()
+            psutil.cpu_percent()
+            due = time.monotonic()
+            last = False
+            while True:
+                self._events()
+                if last or time.monotonic() >= due:
+                    self._scrape()
+                    due = max(due + INTERVAL_S, time.monotonic())
+                if last:
+                    return
+                last = self._stop.wait(EVENT_INTERVAL_S)
+        except (LabError, StorageError) as error:
+            self.trouble = str(error)
+        except Exception as error:
+            self.trouble = f"the recorder failed: {error!r}"
+
+    def _catch_up(self) -> None:
+        """What happened in this lab before is no part of this run, but for faults that still stand."""
+        answer = client.call(self._lab, "events", since=0)
+        standing = {it["id"] for it in client.call(self._lab, "faults") if it["ended_t"] is None}
+        self._seen = answer["next"]
+        for event in answer["events"]:
+            if event["event"] == "fault-began" and event["fault"] in standing:
+                self._run.append("events.jsonl", event)
+                self.heard.append(event)
+
+    def _events(self) -> None:
+        asked_t = time.monotonic()
+        answer = client.call(self._lab, "events", since=self._seen)
+        self._seen = answer["next"]
+        for event in answer["events"]:
+            self._run.append("events.jsonl", event)
+            self.heard.append(event)
+        self.heard_until = asked_t
+
+    def _scrape(self) -> None:
+        tokens = 0.0
+        for rank in self._ranks:
+            values = scrape(rank.metrics, rank.port, timeout_s=0.5)
+            if values is None:
+                continue  # a gap in its series says it better than an invented value
+            tokens += sum(value for name, value in values.items() if name.startswith("testbed_tokens_total"))
+            self._run.append(
+                "metrics.jsonl",
+                {
+                    "t": time.monotonic(),
+                    "kind": "rank",
+                    "rank": rank.rank,
+                    "node": rank.node,
+                    "site": rank.site,
+                    "values": {
+                        name: value for name, value in values.items() if value == value and abs(value) != float("inf")
+                    },
+                },
+            )
+        stats = client.call(self._lab, "stats")
+        t = stats["t"]
+        for it in stats["directions"]:
+            self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **it})
+        self._run.append(
+            "metrics.jsonl",
+            {
+                "t": time.monotonic(),
+                "kind": "host",
+                "cpu_busy": psutil.cpu_percent() / 100,
+                "emulator_cpu_s": stats["cpu_s"],
+            },
+        )
+        self._rates(t, {it["direction"]: it["bytes"] for it in stats["directions"]}, tokens)
+
+    def _rates(self, t: float, counted: dict[str, int], tokens: float) -> None:
+        if self._before and t > self._before["t"]:
+            passed = t - self._before["t"]
+            self.throughput_bps = {
+                name: max(0, value - self._before["bytes"].get(name, 0)) * 8 / passed for name, value in counted.items()
+            }
+            self.tokens_per_s = max(0.0, tokens - self._before["tokens"]) / passed
+        self._before = {"t": t, "bytes": counted, "tokens": tokens}

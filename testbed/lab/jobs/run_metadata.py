@@ -1,0 +1,140 @@
+"""What a run directory says of itself: run.json, the topology and the certificate beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from testbed.core.certification.certificate import Certificate
+from testbed.core.topology.model import Topology, topology_to_dict
+from testbed.core.topology.survey import validity_of
+from testbed.errors import LabError
+from testbed.host import lab_nodes
+from testbed.host.files.store import RunDirectory
+from testbed.host.lab_folder import LabFolder
+from testbed.keeper import client
+from testbed.version import __version__
+
+RANK_SCHEDULING = "SCHED_OTHER, one thread each, no pinning"
+
+
+def begin(
+    run: RunDirectory,
+    lab: LabFolder,
+    topology: Topology,
+    certificate: Certificate | None,
+    *,
+    experiment: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+) -> None:
+    """Write down what is known when a run begins. Raises StorageError."""
+    try:
+        hello = client.call(lab, "hello")
+    except LabError:
+        hello = {}
+    chosen: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        chosen = json.loads(lab.about.read_text())
+    host = dict(certificate.host) if certificate else {}
+    run.write_json("topology.json", topology_to_dict(topology))
+    if certificate is not None:
+        run.write_json("certificate.json", certificate.to_dict())
+    run.write_json(
+        "run.json",
+        {
+            "version": 1,
+            "name": run.name,
+            "lab": lab.name,
+            "testbed": __version__,
+            "status": "running",
+            "reason": "",
+            "unknown_because": "",
+            "started_unix_s": time.time(),
+            "started_t": time.monotonic(),
+            "ended_t": None,
+            "experiment": dict(experiment or {}),
+            "expectations": [],
+            "workload": dict(workload or {}),
+            "validity": [finding.to_dict() for finding in validity_of(topology)],
+            "driver": lab_nodes.driver(lab),
+            "driver_why": chosen.get("driver_why", ""),
+            "emulator": hello.get("emulator", "none"),
+            "emulator_why": chosen.get("emulator_why", ""),
+            "scheduling": {"emulator": hello.get("scheduling", ""), "ranks": RANK_SCHEDULING},
+            "uncertified": certificate is None or not certificate.certified,
+            "host": {
+                "kernel": platform.release(),
+                "cpus": psutil.cpu_count() or 1,
+                "cpu_model": cpu_model(),
+                "congestion_control": host.get("congestion_control", ""),
+                "sysctls": host.get("sysctls", {}),
+            },
+        },
+    )
+
+
+_amending = threading.Lock()
+"""A job's attempts are written down from a thread of their own."""
+
+
+def amend(run: RunDirectory, **changes: Any) -> None:
+    """Change fields of run.json. Raises StorageError."""
+    with _amending:
+        run.write_json("run.json", {**run.read_json("run.json"), **changes})
+
+
+@dataclass
+class Ending:
+    """How a run ended, as run.json has it: ``finished``, ``interrupted`` or ``failed``."""
+
+    status: str = "finished"
+    reason: str = ""
+    unknown_because: str = ""
+
+    def fail(self, why: str, *, tells_nothing: bool) -> None:
+        """``why`` is empty where nothing failed; the first reason is kept. ``tells_nothing``: it was the lab, or the
+        machine below it, and not the job. That counts whenever it is heard of: its effects may be heard of first."""
+        if not why:
+            return
+        if self.status == "finished":
+            self.status, self.reason = "failed", why
+        if tells_nothing:
+            self.unknown_because = self.unknown_because or why
+
+
+def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
+    """Write down how it ended, and other fields with it, in one write; a run that has ended stays as it ended.
+
+    Raises StorageError.
+    """
+    if run.read_json("run.json").get("status") == "running":
+        amend(run, **asdict(how), ended_t=time.monotonic(), **changes)
+
+
+def fail_ended(run: RunDirectory, why: str) -> None:
+    """Write down that the lab of a run failed after its end; a reason that it had stays. Raises StorageError."""
+    ended = run.read_json("run.json")
+    how = Ending(*(str(ended.get(it.name, "")) for it in fields(Ending)))
+    how.fail(why, tells_nothing=True)
+    amend(run, **asdict(how))
+
+
+def cpu_model() -> str:
+    """The processor's own name; the architecture's where there is none (proc_cpuinfo(5))."""
+    try:
+        with Path("/proc/cpuinfo").open() as stream:
+            for line in stream:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()

@@ -1,0 +1,165 @@
+"""The audit by measurement: a job trains, and each duct is cut in turn. All in one lab, which is taken down at the end.
+
+What was measured until then is kept, whatever ends it: an interruption, a job that did not survive a cut, a lab that
+failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from testbed.core.analysis.cut_impact import CutImpact, impacts
+from testbed.core.analysis.timeline import fault_windows
+from testbed.core.shared_risk.audit import ducts_of
+from testbed.core.topology.model import Topology
+from testbed.errors import FidelityError, Interrupted, JobFailed, LabError, TestbedError, UnknownName, UserError
+from testbed.host import fork_server as agent_host
+from testbed.host.files import store
+from testbed.lab import deploy
+from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab.jobs.job import Job
+from testbed.lab.lab import Lab, runs_root
+from testbed.lab.progress import Progress, Silent, Unbreakable
+
+__all__ = ["DEFAULT_HOLD_S", "Measured", "measure", "to_dict"]
+
+DEFAULT_HOLD_S: Final = 5.0
+"""How long each duct is cut: some tens of steps, and far less than the process group's timeout (30 s)."""
+
+_WARM_STEPS: Final = 15
+"""The first steps are slow: memory is touched for the first time, connections are opened."""
+_BACK_STEPS: Final = 5
+"""Steps after a heal before the next duct's turn."""
+_BACK_BOUND_S: Final = 90.0
+"""After a cut of all fibers TCP tries again within twice the time that it was dark; the timeout ends it after 30 s."""
+_MOST_STEPS: Final = 1_000_000
+_RECORDER_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``impacts`` are in the order of the cuts; ``left`` are ducts whose turn did not come, and ``why``.
+
+    ``status`` is ``finished``, ``interrupted`` or ``failed``.
+    """
+
+    impacts: tuple[CutImpact, ...]
+    left: tuple[str, ...]
+    status: str
+    why: str
+    directory: Path | None
+
+
+def measure(
+    topology: Topology,
+    *,
+    only: Sequence[str] = (),
+    hold_s: float = DEFAULT_HOLD_S,
+    name: str | None = None,
+    runs: Path | None = None,
+    driver: str = "auto",
+    emulator: str = "auto",
+    allow_uncertified: bool = False,
+    progress: Progress | None = None,
+) -> Measured:
+    """Train on ``topology`` and cut each duct for ``hold_s`` seconds; ``only`` names some of them.
+
+    Raises what :func:`testbed.lab.deploy.up` raises, UnknownName for a duct that no link passes through, and UserError
+    for a topology without links; later troubles are in what it returns.
+    """
+    progress = Unbreakable(progress or Silent())
+    ducts = _chosen(topology, only)
+    if why := agent_host.missing():
+        raise LabError(f"--measure trains, and there are no training agents: {why}")
+    if not 0.5 <= hold_s <= 20.0:
+        raise UserError(f"a cut of {hold_s:g} s: hold each from 0.5 s to 20 s, below the job's timeout of 30 s")
+    root = (runs or runs_root()).absolute()
+    store.check_writable(root)
+    try:
+        with interruptible():
+            lab = deploy.up(
+                topology,
+                name=name,
+                driver=driver,
+                emulator=emulator,
+                allow_uncertified=allow_uncertified,
+                progress=progress,
+            )
+    except Interrupted as error:
+        return Measured((), ducts, "interrupted", str(error), None)
+    try:
+        return _on(lab, ducts, hold_s, root, progress)
+    finally:
+        with defer_interrupts():
+            progress.phase("down", f"lab {lab.name}")
+            lab.down()
+
+
+def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
+    known = ducts_of(topology)
+    if not known:
+        raise UserError("there are no links, so there is nothing to cut")
+    for duct in only:
+        if duct not in known:
+            raise UnknownName("duct", duct, known)
+    return tuple(duct for duct in known if not only or duct in only)
+
+
+def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, root: Path, progress: Progress) -> Measured:
+    status, why, done = "finished", "", 0
+    run = lab.open_run(root)
+    try:
+        with interruptible():
+            progress.phase("train", f"{len(lab.topology.node_names)} ranks, then {len(ducts)} cuts of {hold_s:g} s")
+            job = lab.train(_MOST_STEPS)
+            job.wait_for(_WARM_STEPS, timeout=120.0)
+            for duct in ducts:
+                progress.phase("cut", f"{duct}, {done + 1} of {len(ducts)}")
+                _cut(lab, job, duct, hold_s)
+                done += 1
+            _let(job, hold_s)  # how the last one was come through is seen in what follows
+            job.stop()
+    except Interrupted:
+        status, why = "interrupted", "interrupted by the user"
+    except FidelityError:
+        raise
+    except TestbedError as error:
+        status, why = "failed", str(error)
+        if isinstance(error, JobFailed):
+            done = min(done + 1, len(ducts))  # that cut was measured, and ended the job
+    with defer_interrupts():
+        time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the recorder asks for events once a second
+        if lab.recorder is not None:
+            lab.recorder.stop()
+        data = run.read()
+        found = impacts(data.ranks, fault_windows(data.events), time.monotonic())
+        if status != "finished":
+            progress.note(why)
+    return Measured(tuple(found), ducts[max(done, len(found)) :], status, why, run.path)
+
+
+def _cut(lab: Lab, job: Job, duct: str, hold_s: float) -> None:
+    """One cut: calm before it, and the job is seen to go on after it. Raises JobFailed, LabError."""
+    _let(job, hold_s)
+    with lab.cut(duct):
+        _let(job, hold_s)
+    job.wait_for(job.step + _BACK_STEPS, timeout=_BACK_BOUND_S)
+    # A protected link goes back by itself after its wait; the next duct is cut when everything is where it belongs.
+    lab.heal()
+
+
+def _let(job: Job, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if job.failure():
+            raise job.failed()
+        time.sleep(0.25)
+
+
+def to_dict(measured: Measured) -> Mapping[str, object]:
+    """For JSON."""
+    return {**asdict(measured), "directory": None if measured.directory is None else str(measured.directory)}

@@ -1,0 +1,1 @@
+"""A whole run: up, certify, train, inject, record, report, down."""

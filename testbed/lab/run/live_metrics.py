@@ -1,0 +1,121 @@
+"""What a job does right now, in numbers: the metrics that the steady state is about."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from testbed.core.topology.model import Topology
+from testbed.host.lab_folder import LabFolder
+from testbed.keeper import client
+from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.recorder import Recorder
+
+__all__ = ["LiveMetrics"]
+
+WINDOW_S: Final = 4.0
+"""Rates are over so long: shorter and one slow step is an outage, longer and an outage is seen late."""
+WARM_STEPS: Final = 10
+"""The first steps are slow: memory is touched for the first time, connections are opened."""
+_GOOD: Final = frozenset({"training", "finished"})
+
+
+class LiveMetrics:
+    """Follows one job by its step records and one lab by its events."""
+
+    def __init__(self, folder: LabFolder, topology: Topology, job: Job, recorder: Recorder) -> None:
+        self._folder, self._topology, self._job, self._recorder = folder, topology, job, recorder
+        self._commits: deque[tuple[float, int]] = deque()
+        self._step = 0
+        self._durations: deque[float] = deque(maxlen=10)
+        self._heard = 0
+        self._dark: set[tuple[str, str]] = set()
+        self.standing: dict[str, str] = {}
+        """Faults in force: type and target by id."""
+        self.began: dict[int, int] = {}
+        """How often each fault of the schedule began, by its number."""
+        self.ended = 0
+        """How many faults of the schedule are over."""
+        self._mine: set[str] = set()
+
+    def note(self, t: float, step: int) -> None:
+        """``step`` was seen to be committed at ``t``; call it often.
+
+        A job that begins again goes back, and what it does again counts again: these are rates of work.
+        """
+        before_t, done = self._commits[-1] if self._commits else (t, 0)
+        moved = step - self._step
+        self._step = step
+        if moved <= 0 and self._commits:
+            return
+        if self._commits:
+            self._durations.append((t - before_t) / moved)
+        self._commits.append((t, done + moved))
+        while len(self._commits) > 2 and self._commits[1][0] < t - 2 * WINDOW_S:
+            self._commits.popleft()
+
+    def hear(self, until_t: float = math.inf) -> None:
+        """Take in what happened since the last time, but nothing after ``until_t``."""
+        events = self._recorder.heard
+        while self._heard < len(events) and _happened_t(events[self._heard]) <= until_t:
+            self._take(events[self._heard])
+            self._heard += 1
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, number = event["event"], event.get("scheduled")
+        if kind == "carrier":
+            (self._dark.discard if event["up"] else self._dark.add)((event["link"], event["site"]))
+        elif kind == "fault-began":
+            self.standing[event["fault"]] = f"{event['type']} {event['target']}"
+            if number is not None:
+                self.began[number] = self.began.get(number, 0) + 1
+                self._mine.add(event["fault"])
+        elif kind == "fault-ended":
+            self.standing.pop(event["fault"], None)
+            self.ended += event["fault"] in self._mine
+
+    def is_warm(self, t: float) -> bool:
+        """Whether there is enough to measure rates by."""
+        return bool(self._commits) and self._commits[-1][1] >= WARM_STEPS and t - self._commits[0][0] >= WINDOW_S
+
+    def values(self, t: float) -> dict[str, float | None]:
+        """By the names of ``steady.METRICS`` but for ``links_up``; None for what cannot be told."""
+        steps_per_s = self._steps_per_s(t)
+        last = self._job.last
+        tokens = last.get("tokens")
+        loss = last.get("train_loss")
+        world = len(self._topology.node_names)
+        states = [it["state"] for it in client.call(self._folder, "ranks")]
+        return {
+            "steps_per_s": steps_per_s,
+            "tokens_per_s": None if steps_per_s is None or tokens is None else steps_per_s * tokens * world,
+            "step_seconds": self._step_seconds(t),
+            "train_loss": None if loss is None else float(loss),
+            "ranks_up": float(sum(state in _GOOD for state in states)),
+        }
+
+    @property
+    def links_up(self) -> float:
+        """As of what was heard."""
+        return float(len({link.name for link in self._topology.links} - {link for link, _ in self._dark}))
+
+    def _steps_per_s(self, t: float) -> float | None:
+        """Steps committed in the window that ends at ``t``."""
+        if not self._commits or t - self._commits[0][0] < WINDOW_S:
+            return None
+        before = [step for at, step in self._commits if at <= t - WINDOW_S]
+        return (self._commits[-1][1] - (before[-1] if before else self._commits[0][1])) / WINDOW_S
+
+    def _step_seconds(self, t: float) -> float | None:
+        if len(self._durations) < 3:
+            return None
+        return max(statistics.median(self._durations), t - self._commits[-1][0])
+
+
+def _happened_t(event: Mapping[str, Any]) -> float:
+    """A fault may act from the moment it was asked for; its end is when it was acknowledged."""
+    key = "command_t" if event["event"] == "fault-began" else "t"
+    return float(event.get(key, event["t"]))

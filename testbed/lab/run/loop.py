@@ -1,0 +1,183 @@
+"""A job of a run from its first step to its end: its faults are injected, its steady state is watched, and shown."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from testbed.core.experiment.steady import Condition, Monitor, Told
+from testbed.errors import JobFailed, LabError
+from testbed.host.files.store import RunDirectory
+from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.recorder import Recorder
+from testbed.lab.progress import LiveState, Progress
+from testbed.lab.run.fault_player import FaultPlayer
+from testbed.lab.run.live_metrics import LiveMetrics
+
+__all__ = ["Follower", "teller"]
+
+STALL_BOUND_S: Final = 120.0
+"""A job that commits no step for so long, beyond the longest fault, does not end by itself."""
+STALL_SLACK_S: Final = 30.0
+"""So much later than the job's own bound, after which its attempt fails: that says more, and comes first."""
+SAMPLE_S: Final = 0.25
+CHECK_S: Final = 0.5
+POLL_S: Final = 0.02
+TOLD_S: Final = 0.2
+"""An event is told at most so long after it happened."""
+
+
+def teller(run: RunDirectory, progress: Progress) -> Told:
+    """Writes down, and shows, when a condition of the steady state is violated and when that is over."""
+
+    def tell(t: float, condition: Condition, again: bool, measured: float | None) -> None:
+        content = {"when": condition.when, "text": condition.check.text, "holds": again, "measured": measured}
+        run.append("events.jsonl", {"t": t, "event": "check", **content})
+        state = "holds again" if again else "does not hold"
+        progress.event(f"{condition.when}: {condition.check.text} {state}" + _measured(measured))
+
+    return tell
+
+
+def _measured(value: float | None) -> str:
+    return "" if value is None else f" ({value:.4g})"
+
+
+class Follower:
+    """See the module. :meth:`follow` returns when the job has ended well."""
+
+    def __init__(
+        self, job: Job, live: LiveMetrics, recorder: Recorder, player: FaultPlayer, monitor: Monitor, progress: Progress
+    ) -> None:
+        self._job, self._live, self._recorder = job, live, recorder
+        self._player, self._monitor, self._progress = player, monitor, progress
+        self._total = job.workload.steps
+        longest_s = max((it.lasts_s or 0.0 for it in player.planned), default=0.0)
+        self._stall_s = longest_s + max(STALL_BOUND_S, job.workload.stall_s + STALL_SLACK_S)
+        self._began_t: float | None = None
+        self._values: dict[str, float | None] = {}
+        self._samples: deque[tuple[float, dict[str, float | None]]] = deque()
+
+    def follow(self) -> None:
+        """Raises JobFailed where the job, or what must hold before any fault, is measured to be bad; LabError where
+        nothing can be told."""
+        moved_t, seen = time.monotonic(), 0
+        sampled_t = checked_t = 0.0
+        while True:
+            step, now = self._job.step, time.monotonic()
+            if step > 0:
+                self._begun(now)
+            if step != seen or self._begins_again():
+                moved_t, seen = now, step
+            self._live.note(now, step)
+            if now - sampled_t >= SAMPLE_S:
+                sampled_t = now
+                self._sample(now)
+                self._show(step)
+            self._play(now, step)
+            if now - checked_t >= CHECK_S:
+                checked_t = now
+                if self._is_over(step):
+                    break
+                if now - moved_t > self._stall_s:
+                    raise LabError(f"no step was committed for {now - moved_t:.0f} s; the job stands at step {step}")
+            time.sleep(POLL_S)
+        self._judge(time.monotonic())
+        self._job.wait(timeout=30.0)
+        self._show(self._total)
+
+    def _begins_again(self) -> bool:
+        """A job that waits until it may begin again stands still for a good reason."""
+        return bool(self._job.waiting)
+
+    def _begun(self, now: float) -> None:
+        """The job's beginning is that of its first step, as rank 0 wrote it down."""
+        if self._began_t is None:
+            record = self._job.last
+            self._began_t = float(record["t_begin"]) if record.get("step") == 1 else now
+
+    def _is_over(self, step: int) -> bool:
+        if why := self._recorder.lab_failure:
+            raise LabError(why)
+        for event in list(self._recorder.heard):
+            if event["event"] == "fault-failed":
+                raise LabError(f"{event['type']} {event['target']} did not happen as planned: {event['why']}")
+        if self._job.failure():
+            raise self._job.failed()
+        return step >= self._total or self._job.over()
+
+    def _sample(self, now: float) -> None:
+        if self._live.is_warm(now):
+            taken = self._live.values(now)
+            self._values = {**self._values, **taken}
+            self._samples.append((now, taken))
+        self._judge(self._recorder.heard_until - TOLD_S)
+
+    def _judge(self, known_t: float) -> None:
+        """Give the monitor what was sampled up to ``known_t``, when all events up to then are known: a sample that is
+        from within a fault must not count as one from before it."""
+        while self._samples and self._samples[0][0] <= known_t:
+            t, values = self._samples.popleft()
+            self._live.hear(t)
+            values["links_up"] = self._values["links_up"] = self._live.links_up
+            all_over = self._player.all_handed_over and 0 < self._player.total <= self._live.ended
+            self._monitor.sample(t, values, bool(self._live.standing), all_over)
+        if not self._samples:
+            self._live.hear(known_t)
+
+    def _play(self, now: float, step: int) -> None:
+        if self._began_t is None or self._player.all_handed_over:
+            return
+        if not self._player.begun and self._expects_before():
+            if not self._player.due(now, self._began_t, step, self._values):
+                return
+            self._refuse_unsteady()
+        self._player.hand_over(now, self._began_t, step, self._values)
+
+    def _expects_before(self) -> bool:
+        return any(it.when == "before" for it in self._monitor.conditions)
+
+    def _refuse_unsteady(self) -> None:
+        steady = self._monitor.steady()
+        if steady:
+            return
+        bad = [it for it in self._monitor.verdicts() if it.when == "before" and it.holds is not True]
+        said = "; ".join(f"{it.text}{_measured(it.measured)}" for it in bad)
+        if steady is None:
+            raise LabError(f"no fault was injected: it is not known whether this held before the first one: {said}")
+        raise JobFailed(f"no fault was injected: this did not hold before the first one: {said}")
+
+    def _show(self, step: int) -> None:
+        recorder = self._recorder
+        while recorder.told < len(recorder.heard):
+            event = recorder.heard[recorder.told]
+            recorder.told += 1
+            if text := _words(event):
+                self._progress.event(text)
+        self._progress.tick(
+            LiveState(
+                step,
+                self._total,
+                self._job.last.get("train_loss"),
+                recorder.tokens_per_s,
+                recorder.throughput_bps,
+                tuple(self._live.standing.values()),
+            )
+        )
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    kind = event["event"]
+    if kind == "fault-began":
+        return f"{event['type']} {event['target']}: began ({event['fault']})"
+    if kind == "fault-ended":
+        return f"{event['type']} {event['target']}: ended ({event['fault']})"
+    if kind == "carrier":
+        return f"{event['site']} {'sees light again' if event['up'] else 'lost the carrier'} on {event['link']}"
+    if kind == "container-died":
+        return f"the container of {event['node']} died"
+    if kind == "emulator-died":
+        return "the emulator died: all fibers are dark"
+    return ""

@@ -1,0 +1,76 @@
+"""Is it right? Every case of the catalogue, its answers judged as soon as they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from testbed.core.validation.cases import Case, groups, not_offered
+from testbed.core.validation.operation import Operation
+from testbed.core.validation.output_judge import Judgement, judge
+from testbed.core.validation.result import CaseResult, CaseState
+from testbed.lab.validation.library_session import CannotGoOn, Session
+
+__all__ = ["examine"]
+
+MOST_HANGS: Final = 4
+"""Cases in which ranks never answer, each of which takes as long as an operation may: then no more are tried."""
+
+EARLIER: Final = 4
+"""Operations before a wrong one of which a stale buffer might be."""
+
+
+def examine(session: Session, cases: Sequence[Case], heard: Callable[[CaseResult], None]) -> None:
+    """Each result is ``heard`` when it is known, in the order of the catalogue.
+
+    Raises CannotGoOn when the library cannot be brought to work any more; cases that were not tried are heard as ``not
+    run`` before.
+    """
+    hangs, stopped = 0, ""
+    cannot: CannotGoOn | None = None
+    done: list[Operation] = []
+    for case in cases:
+        if stopped:
+            for operation in case.operations:
+                heard(_result(operation, "not run", stopped))
+            continue
+        try:
+            judgements = _try(session, case, done)
+        except CannotGoOn as error:
+            cannot, stopped = error, str(error)
+            judgements = {it: Judgement("not run", stopped) for it in case.operations}
+        for operation, judgement in judgements.items():
+            heard(_result(operation, judgement.state, judgement.detail))
+        hangs += any(it.state == "hang" for it in judgements.values())
+        if hangs >= MOST_HANGS and not stopped:
+            stopped = f"after {hangs} operations that never ended no more was tried"
+    if cannot is not None:
+        raise cannot
+
+
+def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation, Judgement]:
+    """Judgement of each operation of a case; those tried are added to ``done``. Raises CannotGoOn."""
+    session.ready()
+    by_name = {it.name: it for it in groups([rank.site for rank in session.workers.ranks])}
+    found: dict[Operation, Judgement] = {}
+    for operation in case.operations:
+        if why := not_offered(operation, session.offers):
+            found[operation] = Judgement("unsupported", why)
+        elif why := session.have(by_name[operation.group]):
+            state: CaseState = "hang" if session.workers.owing else "error" if session.spoiled else "unsupported"
+            found[operation] = Judgement(state, f"group {operation.group}: {why}")
+    wanted = [(it, by_name[it.group]) for it in case.operations if it not in found]
+    if wanted and not session.spoiled:
+        answers = session.perform(wanted).answers
+        for operation, group in wanted:
+            mine = {rank: answers[rank] for rank in group.ranks}
+            earlier = [it for it in reversed(done) if it.group == operation.group][:EARLIER]
+            same_bits = session.same_bits(operation.do)
+            found[operation] = judge(operation, group, mine, same_bits=same_bits, earlier=earlier)
+        done += [it for it, _ in wanted]
+    return {it: found.get(it, Judgement("not run", "its group could not be made")) for it in case.operations}
+
+
+def _result(operation: Operation, state: CaseState, detail: str) -> CaseResult:
+    group = operation.group + ("" if operation.late is None else f", rank {operation.late} last")
+    return CaseResult(operation.do, group, operation.type, operation.count, operation.reduction, state, detail)

@@ -1,0 +1,92 @@
+"""One operation while a fault happens to it: begun after a share of its bytes has crossed, watched to its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.validation.fault_matrix import Trial
+from testbed.core.validation.operation import Group, Operation
+from testbed.lab.validation.fault_injection import Injected
+from testbed.lab.validation.library_session import Performed, Session
+from testbed.lab.validation.traffic_meter import Wire
+
+__all__ = ["Disturbed", "disturbed", "usual"]
+
+LEAST_LEAD_S: Final = 0.05
+LEAD: Final = 1.5
+POLL_S: Final = 0.001
+"""How often the counters are looked at until the fault begins."""
+STEP_S: Final = 0.005
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What an operation does when nothing is wrong: bytes on all fibers together, as :meth:`Wire.delivered` counts;
+    seconds until its ranks have made their input, and until they are done after that."""
+
+    performed: Performed
+    size: int
+    prepared_s: float
+    took_s: float
+
+
+def usual(session: Session, wire: Wire, operation: Operation, group: Group) -> Usual:
+    """Perform it on healthy fibers."""
+    before, said_t = wire.delivered(), time.monotonic()
+    performed = session.perform([(operation, group)])
+    began_t, finished_t = performed.began_t or said_t, performed.finished_t or time.monotonic()
+    return Usual(performed, wire.delivered() - before, began_t - said_t, finished_t - began_t)
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """Times are of CLOCK_MONOTONIC. ``share`` of the operation's bytes had crossed when the fault began; both None: it
+    did not begin, for the operation was over before. ``healed_t``: when it was over by itself while the operation was
+    under way; None: it was not."""
+
+    performed: Performed
+    fault_t: float | None
+    share: float | None
+    healed_t: float | None
+
+
+def disturbed(
+    session: Session, wire: Wire, trial: Trial, operation: Operation, group: Group, injected: Injected,
+    known: Usual, share: float,
+) -> Disturbed:  # fmt: skip
+    """Perform ``operation`` and inject when ``share`` of its ``known`` bytes has crossed. All is healed afterwards.
+
+    It is given up ``trial.outer_s`` after the fault began. Raises LabError, UserError.
+    """
+    at = time.monotonic() + LEAST_LEAD_S + LEAD * known.prepared_s
+    before: int | None = None
+    fault_t: float | None = None
+    crossed: float | None = None
+
+    def each() -> float:
+        nonlocal before, fault_t, crossed
+        now = time.monotonic()
+        if now < at:
+            return min(0.02, at - now)
+        if before is None:
+            before = wire.delivered()
+        if fault_t is not None:
+            injected.step(now)
+            return STEP_S
+        part = (wire.delivered() - before) / max(1, known.size)
+        if part >= share:
+            crossed, fault_t = part, injected.begin()
+        return POLL_S
+
+    def until_t() -> float:
+        return at + session.bound_s if fault_t is None else fault_t + trial.outer_s
+
+    try:
+        performed = session.perform([(operation, group)], at=at, until_t=until_t, each=each)
+        over_t = injected.over_t() if fault_t is not None else None
+    finally:
+        injected.heal()
+    healed_t = over_t if over_t is not None and over_t <= performed.ended_t else None
+    return Disturbed(performed, fault_t, crossed, healed_t)

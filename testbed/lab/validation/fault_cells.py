@@ -1,0 +1,196 @@
+"""What a library makes of a fault: every cell of the matrix, and whether it can be used again afterwards.
+
+A cell, in order: a communicator that works; the operation without a fault, which tells how many bytes it puts on the
+fibers; the operation with it, begun when the stated share of them has crossed; heal, and wait until every fiber carries
+again; if anything went wrong, the next communicator, which must do a small all_reduce right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.validation.cases import preferred
+from testbed.core.validation.fault_matrix import Trial
+from testbed.core.validation.operation import Operation, OperationName
+from testbed.core.validation.outcome import Evidence, RankEnd, cell
+from testbed.core.validation.output_judge import judge
+from testbed.core.validation.result import Cell
+from testbed.errors import LabError, UserError
+from testbed.lab.validation.disturbance import Disturbed, disturbed, usual
+from testbed.lab.validation.fault_injection import FiberFaults, Injected
+from testbed.lab.validation.library_session import CannotGoOn, Session
+from testbed.lab.validation.traffic_meter import Wire
+
+__all__ = ["examine"]
+
+EARLIER: Final = 0.3
+"""Of the share: when the operation was over before the fault could begin, it is tried once more, so much earlier."""
+
+FIRST_CALL: Final = 300_000
+"""Numbers of the calls that are made around a trial, beyond those of the catalogue."""
+
+FAILED: Final = ("error", "unsupported")
+
+BELIEVED_S: Final = 0.5
+"""An error that was answered so much later than its program says that it came did not come then: whoever waits for the
+library's word had none. A Python that is short of time takes less from the one to the other."""
+
+SMALL: Final = 1023
+"""Elements of the all_reduce that a communicator must do after a fault."""
+
+
+def examine(
+    session: Session, wire: Wire, fibers: FiberFaults, trials: Sequence[Trial], heard: Callable[[Cell], None]
+) -> None:
+    """Each cell is ``heard`` when it is known. Raises CannotGoOn, after the remaining ones were heard as not run, and
+    LabError where the lab is no more what it was."""
+    calls = itertools.count(FIRST_CALL)
+    cannot: CannotGoOn | None = None
+    for trial in trials:
+        if cannot is not None:
+            heard(cell(trial, Evidence(failed=str(cannot))))
+            continue
+        try:
+            evidence = _try(session, wire, fibers, trial, calls)
+        except CannotGoOn as error:
+            cannot, evidence = error, Evidence(failed=str(error))
+        heard(cell(trial, evidence))
+    if cannot is not None:
+        raise cannot
+
+
+def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls: Iterator[int]) -> Evidence:
+    """Raises CannotGoOn, LabError."""
+    if session.timeout_s != trial.timeout_s:
+        session.timeout_s = trial.timeout_s
+        session.spoil()
+    share, operation = trial.share, trial.operation
+    for attempt in (1, 2):
+        session.ready()
+        group = session.world
+        known = usual(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
+        if known.performed.refused:
+            return Evidence([RankEnd(rank, "unsupported", words=known.performed.refused) for rank in group.ranks])
+        if not known.performed.done:
+            return Evidence(failed=f"the operation fails without a fault, too: {known.performed.trouble}")
+        try:
+            seen = disturbed(
+                session, wire, trial, operation, group,
+                Injected(fibers, session.workers, trial.injections), known, share,
+            )  # fmt: skip
+        except (LabError, UserError) as error:
+            session.spoil()
+            session.workers.check_lab()
+            fibers.carry()
+            return Evidence(failed=str(error))
+        fibers.carry()
+        evidence = _evidence(session, operation, seen)
+        if attempt == 2 or cell(trial, evidence).outcome != "fault not exercised":
+            break
+        share, operation = share * EARLIER, dataclasses.replace(operation, call=next(calls))
+    if not session.spoiled:
+        return evidence
+    wire.settle()
+    try:
+        after = _again(session, Operation("all_reduce", next(calls), count=SMALL, seed=trial.operation.seed))
+    except CannotGoOn as error:  # what was seen of the fault is not lost by that; the next trial stops
+        after = _Again(False, None, str(error))
+    notes = (*evidence.notes, after.note) if after.note else evidence.notes
+    return dataclasses.replace(evidence, rebuilt=after.rebuilt, rebuild_s=after.took_s, notes=notes)
+
+
+def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Evidence:
+    answers = seen.performed.answers
+    failed_t = {rank: it.ended for rank, it in answers.items() if it.ended is not None and it.state in FAILED}
+    not_before_t = seen.performed.not_before_t
+    # An answer that is right may come later than its end: its output is written in between.
+    overdue = {rank: t for rank, it in failed_t.items() if (t := not_before_t.get(rank, it)) > it + BELIEVED_S}
+    ended_t = {rank: overdue.get(rank, it.ended) for rank, it in answers.items()}
+    zero_t = seen.fault_t if seen.fault_t is not None else seen.performed.ended_t
+    ends = [
+        # Before the fault it could do it: that it says otherwise now is an error by another name.
+        RankEnd(
+            rank,
+            "error" if it.state == "unsupported" else it.state,
+            None if (at_t := ended_t[rank]) is None else at_t - zero_t,
+            it.words,
+        )
+        for rank, it in answers.items()
+    ]
+    if any(it.state == "unsupported" for it in answers.values()):
+        session.spoil()
+    judged = any(it.state == "done" for it in answers.values())
+    same_bits = session.same_bits(operation.do)
+    return Evidence(
+        ends,
+        judge(operation, session.world, answers, same_bits=same_bits) if judged else None,
+        seen.share,
+        None if seen.healed_t is None or seen.fault_t is None else seen.healed_t - seen.fault_t,
+        notes=tuple(
+            f"rank {rank} says that its error came at least {t - failed_t[rank]:.3g} s before its answer did, and the"
+            " answer counts"
+            for rank, t in overdue.items()
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Whether a communicator could be made after a fault; ``took_s`` until its first operation was done."""
+
+    rebuilt: bool
+    took_s: float | None
+    note: str = ""
+
+
+def _again(session: Session, template: Operation) -> _Again:
+    """By the same programs where the library offers that, a fresh one only for a rank that has none any more; else by
+    fresh ones. Raises CannotGoOn where not even that works."""
+    workers = session.workers
+    workers.gather(workers.owing, _bound(session))  # an error that comes late frees a program to go on
+    if session.offers.get("rebuilds") is True and not workers.owing:
+        return _by_the_same(session, template)
+    why = "a rank did not come back from the operation" if workers.owing else "it offers no other way"
+    began_t = time.monotonic()
+    session.fresh()
+    if trouble := _wrong(session, template):
+        return _Again(False, None, f"a communicator of fresh processes: {trouble}")
+    return _Again(True, time.monotonic() - began_t, f"rebuilt by fresh processes: {why}")
+
+
+def _by_the_same(session: Session, template: Operation) -> _Again:
+    ended = session.workers.ended
+    note = f"rank {', '.join(map(str, ended))} rebuilt by a fresh process" if ended else ""
+    began_t = time.monotonic()
+    if not (session.workers.replace() and session.rebuild()):
+        assert session.joined is not None
+        trouble = session.joined.unsupported or session.joined.trouble
+        session.fresh()
+        return _Again(False, None, f"no communicator of the same processes: {trouble}")
+    if trouble := _wrong(session, template):
+        session.spoil()
+        return _Again(False, None, f"the communicator of the same processes: {trouble}")
+    return _Again(True, time.monotonic() - began_t, note)
+
+
+def _bound(session: Session) -> Callable[[], float]:
+    until_t = time.monotonic() + session.timeout_s + 3.0
+    return lambda: until_t
+
+
+def _wrong(session: Session, template: Operation) -> str:
+    """What is wrong with a small operation; empty if nothing is."""
+    name: OperationName = "all_reduce"
+    chosen = preferred(name, session.offers)
+    if chosen is None:
+        return ""
+    kind, reduction = chosen
+    operation = dataclasses.replace(template, type=kind, reduction=reduction)
+    performed = session.perform([(operation, session.world)])
+    found = judge(operation, session.world, performed.answers, same_bits=session.same_bits(name))
+    return "" if found.state == "right" else f"{found.state}: {found.detail}"

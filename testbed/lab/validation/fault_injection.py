@@ -1,0 +1,164 @@
+"""Faults of a validation: those of fibers by the lab's keeper, those of ranks by signals to the library's programs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from testbed.core.plan.addressing import Addressing
+from testbed.core.topology.model import Link, Topology
+from testbed.core.validation.fault_matrix import Injection
+from testbed.errors import LabError
+from testbed.host import lab_nodes
+from testbed.host.lab_folder import LabFolder
+from testbed.host.measure import probing
+from testbed.keeper import client
+from testbed.lab.validation.worker_set import WorkerSet
+
+__all__ = ["FiberFaults", "Injected"]
+
+CARRIES_BOUND_S: Final = 15.0
+"""How long fibers may take to carry again after a heal: routes come back with the carrier, within milliseconds."""
+
+OF_RANKS: Final = frozenset({"rank-kill", "rank-pause"})
+"""Kinds that are done to the rank program, not to the lab."""
+
+
+class FiberFaults:
+    """What is done to the fibers of a lab; :meth:`heal` undoes all of it. Also a context manager that does."""
+
+    def __init__(self, lab: LabFolder, topology: Topology) -> None:
+        self._lab, self._topology = lab, topology
+        self._standing: list[str] = []
+
+    def __enter__(self) -> FiberFaults:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.heal()
+
+    def begin(self, injection: Injection) -> float:
+        """Inject; when it was in force, on CLOCK_MONOTONIC. Raises LabError, UserError."""
+        fault = {
+            "type": injection.kind,
+            "target": injection.target,
+            "for_s": injection.for_s,
+            "parameters": dict(injection.parameters),
+        }
+        record = client.call(self._lab, "inject", fault=fault)
+        self._standing.append(str(record["id"]))
+        return float(record["ack_t"])
+
+    def over_t(self) -> float | None:
+        """When the last of those that were begun since the last heal ended by itself; None: one stands. Raises
+        LabError."""
+        records = {it["id"]: it for it in client.call(self._lab, "faults")}
+        ended = [records[it]["ended_t"] for it in self._standing]
+        return None if not ended or None in ended else max(ended)
+
+    def heal(self) -> None:
+        """Undo all that :meth:`begin` began. Raises LabError."""
+        if self._standing:
+            client.call(self._lab, "heal", ids=self._standing, everything=True)
+            self._standing.clear()
+
+    def carry(self, bound_s: float = CARRIES_BOUND_S) -> None:
+        """Return when no link is dark and an echo has come back over each. Raises LabError."""
+        until = time.monotonic() + bound_s
+        while dark := client.call(self._lab, "dark"):
+            if time.monotonic() > until:
+                raise LabError(f"{', '.join(dark)} stayed dark after its fault was healed")
+            time.sleep(0.005)
+        for link in self._topology.links:
+            self._answered(link, until)
+
+    def _answered(self, link: Link, until: float) -> None:
+        """Over the link itself: others may lead around it."""
+        here, there = link.between
+        net = Addressing(self._topology)
+        gateways = [lab_nodes.netns(self._lab, self._topology.site(it).gateway) for it in link.between]
+        source, destination = (str(net.link_end(link, it)[0]) for it in link.between)
+        echo = probing.Echo(probing.ProbePath(link.name, gateways[0], source, gateways[1], destination, link.name))
+        try:
+            number = 0
+            while True:
+                number += 1
+                echo.send(number)
+                time.sleep(2 * link.delay_s + 0.005)
+                if echo.receive():
+                    return
+                if time.monotonic() > until:
+                    raise LabError(f"{link.name}: {there} does not answer {here} although all faults are healed")
+        finally:
+            echo.close()
+
+
+class RankFaults:
+    """What is done to rank programs by signals. :meth:`step` does what is due: call it often."""
+
+    def __init__(self, workers: WorkerSet) -> None:
+        self._workers = workers
+        self._due: list[tuple[float, int, signal.Signals]] = []
+        self._stopped: set[int] = set()
+        self.over_t: float | None = None
+        """When the last rank was let go on, if nothing is to come after that."""
+
+    def begin(self, injection: Injection) -> float:
+        """Kill or stop a rank; when. Raises LabError."""
+        rank = int(injection.target)
+        number = {"rank-kill": signal.SIGKILL, "rank-pause": signal.SIGSTOP}[injection.kind]
+        began_t = self._send(rank, number)
+        for turn in range(injection.repeat):
+            turn_t = began_t + turn * injection.every_s
+            if turn:
+                self._due.append((turn_t, rank, number))
+            if injection.for_s is not None:
+                self._due.append((turn_t + injection.for_s, rank, signal.SIGCONT))
+        self._due.sort()
+        return began_t
+
+    def step(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            _, rank, number = self._due.pop(0)
+            sent_t = self._send(rank, number)
+            if not self._due:
+                self.over_t = sent_t
+
+    def heal(self) -> None:
+        """All ranks that are stopped go on; nothing is due any more."""
+        self._due.clear()
+        for rank in tuple(self._stopped):
+            with contextlib.suppress(LabError):
+                self._send(rank, signal.SIGCONT)
+
+    def _send(self, rank: int, number: signal.Signals) -> float:
+        (self._stopped.add if number is signal.SIGSTOP else self._stopped.discard)(rank)
+        return self._workers.send_signal(rank, number)
+
+
+class Injected:
+    """The injections of one trial, whichever hand does them."""
+
+    def __init__(self, fibers: FiberFaults, workers: WorkerSet, injections: Sequence[Injection]) -> None:
+        self._fibers, self._ranks, self._injections = fibers, RankFaults(workers), injections
+
+    def begin(self) -> float:
+        """All of them; when the last was in force. Raises LabError, UserError."""
+        return max(self._ranks.begin(it) if it.kind in OF_RANKS else self._fibers.begin(it) for it in self._injections)
+
+    def step(self, now: float) -> None:
+        self._ranks.step(now)
+
+    def over_t(self) -> float | None:
+        """When all was over by itself; None: something stands, or stood until :meth:`heal`."""
+        if any(it.kind in OF_RANKS for it in self._injections):
+            return self._ranks.over_t
+        return self._fibers.over_t()
+
+    def heal(self) -> None:
+        """Undo what stands. Raises LabError."""
+        self._ranks.heal()
+        self._fibers.heal()

@@ -1,0 +1,271 @@
+"""A library at work: programs that run, a communicator that works, operations with all ranks' answers to each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.core.validation.operation import Group, Operation
+from testbed.core.validation.output_judge import Answer
+from testbed.errors import StorageError
+from testbed.host.files import beneath
+from testbed.lab.validation.worker_set import LONGEST_WORDS, Said, WorkerSet
+
+__all__ = ["CannotGoOn", "Performed", "Session"]
+
+MOST_FRESH: Final = 12
+"""How often programs are started anew before a library is given up: one that hangs in everything takes for ever."""
+
+LEAST_ROOM: Final = 1 << 20
+"""Bytes; with less the disk is full."""
+
+LATEST_S: Final = 1e12
+"""What is beyond is no time of any clock; NaN and infinity, which Python reads in JSON, are none either."""
+
+
+class CannotGoOn(Exception):
+    """The library cannot be brought to work (any more), with the reason in words; not the lab's failure."""
+
+
+@dataclass(frozen=True)
+class Performed:
+    """Answers of the ranks of each operation by their numbers in the world, and when the last came or was given up."""
+
+    answers: Mapping[int, Answer]
+    ended_t: float
+    not_before_t: Mapping[int, float] = field(default_factory=dict)
+    """As :attr:`Said.not_before_t`."""
+
+    @property
+    def done(self) -> bool:
+        return all(it.state == "done" for it in self.answers.values())
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a rank is silent, or gone: the programs are of no more use."""
+        return any(it.state in ("silent", "died") for it in self.answers.values())
+
+    @property
+    def refused(self) -> str:
+        """Why it is unsupported; empty if it is not."""
+        return next((it.words for it in self.answers.values() if it.state == "unsupported"), "")
+
+    @property
+    def trouble(self) -> str:
+        """The first rank's words that tells of any; empty if all is well."""
+        for rank, it in self.answers.items():
+            if it.state != "done":
+                what = {"silent": "never answered", "died": "ended", "error": "failed"}.get(it.state, it.state)
+                return f"rank {rank} {what}" + (f": {it.words}" if it.words else "")
+        return ""
+
+    @property
+    def first_began_t(self) -> float | None:
+        return min((it.began for it in self.answers.values() if it.began is not None), default=None)
+
+    @property
+    def began_t(self) -> float | None:
+        """When the last rank began."""
+        return max((it.began for it in self.answers.values() if it.began is not None), default=None)
+
+    @property
+    def finished_t(self) -> float | None:
+        """When the last rank was done; None unless all are."""
+        ends = [it.ended for it in self.answers.values()]
+        return max(it for it in ends if it is not None) if self.done and None not in ends else None
+
+
+class Session:
+    """One library in one lab. ``timeout_s`` is the library's own timeout, ``slack_s`` how much longer than twice that
+    an operation without a fault may take until it is a hang: a library may wait so long for each of several things."""
+
+    def __init__(self, workers: WorkerSet, *, timeout_s: float, slack_s: float = 15.0) -> None:
+        self.workers, self.timeout_s, self.slack_s = workers, timeout_s, slack_s
+        self.joined: Said | None = None
+        """What was said to the last join."""
+        self._made: set[str] = set()
+        self._fresh = 0
+        self._works = False
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return self.workers.offers
+
+    @property
+    def world(self) -> Group:
+        return Group("world", self.workers.world)
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether something went wrong in this communicator, so that it is not used any more."""
+        return not self._works
+
+    def same_bits(self, operation: str) -> bool:
+        offer = self.offers.get(operation)
+        return bool(offer.get("same_bits")) if isinstance(offer, Mapping) else False
+
+    # ---- a communicator that works
+
+    def ready(self) -> None:
+        """Have programs that run and a communicator in which nothing went wrong yet.
+
+        Raises CannotGoOn, HostError, and LabError where it is the lab that failed.
+        """
+        if self._works and self.workers.alive:
+            return
+        if self.workers.alive and self.offers.get("rebuilds") is True and self._join():
+            return
+        self.fresh()
+
+    def fresh(self) -> None:
+        """End the programs, start new ones, make a communicator. Raises CannotGoOn, HostError, LabError."""
+        self.spoil()
+        self.workers.kill()
+        if self._fresh >= MOST_FRESH:
+            raise CannotGoOn(f"its programs had to be started {self._fresh} times; no more was tried")
+        self._fresh += 1
+        if not self._join():
+            assert self.joined is not None
+            words = self.joined.unsupported or self.joined.trouble
+            last = next((it for rank in self.joined.ended if (it := self.workers.last_words(rank))), "")
+            self.workers.kill()
+            raise CannotGoOn(f"no communicator could be made: {words}" + (f": {last}" if last else ""))
+
+    def rebuild(self) -> bool:
+        """Make the next communicator with the same programs; whether that works. Raises LabError."""
+        self.spoil()
+        return self.workers.alive and self._join()
+
+    def spoil(self) -> None:
+        """Something went wrong in this communicator: it is not to be used any more."""
+        self._works = False
+
+    def _join(self) -> bool:
+        self._made.clear()
+        self.joined = self.workers.join(self.timeout_s)
+        self._works = self.joined.complete and not self.joined.errors and not self.joined.unsupported
+        if not self._works:
+            self.workers.check_lab()
+        return self._works
+
+    def have(self, group: Group) -> str:
+        """Make a group, unless it is there; why it cannot be had, empty if it can. Raises LabError."""
+        if group.name == "world" or group.name in self._made:
+            return ""
+        if self.spoiled:  # a rank may have yet to answer, of the group before
+            return "its communicator failed before"
+        said = self.workers.ask(group.line(), bound_s=self.bound_s)
+        if said.unsupported:
+            return said.unsupported
+        if said.trouble:
+            self.spoil()
+            self.workers.check_lab()
+            return said.trouble
+        self._made.add(group.name)
+        return ""
+
+    # ---- operations
+
+    @property
+    def bound_s(self) -> float:
+        """How long an operation without a fault may take until it is a hang."""
+        return 2.0 * self.timeout_s + self.slack_s
+
+    def perform(
+        self,
+        operations: Sequence[tuple[Operation, Group]],
+        *,
+        at: float | None = None,
+        until_t: Callable[[], float] | None = None,
+        each: Callable[[], float] | None = None,
+    ) -> Performed:
+        """Operations of groups that have no rank in common, at the same time, and what their ranks answer. Raises
+        StorageError where the disk is full, LabError where it is the lab that failed.
+
+        ``until_t`` and ``each`` as in :meth:`WorkerSet.gather`; without, it is given up after :attr:`bound_s`.
+        """
+        ranks: list[int] = []
+        said_t = time.monotonic()
+        for operation, group in operations:
+            if operation.late is None:
+                self.workers.say(operation.line(at), group.ranks)
+            else:
+                for rank, line in operation.lines(group, said_t if at is None else at).items():
+                    self.workers.say(line, (rank,))
+            ranks += group.ranks
+        given_up_t = (time.monotonic() if at is None else at) + self.bound_s
+        said = self.workers.gather(ranks, until_t or (lambda: given_up_t), each)
+        window = (said_t, time.monotonic())
+        answers = {
+            rank: self._answer(rank, said, operation, group, window)
+            for operation, group in operations
+            for rank in group.ranks
+        }
+        performed = Performed(answers, window[1], said.not_before_t)
+        if any(it.state not in ("done", "unsupported") for it in answers.values()):
+            self.spoil()
+            self.workers.check_lab()
+        self._check_room()
+        return performed
+
+    def _check_room(self) -> None:
+        """Ranks that cannot write what they got fail, or have written a part of it, and it is not their library that is
+        to blame. Raises StorageError."""
+        free = LEAST_ROOM
+        with contextlib.suppress(OSError):  # a program may have removed the folder
+            free = shutil.disk_usage(self.workers.outputs).free
+        if free < LEAST_ROOM:
+            raise StorageError(f"{self.workers.outputs}: No space left on device")
+
+    def _answer(self, rank: int, said: Said, operation: Operation, group: Group, window: tuple[float, float]) -> Answer:
+        """``window``: when it was told, and now."""
+        if rank in said.ended:
+            last = self.workers.last_words(rank)
+            return Answer("died", words=said.ended[rank] + (f": {last}" if last else ""))
+        if rank in said.silent:
+            return Answer("silent")
+        answer = said.answers[rank]
+        began, ended = told = _time(answer.get("began")), _time(answer.get("ended"))
+        times = [it for it in (window[0], began, ended, window[1]) if it is not None]
+        if times != sorted(times):
+            began, ended = None, None  # nothing that is said of its times could be true
+        if "unsupported" in answer:
+            return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_WORDS])
+        if "error" in answer:
+            return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_WORDS])
+        if None in told:
+            return Answer("error", None, began, ended, "its answer does not say when it began and ended")
+        if began is None or ended is None:
+            words = f"began {told[0]}, ended {told[1]}: not between {window[0]:.6f}, when it was told, and"
+            return Answer("error", words=f"{words} {window[1]:.6f}; times are those of CLOCK_MONOTONIC")
+        output, length = None, None
+        if operation.keep and "output" in answer:
+            due = operation.output_count(len(group.ranks)) * operation.kind.size
+            try:
+                output, length = self._take(str(answer["output"]), due)
+            except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+                return Answer("error", None, began, ended, f"its output cannot be read: {error}")
+        return Answer("done", output, began, ended, length=length)
+
+    def _take(self, name: str, due: int) -> tuple[bytes, int]:
+        """Read an output and remove it: tens of megabytes an operation would fill a disk. Its content, of one that is
+        longer than ``due`` bytes only the beginning, and its length."""
+        path = self.workers.outputs / Path(name).name
+        with os.fdopen(beneath.open_file(path.parent, path.name), "rb") as stream:  # a rank owns that folder
+            length = os.fstat(stream.fileno()).st_size
+            data = stream.read(min(length, due))
+        beneath.remove(path.parent, path.name)
+        return data, length if length > due else len(data)
+
+
+def _time(value: object) -> float | None:
+    """None of what is no time: it is somebody else's program that says so."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LATEST_S:
+        return None
+    return float(value)

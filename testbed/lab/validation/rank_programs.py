@@ -1,0 +1,366 @@
+"""The processes of rank programs: how each is started, wherever its node is, and how it is ended.
+
+Where nodes are namespaces a program is a child of ours, which the kernel ends with us (PDEATHSIG), and is spoken to by
+its stdin and stdout. In a container it is a child of its leash, which needs stdin for itself: operations and answers go
+by FIFOs in a folder that both sides see. An MPI's programs are started by its own mpiexec, in the management network,
+and are spoken to by FIFOs too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final
+
+from testbed.core.plan import build
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, Addressing
+from testbed.core.plan.resources import Rank
+from testbed.core.topology.model import Topology
+from testbed.core.validation.library import PYTHON, Library
+from testbed.core.validation.mpi_launch import mpiexec_argv
+from testbed.errors import HostError
+from testbed.host import collective_libraries, lab_nodes, runner
+from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
+from testbed.host.drivers.containerlab import agent_user
+from testbed.host.files import beneath
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
+from testbed.host.linux.inside import is_inside, pid_on_host
+from testbed.keeper import client
+from testbed.lab.jobs import launch
+from testbed.lab.validation import launcher_proxy, launcher_shim
+from testbed.lab.validation.output_capture import CappedLog
+from testbed.lab.validation.rank_channel import Lines
+
+__all__ = ["Program", "Starter", "end", "exit_code"]
+
+END_BOUND_S: Final = 10.0
+
+OF_ONE_RANK: Final = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TESTBED_NODE", "TESTBED_SITE")
+"""Variables that an mpiexec, which has one environment for all, must not pass on."""
+
+_REDIRECTED: Final = 'exec <"$1" >"$2"; shift 2; exec "$@"'
+"""For sh: a program between two FIFOs."""
+
+
+@dataclass
+class Program:
+    """One rank. ``child`` is the process that stands for it here; None: mpiexec, one for all, does."""
+
+    rank: Rank
+    lines: Lines
+    log: CappedLog
+    child: subprocess.Popen[bytes] | None = None
+    pid: int = 0
+    """Of the rank program itself, on this host; 0 until it is known."""
+    began: int = 0
+    joined: bool = False
+    """Whether it has answered: before that it may be importing what it needs."""
+    pending: Mapping[str, Any] | None = None
+    """What it has yet to answer."""
+    looked_t: float = 0.0
+    """When it was told something or, later, looked for answers; those of before have been read."""
+    not_before_t: float = 0.0
+    """Its latest answer had not come by then."""
+    ended: str = ""
+    """How it ended, in words."""
+
+    def knows_pid(self, pid: int) -> None:
+        self.pid, self.began = pid, process.started(pid)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process was known, and is not there any more."""
+        return self.began > 0 and not process.is_same(self.pid, self.began)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Only to what is still the process that we know: numbers are used again."""
+        if self.began and process.is_same(self.pid, self.began):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.signal(signal.SIGKILL)
+        if self.child is not None:
+            end(self.child)
+        self.lines.close()
+        if self.began:
+            process.wait_gone(self.pid, self.began, END_BOUND_S)
+        self.log.close()
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a child and what it started; returns when it is reaped."""
+    if child.returncode is None:  # until it is reaped, dead or not, nobody else's group has its number
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.close()  # the leash in a container lets go
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(END_BOUND_S)
+
+
+def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """As ``poll``; of one that has ended what it started is ended too: it would live on in the node, unknown to us."""
+    if child.returncode is None:
+        if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        end(child)
+    return child.returncode
+
+
+class Starter:
+    """Starts the programs of one library. ``folder``, which every node sees at the same path, is for outputs, FIFOs and
+    logs.
+    """
+
+    def __init__(self, lab: LabFolder, topology: Topology, library: Library, folder: Path) -> None:
+        self._lab, self._topology, self._library = lab, topology, library
+        self.folder, self.outputs = folder, folder / "outputs"
+        self.ranks = build.ranks(topology)
+        self.contained = lab_nodes.driver(lab) == "containerlab"
+        self._logs: list[CappedLog] = []
+        self._mpiexec_log: CappedLog | None = None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether one rank can be started by itself: an mpiexec starts all or none."""
+        return self._library.launcher == "direct"
+
+    def start(self) -> tuple[dict[int, Program], subprocess.Popen[bytes] | None]:
+        """All ranks, and the mpiexec that starts them, if one does. Raises MissingTool, HostError, LabError."""
+        with self._translated():
+            return self._start()
+
+    def _start(self) -> tuple[dict[int, Program], subprocess.Popen[bytes] | None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.outputs.mkdir(exist_ok=True)
+        shown = {self.folder}
+        if self.contained:
+            self._give(self.outputs)  # and no other: we write logs beside it, and ranks could make links of them
+            program = Path(self._library.argv[-1])
+            shown |= {program.parent} if program.is_absolute() else set()  # a file of the user's
+        for path in shown:
+            client.call(self._lab, "show", folder=str(path), management=not self.replaces)
+        if not self.replaces:
+            return self._mpi()
+        programs: dict[int, Program] = {}
+        try:
+            for rank in self.ranks:
+                programs[rank.rank] = self.one(rank)
+        except BaseException:
+            for it in programs.values():
+                it.end()
+            raise
+        return programs, None
+
+    def one(self, rank: Rank) -> Program:
+        """The program of one rank. Raises MissingTool, HostError."""
+        with self._translated():
+            return self._contained(rank) if self.contained else self._direct(rank)
+
+    def sweep(self) -> None:
+        """Close the logs. Remove what only living programs need, FIFOs above all: whoever reads a run's files would
+        wait at them. Links too, none of which we made: what is behind them is not ours to write or to remove."""
+        while self._logs:
+            self._logs.pop().close()
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                ours = any(path.match(it) for it in ("*.operations", "*.answers", "reach*"))
+                in_the_way = path == self.outputs and not path.is_dir()
+                if ours or in_the_way or path.is_symlink():
+                    with contextlib.suppress(OSError):  # a program may have made folders of its own
+                        beneath.remove(self.folder, path.name)
+        beneath.remove_all(self.outputs)
+
+    def mpiexec_last_line(self) -> str:
+        """The last that the latest mpiexec said; empty if there is none, or it said nothing."""
+        return self._mpiexec_log.last_line() if self._mpiexec_log is not None else ""
+
+    def pid_here(self, rank: Rank, pid: int) -> int:
+        """The number on this host of a process of this node that a rank program says is itself; 0 if there is none:
+        we are root, and are going to end it."""
+        netns = lab_nodes.netns(self._lab, rank.node)
+        if self.contained:
+            return pid_on_host(netns, pid)
+        return pid if is_inside(netns, pid) else 0
+
+    # ---- inside
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+            raise HostError(f"the programs of {self._library.name} cannot be started: {why}") from error
+
+    def _log(self, name: str) -> CappedLog:
+        """Closed by :meth:`sweep`, whatever becomes of the program."""
+        self._logs.append(CappedLog(self.folder / f"{name}.log"))
+        return self._logs[-1]
+
+    def _place(self, node: str) -> runner.Place | ContainerPlace:
+        return lab_nodes.place(self._lab, node, isolated=node != MANAGEMENT, job=True)
+
+    def _direct(self, rank: Rank) -> Program:
+        variables = self._environment(rank)
+        place = self._place(rank.node)
+        log = self._log(f"rank-{rank.rank}")
+        child = subprocess.Popen(
+            place.enter(self._argv(), self.folder, variables),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.pipe,
+            env={**os.environ, **variables}, start_new_session=True,
+        )  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        with contextlib.ExitStack() as undone:
+            undone.callback(end, child)
+            with child.stdin, child.stdout:
+                lines = _lines(partial(os.dup, child.stdin.fileno()), partial(os.dup, child.stdout.fileno()), log)
+            undone.callback(lines.close)
+            found = Program(rank, lines, log, child)
+            found.knows_pid(child.pid)  # setpriv and nsenter become the program
+            undone.pop_all()
+        return found
+
+    def _contained(self, rank: Rank) -> Program:
+        variables = self._environment(rank)
+        place = self._place(rank.node)
+        log = self._log(f"rank-{rank.rank}")
+        into, out = self._fifos(rank)
+        argv = ["sh", "-c", _REDIRECTED, "sh", str(into), str(out), *self._argv()]
+        with contextlib.ExitStack() as undone:
+            lines = _opened(into, out, log)
+            undone.callback(lines.close)
+            child = subprocess.Popen(
+                place.enter(argv, self.folder, variables),
+                stdin=subprocess.PIPE, stdout=log.pipe, stderr=log.pipe, env={**os.environ, **variables},
+                start_new_session=True,
+            )  # fmt: skip
+            undone.pop_all()
+        return Program(rank, lines, log, child)
+
+    def _mpi(self) -> tuple[dict[int, Program], subprocess.Popen[bytes]]:
+        """The library's own mpiexec runs in the management network, which reaches all nodes without a fiber."""
+        net = Addressing(self._topology)
+        hosts = {str(net.management[it.node]): it.node for it in self.ranks}
+        ways = {host: self._place(node).enter([], self.folder) for host, node in hosts.items()}
+        own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
+        own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
+        programs: dict[int, Program] = {}
+        start = self._mpiexec_in_container if self.contained else self._mpiexec
+        with contextlib.ExitStack() as undone:
+            for rank in self.ranks:
+                log = self._log(f"rank-{rank.rank}")
+                programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
+                undone.callback(programs[rank.rank].end)
+            self._mpiexec_log = self._log("mpiexec")
+            mpiexec = start(list(hosts), ways, own, self._mpiexec_log.pipe)
+            undone.pop_all()
+        return programs, mpiexec
+
+    def _mpiexec(
+        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """``hosts`` in the order of ranks, the way into each, and the variables that ranks get."""
+        agent, variables = launcher_shim.write(self.folder, ways)
+        inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
+        environment = {**inherited, **own, **variables}
+        launcher = collective_libraries.program(self._library.programs[0]) if self._library.programs else None
+        folder = (launcher or Path(collective_libraries.python())).parent
+        handed_on = own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())
+        argv = self._mpiexec_argv(str(folder), hosts, agent, runner.tool("setpriv"), handed_on)
+        return subprocess.Popen(
+            self._place(MANAGEMENT).enter(argv, self.folder, environment),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
+        )  # fmt: skip
+
+    def _mpiexec_in_container(
+        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """As :meth:`_mpiexec`, of the image's MPI; what is returned is its relay."""
+        handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # the image's
+        argv = self._mpiexec_argv(PROGRAMS, hosts, launcher_proxy.program(self.folder), "setpriv", handed_on)
+        return launcher_proxy.start(
+            self.folder,
+            self._place(MANAGEMENT).enter(argv, self.folder, own),
+            ways,
+            within=lab_nodes.netns(self._lab, MANAGEMENT),
+            owner=_owner(),
+            environment={**os.environ, **own},
+            log=log,
+        )
+
+    def _mpiexec_argv(
+        self, programs: str, hosts: Sequence[str], agent: Path, setpriv: str, pass_on: Iterable[str]
+    ) -> Sequence[str]:
+        return mpiexec_argv(
+            self._library.launcher,
+            programs=programs,
+            hosts=hosts,
+            interface=build.MANAGEMENT_BRIDGE,
+            network=str(MANAGEMENT_V4),
+            agent=str(agent),
+            # If a daemon is killed its rank must not go on by itself.
+            program=[setpriv, "--pdeathsig", "KILL", "--", *self._argv()],
+            pass_on=sorted(pass_on),
+        )
+
+    def _environment(self, rank: Rank) -> dict[str, str]:
+        net = Addressing(self._topology)
+        ours = {
+            "TESTBED_INTERFACE": FABRIC_INTERFACE,
+            "TESTBED_ADDRESSES": ",".join(str(net.node(it.node)[0]) for it in self.ranks),
+            "TESTBED_SITES": ",".join(it.site for it in self.ranks),
+            "TESTBED_FOLDER": str(self.outputs),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return launch.environment(self._topology, rank, {**ours, **self._library.environment})
+
+    def _argv(self) -> list[str]:
+        python = "python" if self.contained else collective_libraries.python()
+        return [python if word == PYTHON else word for word in self._library.argv]
+
+    def _fifos(self, rank: Rank) -> tuple[Path, Path]:
+        """Made anew: what was written into those of before must not come out of these."""
+        into, out = (self.folder / f"{rank.rank}.{name}" for name in ("operations", "answers"))
+        for path in (into, out):
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+            if self.contained:
+                self._give(path)
+        return into, out
+
+    @staticmethod
+    def _give(path: Path) -> None:
+        os.chown(path, *_owner(), follow_symlinks=False)
+
+
+def _owner() -> tuple[int, int]:
+    """Whom programs in containers are: user and group."""
+    uid, gid = agent_user().split(":")
+    return int(uid), int(gid)
+
+
+def _opened(into: Path, out: Path, log: CappedLog) -> Lines:
+    """Our ends of two FIFOs. For reading and writing one opens at once, whoever is at the other end (fifo(7))."""
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    return _lines(partial(os.open, into, os.O_RDWR | flags), partial(os.open, out, os.O_RDONLY | flags), log)
+
+
+def _lines(into: Callable[[], int], out: Callable[[], int], log: CappedLog) -> Lines:
+    """Of two file descriptors; none stays open if the second cannot be had."""
+    with contextlib.ExitStack() as undone:
+        first = into()
+        undone.callback(os.close, first)
+        lines = Lines(first, out(), log)
+        undone.pop_all()
+    return lines

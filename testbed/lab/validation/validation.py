@@ -1,0 +1,337 @@
+"""The validation of collective libraries. Its whole story:
+
+1. Read what is asked for: libraries, topology, baseline. Every mistake is found now, before anything is built, and so
+   is a run directory that could not be written. A library that this machine lacks something for is *skipped*, with the
+   command that installs it.
+2. Bring a lab up without training agents; every fiber is measured. Or take one that is up.
+3. For each library, one after the other (``library_validation.py``): start its rank programs on the nodes
+   (``worker_set.py``), exchange lines with them (``rank_channel.py``, ``library_session.py``), and
+
+   - ask for every operation of the catalogue and judge the answers (``correctness.py``),
+   - time operations that all ranks begin together, and count what they put on the fibers (``speed.py``, ``wire.py``),
+   - have a fault begin in the middle of an operation (``faults.py``, ``disturb.py``, ``inject.py``).
+
+4. Write validate.json and the report after each library, and when it is interrupted: nothing that was seen is lost.
+5. Take the lab down. Always, whatever happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from testbed.core.topology.model import Topology, topology_to_dict
+from testbed.core.validation import verdict
+from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.cases import Suite
+from testbed.core.validation.library import Library
+from testbed.core.validation.result import LibraryResult, Validation, Verdict
+from testbed.errors import (
+    FidelityError,
+    HostError,
+    Interrupted,
+    LabError,
+    MissingTool,
+    StorageError,
+    TestbedError,
+    UserError,
+)
+from testbed.host import collective_libraries, lab_folder, lab_nodes
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.files import catalog, store, validations
+from testbed.host.files.store import RunDirectory
+from testbed.keeper import client
+from testbed.lab import deploy
+from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab.jobs import run_metadata
+from testbed.lab.lab import Lab, runs_root
+from testbed.lab.progress import Progress, Silent, Unbreakable
+from testbed.lab.validation.fault_injection import FiberFaults
+from testbed.lab.validation.library_validation import PARTS, Bench, Examination, Part
+from testbed.lab.validation.traffic_meter import Wire, certified
+from testbed.version import __version__
+
+__all__ = ["Part", "Suite", "ValidationOutcome", "Watching", "validate"]
+
+DEFAULT_TOPOLOGY = "metro-40km"
+NEEDED_BYTES = 100_000_000
+"""Room for logs and the report, and once more for each rank: an output of the largest operation."""
+
+
+class Watching(Progress, Protocol):
+    """Who wants to hear how it goes."""
+
+    def doing(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class ValidationOutcome:
+    """``exit_code``: 0 it holds, 1 it does not or became worse than the baseline, 3 it cannot be told."""
+
+    validation: Validation
+    comparison: Comparison | None
+    directory: Path
+    exit_code: int
+
+    @property
+    def page(self) -> Path:
+        return self.directory / "index.html"
+
+
+def validate(
+    names: Sequence[str],
+    *,
+    topology: str | Topology | None = None,
+    set: Mapping[str, object] | None = None,
+    suite: Suite = "quick",
+    only: Sequence[Part] = (),
+    baseline: Path | None = None,
+    lab: str | None = None,
+    name: str | None = None,
+    runs: Path | None = None,
+    driver: str = "auto",
+    emulator: str = "auto",
+    allow_uncertified: bool = False,
+    keep: bool = False,
+    progress: Watching | None = None,
+) -> ValidationOutcome:
+    """Validate libraries, by name or by the path of a rank program; see the module.
+
+    ``lab``: in this one, which is up already and stays so. ``only`` these parts. ``keep`` leaves the lab up.
+
+    Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
+    lab that fails later is in the result. Raises Interrupted after everything was undone and written.
+    """
+    heard = _Unbreakable(progress or _Silent())
+    chosen = _chosen(names)
+    before = _read_baseline(baseline)
+    if lab is not None:
+        _refuse_beside_lab(topology=topology is not None, set=bool(set), name=name is not None, keep=keep)
+    wanted = _topology(topology or DEFAULT_TOPOLOGY, set) if lab is None else None
+    root = (runs or runs_root()).absolute()
+    if wanted is not None:
+        _check_room(root, wanted)
+    parts = tuple(it for it in PARTS if not only or it in only)
+    with interruptible():
+        if wanted is None:
+            borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
+            _check_room(root, borrowed.topology)
+            return _Validating(borrowed, chosen, suite, parts, root, before, heard).run()
+        made = deploy.up(
+            wanted, name=name, agents=False, driver=driver, emulator=emulator,
+            allow_uncertified=allow_uncertified, keep=keep, progress=heard,
+        )  # fmt: skip
+        try:
+            return _Validating(made, chosen, suite, parts, root, before, heard).run()
+        finally:
+            with defer_interrupts():
+                if keep:
+                    heard.note(f"lab {made.name} is left up; take it down with: testbed down {made.name}")
+                else:
+                    heard.phase("down", f"lab {made.name}")
+                    made.down()
+
+
+class _Validating:
+    """Steps 3 and 4 of the story, in a lab that is up."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        chosen: Sequence[Library],
+        suite: Suite,
+        parts: tuple[Part, ...],
+        root: Path,
+        baseline: Validation | None,
+        heard: Watching,
+    ) -> None:
+        self._lab, self._chosen, self._suite, self._parts = lab, chosen, suite, parts
+        self._baseline, self._heard = baseline, heard
+        self._folder = lab_folder.folder(lab.name)
+        self._began_t, self._began_unix_s = time.monotonic(), time.time()
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self._run = RunDirectory.create(root, f"validate-{lab.topology.name}-{stamp}")
+        self._run.write_json("topology.json", topology_to_dict(lab.topology))
+        if lab.certificate is not None:
+            self._run.write_json("certificate.json", lab.certificate.to_dict())
+        self._links = certified(lab.topology, lab.certificate)
+        self._results: list[LibraryResult] = []
+
+    def run(self) -> ValidationOutcome:
+        """Raises Interrupted after everything was written."""
+        failed: TestbedError | None = None
+        try:
+            topology = self._lab.topology
+            with Wire(self._folder, topology) as wire, FiberFaults(self._folder, topology) as faults:
+                work = (self._run.ranks, self._suite, self._parts)
+                bench = Bench(self._folder, topology, self._links, wire, faults, *work)
+                for library in self._chosen:
+                    if failed is not None:
+                        self._results.append(_untried(library, "unknown", f"not tried: {failed}"))
+                        continue
+                    failed = self._examine(bench, library)
+                    self._write()
+        except (KeyboardInterrupt, Interrupted) as error:
+            with defer_interrupts():
+                self._write(interrupted=True)
+            raise Interrupted(f"interrupted; what was seen is in {self._run.path}") from error
+        validation, comparison = self._write()
+        code = verdict.exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
+        return ValidationOutcome(validation, comparison, self._run.path, code)
+
+    def _examine(self, bench: Bench, library: Library) -> TestbedError | None:
+        """Put one library to the test; the error if it was the lab that failed."""
+        self._heard.phase("validate", f"{library.name}: {library.title}")
+        if why := self._lacking(library):
+            self._heard.note(f"{library.name} is skipped: {why}")
+            self._results.append(_untried(library, "skipped", why))
+            return None
+        examination = Examination(bench, library, self._heard.doing)
+        try:
+            examination.run()
+        except (LabError, HostError) as error:
+            self._heard.note(str(error))
+            return error
+        except BaseException:
+            examination.untold("it was interrupted")
+            raise
+        finally:
+            self._results.append(examination.result())
+            self._heard.note(f"{library.name}: {self._results[-1].verdict}")
+        return None
+
+    def _lacking(self, library: Library) -> str:
+        """Why it cannot be validated in this lab, with what mends it; empty if it can."""
+        if lab_nodes.driver(self._folder) != "containerlab":
+            return collective_libraries.why_not(library)
+        if library.needs_gpu and (why := collective_libraries.gpu_missing()):
+            return why
+        place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
+        assert isinstance(place, ContainerPlace)
+        missing = collective_libraries.lacking_inside(library, place.speak)
+        fix = "make one that has it with: testbed image build --with validate, or take --driver netns"
+        return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
+
+    def _write(self, *, interrupted: bool = False) -> tuple[Validation, Comparison | None]:
+        done = {it.name for it in self._results}
+        left = [it for it in self._chosen if it.name not in done] if interrupted else []
+        results = (*self._results, *(_untried(it, "unknown", "not tried: it was interrupted") for it in left))
+        sure = self._lab.certificate is not None and self._lab.certificate.certified
+        about: dict[str, object] = {}
+        with contextlib.suppress(LabError):  # a keeper that is gone does not keep what was found from being written
+            about = client.call(self._folder, "hello")
+        validation = Validation(
+            suite=self._suite,
+            topology=self._lab.topology.name,
+            driver=lab_nodes.driver(self._folder),
+            emulator=str(about.get("emulator", "unknown")),
+            certified=sure,
+            started_unix_s=self._began_unix_s,
+            took_s=time.monotonic() - self._began_t,
+            machine=f"{run_metadata.cpu_model()}, {os.cpu_count()} cores, Linux {platform.release()}",
+            versions={"testbed": __version__, "python": platform.python_version()},
+            links=self._links,
+            libraries=results,
+            verdict=verdict.of_validation(results, certified=sure, interrupted=interrupted),
+            interrupted=interrupted,
+        )
+        return validation, validations.write_validation(self._run, validation, self._baseline)
+
+
+def _untried(library: Library, word: Verdict, why: str) -> LibraryResult:
+    return LibraryResult(library.name, library.title, "", word, (why,), {})
+
+
+def _chosen(names: Sequence[str]) -> tuple[Library, ...]:
+    """Raises UserError, UnknownName, MissingTool."""
+    if not names:
+        raise UserError("name at least one library; there are: " + ", ".join(collective_libraries.registry()))
+    if importlib.util.find_spec("numpy") is None:
+        raise MissingTool("numpy", "pip install 'scale-across-testbed[agents]'", "answers are judged with it")
+    found = tuple(collective_libraries.find(it) for it in names)
+    twice = sorted(name for name, count in Counter(it.name for it in found).items() if count > 1)
+    if twice:
+        raise UserError(f"{', '.join(twice)}: named twice; a library is validated once in a run")
+    return found
+
+
+def _topology(topology: str | Topology, overrides: Mapping[str, object] | None) -> Topology:
+    """Raises UserError, FileMistakes, UnknownName."""
+    return _with_fibers(catalog.load_topology(topology, overrides) if isinstance(topology, str) else topology)
+
+
+def _check_room(root: Path, topology: Topology) -> None:
+    """Raises StorageError."""
+    store.check_writable(root, NEEDED_BYTES * (1 + len(topology.node_names)))
+
+
+def _with_fibers(topology: Topology) -> Topology:
+    """Raises UserError."""
+    if not topology.links:
+        raise UserError(f"{topology.name} has no links, so there is no fiber to validate a library on")
+    return topology
+
+
+def _refuse_beside_lab(**given: bool) -> None:
+    """Raises UserError where what is asked of a lab to come is given for one that is up."""
+    if said := [f"--{option}" for option, is_given in given.items() if is_given]:
+        raise UserError(
+            f"--lab takes a lab that is up as it is, and leaves it up: leave out {' and '.join(said)}, or --lab"
+        )
+
+
+def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
+    """A lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
+    lab = Lab(lab_folder.chosen(name))
+    _with_fibers(lab.topology)
+    status = lab.status()
+    for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):
+        if wanted not in ("auto", has):
+            raise UserError(f"--{option} {wanted}: lab {lab.name} is on {has}; leave out --{option}, or --lab")
+    if standing := [it for it in lab.faults() if it.ended is None]:
+        said = ", ".join(f"{it.type} {it.target}" for it in standing)
+        raise LabError(
+            f"in lab {lab.name} there is a fault already ({said}); heal it first: testbed heal -l {lab.name}"
+        )
+    if status.training:
+        raise LabError(f"lab {lab.name} is training, and its bytes would count for the library's; wait for its end")
+    if not allow_uncertified and not (lab.certificate is not None and lab.certificate.certified):
+        raise FidelityError(f"lab {lab.name} is not certified; testbed certify -l {lab.name}, or --allow-uncertified")
+    return lab
+
+
+def _read_baseline(path: Path | None) -> Validation | None:
+    """Raises UserError."""
+    if path is None:
+        return None
+    try:
+        return validations.read_validation(path)
+    except StorageError as error:
+        raise UserError(f"--baseline: {error}") from error
+
+
+class _Silent(Silent):
+    def doing(self, text: str) -> None:
+        return None
+
+
+class _Unbreakable(Unbreakable):
+    """As its base: a closed terminal or pipe must not end a validation."""
+
+    def __init__(self, progress: Watching) -> None:
+        super().__init__(progress)
+        self._watching: Watching = progress
+
+    def doing(self, text: str) -> None:
+        try:
+            self._watching.doing(text)
+        except OSError:
+            self._watching = _Silent()

@@ -1,0 +1,161 @@
+"""Running the command line inside the test's process, on a library that is faked where it would touch the host."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from testbed.cli import app, console
+from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.judge import DirectionSample, Stream, judge_direction
+from testbed.core.certification.link_certificate import LinkCertificate
+from testbed.core.topology.model import Link, Topology
+from testbed.errors import UnknownName
+from testbed.host.files import catalog
+from testbed.lab import api
+
+__all__ = ["Cli", "FakeLab", "Said", "certificate_of", "cli", "fake_lab", "finished_run"]
+
+
+@dataclass(frozen=True)
+class Said:
+    status: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """``cli("cut", "north")`` is ``testbed cut north``."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for stream in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}", getattr(sys, stream))  # main() puts its own there
+    for name in ("TESTBED_LAB", "TESTBED_RUNS", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*words: str) -> Said:
+        console.reset()
+        monkeypatch.setattr("sys.argv", ["testbed", *words])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        said = capfd.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    yield call
+    console.reset()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
+    """As if every direction had been measured ``error_s`` too slow over a bare path of 40 us."""
+
+    def sample(link: Link, name: str) -> DirectionSample:
+        delays = [link.impairment(name).delay_s + 40e-6 + error_s] * 50
+        return DirectionSample(delays, [40e-6] * 50, 50, stream=Stream(500, range(500)), rate_bps=799e6)
+
+    links = [
+        LinkCertificate(
+            link.name,
+            link.length_m / 1e3,
+            tuple(judge_direction(name, link.impairment(name), sample(link, name)) for name in link.directions),
+        )
+        for link in topology.links
+    ]
+    return Certificate("lab", topology.name, 0.0, "fiberd", tuple(links), True, "", 0.1)
+
+
+@dataclass
+class FakeLab:
+    """Remembers what it was asked."""
+
+    name: str = "fake"
+    topology: Topology = field(default_factory=lambda: catalog.load_topology("metro-40km"))
+    certificate: Certificate | None = None
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    child_status: int = 0
+    allow_uncertified: bool = False
+
+    def _fault(self, kind: str, target: str, ended: float | None = None) -> api.Fault:
+        return api.Fault("f1", kind, target, ("north",), 100.0, 1.7e9, ended)
+
+    def inject(
+        self, fault: str, target: str, *, for_s: float | None = None, wait: bool = False, **parameters: str
+    ) -> api.Fault:
+        self.asked.append(("inject", fault, target, for_s, wait, parameters))
+        return self._fault(fault, target, 102.5 if wait else None)
+
+    def heal(self, what: str | None = None) -> tuple[api.Fault, ...]:
+        self.asked.append(("heal", what))
+        return (self._fault("cut", "north", 103.0),) if what != "south" else ()
+
+    def exec(self, node: str, argv: Sequence[str]) -> int:
+        self.asked.append(("exec", node, list(argv)))
+        if node not in self.topology.node_names:
+            raise UnknownName("node", node, self.topology.node_names)
+        return self.child_status
+
+    def launch(self, argv: Sequence[str], *, directory: Path | None = None, echo: Callable[[str], None]) -> int:
+        self.asked.append(("launch", list(argv), directory))
+        echo("[0] hello")
+        return self.child_status
+
+    def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
+        self.asked.append(("certify", thorough))
+        assert self.certificate
+        return self.certificate
+
+    def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
+        self.asked.append(("logs", what, follow))
+        yield from ("one", "two")
+
+    def status(self) -> api.LabStatus:
+        link = api.LinkStatus("north", 40.0, {"east": False, "west": True}, "ok", ("f1",), {"north:west": 7}, 3)
+        rank = api.RankStatus(0, "east-0", "east", "training", 12, 2.5)
+        # By name: what else a status tells is no matter of these tests.
+        known = {
+            "name": self.name,
+            "state": "degraded",
+            "why": ("the keeper is gone",),
+            "topology": "metro-40km",
+            "uptime_s": 61.0,
+            "driver": "netns",
+            "emulator": "fiberd",
+            "scheduling": "SCHED_FIFO 40",
+            "links": (link,),
+            "ranks": (rank,),
+        }
+        return api.LabStatus(**known)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fake_lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
+    """The only lab up; ``asked`` begins with the name by which it was attached to."""
+    lab = FakeLab()
+    lab.certificate = certificate_of(lab.topology)
+
+    def attach(name: str | None = None) -> FakeLab:
+        lab.asked.append(("attach", name))
+        return lab
+
+    monkeypatch.setattr(api, "attach", attach)
+    return lab
+
+
+def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
+    """What ``api.run`` gives back, as far as words are made of it."""
+    answer = SimpleNamespace(
+        id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1.", lines=()
+    )
+    report = SimpleNamespace(verdict="pass" if exit_code == 0 else "fail", headline="It trained.", answers=(answer,))
+    return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)

@@ -1,0 +1,264 @@
+"""Faults of ranks and places: jobs that meet them, several at once, what is refused, and undoing without a keeper.
+
+What holds on both drivers is in tests/contract/rank_faults_contract.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+
+import testbed
+from testbed.errors import HostError, JobFailed, LabError, UserError
+
+pytestmark = [pytest.mark.netns]
+
+NODES = ("east-0", "east-1", "west-0", "west-1")
+GATEWAYS = ("east-gw", "west-gw")
+
+
+@pytest.fixture(scope="module")
+def lab(state_folder: Path) -> Iterator[testbed.Lab]:
+    name = oracle.unused_name()
+    with testbed.up("metro-40km", name=name, driver="netns") as found:
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+def ns(lab: testbed.Lab, node: str) -> str:
+    return oracle.netns(lab.name, node)
+
+
+def picture(lab: testbed.Lab) -> dict[str, Any]:
+    """All interfaces, addresses and routes of the lab, as ``ip`` shows them; what passes by itself left out."""
+    found: dict[str, Any] = {}
+    for node in (*NODES, *GATEWAYS, "plant", "mgmt"):
+        for what in (("-d", "addr"), ("route",), ("-6", "route")):
+            found[f"{node} {what}"] = _plain(
+                oracle.ip(ns(lab, node), *what, *(("show", "table", "all") if "route" in what else ()))
+            )
+    return found
+
+
+_PASSING = {
+    "gc_timer",
+    "hello_timer",
+    "tcn_timer",
+    "topology_change_timer",
+    "message_age_timer",
+    "forward_delay_timer",
+    "hold_timer",
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(it) for key, it in value.items() if key not in _PASSING}
+    if isinstance(value, list):
+        return sorted((_plain(it) for it in value), key=lambda it: json.dumps(it, sort_keys=True))
+    return value
+
+
+@pytest.fixture
+def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
+    """``lab`` with idle agents; what a test has injected is healed after it, and then everything is as it was."""
+    before = picture(lab)
+    yield lab
+    lab.heal()
+    oracle.until(lambda: picture(lab) == before, 10.0, "all is as it was")
+
+
+def agents(lab: testbed.Lab) -> dict[str, list[int]]:
+    """Processes inside each node."""
+    return {node: oracle.inside_pids(ns(lab, node)) for node in NODES}
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def begin(lab: testbed.Lab) -> Any:
+    """A job that has done some steps and has many before it."""
+    job = lab.train(steps=100_000, restarts=0)
+    job.wait_for(step=5, timeout=60)
+    return job
+
+
+@pytest.fixture
+def job(healthy: testbed.Lab) -> Iterator[Any]:
+    began = begin(healthy)
+    yield began
+    began.stop()
+    oracle.until(began.over, 30.0, "the job is over")
+
+
+@pytest.mark.thorough
+def test_a_killed_rank_is_gone_and_its_job_says_who_it_was(healthy: testbed.Lab, job: Any) -> None:
+    (victim,) = agents(healthy)["west-0"]
+    healthy.inject("rank-kill", "2")
+    oracle.until(lambda: gone(victim), 5.0, "the process is gone")
+    with pytest.raises(JobFailed, match=r"rank 2 on west-0 gone: .*SIGKILL"):
+        job.wait_for(step=100_000, timeout=60)
+    again = healthy.train(steps=3)
+    again.wait(60)
+
+
+def test_a_rank_that_is_kept_away_keeps_jobs_away(healthy: testbed.Lab) -> None:
+    (victim,) = agents(healthy)["east-1"]
+    healthy.inject("rank-kill", "east-1", away="1s")
+    assert gone(victim)
+    with pytest.raises(LabError, match=r"\[1\] are down"):
+        healthy.train(steps=3)
+    oracle.until(lambda: agents(healthy)["east-1"], 10.0, "a fresh agent, after a second")
+    healthy.train(steps=3).wait(60)
+
+
+def test_a_node_without_power_is_dark_and_empty(healthy: testbed.Lab) -> None:
+    program = subprocess.Popen(["ip", "netns", "exec", ns(healthy, "west-1"), "sleep", "600"])
+    try:
+        oracle.until(lambda: program.pid in oracle.inside_pids(ns(healthy, "west-1")), 5.0, "the program runs")
+        with healthy.inject("node-kill", "west-1"):
+            assert agents(healthy)["west-1"] == []
+            assert program.wait(5) == -9
+            assert oracle.no_carrier(ns(healthy, "west-1"), "fabric0")
+            assert oracle.no_carrier(ns(healthy, "west-1"), "mgmt0")
+            assert not oracle.no_carrier(ns(healthy, "west-0"), "fabric0")
+            assert len(agents(healthy)["west-0"]) == 1
+        oracle.until(lambda: agents(healthy)["west-1"], 10.0, "a fresh agent")
+    finally:
+        if program.poll() is None:
+            program.kill()
+            program.wait()
+    healthy.train(steps=3).wait(60)
+
+
+def test_two_faults_of_one_rank_end_with_the_last_of_them(healthy: testbed.Lab) -> None:
+    (pid,) = agents(healthy)["east-0"]
+    first = healthy.inject("rank-pause", "0")
+    second = healthy.inject("rank-pause", "east")
+    oracle.until(lambda: state_of(pid) == "T", 1.0, "it is stopped")
+    first.heal()
+    assert state_of(pid) == "T"
+    second.heal()
+    oracle.until(lambda: state_of(pid) != "T", 1.0, "it goes on")
+
+
+@pytest.mark.parametrize(
+    ("fault", "target", "parameters", "says"),
+    [
+        ("rank-kill", "4", {}, "rank, node or site"),
+        ("rank-pause", "nowhere", {}, "rank, node or site"),
+        ("straggler", "0", {"slower": "0%"}, "slows nothing"),
+        ("straggler", "0", {"slower": "-3x"}, "no slowdown"),
+        ("node-kill", "west", {}, "no node"),
+        ("power-loss", "north", {}, "power domain or site"),
+        ("evacuation", "west", {"warning": "soon"}, "warning=soon"),
+        ("gateway-down", "plant", {}, "no site"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_touched(
+    lab: testbed.Lab, fault: str, target: str, parameters: dict[str, str], says: str
+) -> None:
+    before = picture(lab), agents(lab)
+    with pytest.raises(UserError, match=says):
+        lab.inject(fault, target, **parameters)
+    assert (picture(lab), agents(lab)) == before
+
+
+def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
+    state_folder: Path, tmp_path: Path, command: oracle.Command
+) -> None:
+    name = oracle.unused_name()
+    made = testbed.up("metro-40km", name=name, driver="netns")
+    folder, kept = state_folder / "labs" / name, tmp_path / "kept"
+    try:
+        (pid,) = oracle.inside_pids(oracle.netns(name, "east-0"))
+        made.inject("rank-pause", "0")
+        made.inject("node-kill", "west-1")
+        made.inject("evacuation", "east", warning="100s")
+        with contextlib.suppress(HostError):  # where there are no control groups it is refused
+            made.inject("straggler", "1", cpu="20%")
+            assert cpu_groups(name)
+        oracle.kill(oracle.keeper_pids(name, state_folder))
+        oracle.until(lambda: gone(pid), 10.0, "its warm parent took it along")
+        kept.mkdir()
+        for file in folder.glob("*.json*"):
+            shutil.copy(file, kept)
+    finally:
+        done = command("down", name)
+    assert done.returncode == 0, done.stderr
+    assert oracle.left_behind(name, state_folder) == []
+    assert cpu_groups(name) == []
+    after_a_reboot(command, folder, kept, name)
+
+
+def after_a_reboot(command: oracle.Command, folder: Path, kept: Path, name: str) -> None:
+    """What is then left of a lab is its folder: ``kept``, of another boot. A process that is not ours has its pids."""
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        began = int(Path(f"/proc/{bystander.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        kept.rename(folder)
+        lines = [json.loads(it) for it in (folder / "journal.jsonl").read_text().splitlines()]
+        lines[0] |= {"boot": "an earlier one", "keeper": [bystander.pid, began]}
+        for line in lines:
+            facts = line.get("done", {})
+            facts.update({"pid": bystander.pid, "began": began} if "pid" in facts else {})
+            facts.update({"parents": [[bystander.pid, began]]} if "parents" in facts else {})
+        (folder / "journal.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
+        healed = command("heal", "-l", name)
+        assert healed.returncode == 0, healed.stderr
+        assert "rank-pause 0" in healed.stdout and "node-kill west-1" in healed.stdout
+        again = command("heal", "-l", name)
+        assert again.returncode == 0 and "rank-pause" not in again.stdout
+        done = command("down", name)
+        assert done.returncode == 0, done.stderr
+        assert not folder.exists()
+        assert bystander.poll() is None, "a process that has the number of one of ours is not ours"
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def cpu_groups(lab: str) -> list[Path]:
+    return sorted(Path("/sys/fs/cgroup").glob(f"**/testbed.{lab}.*"))
+
+
+def test_nothing_is_launched_where_a_job_trains(healthy: testbed.Lab, job: Any, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="is training, and its bytes would count for yours"):
+        healthy.launch(["true"], directory=tmp_path)
+
+
+def test_nothing_is_launched_where_there_is_no_power(healthy: testbed.Lab, tmp_path: Path) -> None:
+    """A namespace would run it all the same. A site that is only warned still has its power."""
+    healthy.allow_uncertified = True
+    healthy.inject("evacuation", "east", warning="100s")
+    assert healthy.launch(["true"], directory=tmp_path) == 0
+    fault = healthy.inject("node-kill", "west-1")
+    with pytest.raises(LabError, match=r"^west-1: no power, by a fault; heal it first"):
+        healthy.launch(["true"], directory=tmp_path)
+    healthy.heal(fault.id)
+    assert healthy.launch(["true"], directory=tmp_path) == 0
+
+
+def test_faults_of_ranks_need_ranks() -> None:
+    """Else they would begin, do nothing, and whatever was expected of them would be found to hold."""
+    with testbed.up(
+        "metro-40km", name=oracle.unused_name(), driver="netns", agents=False, allow_uncertified=True
+    ) as bare:
+        for kind in ("rank-kill", "rank-pause", "straggler"):
+            with pytest.raises(UserError, match=f"^{kind}: this lab has no training agents"):
+                bare.inject(kind, "0")
+        bare.inject("node-kill", "east-0")
+        assert [it.type for it in bare.faults()] == ["node-kill"]

@@ -1,0 +1,201 @@
+"""Checkpoints: what comes back is what was there, what is torn is found, what is late is kept out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the training agents need torch")
+
+import torch
+from testbed_agents.checkpoint import CheckpointError, Checkpoints, State, verified
+from testbed_agents.data import Corpus, Windows
+from testbed_agents.fence import Fence
+from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint
+from testbed_agents.records import Records, RecordsError
+
+from testbed.host.files import checkpoints as host
+from testbed.host.files.checkpoints import Checkpoint
+
+AGENTS = Path(__file__).resolve().parents[3] / "agents"
+SHAPE = Shape(context=16, layers=1, heads=2, width=16)
+
+
+def state(seed: int) -> State:
+    torch.manual_seed(seed)
+    model = GPT(SHAPE)
+    corpus = Corpus("numbers", torch.arange(4096).remainder(251).to(torch.uint8))
+    windows = Windows(corpus, batch=2, context=SHAPE.context, seed=seed, rank=0)
+    return State(model, torch.optim.AdamW(model.parameters(), lr=1e-2), windows)
+
+
+def train(it: State, steps: int) -> None:
+    for _ in range(steps):
+        inputs, targets = it.windows.draw()
+        it.optimizer.zero_grad()
+        noise = torch.rand(1).item() + random.random()  # as dropout would, and whatever uses Python's own
+        (cross_entropy(it.model(inputs), targets) * (1 + noise)).backward()
+        it.optimizer.step()
+
+
+def saved(folder: Path, step: int, attempt: int = 1) -> Path:
+    """A checkpoint as rank 0 of a job in ``folder`` writes it."""
+    mine = folder / "checkpoints" / "rank-0"
+    it = state(1)
+    train(it, 1)
+    Checkpoints(mine, Fence(folder, attempt)).save(step, it)
+    return mine / f"step-{step:06d}.a{attempt}"
+
+
+def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    random.seed(3)
+    before, kept = state(1), Checkpoints(tmp_path, Fence(tmp_path, 1))
+    train(before, 3)
+    assert kept.save(3, before) > 0
+    train(before, 4)
+    after = state(99)
+    train(after, 2)  # whatever it did before is gone
+    kept.load(3, 1, after)
+    assert after.windows.drawn == 3
+    train(after, 4)
+    assert fingerprint(after.model) == fingerprint(before.model)
+    assert after.windows.drawn == 7
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "no manifest", "half a manifest", "no files"])
+def test_a_torn_checkpoint_is_found_by_both_sides(tmp_path: Path, how: str) -> None:
+    good, bad = saved(tmp_path, 10), saved(tmp_path, 20)
+    content = bad / "__0_0.distcp"
+    manifest = bad / "manifest.json"
+    if how == "truncated":
+        os.truncate(content, content.stat().st_size - 1)
+    elif how == "flipped":
+        data = bytearray(content.read_bytes())
+        data[len(data) // 2] ^= 1
+        content.write_bytes(data)
+    elif how == "missing":
+        content.unlink()
+    elif how == "no manifest":
+        manifest.unlink()
+    elif how == "half a manifest":
+        manifest.write_text(manifest.read_text()[:40])
+    else:
+        manifest.write_text(json.dumps({"files": {}, "drawn": 1}))
+    assert host.whole(tmp_path, 0) == {Checkpoint(10, 1)}
+    assert verified(good)["step"] == 10
+    with pytest.raises(CheckpointError):
+        Checkpoints(bad.parent, Fence(tmp_path, 2)).load(20, 1, state(1))
+
+
+def test_what_a_kill_leaves_is_whole_or_not_there(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path[:0] = [sys.argv[2], sys.argv[3]]\n"
+        "from pathlib import Path\n"
+        "from test_agents_checkpoints import saved\n"
+        "for step in range(10_000): saved(Path(sys.argv[1]), step); print(step, flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path, str(AGENTS), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": f"{AGENTS.parent}:{AGENTS}"},
+    )
+    assert child.stdout is not None
+    for _ in range(3):
+        assert child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    child.communicate(timeout=10)
+    names = {it.name for it in (tmp_path / "checkpoints" / "rank-0").iterdir() if it.name.startswith("step-")}
+    found = host.whole(tmp_path, 0)
+    assert len(found) >= 2
+    assert {f"step-{it.step:06d}.a1" for it in found} == names
+
+
+def test_two_are_kept_those_of_the_newest_attempt_first(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        saved(tmp_path, step)
+    assert host.whole(tmp_path, 0) == {Checkpoint(20, 1), Checkpoint(30, 1)}
+    saved(tmp_path, 15, attempt=2)  # it went on from 10, elsewhere
+    assert host.whole(tmp_path, 0) == {Checkpoint(30, 1), Checkpoint(15, 2)}
+
+
+def test_a_late_writer_of_an_old_attempt_commits_nothing(tmp_path: Path) -> None:
+    saved(tmp_path, 10)
+    records = Records(tmp_path / "rank-0.jsonl", Fence(tmp_path, 1))
+    records.write("step", step=10)
+    host.set_fence(tmp_path, 2)
+    with pytest.raises(RecordsError, match="attempt 2 has begun"):
+        records.write("step", step=11)
+    with pytest.raises(CheckpointError, match="attempt 2 has begun"):
+        saved(tmp_path, 20)
+    assert host.whole(tmp_path, 0) == {Checkpoint(10, 1)}
+    assert [it.name for it in (tmp_path / "checkpoints" / "rank-0").iterdir()] == ["step-000010.a1"]
+    assert [json.loads(it) for it in (tmp_path / "rank-0.jsonl").read_text().splitlines()] == [
+        {"kind": "step", "attempt": 1, "step": 10}
+    ]
+    saved(tmp_path, 20, attempt=2)  # the new one can
+    assert Checkpoint(20, 2) in host.whole(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("have", "began_at", "newest"),
+    [
+        ([{(50, 1), (100, 1)}, {(50, 1), (100, 1)}], {1: 0}, (100, 1)),
+        ([{(50, 1), (100, 1)}, {(50, 1)}], {1: 0}, (50, 1)),  # the other one did not get there
+        ([{(50, 1), (100, 1)}, set()], {1: 0}, None),  # a disk was lost
+        ([], {1: 0}, None),
+        # Attempt 2 began from 50: what attempt 1 had beyond is another story, even if all have it by now.
+        ([{(50, 1), (100, 1)}, {(50, 1), (100, 1)}], {1: 0, 2: 50}, (50, 1)),
+        ([{(100, 1), (100, 2)}, {(100, 1), (100, 2)}], {1: 0, 2: 50}, (100, 2)),
+        # Of one step by different attempts there may be two different states: they are not mixed.
+        ([{(100, 1)}, {(100, 2)}], {1: 0, 2: 50}, None),
+        ([{(50, 1), (60, 2)}, {(50, 1), (60, 2)}], {1: 0, 2: 50, 3: 50}, (50, 1)),
+    ],
+)
+def test_the_newest_that_all_have(have: list, began_at: dict[int, int], newest: tuple[int, int] | None) -> None:
+    sets = [frozenset(Checkpoint(*it) for it in each) for each in have]
+    assert host.newest_of_all(sets, began_at) == (Checkpoint(*newest) if newest else None)
+
+
+def test_a_job_without_checkpoints_has_none(tmp_path: Path) -> None:
+    assert host.whole(tmp_path, 0) == frozenset()
+    saved(tmp_path, 10)
+    host.remove(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+    host.remove(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 10)
+    other = state(1)
+    torch.manual_seed(0)
+    wide = GPT(Shape(context=16, layers=1, heads=2, width=32))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        Checkpoints(folder.parent, Fence(tmp_path, 2)).load(
+            10, 1, State(wide, torch.optim.AdamW(wide.parameters()), other.windows)
+        )
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Checkpoints(folder.parent, Fence(tmp_path, 2)).load(10, 1, other)
+
+
+def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path: Path) -> None:
+    """torch's own words are the tracebacks of all ranks."""
+    checkpoints, (soft, hard) = Checkpoints(tmp_path, Fence(tmp_path, 1)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(CheckpointError) as raised:
+            checkpoints.save(3, state(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(raised.value).startswith("cannot write the checkpoint of step 3: ")
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,390 @@
+"""Each verb: what it asks of the library, and what it says of the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run
+
+from testbed.core.topology.model import Topology
+from testbed.errors import FidelityError, LabError
+from testbed.lab import api, containers
+
+__all__ = ["cli", "fake_lab"]  # fixtures
+
+
+# ---- up, down, ls
+
+
+def test_up_shows_the_links_and_what_to_type_next(cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def up(topology: Topology, **words: Any) -> FakeLab:
+        asked.update(words, topology=topology)
+        words["progress"].phase("fibers", "2 fibers")
+        return fake_lab
+
+    monkeypatch.setattr(api, "up", up)
+    said = cli("up", "metro-40km", "--set", "links.north.km=80", "--name", "mine", "--no-agents", "--keep")
+    assert said.status == 0
+    assert asked["topology"].link("north").length_m == 80_000.0
+    assert (asked["name"], asked["agents"], asked["keep"], asked["allow_uncertified"]) == ("mine", False, True, False)
+    north = next(line for line in said.out.splitlines() if line.strip().startswith("north"))
+    cells = " ".join(north.split())
+    assert cells == "north → west 200 us +3.0 us 0.0 us 0 of 550 799 Mb/s ok"
+    assert "fibers: 2 fibers" in said.err
+    for words in ("testbed exec east-0 -- ping", "testbed cut north --for 10s", "testbed down fake"):
+        assert words in said.err
+
+
+def test_up_outside_tolerance_is_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def up(topology: Topology, **words: Any) -> FakeLab:
+        raise FidelityError("the lab is outside tolerance: north:west: its median delay is 90 us too long")
+
+    monkeypatch.setattr(api, "up", up)
+    said = cli("up", "metro-40km")
+    assert said.status == 1
+    assert "north:west" in said.err
+
+
+def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "up", lambda *a, **k: pytest.fail("it was brought up"))
+    said = cli("up", "metro-40km", "--dry-run", "--emulator", "fiberd")
+    lines = said.out.splitlines()
+    assert len(lines) == len(api.plan(api.load("metro-40km")))
+    assert any(line.startswith("namespace east-0") for line in lines)
+    assert said.err == "lab metro-40km, driver netns (as TESTBED_DRIVER says), emulator fiberd (asked for)\n"
+    found = json.loads(cli("up", "metro-40km", "--dry-run", "--emulator", "fiberd", "--json").out)
+    assert found.pop("steps") == lines
+    assert found == {
+        "lab": "metro-40km",
+        "driver": "netns",
+        "driver_why": "as TESTBED_DRIVER says",
+        "emulator": "fiberd",
+        "emulator_why": "asked for",
+    }
+
+
+def test_a_dry_run_of_containers_shows_what_containerlab_does_and_what_is_left(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "why_not", lambda: ("", ""))
+    said = cli("up", "metro-40km", "--dry-run", "--driver", "containerlab", "--emulator", "fiberd")
+    first, *rest = said.out.splitlines()
+    assert first.startswith("containers plant ") and first.endswith(", as in: testbed render")
+    assert {"east-gw", "east-0", "west-1", "mgmt"} <= set(first.replace(",", "").split())
+    assert rest and not any(line.startswith(("namespace", "cable", "route", "sysctl")) for line in rest)
+
+
+@pytest.mark.parametrize("words", [("--emulator", "x"), ("--driver", "x"), ("--name", "A B")])
+def test_dry_run_refuses_what_up_would(cli: Cli, words: tuple[str, ...]) -> None:
+    said = cli("up", "metro-40km", "--dry-run", *words)
+    assert (said.status, said.out) == (2, "")
+
+
+def summaries(*names: str) -> tuple[api.LabSummary, ...]:
+    return tuple(api.LabSummary(name, "metro-40km", "up", 0.0, 4) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("up", "words", "removed", "status"),
+    [
+        ([], (), [], 0),
+        (["one"], (), ["one"], 0),
+        (["one", "two"], (), [], 2),
+        (["one", "two"], ("two",), ["two"], 0),
+        (["one", "two"], ("two", "one", "two"), ["two", "one"], 0),
+        (["one", "two"], ("-l", "one"), ["one"], 0),
+        (["one", "two"], ("--all",), ["one", "two"], 0),
+        (["one"], ("--all", "one"), [], 2),
+    ],
+)
+def test_down(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, up: list[str], words: tuple[str, ...], removed: list[str], status: int
+) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr(api, "lab_names", lambda: tuple(up))
+    monkeypatch.setattr(api, "down", lambda name: gone.append(name) or True)  # type: ignore[func-returns-value]
+    said = cli("down", *words)
+    assert (said.status, gone) == (status, removed)
+
+
+def test_down_of_nothing_is_silent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "lab_names", tuple)
+    monkeypatch.setattr(api, "down", lambda name: False)
+    for words in (("down",), ("down", "gone")):
+        said = cli(*words)
+        assert (said.status, said.out, said.err) == (0, "", "")
+
+
+def test_one_that_will_not_go_keeps_no_other_up(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def down(name: str) -> bool:
+        if name != "three":
+            raise LabError(f"{name} will not go")
+        return True
+
+    monkeypatch.setattr(api, "down", down)
+    said = cli("down", "one", "two", "three")
+    assert said.status == 3
+    assert said.err == "three: down\ntestbed: one will not go\ntestbed: two will not go\n"
+
+
+def test_ls(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "labs", lambda: summaries("one"))
+    assert cli("ls").out.splitlines()[3].split()[:4] == ["one", "metro-40km", "up", "4"]
+    assert "metro-40km" in cli("ls", "topologies").out
+    assert "first-cut" in cli("ls", "experiments").out
+    assert {fault["name"] for fault in json.loads(cli("ls", "faults", "--json").out)} >= {"cut"}
+
+
+def test_ls_runs(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(api, "runs", lambda: (api.RunSummary("r1", tmp_path, 1.7e9, "metro-40km", "pass"),))
+    assert json.loads(cli("ls", "runs", "--json").out)[0]["path"] == str(tmp_path)
+    assert "pass" in cli("ls", "runs").out
+
+
+# ---- faults
+
+
+def test_cut_asks_for_seconds(cli: Cli, fake_lab: FakeLab) -> None:
+    said = cli("cut", "north", "--for", "1500ms", "--wait")
+    assert fake_lab.asked[-1] == ("inject", "cut", "north", 1.5, True, {})
+    assert "lasted 2.500 s" in said.out
+
+
+def test_inject_passes_parameters(cli: Cli, fake_lab: FakeLab) -> None:
+    assert cli("inject", "impair", "north:west", "delay=5ms", "loss=0.1%", "--for", "2s").status == 0
+    assert fake_lab.asked[-1] == ("inject", "impair", "north:west", 2.0, False, {"delay": "5ms", "loss": "0.1%"})
+
+
+def test_a_repair_takes_as_long_as_its_cause_usually_does(cli: Cli, fake_lab: FakeLab) -> None:
+    assert cli("inject", "cut", "north", "cause=excavator", "--for", "repair").status == 0
+    assert fake_lab.asked[-1] == ("inject", "cut", "north", 12.0, False, {"cause": "excavator"})  # 12 h
+    for words in (("cause=gremlin",), ()):
+        said = cli("inject", "cut", "north", *words, "--for", "repair")
+        assert said.status == 2
+        assert "excavator" in said.err
+    assert sum(it[0] == "inject" for it in fake_lab.asked) == 1
+
+
+@pytest.mark.parametrize("word", ["delay", "=5", "for_s=3", "wait=1"])
+def test_bad_parameters_are_refused_before_the_lab_is_touched(cli: Cli, fake_lab: FakeLab, word: str) -> None:
+    assert cli("inject", "impair", "north", word).status == 2
+    assert fake_lab.asked == []
+
+
+def test_what_is_given_twice_is_refused(cli: Cli, fake_lab: FakeLab) -> None:
+    said = cli("inject", "impair", "north", "delay=1ms", "delay=2ms")
+    assert (said.status, fake_lab.asked) == (2, [])
+    assert "delay is given twice, as 1ms and as 2ms" in said.err
+    said = cli("show", "metro-40km", "--set", "scale=1", "--set", "scale=2")
+    assert said.status == 2
+    assert "--set scale is given twice" in said.err
+
+
+def test_a_time_limit_is_said_with_its_unit(cli: Cli, fake_lab: FakeLab) -> None:
+    assert "it ends by itself after 10 s" in cli("cut", "north", "--for", "10").err
+
+
+def test_waiting_for_ever_is_refused(cli: Cli, fake_lab: FakeLab) -> None:
+    assert cli("cut", "north", "--wait").status == 2
+    assert fake_lab.asked == []
+
+
+def test_heal(cli: Cli, fake_lab: FakeLab) -> None:
+    assert "f1: cut north" in cli("heal").out
+    assert fake_lab.asked[-1] == ("heal", None)
+    said = cli("heal", "south")
+    assert (said.status, said.out) == (0, "")
+    assert "nothing" in said.err
+
+
+# ---- exec, launch, logs
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        (["east-0", "ls", "-l", "-v"], ["ls", "-l", "-v"]),
+        (["east-0", "--", "ls", "-l"], ["ls", "-l"]),
+        (["-l", "fake", "east-0", "grep", "--", "-x"], ["grep", "--", "-x"]),
+        (["east-0", "ping", "--help"], ["ping", "--help"]),
+        (["east-0", "sh", "-c", "echo '$HOME' [b]"], ["sh", "-c", "echo '$HOME' [b]"]),
+    ],
+)
+def test_exec_passes_words_on_untouched(cli: Cli, fake_lab: FakeLab, words: list[str], argv: list[str]) -> None:
+    assert cli("exec", *words).status == 0
+    assert fake_lab.asked[-1] == ("exec", "east-0", argv)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 125, 126, 127, 137])
+def test_exec_and_launch_return_the_childs_status(cli: Cli, fake_lab: FakeLab, status: int) -> None:
+    fake_lab.child_status = status
+    assert cli("exec", "east-0", "x").status == status
+    assert cli("launch", "--", "x").status == status
+
+
+def test_exec_has_125_for_what_is_not_the_childs(cli: Cli, fake_lab: FakeLab) -> None:
+    said = cli("exec", "east-9", "true")
+    assert said.status == 125
+    assert "east-0" in said.err
+    assert cli("exec", "east-0", "--").status == 125
+
+
+def test_launch_says_that_bytes_are_not_scaled(cli: Cli, fake_lab: FakeLab, tmp_path: Path) -> None:
+    said = cli("launch", "--runs", str(tmp_path), "--", "python", "x.py", "--epochs", "3")
+    assert fake_lab.asked[-1] == ("launch", ["python", "x.py", "--epochs", "3"], tmp_path)
+    assert said.out == "[0] hello\n"
+    assert "not scaled" in said.err
+    assert "1/1000" in said.err
+
+
+def test_logs(cli: Cli, fake_lab: FakeLab) -> None:
+    assert cli("logs", "east-0", "-f").out == "one\ntwo\n"
+    assert fake_lab.asked[-1] == ("logs", "east-0", True)
+
+
+# ---- certify, status
+
+
+def test_certify_exit_status(cli: Cli, fake_lab: FakeLab) -> None:
+    assert cli("certify").status == 0
+    fake_lab.certificate = certificate_of(fake_lab.topology, error_s=90e-6)
+    said = cli("certify", "--thorough")
+    assert fake_lab.asked[-1] == ("certify", True)
+    assert said.status == 1
+    assert "outside tolerance" in said.out
+    assert "90 us too long" in said.out
+    assert json.loads(cli("certify", "--json").out)["verdict"] == "outside tolerance"
+
+
+def test_status_says_what_is_wrong(cli: Cli, fake_lab: FakeLab) -> None:
+    said = cli("status")
+    assert said.out.startswith("fake: degraded for 1.02 min, topology metro-40km")
+    assert "the keeper is gone" in said.out
+    assert "east down" in said.out
+    assert "west up" in said.out
+    data = json.loads(cli("status", "--json").out)
+    assert data["links"][0]["carrier"] == {"east": False, "west": True}
+    assert data["ranks"][0]["train_loss"] == 2.5
+
+
+# ---- run, report
+
+
+def test_run_passes_its_options_and_ends_with_the_report(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def run(what: str, **words: Any) -> Any:
+        asked.update(words, what=what)
+        return finished_run(tmp_path)
+
+    monkeypatch.setattr(api, "run", run)
+    said = cli("run", "metro-40km", "--steps", "20", "--seed", "7", "--set", "scale=100", "--runs", str(tmp_path))
+    assert said.status == 0
+    assert (asked["what"], asked["steps"], asked["seed"], asked["runs"]) == ("metro-40km", 20, 7, tmp_path)
+    assert asked["set"] == {"scale": "100"}
+    assert asked["data"] is None
+    lines = said.out.splitlines()
+    assert lines[0] == "pass: It trained."
+    assert lines[-1] == f"report: {tmp_path / 'index.html'}"
+    assert "train_loss went from 5.5 to 2.1." in said.out
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 130])
+def test_run_exits_as_the_run_went(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int) -> None:
+    monkeypatch.setattr(api, "run", lambda what, **words: finished_run(tmp_path, status))
+    assert cli("run", "metro-40km").status == status
+
+
+def test_report_of_the_latest_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "index.html"
+    monkeypatch.setattr(api, "report", lambda run: (finished_run(tmp_path).report, page))
+    assert cli("report").out.splitlines()[-1] == f"report: {page}"
+
+
+def test_open_without_a_display_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(api, "report", lambda run: (finished_run(tmp_path).report, tmp_path / "index.html"))
+    said = cli("report", "--open")
+    assert said.status == 2
+    assert "no browser" in said.err
+
+
+# ---- show, lint, doctor
+
+
+def test_show_tells_where_each_value_came_from(cli: Cli) -> None:
+    said = cli("show", "metro-40km", "--set", "links.north.km=80")
+    rows = {line.split()[0]: line for line in said.out.splitlines() if line.split()}
+    assert rows["links.north.km"].split()[1:] == ["80", "--set"]
+    assert rows["links.north.fiber"].split()[1:] == ["smf", "default"]
+    assert rows["links.south.km"].rstrip().endswith("metro-40km.yaml:8")
+    assert "400 us" in said.out, "80 km at 5 us/km, one way"
+    assert "800 us" in said.out, "and both ways"
+
+
+def test_show_names_every_origin_of_every_shipped_topology(cli: Cli) -> None:
+    for name in json.loads(cli("ls", "topologies", "--json").out):
+        topology = api.load(name["name"])
+        shown = {line.split()[0]: line.split() for line in cli("show", topology.name).out.splitlines() if line.split()}
+        for key in topology.origins:
+            assert shown[key][1] != "-", f"{topology.name}: {key} has no value"
+
+
+def test_show_json_derives_physics(cli: Cli) -> None:
+    data = json.loads(cli("show", "metro-40km", "--json").out)
+    (north, south) = data["derived"]
+    assert (north["link"], north["rate_bps"], north["real_rate_bps"]) == ("north", 8e8, 8e11)
+    assert north["rtt_s"] == pytest.approx(2 * 40 * 5e-6)
+    assert south["in_flight_bytes"] == 47 * 5 * 100  # 47 km x 5 us/km x 0.8 Gb/s / 8
+    assert data["origins"]["links.north.km"].endswith("metro-40km.yaml:7")
+
+
+def test_lint_tells_a_missing_field_from_a_missing_file(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("topology: metro-40km\nset: {linx.north.km: 1}\nschedule: []\n")
+    assert "no field named 'linx.north.km'" in cli("lint", str(own)).out
+    assert "there is no such file" in cli("lint", str(tmp_path / "owm.yaml")).out
+
+
+def test_lint(cli: Cli, tmp_path: Path) -> None:
+    good, bad, experiment = tmp_path / "good.yaml", tmp_path / "bad.yaml", tmp_path / "experiment.yaml"
+    good.write_text("sites: {a1: {nodes: 1}, b1: {nodes: 1}}\nlinks:\n  x1: {between: [a1, b1], km: 10}\n")
+    bad.write_text("sites: {a1: {nodes: 1}, b1: {nodes: 0}}\nlinks:\n  x1: {between: [a1, c1], km: -10}\n")
+    experiment.write_text("schedule:\n  - {at: 20s, inject: no-such-fault, target: north}\n")
+    assert cli("lint", str(good)).status == 0
+    said = cli("lint", str(bad), str(good), str(experiment), str(tmp_path / "none.yaml"))
+    assert said.status == 2
+    places = [line.split(": ")[0] for line in said.out.splitlines()]
+    assert places == [f"{bad}:1", f"{bad}:3", f"{bad}:3", f"{experiment}:2", str(tmp_path / "none.yaml")]
+    found = json.loads(cli("lint", "--json", str(bad)).out)
+    assert {"file", "line", "message", "fix"} == set(found[0])
+
+
+def test_shipped_files_have_no_mistakes(cli: Cli) -> None:
+    root = Path(__file__).resolve().parents[3]
+    files = [str(path) for folder in ("topologies", "experiments") for path in sorted((root / folder).glob("*.yaml"))]
+    assert files
+    said = cli("lint", *files)
+    assert (said.status, said.out) == (0, "")
+
+
+def test_doctor_exit_status(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from testbed.host import doctor
+
+    lacking = doctor.Check("fiberd", "missing", "not compiled", "apt-get install gcc", needed=True)
+    monkeypatch.setattr(doctor, "examine", lambda: (lacking,))
+    said = cli("doctor")
+    assert said.status == 3
+    assert "apt-get install gcc" in said.out
+    assert "cannot run the testbed yet: fiberd" in said.out
+    assert json.loads(cli("doctor", "--json").out)["can_run"] is False
+    monkeypatch.setattr(doctor, "examine", lambda: (doctor.Check("fiberd", "ok", "/somewhere", needed=True),))
+    assert cli("doctor").status == 0

@@ -1,0 +1,23 @@
+"""A preset that would do nothing is refused, by the name of what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+import testbed
+from testbed.core.faults.fault_registry import compile_fault
+from testbed.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("fault", "parameters", "words"),
+    [
+        ("mtu-black-hole", {"largest": "0B"}, r"^largest=0B: that is no black hole; write a size from 68 B"),
+        ("mtu-black-hole", {"largest": "0"}, r"^largest=0: that is no black hole"),
+        ("corruption", {"share": "0%"}, r"^share=0%: that hits no packet"),
+        ("jitter", {"amount": "0us"}, r"^amount=0us: that is no jitter"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(fault: str, parameters: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        compile_fault(testbed.load("metro-40km"), fault, "north", parameters)

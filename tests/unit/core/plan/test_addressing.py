@@ -1,0 +1,104 @@
+"""Addresses never collide, and are those that docs/design.md promises."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_topology import topologies
+
+from testbed.core.plan import build
+from testbed.core.plan.addressing import Addressing, namespace_name
+from testbed.core.plan.resources import Address, Namespace, Route
+from testbed.core.topology.model import Site, Topology
+from testbed.host.files import catalog
+
+
+def addresses_of(topology: Topology) -> list[tuple[str, str, str]]:
+    """(namespace, interface, cidr) of all addresses of the plan."""
+    plan = build.build(topology, agents=False)
+    return [(step.namespace, step.interface, step.cidr) for step in plan if isinstance(step, Address)]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(topologies(most_nodes=40))
+def test_no_address_is_given_twice(topology: Topology) -> None:
+    given_out = [ipaddress.ip_interface(cidr).ip for _, _, cidr in addresses_of(topology)]
+    assert len(set(given_out)) == len(given_out)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(topologies(most_nodes=40))
+def test_networks_of_different_wires_do_not_overlap(topology: Topology) -> None:
+    wires: dict[ipaddress.IPv4Network | ipaddress.IPv6Network, set[str]] = {}
+    for namespace, interface, cidr in addresses_of(topology):
+        kind = interface if interface not in ("fabric", "fabric0") else "fabric of " + namespace.partition("-")[0]
+        wires.setdefault(ipaddress.ip_interface(cidr).network, set()).add("mgmt" if kind in ("mgmt", "mgmt0") else kind)
+    for network, kinds in wires.items():
+        assert len(kinds) == 1, f"{network} is on {kinds}"
+    for a, b in itertools.combinations(wires, 2):
+        assert a.version != b.version or not a.overlaps(b)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(topologies(most_nodes=5))
+def test_every_next_hop_is_the_other_end_of_its_interface(topology: Topology) -> None:
+    plan = build.build(topology, agents=False)
+    on_wire = {(namespace, interface): set[str]() for namespace, interface, _ in addresses_of(topology)}
+    for namespace, interface, cidr in addresses_of(topology):
+        on_wire[namespace, interface].add(cidr)
+    for step in plan:
+        if isinstance(step, Route):
+            for gateway, interface in step.hops:
+                near = [ipaddress.ip_interface(cidr) for cidr in on_wire[step.namespace, interface]]
+                hop = ipaddress.ip_address(gateway)
+                assert any(hop in it.network and hop != it.ip for it in near), step
+
+
+def test_a_full_house_fits() -> None:
+    """The most that fits the address plan: 254 sites are in 10.1 to 10.254, and 256 nodes in one of them."""
+    sites = tuple(Site(f"s{number}", 256 if number == 254 else 1, "") for number in range(1, 255))
+    net = Addressing(Topology("full", 1.0, sites, ()))
+    assert str(net.node("s254-255")[0]) == "10.254.2.0"
+    assert str(net.node("s254-255")[1]) == "fd5c:a1e:ac05:fe::200"
+    assert str(net.gateway("s254")[0]) == "10.254.0.1"
+    everything = [ip for node in net.topology.node_names for ip in (*net.node(node), net.management[node])]
+    assert len(set(everything)) == len(everything)
+
+
+def test_the_addresses_that_the_design_promises() -> None:
+    net = Addressing(catalog.load_topology("metro-40km", None))
+    assert [str(it) for it in net.node("east-0")] == ["10.1.1.1", "fd5c:a1e:ac05:1::101"]
+    assert [str(it) for it in net.node("west-1")] == ["10.2.1.2", "fd5c:a1e:ac05:2::102"]
+    assert [str(it) for it in net.gateway("west")] == ["10.2.0.1", "fd5c:a1e:ac05:2::1"]
+    south = net.topology.link("south")
+    assert [str(it) for it in net.link_end(south, "west")] == ["10.255.0.3", "fd5c:a1e:ac05:ffff::3"]
+
+
+def test_names_resolve_to_the_fabric_and_never_to_management() -> None:
+    net = Addressing(catalog.load_topology("metro-40km", None))
+    names: dict[str, list[str]] = {}
+    for line in net.hosts.splitlines():
+        address, name = line.split()
+        names.setdefault(name, []).append(address)
+    for node in net.topology.node_names:
+        assert names[node] == [str(it) for it in net.node(node)]
+        assert names[f"{node}.mgmt"] == [str(net.management[node])]
+        assert names[f"{node}.ipv4"] == [f"::ffff:{net.node(node)[0]}"], "as an IPv6 socket sees it"
+    assert names["east-gw"] == [str(it) for it in net.gateway("east")]
+
+
+@given(
+    st.from_regex(r"[a-z0-9][a-z0-9-]{0,39}", fullmatch=True), st.from_regex(r"[a-z0-9][a-z0-9-]{0,39}", fullmatch=True)
+)
+def test_marks_of_two_labs_never_collide(one: str, other: str) -> None:
+    if one == other:
+        return
+    nodes = [
+        step.name for step in build.build(catalog.load_topology("metro-40km", None)) if isinstance(step, Namespace)
+    ]
+    mine = {namespace_name(one, node) for node in nodes}
+    assert mine.isdisjoint(namespace_name(other, node) for node in nodes)
+    assert not [name for name in mine if name.startswith(f"tb.{other}.")]

@@ -1,0 +1,110 @@
+"""The containerlab file that is rendered from a plan: read back by another YAML reader, compared with the plan."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import testbed
+from testbed.core.plan import build, clab
+from testbed.core.plan.resources import Address, Fibers, Namespace, Route, Sysctls, Veth
+from testbed.core.plan.step import Plan
+from testbed.core.topology.model import Topology
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "clab"
+
+
+def rendered(topology: Topology, plan: Plan, **more: Any) -> dict[str, Any]:
+    text = clab.render(topology, plan, name="lab", image="image:tag", version="1.2.3", **more)
+    return yaml.safe_load(text)
+
+
+@pytest.fixture(params=["metro-40km", "metro-triangle", "ring-64"])
+def topology(request: pytest.FixtureRequest) -> Topology:
+    return testbed.load(request.param)
+
+
+def script_of(node: dict[str, Any]) -> list[list[str]]:
+    """The commands that containerlab runs in a container, taken apart as it does and as sh does."""
+    (stage,) = node["stages"]["create-links"]["exec"]
+    words = shlex.split(stage["command"])
+    assert words[:2] == ["sh", "-ec"] and len(words) == 3
+    return [shlex.split(line) for line in words[2].splitlines() if line]
+
+
+def test_every_namespace_is_a_container_and_every_cable_a_link(topology: Topology) -> None:
+    plan = build.build(topology)
+    found = rendered(topology, plan)["topology"]
+    assert set(found["nodes"]) == {step.name for step in plan if isinstance(step, Namespace)}
+    cables = {
+        (frozenset(f"{end.namespace}:{end.name}" for end in (step.a, step.b)), step.mtu)
+        for step in plan
+        if isinstance(step, Veth)
+    }
+    assert {(frozenset(link["endpoints"]), link["mtu"]) for link in found["links"]} == cables
+
+
+def test_addresses_routes_and_sysctls_are_those_of_the_plan(topology: Topology) -> None:
+    plan = build.build(topology)
+    nodes = rendered(topology, plan)["topology"]["nodes"]
+    for name, node in nodes.items():
+        commands = script_of(node)
+        asked = {(step.cidr, step.interface) for step in plan if isinstance(step, Address) and step.namespace == name}
+        assert {(it[3], it[5]) for it in commands if it[:3] == ["ip", "addr", "add"]} == asked
+        routes = [step for step in plan if isinstance(step, Route) and step.namespace == name]
+        assert sum(1 for it in commands if "route" in it[:3]) == len(routes)
+        for step in routes:
+            assert any(step.destination in it for it in commands)
+        wanted = {
+            key.replace("/", "."): value
+            for step in plan
+            if isinstance(step, Sysctls) and step.namespace == name
+            for key, value in step.values
+        }
+        assert node.get("sysctls", {}) == wanted
+        assert commands[-1] == ["touch", clab.READY_FILE]
+
+
+def test_what_this_kernel_does_not_have_is_left_out(topology: Topology) -> None:
+    absent = frozenset({"net/ipv4/conf/all/arp_evict_nocarrier"})
+    nodes = rendered(topology, build.build(topology), absent_sysctls=absent)["topology"]["nodes"]
+    for node in nodes.values():
+        assert "net.ipv4.conf.all.arp_evict_nocarrier" not in node.get("sysctls", {})
+
+
+def test_no_container_is_privileged_or_comes_back_without_its_links(topology: Topology) -> None:
+    defaults = rendered(topology, build.build(topology))["topology"]["defaults"]
+    assert defaults["privileged"] is False
+    assert defaults["cap-add"] == ["NET_ADMIN"]
+    assert defaults["restart-policy"] == "no"  # unquoted it would be the boolean false
+    assert defaults["network-mode"] == "none"
+
+
+def test_fibers_are_dark_until_somebody_emulates_them(topology: Topology) -> None:
+    plan = build.build(topology)
+    (fibers,) = [step for step in plan if isinstance(step, Fibers)]
+    ends = {it.ingress for it in fibers.directions}
+    plant = rendered(topology, plan)["topology"]["nodes"]["plant"]
+    down = {it[3] for it in script_of(plant) if it[:3] == ["ip", "link", "set"] and it[4] == "down"}
+    assert down == ends
+
+
+def test_what_is_left_to_the_keeper_is_all_that_changes_later(topology: Topology) -> None:
+    kinds = {type(step).__name__ for step in clab.left_over(build.build(topology))}
+    assert kinds == {"Fibers", "Shape", "Carrier", "Agents"}
+
+
+def test_it_reads_as_written_by_a_person() -> None:
+    """UPDATE_GOLDEN=1 writes the file anew; read the difference before you believe it."""
+    topology = testbed.load("metro-40km")
+    text = clab.render(topology, build.build(topology), name="metro-40km", image="image:tag", version="1.2.3")
+    path = GOLDEN / "metro-40km.clab.yml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()

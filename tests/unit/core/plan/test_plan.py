@@ -1,0 +1,114 @@
+"""Plans: the whole of one in a golden file, the same each time, and back from JSON as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from testbed.core.plan import build, codec
+from testbed.core.plan.properties import Carrier, Shape
+from testbed.core.plan.resources import Address, Agents, Bridge, Fibers, Namespace, Route, Veth
+from testbed.core.plan.step import Plan, Step
+from testbed.host.files import catalog
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "plans"
+SHIPPED = sorted(path.stem for path in (Path(__file__).resolve().parents[4] / "topologies").glob("*.yaml"))
+
+
+def plan_of(name: str) -> Plan:
+    return build.build(catalog.load_topology(name, None))
+
+
+def place(plan: Plan, kind: type[Step]) -> list[int]:
+    return [number for number, step in enumerate(plan) if isinstance(step, kind)]
+
+
+def test_the_plan_of_the_main_job() -> None:
+    """UPDATE_GOLDEN=1 writes the file anew; read the difference before you believe it."""
+    said = "".join(f"{step}\n" for step in plan_of("metro-40km"))
+    golden = GOLDEN / "metro-40km.plan"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(said, encoding="utf-8")
+    assert said == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_same_topology_gives_the_same_plan(name: str) -> None:
+    assert plan_of(name) == plan_of(name)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_step_survives_json(name: str) -> None:
+    topology = catalog.load_topology(name, None)
+    for step in (*build.build(topology), *build.reference(topology.links[0])):
+        again = codec.from_dict(json.loads(json.dumps(codec.to_dict(step))))
+        assert again == step
+        assert hash(again) == hash(step), "a list where a tuple was: the engine compares sets of Steps"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_line_is_one_line_that_names_its_kind(name: str) -> None:
+    for step in plan_of(name):
+        assert "\n" not in str(step)
+        assert str(step).split()[0].rstrip(":") in {
+            "namespace", "veth", "bridge", "sysctl", "address", "route", "fibers", "shape", "carrier", "agents",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_everything_is_made_after_what_it_lives_in(name: str) -> None:
+    plan = plan_of(name)
+    made: set[str] = set()
+    interfaces: set[tuple[str, str]] = set()
+    for step in plan:
+        if isinstance(step, Namespace):
+            made.add(step.name)
+        assert made.issuperset(step.within), step
+        if isinstance(step, Veth):
+            interfaces |= {(end.namespace, end.name) for end in (step.a, step.b)}
+        elif isinstance(step, Bridge):
+            assert interfaces.issuperset((step.namespace, port) for port in step.ports)
+            interfaces.add((step.namespace, step.name))
+        elif isinstance(step, Address | Carrier):
+            assert (step.namespace, step.interface) in interfaces, step
+        elif isinstance(step, Route):
+            assert interfaces.issuperset((step.namespace, interface) for _, interface in step.hops), step
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_light_before_the_emulator_forwards(name: str) -> None:
+    plan = plan_of(name)
+    (fibers,) = place(plan, Fibers)
+    assert fibers < min(place(plan, Shape)) < min(place(plan, Carrier))
+    dark = {end.name for step in plan if isinstance(step, Veth) for end in (step.a, step.b) if not end.up}
+    lit = {step.interface for step in plan if isinstance(step, Carrier) and step.up}
+    assert dark == lit == {end for link in catalog.load_topology(name, None).links for end in link.ends}
+
+
+def test_agents_are_left_out_on_wish() -> None:
+    topology = catalog.load_topology("metro-40km", None)
+    with_agents, without = build.build(topology), build.build(topology, agents=False)
+    assert [step for step in with_agents if not isinstance(step, Agents)] == list(without)
+    (agents,) = [step for step in with_agents if isinstance(step, Agents)]
+    assert [rank.node for rank in agents.ranks] == list(topology.node_names), "contiguous by site, as a ring likes it"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_one_end_of_every_cable_has_an_index_far_from_what_the_kernel_counts(name: str) -> None:
+    indices: dict[str, list[int]] = {}
+    for step in plan_of(name):
+        if isinstance(step, Veth):
+            assert step.a.index > 10_000
+            assert step.b.index == 0
+            indices.setdefault(step.a.namespace, []).append(step.a.index)
+    assert indices
+    for found in indices.values():
+        assert len(set(found)) == len(found)
+
+
+def test_a_step_of_a_later_version_is_not_guessed_at() -> None:
+    with pytest.raises(KeyError):
+        codec.from_dict({"step": "Wormhole", "namespace": "plant"})

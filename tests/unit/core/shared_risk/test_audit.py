@@ -1,0 +1,314 @@
+"""The shared-risk audit against brute force: every question answered by trying all there is, without a graph library.
+
+The reference walks links itself, enumerates every simple path and every cut, and knows nothing of ``risk.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+
+import pytest
+from cli_fixtures import Cli, cli
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_topology import topologies
+
+from testbed.core.physics.protection_selector import SecondPath
+from testbed.core.shared_risk.advice import findings
+from testbed.core.shared_risk.audit import audit
+from testbed.core.shared_risk.connectivity import Disjoint
+from testbed.core.topology.model import Duct, Link, Site, Topology
+from testbed.host.files import catalog
+
+__all__ = ["cli"]  # a fixture
+
+NO_DUCT: frozenset[str] = frozenset()
+
+
+@st.composite
+def shared(draw: st.DrawFn) -> Topology:
+    """Up to 5 sites and 8 links in 5 ducts that they share, some with a second path, some sites on one feed."""
+    plain = draw(topologies(connected=True))
+    names = [site.name for site in plain.sites[:5]]
+    ducts = [Duct(f"d{number}", 1000.0) for number in range(5)]
+    some = st.lists(st.sampled_from([duct.name for duct in ducts]), min_size=1, max_size=2, unique=True)
+    links = []
+    for link in [link for link in plain.links if {*link.between} <= {*names}][-8:]:
+        second = SecondPath(tuple(draw(some)), 9000.0, 0.05) if draw(st.booleans()) else None
+        protection = "1+1" if second else draw(st.sampled_from(("none", "route")))
+        links.append(dataclasses.replace(link, via=tuple(draw(some)), protection=protection, second_path=second))
+    sites = tuple(Site(name, 1, draw(st.sampled_from(("grid-a", "grid-b", name)))) for name in names)
+    return dataclasses.replace(plain, sites=sites, links=tuple(links), ducts=tuple(ducts))
+
+
+def alive(link: Link, cut: frozenset[str]) -> bool:
+    return not {*link.via} & cut or (link.second_path is not None and not {*link.second_path.via} & cut)
+
+
+def reached(site: str, links: list[Link], gone: frozenset[str] = frozenset()) -> set[str]:
+    found, grew = {site}, True
+    while grew:
+        grew = False
+        for link in links:
+            if not {*link.between} & gone and len({*link.between} & found) == 1:
+                found |= {*link.between}
+                grew = True
+    return found
+
+
+def separated(topology: Topology, links: list[Link], gone: frozenset[str] = frozenset()) -> int:
+    left = [site.name for site in topology.sites if site.name not in gone]
+    return sum(other not in reached(one, links, gone) for one, other in itertools.combinations(left, 2))
+
+
+def after(topology: Topology, *ducts: str) -> list[Link]:
+    return [link for link in topology.links if alive(link, frozenset(ducts))]
+
+
+def simple_paths(topology: Topology, one: str, other: str, links: list[Link]) -> Iterator[list[Link]]:
+    def walk(site: str, seen: set[str], path: list[Link]) -> Iterator[list[Link]]:
+        if site == other:
+            yield path
+            return
+        for link in links:
+            if site in link.between:
+                beyond = link.between[1 - link.between.index(site)]
+                if beyond not in seen:
+                    yield from walk(beyond, seen | {beyond}, [*path, link])
+
+    yield from walk(one, {one}, [])
+
+
+def rtt_s(link: Link, cut: frozenset[str]) -> float:
+    if not {*link.via} & cut or link.second_path is None:
+        return link.rtt_s
+    return link.rtt_s + 2 * 5e-9 * (link.second_path.length_m - link.length_m)
+
+
+def shortest_rtts(topology: Topology, pair: tuple[str, str], cut: frozenset[str]) -> set[float | None]:
+    """Of all the ways that are shortest by routing's measure: which one is taken among equals is nobody's promise.
+
+    None is: nothing arrives, for there is no way, or it leads over a dark link that nothing takes the place of.
+    """
+    believed = [link for link in topology.links if alive(link, cut) or link.protection == "none"]
+    paths = list(simple_paths(topology, *pair, believed))
+    if not paths:
+        return {None}
+    least = min(sum(link.length_m for link in path) for path in paths)
+    some = [path for path in paths if sum(link.length_m for link in path) == least]
+    return {
+        round(sum(rtt_s(link, cut) for link in path), 12) if all(alive(link, cut) for link in path) else None
+        for path in some
+    }
+
+
+def min_cut_bps(topology: Topology, pair: tuple[str, str], links: list[Link]) -> float:
+    """Max-flow by its dual: of all divisions of the sites between the two the one that the least rate crosses."""
+    others = [site.name for site in topology.sites if site.name not in pair]
+    sides = itertools.chain.from_iterable(itertools.combinations(others, size) for size in range(len(others) + 1))
+    return min(sum(link.rate_bps for link in links if len({*link.between} & {pair[0], *side}) == 1) for side in sides)
+
+
+def largest_disjoint(sets: list[frozenset[str]]) -> int:
+    def most(left: list[frozenset[str]]) -> int:
+        if not left:
+            return 0
+        first, *rest = left
+        return max(most(rest), 1 + most([it for it in rest if not it & first]))
+
+    return most(list(dict.fromkeys(sets)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared())
+def test_single_points_are_those_that_separate(topology: Topology) -> None:
+    found = {(it.kind, it.name): it.pairs for it in audit(topology).single_points}
+    expected: dict[tuple[str, str], int] = {}
+    used = {
+        duct for link in topology.links for duct in (*link.via, *(link.second_path.via if link.second_path else ()))
+    }
+    for duct in used:
+        expected["duct", duct] = separated(topology, after(topology, duct))
+    for link in topology.links:
+        expected["link", link.name] = separated(topology, [it for it in topology.links if it is not link])
+    for site in topology.sites:
+        expected["gateway", site.gateway] = separated(topology, list(topology.links), frozenset({site.name}))
+        on = frozenset(it.name for it in topology.sites if it.power == site.power)
+        if len(on) > 1:
+            expected["power", site.power] = separated(topology, list(topology.links), on)
+    assert found == {key: pairs for key, pairs in expected.items() if pairs}
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared())
+def test_double_cuts_are_those_of_which_neither_separates_by_itself(topology: Topology) -> None:
+    found = audit(topology)
+    used = [it.duct for it in found.ducts]
+    harmless = [duct for duct in used if not separated(topology, after(topology, duct))]
+    expected = {
+        pair: count
+        for pair in itertools.combinations(harmless, 2)
+        if (count := separated(topology, after(topology, *pair)))
+    }
+    assert {it.ducts: it.pairs for it in found.double_cuts} == expected
+    assert found.double_cuts_tried == found.double_cuts_possible == len(harmless) * (len(harmless) - 1) // 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared())
+def test_round_trips_and_capacities_before_and_after(topology: Topology) -> None:
+    found = audit(topology)
+    for pair in found.pairs:
+        assert round(pair.rtt_s, 12) in shortest_rtts(topology, pair.between, NO_DUCT)
+        assert pair.capacity_bps == min_cut_bps(topology, pair.between, list(topology.links))
+        left = {it.duct: min_cut_bps(topology, pair.between, after(topology, it.duct)) for it in found.ducts}
+        assert pair.worst_capacity_bps == min([*left.values(), pair.capacity_bps])
+        after_each = {it.duct: shortest_rtts(topology, pair.between, frozenset({it.duct})) for it in found.ducts}
+        if pair.worst_rtt_s is None:
+            assert None in after_each[pair.worst_duct]
+        else:
+            assert all(rtts != {None} for rtts in after_each.values())
+            assert round(pair.worst_rtt_s, 12) in after_each[pair.worst_duct]
+    for cut in found.ducts:
+        assert set(cut.lost) == {link.name for link in topology.links if link not in after(topology, cut.duct)}
+        assert cut.separated_pairs == separated(topology, after(topology, cut.duct))
+        for detour in cut.detours:
+            rtts = shortest_rtts(topology, detour.between, frozenset({cut.duct}))
+            assert (None if detour.rtt_after_s is None else round(detour.rtt_after_s, 12)) in rtts
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared())
+def test_disjoint_paths_are_as_many_as_all_choices_of_paths_allow(topology: Topology) -> None:
+    for pair in audit(topology).pairs:
+        ways = list(simple_paths(topology, *pair.between, list(topology.links)))
+        if len(ways) > 12:
+            continue  # brute force over all their subsets would take too long
+        assert pair.link_disjoint == largest_disjoint([frozenset(link.name for link in way) for way in ways])
+        sets = []
+        for way in ways:
+            choices = [[link.via] + ([link.second_path.via] if link.second_path else []) for link in way]
+            sets += [frozenset(itertools.chain.from_iterable(choice)) for choice in itertools.product(*choices)]
+        least = [it for it in dict.fromkeys(sets) if not any(other < it for other in sets)]
+        assert pair.duct_disjoint.exact
+        assert pair.duct_disjoint.count == largest_disjoint(least)
+
+
+def test_the_ring_whose_links_share_a_bridge() -> None:
+    topology = catalog.load_topology("regional-ring")
+    found = audit(topology)
+    assert [(it.duct, it.links, it.separates) for it in found.shared] == [
+        ("river-bridge", ("alba-brava", "costa-alba"), True)
+    ]
+    assert [(it.kind, it.name, it.islands) for it in found.single_points] == [
+        ("duct", "river-bridge", (("brava", "costa"), ("alba",)))
+    ]
+    assert found.power == {"grid-a": ("alba", "brava")}
+    brava = next(it for it in found.pairs if it.between == ("brava", "costa"))
+    # Around by alba: 90 km and 110 km, at 5 us per km, there and back.
+    assert (brava.rtt_s, brava.worst_rtt_s, brava.worst_duct) == (pytest.approx(1.4e-3), pytest.approx(2e-3), "valley")
+    words = [f"{it.what} {it.do}" for it in findings(topology, found)]
+    assert any("alba-brava and costa-alba share river-bridge" in it for it in words)
+    assert any("one outage takes 4 of 6 ranks" in it for it in words)
+
+
+def test_a_second_path_takes_the_bridge_off_the_list() -> None:
+    protected = _with_second_path(catalog.load_topology("regional-ring"), "alba-brava", ("valley",))
+    found = audit(protected)
+    assert not found.single_points
+    bridge = next(it for it in found.ducts if it.duct == "river-bridge")
+    assert (bridge.lost, bridge.switched) == (("costa-alba",), ("alba-brava",))
+
+
+def test_the_shipped_ring_that_is_protected_has_no_single_point_and_no_shared_risk() -> None:
+    topology = catalog.load_topology("regional-protected")
+    found = audit(topology)
+    assert [it.duct for it in found.shared] == ["river-bridge"]
+    assert not found.single_points
+    assert {it.risk for it in findings(topology, found)} == {"second failure"}
+
+
+def test_a_second_path_through_the_same_duct_is_no_protection() -> None:
+    topology = _with_second_path(catalog.load_topology("regional-ring"), "alba-brava", ("river-bridge", "coast"))
+    found = audit(topology)
+    assert [it.name for it in found.single_points] == ["river-bridge"]
+    assert any("both paths of alba-brava pass through river-bridge" in it.what for it in findings(topology, found))
+
+
+def _with_second_path(topology: Topology, name: str, via: tuple[str, ...]) -> Topology:
+    links = [
+        dataclasses.replace(link, second_path=SecondPath(via, 200e3, 0.05)) if link.name == name else link
+        for link in topology.links
+    ]
+    return dataclasses.replace(topology, links=tuple(links))
+
+
+def test_of_many_paths_no_more_than_the_bound_are_looked_at() -> None:
+    """8 pairs of parallel links: 256 paths. The last three pairs share ducts so that no two paths are disjoint although
+    no single duct is in all of them: x or y, then y or z, then z or x."""
+    sites = tuple(Site(f"s{number}", 1, f"s{number}") for number in range(9))
+    base = catalog.load_topology("metro-single").links[0]
+    in_last = {"k5a": ("x",), "k5b": ("y",), "k6a": ("y",), "k6b": ("z",), "k7a": ("z",), "k7b": ("x",)}
+    links = tuple(
+        dataclasses.replace(
+            base, name=name, between=(f"s{number}", f"s{number + 1}"), via=in_last.get(name, (name,)), length_m=1000.0
+        )
+        for number in range(8)
+        for name in (f"k{number}a", f"k{number}b")
+    )
+    found = {it.between: it for it in audit(Topology("ladder", 1000.0, sites, links)).pairs}
+    assert found["s0", "s8"].link_disjoint == 2
+    assert found["s0", "s8"].duct_disjoint == Disjoint(1, exact=False)
+    assert found["s5", "s8"].duct_disjoint == Disjoint(1, exact=True)
+    assert found["s0", "s5"].duct_disjoint == Disjoint(2, exact=True)
+
+
+def test_a_link_that_nothing_takes_the_place_of() -> None:
+    """north is the shortest: its cut stops what goes over it, although south is lit. south's stops nothing."""
+    topology = catalog.load_topology("metro-40km", {"links.north.protection": "none"})
+    found = audit(topology)
+    assert not found.single_points, "the sites are joined still"
+    after_each = {it.duct: [detour.rtt_after_s for detour in it.detours] for it in found.ducts}
+    assert after_each == {"north": [None], "south": []}
+    (words,) = (it.what for it in findings(topology, found) if it.risk == "no failover")
+    assert "north" in words and "east - west" in words
+
+
+def test_nothing_to_find_where_there_is_one_site() -> None:
+    found = audit(Topology("alone", 1.0, (Site("a", 2, "a"),), ()))
+    assert (found.single_points, found.pairs, found.ducts) == ((), (), ())
+
+
+def test_tables_and_findings_on_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    said = cli("audit", "regional-ring")
+    assert said.status == 0
+    for words in ("river-bridge", "none (river-bridge)", "single point", "shared risk", "to do:", "1.4 ms → 2 ms"):
+        assert words in said.out
+
+
+def test_json_holds_all_of_it(cli: Cli) -> None:
+    said = cli("audit", "regional-ring", "--json")
+    data = json.loads(said.out)
+    assert data["shared"][0]["links"] == ["alba-brava", "costa-alba"]
+    assert data["pairs"][0]["duct_disjoint"] == {"count": 1, "exact": True}
+    assert {it["risk"] for it in data["findings"]} >= {"single point", "shared risk", "shared power"}
+
+
+def test_a_large_ring_is_done_soon_and_shown_shortened(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    said = cli("audit", "ring-64")
+    assert said.status == 0
+    assert "the worst 12 of 64 pairs of sites that a link joins" in said.out
+    assert "2016 of 2016 pairs of ducts separate sites" in said.out
+
+
+def test_a_file_with_mistakes_is_status_2(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("audit") / "bad.yaml"
+    file.write_text("sites: {a: {}, b: {}}\nlinks: {k: {between: [a, c], km: 4}}\n")
+    said = cli("audit", str(file))
+    assert said.status == 2
+    assert "bad.yaml:2" in said.err

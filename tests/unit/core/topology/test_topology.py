@@ -1,0 +1,362 @@
+"""Topology files: defaults, ``--set``, origins, and what each value means in SI units."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.core.topology import names, override
+from testbed.core.topology.model import topology_from_dict, topology_to_dict
+from testbed.core.topology.resolve import load_text
+from testbed.core.units import Unreadable
+from testbed.errors import FileMistakes, UnknownName, UserError
+
+SHIPPED = sorted((Path(__file__).parents[4] / "topologies").glob("*.yaml"))
+METRO = b"""\
+sites:
+  east: {nodes: 2}
+  west:
+links:
+  north: {between: [east, west], km: 40}
+  south: {between: [east, west], km: 47, fiber: g652}
+"""
+
+
+def load(text: str, **overrides: object):  # type: ignore[no-untyped-def]
+    return load_text(text.encode(), "lab.yaml", overrides)
+
+
+def metro(overrides: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
+    return load_text(METRO, "folder/metro.yaml", overrides)
+
+
+def test_defaults_are_those_of_the_reference() -> None:
+    topology = metro()
+    assert (topology.name, topology.scale, topology.routing, topology.seed) == ("metro", 1000, "shortest", 0)
+    assert [(site.name, site.nodes, site.power) for site in topology.sites] == [
+        ("east", 2, "east"),
+        ("west", 1, "west"),
+    ]
+    north = topology.link("north")
+    assert (north.via, north.fiber, north.optics, north.waves) == (("north",), "smf", "800ZR", 1)
+    assert (north.loss, north.mtu, north.protection) == (0.0, 1500, "route")
+    assert north.delay_s == 0.0002
+    assert north.rate_bps == 800e6
+    assert north.queue_bytes == 20_000 + 1_000_000, "rate x delay, and 10 ms"
+    assert {duct.name: duct.length_m for duct in topology.ducts} == {"north": 40_000, "south": 47_000}
+
+
+def test_ducts_are_summed_and_shared() -> None:
+    ring = load_text((SHIPPED[0].parent / "regional-ring.yaml").read_bytes(), "regional-ring.yaml")
+    assert [link.length_m for link in ring.links] == [90_000, 140_000, 110_000]
+    assert ring.link("alba-brava").via == ("river-bridge", "motorway")
+    assert [site.power for site in ring.sites] == ["grid-a", "grid-a", "grid-b"]
+    assert [duct.name for duct in ring.ducts] == ["river-bridge", "motorway", "coast", "valley"]
+    assert {link.optics for link in ring.links} == {"OpenZR+"}
+    assert ring.origins["links.alba-brava.optics"] == "regional-ring.yaml:4"
+    assert ring.origins["sites.costa.nodes"] == "regional-ring.yaml:5"
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_topologies_load_and_say_what_they_are(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    topology = load_text(text.encode(), str(file))
+    assert topology.name == file.stem
+    assert text.startswith(f"# {file.stem}: ")
+    plain = topology_to_dict(topology)
+    assert json.loads(json.dumps(plain)) == plain, "lists, no tuples"
+    assert topology_from_dict(plain) == topology
+    assert topology_from_dict(plain).origins == topology.origins
+
+
+def test_every_field_of_a_link() -> None:
+    link = load(
+        "sites: {a: , b: }\nlinks:\n  ab: {between: [a, b], km: 100 km, fiber: hollow-core, optics: 400ZR, waves: 4,"
+        " huts: 1, loss: 0.1%, buffer: 1 MB, optics_latency: 10us, mtu: 9000, protection: none}\nscale: 100\n"
+    ).link("ab")
+    assert link.delay_s == pytest.approx(350e-6 + 10e-6 + 0.1e-6)
+    assert link.rate_bps == 16e9
+    assert link.queue_bytes == round(16e9 * link.delay_s / 8) + 1_000_000
+    assert (link.loss, link.mtu, link.protection, link.huts) == (0.001, 9000, "none", 1)
+
+
+def test_a_rate_replaces_that_of_the_optics_and_is_scaled() -> None:
+    assert metro({"links.north.rate": "100 Gb/s"}).link("north").rate_bps == 100e6
+
+
+def test_one_site_needs_no_links() -> None:
+    assert load("sites: {a: {nodes: 3}}").links == ()
+
+
+def test_set_with_wildcards_defaults_and_origins() -> None:
+    topology = metro({"links.*.fiber": "hollow-core", "links.n*.km": 80, "sites.west.nodes": "3", "scale": "100"})
+    assert [link.fiber for link in topology.links] == ["hollow-core"] * 2
+    assert [link.length_m for link in topology.links] == [80_000, 47_000]
+    assert (topology.site("west").nodes, topology.scale) == (3, 100)
+    assert topology.origins["links.north.km"] == "--set"
+    assert topology.origins["links.south.km"] == "folder/metro.yaml:6"
+    assert topology.origins["links.south.mtu"] == "default"
+
+
+def test_set_may_fill_in_a_section_that_the_file_lacks() -> None:
+    topology = metro({"defaults.link.loss": "1%"})
+    assert topology.link("north").loss == 0.01
+    assert topology.origins["links.north.loss"] == "--set"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("links.nort.km", 1, "no link named 'nort'; did you mean north?"),
+        ("links.north.kn", 1, "did you mean links.north.km"),
+        ("links.north", 1, "no field named 'links.north'"),
+        ("ducts.north", 1, "no duct named 'north'"),
+        ("scael", 1, "did you mean scale?"),
+        ("defaults.link.km", 1, "no field named"),
+        ("links.north.km", "-1", "--set links.north.km: km of link 'north': -1 is negative"),
+        ("links.north.km", "[", "--set links.north.km: a bracket that is not closed"),
+        ("links.north.km", "!!python/none x", "YAML tag"),
+        ("links.north.via", "[a, b]", "has both km and via"),
+        ("sites.*.nodes", object(), "is not a whole number"),
+    ],
+)
+def test_set_that_cannot_be(key: str, value: object, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        metro({key: value})
+    assert says in str(caught.value)
+
+
+def test_set_splits_at_the_first_equals_sign() -> None:
+    assert override.split("a.b = c=d") == ("a.b", "c=d")
+    for bad in ("a.b", "=1", ""):
+        with pytest.raises(UserError, match="KEY=VALUE"):
+            override.split(bad)
+
+
+def test_set_does_not_hide_the_mistakes_of_the_file() -> None:
+    with pytest.raises(FileMistakes, match="'links' must map names"):
+        load_text(b"sites: {a: }\nlinks: [1]\n", "f.yaml", {"links.north.km": 1})
+    with pytest.raises(UnknownName):
+        load_text(b"sites: {a: }\n", "f.yaml", {"links.north.km": 1})
+
+
+def test_all_mistakes_of_all_kinds_at_once() -> None:
+    with pytest.raises(FileMistakes) as caught:
+        load("scael: 1\nsites: {a: {nodes: 0}, b: {nods: 1}}\nlinks:\n  ab: {between: [a, c], km: -1, optics: 9ZR}\n")
+    assert [finding.line for finding in caught.value.findings] == [1, 2, 2, 4, 4, 4]
+
+
+def test_names_of_files_become_names_of_topologies() -> None:
+    text = b"sites: {a: }\n"
+    for label, name in (("/x/My Lab (2).yaml", "my-lab-2"), ("7.yml", "topology-7"), ("plant.yaml", "topology-plant")):
+        assert load_text(text, label).name == name
+    assert len(load_text(text, "x" * 200 + ".yaml").name) <= 32
+
+
+@given(st.from_regex(r"[a-z][a-z0-9-]{0,14}", fullmatch=True))
+def test_allowed_names_fit_an_interface(name: str) -> None:
+    for kind, made in (("site", f"{name}-255"), ("link", f"{name}-a")):
+        try:
+            names.check_name(kind, name)
+        except Unreadable:
+            continue
+        assert len(made) <= 15
+
+
+def test_the_largest_topology_loads_in_seconds() -> None:
+    sites = "".join(f"  s{i}: {{nodes: 5}}\n" for i in range(200))
+    # each site to the next, to the one after it, and so on: 200 links a turn
+    links = "".join(f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n" for i in range(1000))
+    assert len(load(f"sites:\n{sites}links:\n{links}").links) == 1000
+
+
+def many(entry: str, count: int) -> str:
+    """``entry`` with its ``#`` counted, between commas."""
+    return ", ".join(entry.replace("#", str(index)) for index in range(count))
+
+
+LONG = "s" * 900
+HOSTILE = {
+    "sites": f"sites: {{{many('s#: ', 12_000)}}}\nlinks: {{{many('l#: {between: [x#, y#]}', 6_000)}}}\n",
+    "keys": f"{{{many('sitse#: ', 24_000)}}}",
+    "keys of a link": f"sites: {{a: }}\nlinks: {{ab: {{{many('kn#: 1', 12_000)}}}}}\n",
+    "ducts": f"sites: {{a: }}\nducts: {{{many('d#: 1', 12_000)}}}\nlinks: {{ab: {{via: [{many('e#', 12_000)}]}}}}\n",
+    "long names": f"sites: {{{many(LONG + '#: ', 200)}}}\nlinks: {{{many(f'l#: {{between: [{LONG}, b]}}', 500)}}}\n",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_content_is_refused_in_seconds(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(FileMistakes) as caught:
+        load(text)
+    assert time.process_time() - began < 10
+    assert len(caught.value.findings) <= 100
+
+
+KEYS = st.sampled_from(
+    ["sites", "links", "ducts", "defaults", "scale", "name", "a", "b", "north", "between", "km", "via", "link"]
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from(["a", "b", "40 km"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=2000)
+@given(st.dictionaries(KEYS, VALUES, max_size=5))
+def test_any_content_loads_or_is_refused_with_findings(content: dict[str, object]) -> None:
+    try:
+        load_text(json.dumps(content).encode(), "f.yaml")
+    except FileMistakes as error:
+        assert error.findings
+        str(error).encode("utf-8")  # printable, whatever the file held
+
+
+@settings(max_examples=200, deadline=2000)
+@given(st.binary(max_size=200))
+def test_any_bytes_load_or_are_refused(text: bytes) -> None:
+    try:
+        load_text(text, "f.yaml")
+    except FileMistakes as error:
+        str(error).encode("utf-8")
+
+
+@pytest.mark.parametrize("data", [{}, [], None, {"name": "x"}, {**topology_to_dict(metro()), "links": [{"name": "x"}]}])
+def test_a_broken_record_is_a_value_error(data: object) -> None:
+    with pytest.raises(ValueError, match="not a resolved topology"):
+        topology_from_dict(data)  # type: ignore[arg-type]
+
+
+# ---- impair and toward
+
+ASYMMETRIC = b"""\
+defaults: {link: {impair: {jitter: 20us, rate: 400G}, toward: {west: {corrupt: 1e-9}}}}
+sites: {east: , west: }
+links:
+  north:
+    between: [east, west]
+    km: 40
+    impair: {loss: 0.01%, burst: 8}
+    toward:
+      west: {loss: 1%, delay: 250us}
+  south: {between: [east, west], km: 47, optics: 400ZR, loss: 0.1%}
+"""
+
+
+def asymmetric(overrides: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
+    return load_text(ASYMMETRIC, "lab.yaml", overrides)
+
+
+def test_a_direction_may_differ_from_the_other() -> None:
+    north = asymmetric().link("north")
+    there, back = north.impairment("north:west"), north.impairment("north:east")
+    assert (there.delay_s, there.loss, there.burst, there.jitter_s, there.corrupt) == (250e-6, 0.01, 8, 20e-6, 1e-9)
+    assert (back.delay_s, back.loss, back.burst, back.jitter_s, back.corrupt) == (200e-6, 1e-4, 8, 20e-6, 0)
+    assert there.rate_bps == back.rate_bps == 400e6, "the rate in the world over the scale"
+    assert there.queue_bytes == 400e6 * 250e-6 / 8 + 500_000, "rate x delay of that direction, and 10 ms"
+    assert back.queue_bytes == 400e6 * 200e-6 / 8 + 500_000
+    assert (north.delay_s, north.loss, north.rate_bps) == (200e-6, 1e-4, 400e6), "what holds both ways"
+    assert north.rtt_s == pytest.approx(450e-6)
+
+
+def test_a_links_own_loss_and_optics_mean_more_than_the_default_impairment() -> None:
+    topology = asymmetric({"defaults.link.impair.loss": "5%", "defaults.link.impair.burst": 4})
+    south = topology.link("south").impairment("south:east")
+    assert (south.loss, south.burst) == (0.001, 4), "a default burst goes with any loss"
+    assert south.rate_bps == 400e6, "of the optics, not because the default says the same"
+    assert asymmetric({"links.south.optics": "800ZR"}).link("south").rate_bps == 800e6
+
+
+def test_a_plain_link_has_no_impairments_of_its_own_and_an_old_topology_is_read() -> None:
+    north = metro().link("north")
+    assert north.impairments == ()
+    plain = topology_to_dict(metro())
+    for link in plain["links"]:
+        del link["impairments"]
+    assert topology_from_dict(plain) == metro()
+
+
+def test_asymmetric_links_go_through_json() -> None:
+    topology = asymmetric()
+    plain = json.loads(json.dumps(topology_to_dict(topology)))
+    plain["links"][0]["impairments"][0]["of a later version"] = 1
+    assert topology_from_dict(plain) == topology
+    assert topology_from_dict(plain).link("north").impairment("north:west").delay_s == 250e-6
+
+
+def test_set_reaches_into_impair_and_toward() -> None:
+    topology = asymmetric(
+        {
+            "links.north.impair.loss": "2%",
+            "links.*.toward.west.delay": "300us",
+            "links.south.toward.e*.corrupt": "1e-6",
+            "links.south.impair": "{overhead: 38 B}",
+        }
+    )
+    north, south = topology.link("north"), topology.link("south")
+    assert north.impairment("north:east").loss == 0.02
+    assert north.impairment("north:west").loss == 0.01, "toward has the last word"
+    assert north.impairment("north:west").delay_s == south.impairment("south:west").delay_s == 300e-6
+    assert (south.impairment("south:east").corrupt, south.impairment("south:west").corrupt) == (1e-6, 1e-9)
+    assert south.impairment("south:east").overhead_bytes == 38
+    origins = topology.origins
+    assert origins["links.north.impair.loss"] == origins["links.north.loss"] == "--set"
+    assert origins["links.north.impair.burst"] == "lab.yaml:7"
+    assert origins["links.north.impair.jitter"] == "lab.yaml:1"
+    assert origins["links.north.toward.west.loss"] == "lab.yaml:9"
+    assert origins["links.north.toward.west.delay"] == origins["links.south.impair.overhead"] == "--set"
+    assert origins["links.north.rate"] == "lab.yaml:1"
+    assert "links.south.impair.rate" not in origins, "hidden by its optics"
+
+
+@pytest.mark.parametrize(
+    ("key", "offered"),
+    [
+        ("links.north.impair.los", "impair.loss"),
+        ("links.*.toward.wets.loss", "west"),
+        ("links.*.toward.west.colour", "toward.west.loss"),
+        ("links.*.toward.west.loss.x", r"toward.SITE.loss"),
+        ("links.north.km.impair", "links.north.km"),
+        ("defaults.link.impair.los", "defaults.link.impair.loss"),
+        ("defaults.link.toward.mars.loss", "east"),
+    ],
+)
+def test_set_of_an_impairment_that_is_not_there_offers_the_nearest(key: str, offered: str) -> None:
+    with pytest.raises(UnknownName, match=offered):
+        asymmetric({key: "1%"})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["loss", "delay", "burst", "jitter", "rate", "p", "r", "corrupt", "colour"]),
+        st.one_of(
+            st.floats(-1, 20), st.sampled_from(["1%", "5ms", "8", "400G", "", "x"]), st.none(), st.lists(st.none())
+        ),
+        max_size=4,
+    ),
+    st.sampled_from(["impair", "toward"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_written_is_resolved_or_refused_with_its_place(written: dict[str, object], where: str) -> None:
+    value = written if where == "impair" else {"west": written}
+    text = json.dumps(
+        {
+            "sites": {"east": None, "west": None},
+            "links": {"north": {"between": ["east", "west"], "km": 9, where: value}},
+        }
+    )
+    try:
+        link = load(text).link("north")
+    except FileMistakes as error:
+        assert all(it.line == 1 and "link 'north'" in it.message for it in error.findings), str(error)
+    else:
+        assert not [finding for name in link.directions for finding in link.impairment(name).findings()]

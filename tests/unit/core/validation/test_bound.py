@@ -1,0 +1,456 @@
+"""Bounds against schedules: a search through all of them finds none that is faster, and some that are as fast.
+
+The search knows nothing of cuts: sites, fibers that carry one element in a tick, and every choice of what to send.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import testbed
+from testbed.core.plan import routing
+from testbed.core.plan.addressing import Addressing
+from testbed.core.validation.bound import Placed, algorithm_rate, bound_s, bus_rate, latency_s, median_interval
+from testbed.core.validation.fibers import Fiber, fibers, in_use, ways
+from testbed.core.validation.operation import OPERATIONS, OperationName
+
+Hop = tuple[str, str]
+
+
+def _fibers(hops: Iterable[Hop], delay_s: float = 0.0, rate: float = 1.0) -> list[Fiber]:
+    return [
+        Fiber(f"{tail}{head}{number}:{head}", tail, head, delay_s, rate) for number, (tail, head) in enumerate(hops)
+    ]
+
+
+def _both(*pairs: str) -> list[Hop]:
+    return [hop for pair in pairs for hop in ((pair[0], pair[1]), (pair[1], pair[0]))]
+
+
+# ---- all schedules
+
+
+def _goal(do: OperationName, sites: str, size: int, root: int, to: int) -> tuple[dict[str, set[tuple[str, int]]], ...]:
+    """(what each site has, what it must have): pairs of (whose, number of an element), of sums whose is all of them."""
+    world = len(sites)
+    share = size // world
+    owned = {site: range(number * share, (number + 1) * share) for number, site in enumerate(sites)}
+    every = range(size)
+    has: dict[str, set[tuple[str, int]]] = {site: set() for site in sites}
+    wants: dict[str, set[tuple[str, int]]] = {site: set() for site in sites}
+    for site in sites:
+        if do in ("all_reduce", "reduce", "reduce_scatter"):
+            has[site] = {(site, it) for it in every}
+            mine = {"all_reduce": every, "reduce": every if site == sites[root] else (), "reduce_scatter": owned[site]}
+            wants[site] = {(sites, it) for it in mine[do]}
+        elif do == "all_gather":
+            has[site] = {(site, it) for it in owned[site]}
+            wants[site] = {(it, element) for it in sites for element in owned[it]}
+        elif do == "all_to_all":
+            has[site] = {(site, it) for it in every}
+            wants[site] = {(it, element) for it in sites for element in owned[site]}
+        elif do in ("broadcast", "send"):
+            has[site] = {(site, it) for it in every} if site == sites[root] else set()
+            getting = do == "broadcast" or site == sites[to]
+            wants[site] = {(sites[root], it) for it in every} if getting else set()
+    return has, wants
+
+
+def _closed(items: frozenset[tuple[str, int]], summing: bool) -> frozenset[tuple[str, int]]:
+    """With every sum that the site can make of what it has."""
+    if not summing:
+        return items
+    found = set(items)
+    while True:
+        more = {
+            ("".join(sorted(a + b)), element)
+            for (a, element), (b, other) in itertools.combinations(found, 2)
+            if element == other and not set(a) & set(b)
+        } - found
+        if not more:
+            return frozenset(found)
+        found |= more
+
+
+def _fastest(do: OperationName, sites: str, size: int, hops: list[Hop], delay: int, root: int = 0, to: int = -1) -> int:
+    """Ticks of the fastest schedule. A fiber takes one element in a tick, which arrives ``delay`` ticks after it."""
+    summing = do in ("all_reduce", "reduce", "reduce_scatter")
+    has, wants = _goal(do, sites, size, root, to)
+    names = sorted(has)
+    start = tuple(_closed(frozenset(has[site]), summing) for site in names)
+    edge = {(start, frozenset[tuple[int, str, tuple[str, int]]]())}
+    for tick in range(40):
+        if any(all(wants[site] <= set(held[names.index(site)]) for site in names) for held, _ in edge):
+            return tick
+        beyond = set()
+        for held, flying in edge:
+            choices = []
+            for tail, head in hops:
+                known = held[names.index(head)] | {item for _, where, item in flying if where == head}
+                choices.append([None, *(item for item in held[names.index(tail)] if item not in known)])
+            for chosen in itertools.product(*choices):
+                sent = {
+                    (tick + 1 + delay, head, item)
+                    for (_, head), item in zip(hops, chosen, strict=True)
+                    if item is not None
+                }
+                arriving = {it for it in flying | sent if it[0] == tick + 1}
+                now = tuple(
+                    _closed(held[place] | {item for _, where, item in arriving if where == site}, summing)
+                    if any(where == site for _, where, _ in arriving)
+                    else held[place]
+                    for place, site in enumerate(names)
+                )
+                beyond.add((now, frozenset((flying | sent) - arriving)))
+        edge = beyond
+    raise AssertionError("nothing leads there")
+
+
+PAIR, LINE, ROUND = _both("ab"), _both("ab", "bc"), [("a", "b"), ("b", "c"), ("c", "a")]
+
+SCHEDULES: list[tuple[OperationName, str, int, list[Hop], int, bool]] = [
+    # operation, sites, elements (n), fibers, delay; whether the bound is reached exactly
+    ("all_reduce", "ab", 1, PAIR, 0, True),
+    ("all_reduce", "ab", 3, PAIR, 0, True),
+    ("all_reduce", "ab", 2, PAIR, 1, True),
+    ("reduce_scatter", "ab", 2, PAIR, 1, True),
+    ("reduce_scatter", "ab", 4, PAIR, 0, True),
+    ("all_gather", "ab", 4, PAIR, 1, True),
+    ("all_to_all", "ab", 4, PAIR, 0, True),
+    ("broadcast", "ab", 3, PAIR, 2, True),
+    ("reduce", "ab", 3, PAIR, 1, True),
+    ("send", "ab", 3, PAIR, 1, True),
+    ("all_reduce", "abc", 1, ROUND, 0, False),
+    ("all_gather", "abc", 3, ROUND, 0, True),
+    ("all_to_all", "abc", 3, ROUND, 0, False),
+    ("reduce_scatter", "abc", 3, ROUND, 0, False),
+    ("broadcast", "abc", 2, ROUND, 0, False),
+    ("all_gather", "abc", 3, LINE, 0, True),
+    ("all_reduce", "abc", 1, LINE, 0, False),
+    ("reduce", "abc", 1, LINE, 0, False),
+    ("broadcast", "abc", 2, LINE, 1, False),
+    ("send", "abc", 2, LINE, 1, False),
+]
+
+
+@pytest.mark.parametrize(("do", "sites", "size", "hops", "delay", "reached"), SCHEDULES)
+def test_no_schedule_is_faster(
+    do: OperationName, sites: str, size: int, hops: list[Hop], delay: int, reached: bool
+) -> None:
+    """A tick of a relay's that the bound does not know (an element is handed on when it has come whole) is what may lie
+    between the two, where it is not reached."""
+    placed = Placed(do, size, tuple(sites), 0, len(sites) - 1)
+    bound = bound_s(placed, _fibers(hops, delay))
+    fastest = _fastest(do, sites, size, hops, delay, 0, len(sites) - 1)
+    assert 0 < bound <= fastest + 1e-9
+    if reached:
+        assert bound == pytest.approx(fastest)
+    else:
+        assert fastest - bound <= 3
+
+
+def test_messages_between_sites_are_never_fewer_than_counted() -> None:
+    """Of one element, by search through all orders: 2 (S - 1) until all have the sum, S - 1 until one has."""
+    for sites in ("ab", "abc", "abcd"):
+        everyone = frozenset(sites)
+        enough: dict[OperationName, int] = {"all_reduce": len(sites), "reduce": 1}  # so many have the sum in the end
+        for do, wanted in enough.items():
+            edge, count = {tuple(frozenset(it) for it in sites)}, 0
+            while max(state.count(everyone) for state in edge) < wanted:
+                count += 1
+                edge = {
+                    tuple(it | state[sender] if place == receiver else it for place, it in enumerate(state))
+                    for state in edge
+                    for sender, receiver in itertools.permutations(range(len(sites)), 2)
+                }
+            assert count == Placed(do, 1, tuple(sites)).volume
+
+
+# ---- the issue's formulas
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_equal_sites_in_a_full_mesh(count: int, ranks: int) -> None:
+    """S sites of r ranks, each two joined by one fiber of rate b: U = (S - 1) b, the cut of one site is as wide."""
+    rate, delay_s, size = 100.0, 0.25, 1200
+    names = "abcdef"[:count]
+    mesh = _fibers(itertools.permutations(names, 2), delay_s, rate)
+    sites = tuple(name for name in names for _ in range(ranks))
+    egress = (count - 1) * rate
+    share = (count - 1) * size / (count * egress)
+    expected: dict[OperationName, float] = {
+        "all_reduce": delay_s + max(size / egress, 2 * share),
+        "reduce_scatter": delay_s + share,
+        "all_gather": delay_s + share,
+        "broadcast": delay_s + size / egress,
+        "reduce": delay_s + size / egress,
+        "all_to_all": delay_s + ranks * share,
+        "barrier": delay_s,
+    }
+    for do, seconds in expected.items():
+        found = bound_s(Placed(do, size, sites), mesh)
+        # Bytes between two given sites may take a way over others, which is longer by whole delays: the formula knows
+        # one delay for all, and is never above what is found here.
+        assert found >= seconds - 1e-9, do
+        if count == 2 or do in ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "barrier"):
+            assert found == pytest.approx(seconds), do
+    assert latency_s(Placed("barrier", 0, sites), mesh) == delay_s
+
+
+def test_metro_40km_as_in_the_document() -> None:
+    """The worked figures of docs/bounds.md, from the topology itself; and by hand."""
+    topology = testbed.load("metro-40km")
+    certified = {
+        direction: {"delay_s": link.delay_s, "rate": link.rate_bps / 8 * 1448 / 1538}
+        for link in topology.links
+        for direction in link.directions
+    }
+    every = fibers(topology, certified)
+    sites = ("east", "east", "west", "west")
+    used = in_use(topology, sites, every)
+    rows = {
+        ("all_reduce", 8): ("0.200", "0.200"),
+        ("all_reduce", 64 << 10): ("0.896", "0.566"),
+        ("all_to_all", 1 << 20): ("11.34", "5.79"),
+        ("broadcast", 16 << 20): ("178.4", "89.3"),
+        ("all_gather", 64 << 10): ("0.548", "0.392"),
+        ("reduce_scatter", 1 << 20): ("5.77", "3.00"),
+        ("all_gather", 16 << 20): ("89.3", "44.8"),
+        ("barrier", 0): ("0.200", "0.200"),
+    }
+    text = (Path(__file__).parents[4] / "docs" / "bounds.md").read_text(encoding="utf-8")
+    for (do, size), figures in rows.items():
+        placed = Placed(do, size, sites, 0, 3)  # type: ignore[arg-type]
+        for fibers_used, figure in zip((used, every), figures, strict=True):
+            digits = len(figure.partition(".")[2])
+            # One unit of the last place more or less: 0.5655 is a matter of taste.
+            assert bound_s(placed, fibers_used) * 1e3 == pytest.approx(float(figure), abs=0.6 * 10**-digits), (do, size)
+            assert f"{figure} ms" in text
+    assert bound_s(Placed("all_reduce", 16 << 20, sites), every) == pytest.approx(
+        ((16 << 20) / (100e6 * 1448 / 1538) + 435e-6) / 2
+    )
+
+
+@pytest.mark.parametrize("do", OPERATIONS)
+def test_within_a_site_nothing_bounds(do: OperationName) -> None:
+    placed = Placed(do, 1000, ("a", "a"), 0, 1)
+    assert bound_s(placed, _fibers(PAIR)) == 0.0
+    assert placed.volume == 0.0
+    assert latency_s(placed, _fibers(PAIR)) == 0.0
+
+
+def test_where_nothing_leads_there_is_no_end() -> None:
+    assert bound_s(Placed("broadcast", 10, ("a", "b")), []) == math.inf
+    assert bound_s(Placed("broadcast", 10, ("a", "b"), root=0), [Fiber("x:a", "b", "a", 0.1, 1.0)]) == math.inf
+    assert bound_s(Placed("broadcast", 10, ("a", "b"), root=1), [Fiber("x:a", "b", "a", 0.1, 1.0)]) == 10.1
+    assert bound_s(Placed("all_reduce", 0, ("a", "b")), []) == 0.0
+
+
+# ---- random networks
+
+
+@st.composite
+def _networks(draw: st.DrawFn) -> list[Fiber]:
+    names = "abcde"[: draw(st.integers(2, 5))]
+    hops = [(a, b) for a, b in itertools.pairwise(names)]
+    hops += draw(st.lists(st.sampled_from(list(itertools.combinations(names, 2))), max_size=4))
+    found = []
+    for number, (a, b) in enumerate(hops):
+        delay = draw(st.integers(0, 5))
+        for tail, head in ((a, b), (b, a)):
+            found.append(Fiber(f"l{number}:{head}", tail, head, float(delay), float(draw(st.integers(1, 4)))))
+    return found
+
+
+def _quickest(every: list[Fiber], tail: str, head: str, size: float) -> float:
+    """The least time of a flow of ``size`` from one site to another: the classic network over time, by maximal flow.
+
+    Ford and Fulkerson: within T whole ticks as much flows as in the network that has a copy of each site for each tick.
+    """
+    for horizon in range(1, 200):
+        graph = nx.DiGraph()
+        sites = {site for fiber in every for site in (fiber.tail, fiber.head)}
+        for tick in range(horizon):
+            for fiber in every:
+                after = tick + int(fiber.delay_s) + 1  # what enters in a tick is whole at the end of it
+                if after <= horizon:
+                    edge = ((fiber.tail, tick), (fiber.head, after))
+                    old = graph.get_edge_data(*edge, {"capacity": 0.0})["capacity"]
+                    graph.add_edge(*edge, capacity=old + fiber.rate)
+            for site in sites:
+                graph.add_edge((site, tick), (site, tick + 1))
+        if nx.maximum_flow_value(graph, (tail, 0), (head, horizon)) >= size - 1e-9:
+            return float(horizon)
+    raise AssertionError("too long")
+
+
+@settings(max_examples=15, deadline=None)
+@given(every=_networks(), size=st.integers(1, 30))
+def test_a_send_is_never_bounded_above_the_quickest_flow(every: list[Fiber], size: int) -> None:
+    last = max(fiber.head for fiber in every)
+    bound = bound_s(Placed("send", size, ("a", last), 0, 1), every)
+    assert bound <= _quickest(every, "a", last, size) + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(every=_networks(), size=st.integers(1, 30), data=st.data())
+def test_no_cut_is_forgotten(every: list[Fiber], size: int, data: st.DataObject) -> None:
+    """Every set of sites by its bits, with the plain formula d + bytes / B of a cut."""
+    names = sorted({fiber.head for fiber in every})
+    ranks = {name: data.draw(st.integers(0, 3)) for name in names}
+    sites = tuple(name for name in names for _ in range(ranks[name])) or (names[0],)
+    world = len(sites)
+    for do in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"):
+        bound = bound_s(Placed(do, size, sites), every)
+        for bits in range(1, 2 ** len(names) - 1):
+            inside = {name for place, name in enumerate(names) if bits >> place & 1}
+            here, there = sum(ranks[it] for it in inside), sum(ranks[it] for it in set(names) - inside)
+            if not here or not there:
+                continue
+            out = [fiber for fiber in every if fiber.tail in inside and fiber.head not in inside]
+            crossing = {
+                "all_reduce": size,
+                "reduce_scatter": size * there / world,
+                "all_gather": size * here / world,
+                "all_to_all": size * here * there / world,
+            }[do]
+            plain = min(fiber.delay_s for fiber in out) + crossing / sum(fiber.rate for fiber in out)
+            assert bound >= plain - 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(every=_networks(), size=st.integers(1, 30))
+def test_a_fiber_more_never_makes_it_slower(every: list[Fiber], size: int) -> None:
+    names = sorted({fiber.head for fiber in every})
+    placed = Placed("all_reduce", size, tuple(names))
+    more = [*every, Fiber("more:b", names[0], names[1], 1.0, 2.0)]
+    assert bound_s(placed, more) <= bound_s(placed, every) + 1e-9
+
+
+def test_many_sites_take_no_time() -> None:
+    """Sixty-four sites in a ring, by hand: two ranks half a ring apart, and a rank at each."""
+    names = [f"s{it:02}" for it in range(64)]
+    ring = [
+        Fiber(f"{a}-{b}:{head}", tail, head, 0.001, 1e6)
+        for a, b in zip(names, names[1:] + names[:1], strict=True)
+        for tail, head in ((a, b), (b, a))
+    ]
+    found = bound_s(Placed("all_reduce", 10**6, (names[0], names[32])), ring)
+    assert found == pytest.approx(0.032 + 0.5)  # two ways of 32 hops, each of which carries a half
+    # Half of the ring sends each of its 32 ranks' 32 blocks over the two fibers that lead out of it.
+    found = bound_s(Placed("all_to_all", 64 * 1000, tuple(names)), ring)
+    assert found == pytest.approx(0.001 + 32 * 32 * 1000 / 2e6)
+
+
+# ---- which way traffic takes
+
+
+@pytest.mark.parametrize("name", ["metro-40km", "metro-triangle", "regional-ring", "ring-64"])
+def test_ways_are_those_of_the_routes(name: str) -> None:
+    """Followed gateway by gateway in the lab's own plan."""
+    topology = testbed.load(name)
+    taken = ways(topology)
+    net = Addressing(topology)
+    best: dict[tuple[str, str], tuple[int, str]] = {}
+    for route in routing.routes(topology):
+        if route.hops:
+            key = (route.namespace, route.destination)
+            best[key] = min(best.get(key, (2**32, "")), (route.metric, route.hops[0][1]))
+    checked = 0
+    for tail, head in itertools.permutations([site.name for site in topology.sites], 2):
+        here, path = tail, list[str]()
+        while here != head and len(path) < 100:
+            _, link = best[f"{here}-gw", str(net.site_networks(head)[0])]
+            between = topology.link(link).between
+            here = between[1] if between[0] == here else between[0]
+            path.append(f"{link}:{here}")
+        assert taken[tail, head] == tuple(path)
+        checked += 1
+    assert checked == len(taken)
+
+
+def test_fibers_of_a_lab() -> None:
+    topology = testbed.load("metro-40km")
+    certified = {
+        direction: {"delay_s": link.delay_s, "rate": 95e6} for link in topology.links for direction in link.directions
+    }
+    every = fibers(topology, certified)
+    assert [fiber.direction for fiber in every] == ["north:west", "north:east", "south:west", "south:east"]
+    assert [fiber.direction for fiber in in_use(topology, ["east", "east", "west"], every)] == [
+        "north:west",
+        "north:east",
+    ]
+    lit = fibers(topology, certified, dark=["north"])
+    assert {fiber.direction for fiber in in_use(topology, ["east", "west"], lit, dark=["north"])} == {
+        "south:west",
+        "south:east",
+    }
+    spread = testbed.load("metro-40km", set={"routing": "multipath"})
+    assert in_use(spread, ["east", "west"], every) == every
+    assert in_use(topology, ["east", "east"], every) == ()
+
+
+# ---- bandwidths, medians
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    """doc/PERFORMANCE.md and src/*.cu of nccl-tests: algbw = S / t, busbw = algbw x factor."""
+    n = 8
+    factors: Mapping[OperationName, Fraction] = {
+        "all_reduce": Fraction(2 * (n - 1), n),
+        "reduce_scatter": Fraction(n - 1, n),
+        "all_gather": Fraction(n - 1, n),
+        "all_to_all": Fraction(n - 1, n),
+        "broadcast": Fraction(1),
+        "reduce": Fraction(1),
+        "send": Fraction(1),
+    }
+    for do, factor in factors.items():
+        placed = Placed(do, 1000, ("a",) * n)
+        assert algorithm_rate(placed, 0.5) == 2000
+        assert bus_rate(placed, 0.5) == pytest.approx(2000 * float(factor))
+    assert bus_rate(Placed("barrier", 0, ("a", "b")), 0.5) == 0
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    """By the order statistics' own definition: of all 2**n patterns of below and above, and by drawing."""
+    for count in range(6, 14):
+        values = list(range(count))
+        interval = median_interval(values)
+        held = sum(
+            interval.low < sum(bits) <= interval.high for bits in itertools.product((0, 1), repeat=count)
+        )  # the true median lies between as many values as are below it and the next
+        assert held / 2**count >= 0.95
+        if interval.low + 1 < interval.high - 1:  # one step narrower on both sides holds it less often
+            narrower = sum(
+                interval.low + 1 < sum(bits) <= interval.high - 1 for bits in itertools.product((0, 1), repeat=count)
+            )
+            assert narrower / 2**count < 0.95
+    chance = random.Random(5)
+    true = math.log(2)
+    inside = 0
+    for _ in range(2000):
+        interval = median_interval([chance.expovariate(1.0) for _ in range(9)])
+        inside += interval.low <= true <= interval.high
+    assert inside / 2000 > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
+def test_the_median_is_the_median(values: list[float]) -> None:
+    found = median_interval(values)
+    assert found.median == pytest.approx(statistics.median(values))
+    assert min(values) <= found.low <= found.median <= found.high <= max(values)
+    if len(values) < 6:
+        assert (found.low, found.high) == (min(values), max(values))

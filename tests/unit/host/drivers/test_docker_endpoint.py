@@ -1,0 +1,264 @@
+"""Which docker is asked: as docker's own command would choose, and only one that makes containers on this machine; of a
+lab the one that made it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.server
+import json
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.core.plan.resources import Containers
+from testbed.errors import HostError, LabError, StorageError, UserError
+from testbed.host import lab_nodes
+from testbed.host.drivers import containerlab, docker_client, docker_endpoint, images
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.drivers.docker_endpoint import Elsewhere, Endpoint, ask, endpoint
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
+from testbed.keeper.journal import Journal
+from testbed.lab import containers, status, teardown
+
+
+@pytest.fixture(autouse=True)
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of docker's configuration, empty; nothing else names a docker."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    return tmp_path
+
+
+def context(folder: Path, name: str, host: str, *, in_use: bool = False) -> None:
+    """As ``docker context create`` and ``docker context use`` write them."""
+    meta = folder / "contexts" / "meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"Name": name, "Metadata": {}, "Endpoints": {"docker": {"Host": host}}}))
+    if in_use:
+        (folder / "config.json").write_text(json.dumps({"currentContext": name}))
+
+
+def test_the_order_is_that_of_dockers_command(configuration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert endpoint().address == "unix:///var/run/docker.sock"
+    context(configuration, "mine", "unix:///run/mine.sock", in_use=True)
+    context(configuration, "other", "unix:///run/other.sock")
+    assert endpoint().address == "unix:///run/mine.sock"
+    assert "mine" in endpoint().said_by
+    monkeypatch.setenv("DOCKER_CONTEXT", "other")
+    assert endpoint().address == "unix:///run/other.sock"
+    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    assert endpoint().address == "unix:///var/run/docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/first.sock")
+    assert endpoint().address == "unix:///run/first.sock"
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.9:2375", "ssh://me@there", "tcp://127.0.0.1:http", "::"])
+def test_a_docker_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(Elsewhere, match=r"DOCKER_HOST says .* Unix socket of this machine"):
+        docker_client.client()
+    short, why = containers.why_not()
+    assert short == "docker is not of this machine"
+    assert address in why
+
+
+def test_a_context_of_another_machine_is_refused_by_its_name(configuration: Path) -> None:
+    context(configuration, "far", "ssh://me@there", in_use=True)
+    with pytest.raises(Elsewhere, match=r"docker's context 'far' \(.*config.json\) says 'ssh://me@there'"):
+        docker_client.refuse_silence()
+
+
+def test_a_context_that_there_is_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONTEXT", "none")
+    with pytest.raises(UserError, match="DOCKER_CONTEXT: there is no docker context 'none'"):
+        endpoint()
+
+
+class _Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+def serve(path: Path, answers: dict[str, tuple[int, object]]) -> _Docker:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, value = answers[self.path.partition("?")[0]]
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return ""
+
+        def log_message(self, *words: object) -> None:
+            return None
+
+    server = _Docker(str(path), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    return server
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, object]]]:
+    """A docker daemon that answers what a test wants."""
+    answers: dict[str, tuple[int, object]] = {
+        "/version": (200, {"ApiVersion": "1.44", "KernelVersion": os.uname().release})
+    }
+    server = serve(tmp_path / "d.sock", answers)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/d.sock")
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_docker_that_answers_on_this_kernel_will_do(docker: dict[str, tuple[int, object]]) -> None:
+    docker_client.refuse_silence()
+    assert docker_client.why_not() == ""
+
+
+def test_a_docker_on_another_kernel_is_elsewhere(docker: dict[str, tuple[int, object]]) -> None:
+    docker["/version"] = (200, {"KernelVersion": "6.10.14-linuxkit"})
+    with pytest.raises(Elsewhere, match=r"another kernel \(6\.10\.14-linuxkit"):
+        docker_client.refuse_silence()
+
+
+def test_what_docker_complains_of_is_passed_on(docker: dict[str, tuple[int, object]]) -> None:
+    docker["/version"] = (500, {"message": "no space left on device"})
+    with pytest.raises(HostError, match="no space left on device"):
+        docker_client.refuse_silence()
+
+
+def test_a_frozen_docker_does_not_hold_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes the connection of one that is stopped; nobody answers."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/frozen.sock")
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(tmp_path / "frozen.sock"))
+        frozen.listen()
+        began = time.monotonic()
+        with pytest.raises(HostError, match=r"docker did not answer within 0\.2 s"):
+            ask(endpoint(), "/version", 0.2)
+        assert time.monotonic() - began < 5
+
+
+def test_what_docker_answers_to_auto_is_a_reason_and_no_error(
+    docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(image: str) -> str:
+        raise HostError("could not look for the image: docker says: layer does not exist")
+
+    monkeypatch.setattr(images, "missing", failing)
+    monkeypatch.setattr(containers.containerlab, "missing", lambda: "")
+    assert containers.why_not() == (
+        "no image that fits",
+        "could not look for the image: docker says: layer does not exist",
+    )
+
+
+def test_the_bound_is_short() -> None:
+    assert docker_endpoint.ASK_BOUND_S <= 10
+
+
+# ---- of a lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabFolder:
+    """A lab of one container, made by the docker at ``d.sock``, whose keeper is dead."""
+    monkeypatch.setattr(containerlab, "_HOSTS", tmp_path / "hosts")
+    monkeypatch.setattr(containerlab, "_SSH", tmp_path)
+    made = LabFolder(tmp_path / "labs" / "metro")
+    made.path.mkdir(parents=True)
+    lab_nodes.keep_docker(made, Endpoint(tmp_path / "d.sock"))
+    journal = Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1))
+    journal.done(journal.intend("lab", [Containers(("east-0",), "name: metro\n")]))
+    journal.close()
+    return made
+
+
+@pytest.mark.parametrize("said", ["unix:///run/another.sock", "tcp://10.0.0.9:2375"])
+def test_a_labs_docker_is_the_one_that_made_it_whatever_the_environment_says(
+    lab: LabFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", said)
+    assert lab_nodes.driver(lab) == "containerlab"
+    assert lab_nodes.docker(lab).address == f"unix://{tmp_path}/d.sock"
+
+
+def test_what_a_full_disk_did_not_take_is_no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made = LabFolder(tmp_path)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StorageError, match=r"cannot write .*: No space left on device"):
+        lab_nodes.keep_docker(made, Endpoint(tmp_path / "d.sock"))
+    assert lab_nodes.driver(made) == "netns", "it is taken down without asking any docker"
+
+
+def test_a_lab_of_before_that_was_written_down_has_the_environments(
+    lab: LabFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.docker.unlink()
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/another.sock")
+    assert lab_nodes.docker(lab) == endpoint()
+
+
+@pytest.mark.parametrize("kept", [b"", b"\xff", b"tcp://10.0.0.9:2375\n"])
+def test_what_cannot_be_its_docker_is_no_reason_to_ask_another_one(
+    lab: LabFolder, docker: dict[str, tuple[int, object]], kept: bytes
+) -> None:
+    lab.docker.write_bytes(kept)
+    with pytest.raises(LabError, match=str(lab.docker)):
+        teardown.down(lab)
+    assert lab.journal.exists()
+
+
+def test_without_its_docker_a_lab_is_not_said_to_be_gone(
+    lab: LabFolder, docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of the environment answers, and knows of no such containers."""
+    docker["/v1.44/containers/json"] = (200, [])
+    lab_nodes.keep_docker(lab, Endpoint(tmp_path / "gone.sock"))
+    where = rf"docker does not run; start it: .*nobody answers at {tmp_path}/gone.sock, whose docker made lab metro"
+    with pytest.raises(HostError, match=rf"{where}.* goes with: testbed down metro"):
+        teardown.down(lab)
+    assert [entry.step for entry in Journal.read(lab.journal).owned("lab")] == [
+        Containers(("east-0",), "name: metro\n")
+    ]
+    with pytest.raises(HostError, match=where):
+        lab_nodes.place(lab, "east-0", isolated=True)
+    assert any("gone.sock" in why for why in status._containers(lab))
+
+
+def test_of_a_lab_of_namespaces_no_docker_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LabFolder(tmp_path / "labs" / "metro")
+    made.path.mkdir(parents=True)
+    Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.9:2375")
+    assert status._containers(made) == []
+    assert teardown.heal(made, None) == []
+    assert teardown.down(made)
+
+
+def test_its_docker_is_asked_where_the_environment_names_none_that_runs(
+    lab: LabFolder, docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    docker["/containers/json"] = docker["/v1.44/containers/json"] = (200, [])
+    place = lab_nodes.place(lab, "east-0", isolated=True)
+    assert isinstance(place, ContainerPlace)
+    assert place.docker.socket == tmp_path / "d.sock"
+    assert status._containers(lab) == []
+    assert teardown.down(lab)
+    assert not lab.path.exists()

@@ -1,0 +1,195 @@
+"""The client against helpers that misbehave, and fiberd's line protocol under sanitizers. Needs no privileges."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.errors import LabError, MissingTool, UnknownName
+from testbed.host.emulators import fiberd as client
+from testbed.host.emulators.emulator import Emulator, NoopEmulator
+from testbed.host.emulators.fiberd import Fiberd
+
+FIBERD = Path(__file__).resolve().parents[4] / "testbed" / "fiberd"
+NORTH = Direction("north:west", "north-a", "north-b", Impairment(delay_s=2e-4))
+
+
+@pytest.fixture
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replaces fiberd by a Python program whose body is given; it has `link`, its control socket as a file."""
+
+    def install(body: str) -> None:
+        program = tmp_path / "helper"
+        head = f"#!{sys.executable}\nimport socket, sys\nlink = socket.socket(fileno=0).makefile('rw', buffering=1)\n"
+        program.write_text(head + body)
+        program.chmod(0o755)
+        monkeypatch.setattr(client, "find_binary", lambda: program)
+
+    return install
+
+
+def test_missing_binary_names_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
+    with pytest.raises(MissingTool, match="apt-get install gcc libc6-dev") as caught:
+        client.find_binary()
+    assert caught.value.tool == "fiberd"
+
+
+def test_one_that_never_answers(helper: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper("link.read()")
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.2)
+    began = time.monotonic()
+    with pytest.raises(LabError, match=r"did not answer within 0\.2 s"):
+        Fiberd.start("x", [NORTH], 0, tmp_path / "log")
+    assert time.monotonic() - began < 3  # it was told to end, and did
+
+
+def test_one_that_falls_silent_later_is_killed(
+    helper: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its end then takes the fibers down: it would be a black hole behind ports that are up."""
+    helper(
+        """
+for line in link:
+    if line == "stats\\n":
+        link.read()
+    link.write("ok scheduling=SCHED_OTHER priority=0 spin_us=0\\n" if line == "go\\n" else "ok\\n")
+"""
+    )
+    emulator = Fiberd.start("x", [NORTH], 0, tmp_path / "log")
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.2)
+    with pytest.raises(LabError, match=r"did not answer within 0\.2 s, and was killed"):
+        emulator.stats()
+    assert emulator.wait(5) == -9
+    with pytest.raises(LabError, match="was killed"):
+        emulator.set({"north:west": Impairment()})
+    emulator.stop()
+
+
+def test_one_that_dies_is_quoted(helper: Callable[[str], None], tmp_path: Path) -> None:
+    helper("print('no such device', file=sys.stderr); sys.exit(4)")
+    with pytest.raises(LabError, match="ended with status 4: no such device"):
+        Fiberd.start("x", [NORTH], 0, tmp_path / "log")
+
+
+def test_answers_that_come_in_pieces(helper: Callable[[str], None], tmp_path: Path) -> None:
+    helper(
+        """
+for line in link:
+    answer = "ok scheduling=SCHED_OTHER priority=-20 spin_us=0\\n" if line == "go\\n" else "ok\\n"
+    for letter in answer:
+        link.write(letter)
+        link.flush()
+"""
+    )
+    emulator = Fiberd.start("x", [NORTH], 0, tmp_path / "log")
+    assert emulator.info.scheduling == "SCHED_OTHER, nice -20"
+    emulator.set({"north:west": Impairment()})
+    emulator.stop()
+    assert emulator.wait(0) == 0
+
+
+def test_noop_is_an_emulator() -> None:
+    emulator: Emulator = NoopEmulator([NORTH])
+    emulator.set({"north:west": Impairment(loss=0.5)})
+    assert [each.direction for each in emulator.stats()] == ["north:west"]
+    with pytest.raises((LabError, UnknownName)):
+        emulator.set({"south:west": Impairment()})
+    emulator.stop()
+    assert emulator.wait(1) == 0
+
+
+# ---- the line protocol -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        pytest.skip("no C compiler")
+    binary = tmp_path_factory.mktemp("fiberd") / "fiberd"
+    base: list[str | Path] = [compiler, "-std=c11", "-D_GNU_SOURCE", "-g", "-o", binary, *sorted(FIBERD.glob("*.c"))]
+    flags = ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    if subprocess.run([*base, *flags, "-lm"], capture_output=True).returncode != 0:
+        subprocess.run([*base, "-lm"], check=True)
+    return binary
+
+
+@pytest.fixture
+def line(sanitized: Path) -> Iterator[Callable[[bytes], list[str]]]:
+    """Sends bytes to fiberd, and returns the answers up to that of a last `ping`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        process = subprocess.Popen([sanitized], stdin=theirs.fileno(), stderr=subprocess.PIPE)
+    ours.settimeout(5)
+    answers = ours.makefile("r", errors="replace", newline="\n")
+
+    def ask(data: bytes) -> list[str]:
+        ours.sendall(data)
+        got = []
+        for _ in range(data.count(b"\n")):
+            got.append(answers.readline().rstrip("\n"))
+        return got
+
+    yield ask
+    answers.close()
+    ours.close()
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0, errors.decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("ping", "ok"),
+        ("stats", "ok"),
+        ("", "error empty line"),
+        ("fly", "error fly: no such command; there is add, set, flush, go, stats, ping"),
+        ("add x", "error add: expected NAME INGRESS EGRESS"),
+        ("add x lo lo", "error x: begins where it ends"),
+        ("add x nosuch0 lo", "error nosuch0: cannot find the interface: No such device"),
+        (f"add {'x' * 64} a b", "error a name is too long"),
+        ("set", "error set: no such direction"),
+        ("set x loss=0", "error x: no such direction"),
+        ("x" * 3000, "error a line is too long"),
+    ],
+)
+def test_commands(line: Callable[[bytes], list[str]], command: str, answer: str) -> None:
+    assert line(command.encode() + b"\nping\n") == [answer, "ok"]
+
+
+def test_lines_in_pieces_and_together(line: Callable[[bytes], list[str]]) -> None:
+    assert line(b"ping\n" * 5000) == ["ok"] * 5000
+    assert line(b"pi") == []
+    assert line(b"ng\npin") == ["ok"]
+    assert line(b"g\n") == ["ok"]
+
+
+def test_garbage_lines(line: Callable[[bytes], list[str]]) -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        words = [
+            rng.choice([b"set", b"add", b"go ", b"=", b" ", b"\0", rng.randbytes(5)]) for _ in range(rng.randrange(40))
+        ]
+        garbage = b" ".join(words).replace(b"\n", b"").replace(b"go", b"gx")
+        assert line(garbage + b"\n")[0].startswith("error")
+
+
+@pytest.mark.parametrize("option", [["--seed", "-1"], ["--priority", "100"], ["--parent", "x"], ["--what"]])
+def test_bad_options(sanitized: Path, option: list[str]) -> None:
+    done = subprocess.run([sanitized, *option], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2 and option[0] in done.stderr
+
+
+def test_stdin_must_be_a_socket(sanitized: Path) -> None:
+    done = subprocess.run([sanitized], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2 and "stream socket" in done.stderr

@@ -1,0 +1,221 @@
+"""The journal: what is read back is what stood in memory, whenever the writer died."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.core.plan import build
+from testbed.core.plan.properties import Carrier
+from testbed.core.plan.resources import Namespace
+from testbed.errors import LabError, StorageError
+from testbed.host.files import catalog
+from testbed.keeper.journal import Journal
+
+PLAN = (Namespace("plant"), Namespace("east-0", isolated=True, hosts="127.0.0.1 localhost\n"))
+DARK = Carrier("plant", "north-a", False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def journal(path: Path) -> Journal:
+    return Journal.create(path, "lab", "this-boot", (4711, 99))
+
+
+def content(journal: Journal) -> dict[str, Any]:
+    return {
+        "lab": journal.lab,
+        "boot": journal.boot,
+        "keeper": journal.keeper,
+        "state": journal.state,
+        "entries": {number: (it.owner, it.step, it.facts) for number, it in journal.entries.items()},
+        "forgotten": {number: (it.owner, it.step) for number, it in journal.forgotten.items()},
+        "notes": journal.notes,
+    }
+
+
+def test_whoever_asks_for_what_stands_may_do_so_while_it_changes(journal: Journal) -> None:
+    """Connections ask while the engine's thread writes: here each comparison finds one more entry there."""
+
+    class Owner(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            journal.intend("f1", [DARK])
+            return str.__eq__(self, other)
+
+    (entry, _) = journal.intend("lab", PLAN)
+    entry.owner = Owner("lab")
+    assert [it.step for it in journal.owned("lab")] == list(PLAN)
+
+
+def test_what_is_read_back_is_what_stood_in_memory(journal: Journal, path: Path) -> None:
+    first, second = journal.intend("lab", PLAN)
+    first.facts = {"inode": 4026532000}
+    journal.done([first, second])
+    (cut,) = journal.intend("f1", [DARK])
+    journal.set_state("up")
+    journal.note("fault", id="f1", target="north")
+    journal.intend("f2", [DARK])
+    journal.undone([cut])
+    (left, over) = journal.intend("f3", [DARK, DARK])
+    journal.forget([left, over])
+    journal.undone([over])
+    again = Journal.read(path)
+    assert content(again) == content(journal)
+    assert again.entries[first.id].done
+    assert [it.owner for it in again.owned("f2")] == ["f2"]
+    assert again.owned("f1") == again.owned("f3") == []
+    assert [it.id for it in again.forgotten_by("f3")] == [left.id]
+
+
+def test_a_whole_plan_comes_back(journal: Journal, path: Path) -> None:
+    plan = build.build(catalog.load_topology("regional-ring", None))
+    journal.intend("lab", plan)
+    assert tuple(it.step for it in Journal.read(path).owned("lab")) == plan
+
+
+def test_numbers_are_never_used_twice(journal: Journal, path: Path) -> None:
+    gone = journal.intend("f1", [DARK])
+    journal.undone(gone)
+    (fresh,) = Journal.read(path).intend("f2", [DARK])
+    assert fresh.id > gone[0].id
+
+
+def test_intentions_are_on_disk_before_anybody_acts_on_them(journal: Journal, path: Path) -> None:
+    entries = journal.intend("lab", PLAN)
+    standing = Journal.read(path).owned("lab")
+    assert [it.step for it in standing] == [it.step for it in entries]
+    assert not any(it.done for it in standing)
+
+
+@pytest.mark.parametrize("cut_off", [1, 2, 30])
+def test_a_torn_last_line_is_dropped(journal: Journal, path: Path, cut_off: int) -> None:
+    """1 is the newline alone: the line reads well, but whoever wrote it had not been told so."""
+    journal.intend("lab", PLAN)
+    before = content(Journal.read(path))
+    journal.intend("f1", [DARK])
+    data = path.read_bytes()
+    os.truncate(path, len(data) - cut_off)
+    assert content(Journal.read(path)) == before
+
+
+@pytest.mark.parametrize("cut_off", [1, 30])
+def test_whoever_goes_on_after_a_torn_line_does_not_spoil_the_journal(
+    journal: Journal, path: Path, cut_off: int
+) -> None:
+    """`heal` without the keeper writes into the journal that `down` must read afterwards."""
+    journal.intend("lab", PLAN)
+    journal.intend("f1", [DARK])
+    os.truncate(path, path.stat().st_size - cut_off)
+    successor = Journal.read(path)
+    successor.intend("emulator-died", [DARK])
+    successor.set_state("going")
+    again = Journal.read(path)
+    assert content(again) == content(successor)
+    assert [it.owner for it in again.entries.values()] == ["lab", "lab", "emulator-died"]
+
+
+def test_a_write_that_the_disk_cut_short_leaves_no_half_line(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.intend("lab", PLAN)
+    before, write = path.read_bytes(), os.write
+    full = iter([False, True])
+
+    def write_until_full(file: int, data: bytes) -> int:
+        if next(full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:10])
+
+    monkeypatch.setattr(os, "write", write_until_full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        journal.intend("f1", [DARK])
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert journal.owned("f1") == []
+    journal.set_state("up")
+    assert content(Journal.read(path)) == content(journal)
+
+
+def test_garbage_in_the_middle_is_not_passed_over(journal: Journal, path: Path) -> None:
+    journal.intend("lab", PLAN)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"id": 1, "own\n' + b"".join(lines[2:]))
+    with pytest.raises(LabError, match=r"journal\.jsonl:2: not a line of a journal"):
+        Journal.read(path)
+
+
+def test_a_journal_of_another_version_is_left_to_that_version(path: Path) -> None:
+    path.write_text(json.dumps({"journal": 3, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+    with pytest.raises(LabError, match="another version of the testbed"):
+        Journal.read(path)
+
+
+def test_a_journal_of_the_version_before_is_read(path: Path) -> None:
+    path.write_text(json.dumps({"journal": 1, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+    assert Journal.read(path).lab == "lab"
+
+
+def test_a_line_of_no_kind_that_is_known_is_not_passed_over(journal: Journal, path: Path) -> None:
+    with path.open("a") as stream:
+        stream.write('{"id":1,"suspended":true}\n')
+    with pytest.raises(LabError, match="another version of the testbed"):
+        Journal.read(path)
+
+
+def test_a_step_that_this_version_does_not_know_is_said_plainly(journal: Journal, path: Path) -> None:
+    with path.open("a") as stream:
+        stream.write('{"id":1,"owner":"lab","intend":{"step":"Wormhole","namespace":"plant"}}\n')
+    with pytest.raises(LabError, match="another version of the testbed"):
+        Journal.read(path)
+
+
+def test_no_journal(path: Path) -> None:
+    with pytest.raises(LabError, match="no journal at"):
+        Journal.read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"journal":2,"lab":"l'])
+def test_an_empty_journal_is_that_of_a_keeper_that_died_at_once(path: Path, content: bytes) -> None:
+    """Or of a lab that stands, whose journal somebody emptied: who reads it must know."""
+    path.write_bytes(content)
+    assert Journal.read(path).entries == {}
+    assert Journal.read(path).empty
+
+
+def test_a_journal_that_has_begun_is_not_empty(journal: Journal, path: Path) -> None:
+    assert not journal.empty
+    assert not Journal.read(path).empty
+
+
+def test_a_journal_without_its_first_line_is_none(journal: Journal, path: Path) -> None:
+    """It would pass for that of another boot, of which nothing stands any more."""
+    journal.set_state("up")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    with pytest.raises(LabError, match=r"journal\.jsonl:1: not the first line of a journal"):
+        Journal.read(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"journal": 2, "lab": "lab", "boot": "b", "keeper": []},
+        {"journal": 2, "lab": "lab", "boot": "b", "keeper": None},
+        ["journal"],
+    ],
+)
+def test_a_first_line_that_is_damaged(path: Path, line: object) -> None:
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(LabError, match=r"journal\.jsonl:1: not a line of a journal"):
+        Journal.read(path)

@@ -1,0 +1,71 @@
+"""What is said of a lab without a keeper, from what its folder holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import LabError
+from testbed.host.files import catalog
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
+from testbed.keeper import client
+from testbed.keeper.journal import Journal
+from testbed.lab import status, teardown
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> LabFolder:
+    """No keeper has it; its journal is that of this boot."""
+    made = LabFolder(tmp_path / "metro")
+    made.path.mkdir()
+    Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+    return made
+
+
+def why(lab: LabFolder) -> tuple[str, ...]:
+    return status.status(lab, catalog.load_topology("metro-40km", None), None).why
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "its journal is empty: what stands of it is not known"),
+        (b'{"state":"up"}\n', "journal.jsonl:1: not the first line of a journal"),
+    ],
+)
+def test_a_lost_journal_is_no_restart_of_the_machine(lab: LabFolder, content: bytes, says: str) -> None:
+    lab.journal.write_bytes(content)
+    said = why(lab)
+    assert said[0] == "its keeper is gone; take it down with: testbed down metro"
+    assert said[1].endswith(says)
+    assert not any("restarted" in it for it in said)
+
+
+def test_a_lab_that_goes_while_it_is_looked_at(lab: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_answers(lab: LabFolder, verb: str) -> None:
+        shutil.rmtree(lab.path)
+        raise LabError("nobody answers")
+
+    monkeypatch.setattr(client, "call", nobody_answers)
+    monkeypatch.setattr(teardown, "keeper_alive", lambda lab: False)
+    with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
+        why(lab)
+
+
+def test_of_another_boot_nothing_is_left(lab: LabFolder) -> None:
+    lab.journal.unlink()
+    Journal.create(lab.journal, "metro", "an earlier one", (1 << 22, 1)).close()
+    assert why(lab)[1] == "the machine was restarted since: nothing of it is left but its folder"
+
+
+def test_without_a_keeper_its_time_is_that_of_its_line_among_labs(lab: LabFolder) -> None:
+    an_hour_ago = time.time() - 3600
+    os.utime(lab.path, (an_hour_ago, an_hour_ago))
+    found = status.status(lab, catalog.load_topology("metro-40km", None), None)
+    assert found.uptime_s == pytest.approx(3600, abs=60)
+    assert status.summary(lab).since_unix_s == pytest.approx(an_hour_ago)

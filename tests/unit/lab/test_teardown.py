@@ -1,0 +1,228 @@
+"""Taking down what a keeper left, from a journal that is made up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from testbed.core.plan.properties import Carrier, Throttled
+from testbed.core.plan.resources import Containers, Namespace
+from testbed.core.plan.step import Property, Step
+from testbed.errors import LabError
+from testbed.host.drivers.containerlab import Containerlab
+from testbed.host.drivers.netns import NetnsDriver
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
+from testbed.keeper.journal import Journal
+from testbed.keeper.throttle import Throttle
+from testbed.lab import teardown
+
+
+@pytest.fixture
+def undone(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, dict[str, Any]]]:
+    """What the drivers were asked to unmake, and with what facts; they do nothing."""
+    found: list[tuple[Step, dict[str, Any]]] = []
+
+    def unmake(self: object, step: Step, facts: Mapping[str, Any]) -> None:
+        found.append((step, dict(facts)))
+
+    monkeypatch.setattr(Containerlab, "unmake", unmake)
+    monkeypatch.setattr(NetnsDriver, "unmake", unmake)
+    return found
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_of_what_stood_before_a_reboot_only_containers_are_left(
+    tmp_path: Path, undone: list[tuple[Step, dict[str, Any]]], rebooted: bool
+) -> None:
+    lab = LabFolder(tmp_path / "metro")
+    lab.path.mkdir()
+    boot = "an earlier one" if rebooted else process.boot_id()
+    journal = Journal.create(lab.journal, "metro", boot, (1 << 22, 1))
+    containers, namespace = Containers(("east-0",), "name: metro\n"), Namespace("somewhere")
+    made = journal.intend("lab", (containers, namespace))
+    for entry, facts in zip(made, ({"pids": {"east-0": 4711}}, {"net": 99}), strict=True):
+        entry.facts = facts
+    journal.done(made)
+    journal.close()
+    assert teardown.down(lab)
+    assert not lab.path.exists()
+    if rebooted:
+        assert undone == [(containers, {})], "pids and inodes of then are somebody else's now"
+    else:
+        assert undone == [(namespace, {"net": 99}), (containers, {"pids": {"east-0": 4711}})]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("what", [None, "f2", "east"])
+def test_a_heal_sets_back_what_a_keeper_had_only_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str | None, ended: bool
+) -> None:
+    """It was killed while it ended f1: nothing stands for f1, and the lab says nothing of a node's cable or CPU."""
+    taken_off, lit = list[tuple[str, float | None]](), list[Property]()
+    monkeypatch.setattr(Throttle, "set", lambda self, node, cpu: taken_off.append((node, cpu)))
+
+    def assign(self: object, settings: Sequence[Property]) -> None:
+        lit.extend(settings)
+
+    monkeypatch.setattr(NetnsDriver, "assign", assign)
+    lab = LabFolder(tmp_path / "metro")
+    lab.path.mkdir()
+    journal = Journal.create(lab.journal, "metro", process.boot_id(), (1 << 22, 1))
+    for number, target in (("f1", "east"), ("f2", "west")):
+        journal.note("fault", id=number, type="x", target=target, links=[], nodes=[])
+    forgotten = journal.intend("f1", (Throttled(0, "east-0", 0.3), Carrier("east-gw", "east-0", False)))
+    journal.intend("f2", (Throttled(1, "west-0", 0.5),))
+    journal.forget(forgotten)
+    if ended:
+        journal.note("fault-ended", id="f1", t=1.0)
+    journal.close()
+    teardown.heal(lab, what)
+    assert ("east-0", None) in taken_off
+    assert (("west-0", None) in taken_off) == (what != "east")
+    assert lit == [Carrier("east-gw", "east-0", True)]
+    left = Journal.read(lab.journal)
+    assert left.forgotten == {}
+    assert [it.owner for it in left.entries.values()] == (["f2"] if what == "east" else [])
+
+
+LOST = {
+    "empty": b"",
+    "a torn first line": b'{"journal":2,"lab":"me',
+    "no first line": b'{"state":"up"}\n',
+    "damaged": b"\xff\n",
+    "missing": None,
+}
+"""What a journal may be of which nothing can be told."""
+
+
+@pytest.fixture(params=list(LOST.values()), ids=list(LOST))
+def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> LabFolder:
+    """A lab that stands without a keeper, and whose journal tells nothing."""
+    lab = LabFolder(tmp_path / "metro")
+    lab.path.mkdir()
+    if request.param is not None:
+        lab.journal.write_bytes(request.param)
+    monkeypatch.setattr(teardown, "NETNS_FOLDER", tmp_path / "netns")
+    (tmp_path / "netns").mkdir()
+    return lab
+
+
+def test_what_no_journal_tells_of_goes_by_its_mark(
+    lost: LabFolder, undone: list[tuple[Step, dict[str, Any]]], tmp_path: Path
+) -> None:
+    for name in ("tb.metro.plant", "tb.metro.east-0", "tb.metro-2.plant"):
+        (tmp_path / "netns" / name).touch()
+    for node in ("east-0", "west-0"):  # of west-0 somebody removed the name: what else holds it is here alone
+        (lost.handles / node).mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (lost.handles / "link").symlink_to(tmp_path / "elsewhere")
+    assert teardown.down(lost)
+    assert undone == [
+        (Namespace("east-0", isolated=True), {}),
+        (Namespace("plant"), {}),
+        (Namespace("west-0", isolated=True), {}),
+    ]
+    assert not lost.path.exists()
+
+
+def test_containers_that_no_journal_tells_of_go_too(
+    lost: LabFolder, undone: list[tuple[Step, dict[str, Any]]], tmp_path: Path
+) -> None:
+    lost.docker.write_text(f"unix://{tmp_path}/docker.sock\n")
+    assert teardown.down(lost)
+    assert undone == [(Containers((), ""), {})]
+    assert not lost.path.exists()
+
+
+def test_without_a_journal_nothing_is_said_to_be_healed(lost: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teardown, "REMOVAL_BOUND_S", 0.05)
+    with pytest.raises(LabError, match=r"^nothing of lab metro can be healed: .*; .*testbed down metro"):
+        teardown.heal(lost, None)
+    assert not filelock.FileLock(lost.lock).is_locked
+
+
+def test_a_lab_that_is_gone_before_it_is_healed(tmp_path: Path) -> None:
+    lab = LabFolder(tmp_path / "metro")
+    for ask in (lambda: teardown.heal(lab, None), lambda: teardown.faults_ever(lab)):
+        with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
+            ask()
+    assert not lab.exists()
+
+
+def test_a_lab_that_goes_while_it_is_to_be_healed(tmp_path: Path) -> None:
+    """Its journal is gone already, its folder not yet."""
+    lab = LabFolder(tmp_path / "metro")
+    lab.path.mkdir()
+    going = threading.Timer(0.2, teardown._remove, [lab])
+    going.start()
+    with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
+        teardown.heal(lab, None)
+    going.join()
+
+
+def test_heals_and_downs_at_once_end_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undone: list[tuple[Step, dict[str, Any]]]
+) -> None:
+    monkeypatch.setattr(NetnsDriver, "assign", lambda self, settings: None)
+    said: list[str] = []
+
+    def heal(lab: LabFolder) -> None:
+        try:
+            teardown.heal(lab, None)
+        except LabError as error:
+            said.append(str(error))
+        except BaseException as error:
+            said.append(repr(error))
+
+    for number in range(20):
+        lab = LabFolder(tmp_path / f"lab{number}")
+        lab.path.mkdir()
+        for many in range(30):
+            (lab.path / f"file{many}").touch()
+        journal = Journal.create(lab.journal, lab.name, process.boot_id(), (1 << 22, 1))
+        journal.intend("lab", (Namespace("somewhere"),))
+        journal.note("fault", id="f1", type="x", target="east", links=[], nodes=[])
+        journal.close()
+        healers = [threading.Timer(0.001 * part, heal, [lab]) for part in range(8)]
+        for it in healers:
+            it.start()
+        teardown.down(lab)
+        for it in healers:
+            it.join()
+        assert set(said) <= {f"lab {lab.name} was taken down meanwhile"}
+        said.clear()
+
+
+def test_who_else_has_a_lab_without_a_keeper_is_no_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = LabFolder(tmp_path / "metro")
+    lab.path.mkdir()
+    Journal.create(lab.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+    monkeypatch.setattr(teardown, "HEAL_BOUND_S", 0.1)
+    began = time.monotonic()
+    with (
+        filelock.FileLock(lab.lock),
+        pytest.raises(LabError, match=r"^somebody else is healing lab metro, or taking it down; try again$"),
+    ):
+        teardown.heal(lab, None)
+    assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("kept", [b"", b"\xff", b"tcp://10.0.0.9:2375\n"])
+def test_a_damaged_word_of_which_docker_is_to_be_mended_where_it_is(tmp_path: Path, kept: bytes) -> None:
+    """DOCKER_HOST is not asked while the file is there."""
+    lab = LabFolder(tmp_path / "metro")
+    lab.path.mkdir()
+    lab.docker.write_bytes(kept)
+    with pytest.raises(LabError) as caught:
+        teardown.down(lab)
+    assert str(caught.value).endswith(
+        f"write its address there, as in unix:///var/run/docker.sock, or remove {lab.docker} and set DOCKER_HOST"
+    )
+    assert "DOCKER_HOST=" not in str(caught.value)

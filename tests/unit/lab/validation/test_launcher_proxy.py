@@ -1,0 +1,204 @@
+"""The relay between an mpiexec in a container and its daemons in others. Here they all run on leashes of this host."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+from testbed.lab.validation import launcher_proxy
+
+ROOT = Path(__file__).resolve().parents[4]
+LEASH = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
+BOUND_S = 20.0
+ENDLESS = "echo daemon $$ runs; exec sleep 1000"
+
+
+class Mpiexec:
+    """A shell script in place of mpiexec, whose ``$1`` stands for ssh and knows the hosts a and b."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._log = folder, folder / "log"
+        self.within = folder / "netns"
+        self.within.symlink_to("/proc/self/ns/net")
+        self.relay: subprocess.Popen[bytes] | None = None
+
+    def start(self, script: str) -> None:
+        environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}",
+        }
+        with self._log.open("ab") as log:
+            self.relay = launcher_proxy.start(
+                self.folder,
+                [*LEASH, "sh", "-c", script, "mpiexec", str(launcher_proxy.program(self.folder)), str(self._log)],
+                {host: [*LEASH, "env", f"WHERE={host}"] for host in ("a", "b")},
+                within=self.within,
+                owner=(os.getuid(), os.getgid()),
+                environment=environment,
+                log=log,
+            )
+
+    @property
+    def said(self) -> list[str]:
+        return self._log.read_text().splitlines()
+
+    def ended(self) -> int:
+        assert self.relay is not None
+        return self.relay.wait(BOUND_S)
+
+    def pid(self, who: str) -> int:
+        """As its line ``WHO PID runs`` says; waits for it."""
+        pattern = re.compile(rf"^{who} (\d+) runs$", re.MULTILINE)
+        oracle.until(lambda: pattern.search(self._log.read_text()) is not None, BOUND_S, f"{who} runs")
+        found = pattern.search(self._log.read_text())
+        assert found is not None
+        return int(found[1])
+
+
+@pytest.fixture
+def mpiexec(tmp_path: Path) -> Iterator[Mpiexec]:
+    """In a folder whose name is longer than that of a socket may be."""
+    folder = tmp_path / ("validate-" * 12)
+    folder.mkdir()
+    made = Mpiexec(folder)
+    yield made
+    if made.relay is not None:
+        made.relay.kill()
+        made.relay.wait(BOUND_S)
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_daemon_starts_where_it_was_asked_for_and_its_status_comes_back(mpiexec: Mpiexec) -> None:
+    mpiexec.start(
+        """"$1" -x b 'echo daemon in $WHERE;' exit 3; echo status $?; "$1" user@a true; echo status $?; exit 5"""
+    )
+    assert mpiexec.ended() == 5, mpiexec.said
+    assert mpiexec.said == ["daemon in b", "status 3", "status 0"]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ('"$1" a true; "$1" a echo entered; echo status $?', "reach: no way leads to a, or none any more"),
+        ('"$1" example.org echo entered; echo status $?', "reach: no way leads to example.org, or none any more"),
+        ('"$1" -x; echo status $?', "reach: what it was called with makes no sense"),
+    ],
+)
+def test_each_host_of_the_lab_is_entered_once_and_no_other(mpiexec: Mpiexec, script: str, why: str) -> None:
+    mpiexec.start(script)
+    assert mpiexec.ended() == 0, mpiexec.said
+    assert sorted(mpiexec.said) == sorted([why, "status 255"])
+
+
+def test_only_the_owner_may_ask(mpiexec: Mpiexec) -> None:
+    mpiexec.start("exit 0")
+    assert mpiexec.ended() == 0, mpiexec.said
+    (path,) = (it for it in mpiexec.folder.iterdir() if it.is_socket())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (path.stat().st_uid, path.stat().st_gid) == (os.getuid(), os.getgid())
+
+
+def test_killed_it_takes_mpiexec_and_daemons_along(mpiexec: Mpiexec) -> None:
+    mpiexec.start(f"""echo launcher $$ runs; "$1" a '{ENDLESS}'""")
+    inside = [mpiexec.pid("launcher"), mpiexec.pid("daemon")]
+    assert mpiexec.relay is not None and not any(map(gone, inside))
+    mpiexec.relay.send_signal(signal.SIGKILL)
+    oracle.until(lambda: all(map(gone, inside)), BOUND_S, "mpiexec and the daemon end")
+
+
+def test_a_daemon_ends_with_mpiexec(mpiexec: Mpiexec) -> None:
+    mpiexec.start(f"""setsid "$1" a '{ENDLESS}' & until grep -q ^daemon "$2"; do sleep 0.05; done; exit 7""")
+    daemon = mpiexec.pid("daemon")
+    assert mpiexec.ended() == 7
+    oracle.until(lambda: gone(daemon), BOUND_S, "the daemon ends")
+
+
+def test_a_daemon_ends_with_whoever_asked_for_it(mpiexec: Mpiexec) -> None:
+    mpiexec.start(f""""$1" a '{ENDLESS}' & until grep -q ^daemon "$2"; do sleep 0.05; done; kill $!; sleep 1000""")
+    daemon = mpiexec.pid("daemon")
+    oracle.until(lambda: gone(daemon), BOUND_S, "the daemon ends")
+    assert mpiexec.relay is not None and mpiexec.relay.poll() is None
+
+
+def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiexec: Mpiexec) -> None:
+    """The owner's processes are in all nodes; a namespace of another kind stands for one that nobody here is in."""
+    mpiexec.within.unlink()
+    mpiexec.within.symlink_to("/proc/self/ns/uts")
+    mpiexec.start(
+        f""""$1" a echo entered; echo status $?; ln -sfn /proc/self/ns/net '{mpiexec.within}'
+        "$1" a echo entered; echo status $?"""
+    )
+    assert mpiexec.ended() == 0, mpiexec.said
+    refused = [
+        it for it in mpiexec.said if re.fullmatch(r"reach: process \d+ is not in the management network, .*", it)
+    ]
+    assert len(refused) == 1
+    told = [it for it in mpiexec.said if it.startswith(("status", "entered"))]
+    assert told == ["status 255", "entered", "status 0"]
+
+
+def test_what_lies_in_the_users_folder_is_not_run(mpiexec: Mpiexec, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("select.py", "json.py", "testbed.py"):
+        (mpiexec.folder / name).write_text("raise SystemExit('not mine')\n")
+    monkeypatch.chdir(mpiexec.folder)
+    mpiexec.start('"$1" a echo entered')
+    assert mpiexec.ended() == 0, mpiexec.said
+    assert mpiexec.said == ["entered"]
+
+
+def test_out_of_descriptors_it_says_so_and_goes_on_when_there_are_some(mpiexec: Mpiexec) -> None:
+    may_ask = mpiexec.folder / "may-ask"
+    mpiexec.start(
+        f"""echo launcher $$ runs; until [ -e '{may_ask}' ]; do sleep 0.05; done
+        "$1" a echo entered a; echo status $?; echo second $$ runs; "$1" b echo entered b; echo status $?"""
+    )
+    mpiexec.pid("launcher")
+    assert mpiexec.relay is not None
+    soft, hard = resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE, (3, hard))  # one is had already for who comes next
+    may_ask.touch()
+    mpiexec.pid("second")
+    resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert mpiexec.ended() == 0, mpiexec.said
+    assert "reach: what was asked for cannot be started: Too many open files" in mpiexec.said
+    assert [it for it in mpiexec.said if it.startswith(("status", "entered"))] == [
+        "status 255",
+        "entered b",
+        "status 0",
+    ]
+
+
+def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_proxy, "ASK_BOUND_S", 0.1)
+    monkeypatch.chdir(tmp_path)  # a socket's name is short
+    script = 'until [ -e "$0" ]; do sleep 0.05; done'
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as silent:
+        listener.bind("reach.socket")
+        listener.listen()
+        words = (listener, ["sh", "-c", script, str(tmp_path / "end")], {}, Path("/proc/self/ns/net"))
+        serving = threading.Thread(target=launcher_proxy.serve, args=words)
+        serving.start()
+        try:
+            silent.settimeout(BOUND_S / 2)
+            silent.connect("reach.socket")
+            assert silent.recv(1) == b""
+        finally:
+            (tmp_path / "end").touch()
+            serving.join()
+            listener.shutdown(socket.SHUT_RDWR)
