@@ -20,7 +20,7 @@ help:
 	@echo "make test-thorough  all tests, and those that take long and show more of the same"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
 	@echo "make soak    a job under random faults for SOAK_SECONDS (3600), watched from outside (root; docs/soak.md)"
-	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets (docs/fuzzing.md)"
+	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets; FUZZ_KEEP=1 merges the corpus (docs/fuzzing.md)"
 	@echo "make clean   remove what make made: $(VENV), the compiled helper, caches; runs/ stays"
 
 demo:
@@ -71,7 +71,7 @@ soak:
 	    $(VENV)/bin/python tests/soak.py --seconds $(or $(SOAK_SECONDS),3600) --out build/soak
 
 fuzz:
-	@tools/verdict.sh fuzz "no property was broken; what was found anew is in build/fuzz" tools/fuzz.sh $(FUZZ_SECONDS)
+	@tools/verdict.sh fuzz "no property was broken; new inputs are in build/fuzz" tools/fuzz.sh $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) testbed/fiberd/fiberd testbed/fiberd/build build dist
