@@ -7,12 +7,13 @@ another mark is never touched.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
+
+import filelock
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.properties import Carrier
@@ -35,6 +36,7 @@ from testbed.keeper.throttle import Throttle
 KEEPER_BOUND_S = 20.0
 HEAL_BOUND_S = 5.0
 REMOVAL_BOUND_S = 2.0
+LOCK_POLL_S = 0.02
 
 
 def down(lab: LabFolder) -> bool:
@@ -64,26 +66,37 @@ def down(lab: LabFolder) -> bool:
     return True
 
 
-def _lock(lab: LabFolder, bound_s: float) -> int | None:
-    """Have the lab's lock, until the descriptor is closed; None if somebody else has it all the time.
+def _locked(lab: LabFolder, bound_s: float) -> filelock.BaseFileLock | None:
+    """Acquire the lab's lock; None if another process held it for ``bound_s`` seconds.
 
-    By flock(2), as the keeper's, but not by filelock: that makes the folder of a lab again which went meanwhile. Raises
-    LabError for such a lab.
+    Raises LabError if the lab was removed meanwhile: filelock makes a missing folder again, and a lab must not return.
     """
-    until = time.monotonic() + bound_s
-    while True:
-        try:
-            lock = os.open(lab.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError as error:
-            raise lab.gone() from error
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_nlink:
-                return lock
-        os.close(lock)  # somebody's, or of a folder that goes
-        if time.monotonic() > until:
-            return None
-        time.sleep(0.02)
+    lock = filelock.FileLock(lab.lock)
+    try:
+        folder = os.open(lab.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise lab.gone() from error
+    try:
+        lock.acquire(timeout=bound_s, poll_interval=LOCK_POLL_S)
+        if os.fstat(folder).st_nlink == 0:
+            _remove_remade(lab)
+            lock.release()
+            raise lab.gone()
+    except filelock.Timeout:
+        return None
+    except FileNotFoundError as error:  # the folder went between filelock's making it and opening the file
+        raise lab.gone() from error
+    finally:
+        os.close(folder)
+    return lock
+
+
+def _remove_remade(lab: LabFolder) -> None:
+    """Remove the folder that filelock made in place of a lab that went; a new lab of that name has more files."""
+    with contextlib.suppress(OSError):
+        if [*lab.path.iterdir()] == [lab.lock]:
+            lab.lock.unlink()
+            lab.path.rmdir()
 
 
 def _remove(lab: LabFolder) -> None:
@@ -110,7 +123,7 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
     Without a keeper nobody emulates the fibers, or watches the kernel that does: they are darkened and stay dark,
     whatever is healed. After a reboot nothing is there to be touched: faults are only said to be over. Raises LabError.
     """
-    lock = _lock(lab, HEAL_BOUND_S)
+    lock = _locked(lab, HEAL_BOUND_S)
     if lock is None:
         if keeper_alive(lab):
             raise LabError(f"the keeper of lab {lab.name} is stuck; take it down with: testbed down {lab.name}")
@@ -154,7 +167,7 @@ def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
         if failures:
             raise failures[0]
     finally:
-        os.close(lock)
+        lock.release()
     return chosen
 
 
@@ -212,7 +225,7 @@ def _keeper(lab: LabFolder) -> tuple[int, int] | None:
 def _from_journal(lab: LabFolder) -> None:
     """Undo whatever a journal still says is there, once nobody else holds the lab's lock; then the folder goes too."""
     try:
-        lock = _lock(lab, KEEPER_BOUND_S)
+        lock = _locked(lab, KEEPER_BOUND_S)
     except LabError:
         return  # somebody else has taken it down by now
     if lock is None:
@@ -226,7 +239,7 @@ def _from_journal(lab: LabFolder) -> None:
             _undo(lab, journal)
         _remove(lab)
     finally:
-        os.close(lock)
+        lock.release()
 
 
 def _undo(lab: LabFolder, journal: Journal) -> None:

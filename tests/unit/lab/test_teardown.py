@@ -197,6 +197,7 @@ def test_heals_and_downs_at_once_end_in_a_sentence(
         for it in healers:
             it.join()
         assert set(said) <= {f"lab {lab.name} was taken down meanwhile"}
+        assert not lab.path.exists()
         said.clear()
 
 
