@@ -21,8 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import filelock
-
 from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Fibers
@@ -34,6 +32,7 @@ from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.netns import NetnsDriver, nowhere
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
+from testbed.host.linux.file_lock import FileLock
 from testbed.keeper import handlers
 from testbed.keeper.agent_pool import AgentPool
 from testbed.keeper.carriers import Carriers
@@ -59,8 +58,7 @@ class Keeper:
 
     def __init__(self, lab: LabFolder, *, agents: bool, containers: bool) -> None:
         self.lab = lab
-        self._lock = filelock.FileLock(lab.lock)
-        self._lock.acquire(timeout=0)
+        self._lock = FileLock(lab.lock, timeout_s=0.0)
         pid = os.getpid()
         self.journal = Journal.create(lab.journal, lab.name, process.boot_id(), (pid, process.started(pid)))
         self.containers = (

@@ -7,8 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-import filelock
-
 from testbed.errors import TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
@@ -32,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return 3  # taken down while we were starting: nothing of it may come back
     try:
         keeper = Keeper(folder, agents="--agents" in arguments, containers="--containers" in arguments)
-    except filelock.Timeout:
+    except TimeoutError:
         print(f"the lab {folder.name} has a keeper already", flush=True)
         return 3
     except TestbedError as error:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import filelock
 import psutil
 
 from testbed.core.certification import chance
@@ -25,6 +24,7 @@ from testbed.core.topology.model import Topology
 from testbed.host import lab_folder, lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import netlink
+from testbed.host.linux.file_lock import FileLock
 from testbed.host.measure.probing import Probe, ProbePath, congestion_control, rounds
 from testbed.keeper import client
 from testbed.lab.fiber_measurement import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
@@ -56,7 +56,7 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
     """
     tell = tell or (lambda text: None)
     began = time.monotonic()
-    with filelock.FileLock(lab_folder.root() / "certification.lock"):
+    with FileLock(lab_folder.root() / "certification.lock"):
         measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
         with _reference(lab, topology) as bare:
             around_ok, around_why = _around(lab, topology)

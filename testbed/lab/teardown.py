@@ -7,13 +7,10 @@ another mark is never touched.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
-
-import filelock
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.properties import Carrier
@@ -26,6 +23,7 @@ from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver, nowhere
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
+from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.namespace import NETNS_FOLDER
 from testbed.host.metrics import prometheus_server
 from testbed.keeper import client, handlers
@@ -36,7 +34,6 @@ from testbed.keeper.throttle import Throttle
 KEEPER_BOUND_S = 20.0
 HEAL_BOUND_S = 5.0
 REMOVAL_BOUND_S = 2.0
-LOCK_POLL_S = 0.02
 
 
 def down(lab: LabFolder) -> bool:
@@ -66,37 +63,14 @@ def down(lab: LabFolder) -> bool:
     return True
 
 
-def _locked(lab: LabFolder, bound_s: float) -> filelock.BaseFileLock | None:
-    """Acquire the lab's lock; None if another process held it for ``bound_s`` seconds.
-
-    Raises LabError if the lab was removed meanwhile: filelock makes a missing folder again, and a lab must not return.
-    """
-    lock = filelock.FileLock(lab.lock)
+def _locked(lab: LabFolder, timeout_s: float) -> FileLock | None:
+    """Acquire the lab's lock; None if another process kept it for so long. Raises LabError if the lab was removed."""
     try:
-        folder = os.open(lab.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return FileLock(lab.lock, timeout_s)
     except FileNotFoundError as error:
         raise lab.gone() from error
-    try:
-        lock.acquire(timeout=bound_s, poll_interval=LOCK_POLL_S)
-        if os.fstat(folder).st_nlink == 0:
-            _remove_remade(lab)
-            lock.release()
-            raise lab.gone()
-    except filelock.Timeout:
+    except TimeoutError:
         return None
-    except FileNotFoundError as error:  # the folder went between filelock's making it and opening the file
-        raise lab.gone() from error
-    finally:
-        os.close(folder)
-    return lock
-
-
-def _remove_remade(lab: LabFolder) -> None:
-    """Remove the folder that filelock made in place of a lab that went; a new lab of that name has more files."""
-    with contextlib.suppress(OSError):
-        if [*lab.path.iterdir()] == [lab.lock]:
-            lab.lock.unlink()
-            lab.path.rmdir()
 
 
 def _remove(lab: LabFolder) -> None:
