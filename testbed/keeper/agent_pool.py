@@ -25,6 +25,7 @@ from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.fork_server import ForkServer
 from testbed.host.linux import process
 from testbed.keeper.event_log import log
+from testbed.keeper.protocol import AgentState
 from testbed.keeper.throttle import Throttle
 
 AGENTS_BOUND_S = 90.0
@@ -65,7 +66,7 @@ class AgentPool:
         self._signalled: Counter[int] = Counter()
         """How many signals each rank's parent has said to have sent."""
         self.ranks: dict[int, Rank] = {}
-        self.states: dict[int, dict[str, Any]] = {}
+        self.states: dict[int, AgentState] = {}
 
     def prepare(self) -> None:
         """Start importing torch while the rest of the lab is being built; containers are not there yet."""
@@ -167,7 +168,7 @@ class AgentPool:
     def throttle(self, rank: int, node: str, cpu: float | None) -> None:
         """At most ``cpu`` CPUs for the process of a rank, in a container for all that runs there; None: no limit."""
         with self._changed:  # a fresh process may be coming up
-            self._throttle.set(node, cpu, self.states.get(rank, {}).get("pid", 0))
+            self._throttle.set(node, cpu, self.states[rank]["pid"] if rank in self.states else 0)
             (self._throttled.discard if cpu is None else self._throttled.add)(rank)
 
     def _speak_of(self, rank: int, message: Mapping[str, Any]) -> bool:

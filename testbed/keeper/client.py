@@ -1,4 +1,4 @@
-"""Talking to a lab's keeper: one JSON object a line over the socket in the lab's folder."""
+"""Ask a lab's keeper over the socket in the lab's folder (``protocol.py``)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import json
 import socket
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
-from testbed import errors
 from testbed.errors import LabError
 from testbed.host.lab_folder import LabFolder
+from testbed.keeper import protocol
+from testbed.keeper.protocol import Hello, Request
+
+A = TypeVar("A")
 
 PATIENCE_S = 60.0
 """How long a keeper may take for one answer before it counts as stuck."""
 
 
 class Connection:
-    """One conversation. Raises LabError when there is no keeper."""
+    """A connection to a keeper. Raises LabError when there is no keeper."""
 
     def __init__(self, lab: LabFolder, patience_s: float = PATIENCE_S) -> None:
         self._lab = lab
@@ -48,54 +51,39 @@ class Connection:
             self._stream.close()
         self._socket.close()
 
-    def call(self, verb: str, notice: Callable[[str], None] | None = None, **arguments: Any) -> Any:
-        """The keeper's answer. Its errors are raised here as what they were there."""
+    def ask(self, request: Request[A], notice: Callable[[str], None] | None = None) -> A:
+        """Return the keeper's answer; notices before it go to ``notice``. Errors of the keeper are raised here."""
         try:
-            self._stream.write(json.dumps({"call": verb, **arguments}).encode() + b"\n")
+            self._stream.write(json.dumps(protocol.encode_request(request)).encode() + b"\n")
             self._stream.flush()
             while True:
                 line = self._stream.readline()
                 if not line:
                     self._lab.refuse_gone()
-                    raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{verb}'")
-                answer = json.loads(line)
-                if "notice" in answer:
-                    if notice is not None:
-                        notice(answer["notice"])
-                    continue
-                break
+                    raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{request.verb}'")
+                message = json.loads(line)
+                if (text := protocol.decode_notice(message)) is None:
+                    break
+                if notice is not None:
+                    notice(text)
         except TimeoutError as error:
-            raise LabError(f"the keeper of lab {self._lab.name} is stuck in '{verb}'") from error
+            raise LabError(f"the keeper of lab {self._lab.name} is stuck in '{request.verb}'") from error
         except OSError as error:
             self._lab.refuse_gone()
-            raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{verb}'") from error
-        if "error" in answer:
-            raise _as_raised(answer["kind"], answer["error"])
-        return answer["ok"]
+            raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{request.verb}'") from error
+        return protocol.decode_answer(request, message)
 
 
-def _as_raised(kind: str, message: str) -> errors.TestbedError:
-    found = getattr(errors, kind, None)
-    plain = isinstance(found, type) and issubclass(found, errors.TestbedError)
-    if not plain or kind in ("FileMistakes", "UnknownName", "MissingTool"):
-        # These take more than a message to make; their words are what matters here.
-        error = LabError(message)
-        error.exit_code = found.exit_code if plain else 3  # type: ignore[union-attr]
-        return error
-    assert isinstance(found, type) and issubclass(found, errors.TestbedError)
-    return found(message)
-
-
-def call(lab: LabFolder, verb: str, **arguments: Any) -> Any:
-    """One question, one answer."""
+def ask(lab: LabFolder, request: Request[A]) -> A:
+    """Return the keeper's answer to one request, over a connection of its own."""
     with Connection(lab) as connection:
-        return connection.call(verb, **arguments)
+        return connection.ask(request)
 
 
 def answers(lab: LabFolder) -> bool:
-    """Whether there is a keeper to talk to."""
+    """Return whether the lab has a keeper that answers."""
     try:
-        call(lab, "hello")
+        ask(lab, Hello())
     except LabError:
         return False
     return True

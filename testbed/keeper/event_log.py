@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Any, Final
 
+from testbed.keeper.protocol import Event, EventsPage
+
 __all__ = ["MOST_EVENTS", "EventLog", "log"]
 
 MOST_EVENTS: Final = 100_000
@@ -19,13 +21,13 @@ class EventLog:
 
     def __init__(self, most: int = MOST_EVENTS) -> None:
         self._most = most
-        self._events: list[dict[str, Any]] = []
+        self._events: list[Event] = []
         self._forgotten = 0
         self._changed = threading.Condition()
 
     def add(self, kind: str, t: float | None = None, **content: Any) -> None:
         """``t`` is a time of CLOCK_MONOTONIC, now if not given."""
-        event = {"t": time.monotonic() if t is None else t, "event": kind, **content}
+        event: Event = {"t": time.monotonic() if t is None else t, "event": kind, **content}
         with self._changed:
             self._events.append(event)
             if len(self._events) > 2 * self._most:  # by halves, so that each is moved once at most
@@ -34,7 +36,7 @@ class EventLog:
             self._changed.notify_all()
         log(kind + "".join(f" {key}={_short(value)}" for key, value in content.items() if value not in (None, "")))
 
-    def since(self, number: int, wait_s: float = 0.0) -> dict[str, Any]:
+    def since(self, number: int, wait_s: float = 0.0) -> EventsPage:
         """Events from ``number`` on, and the number of the next; waits up to ``wait_s`` (10 at most) for one."""
         with self._changed:
             if number >= self._forgotten + len(self._events) and wait_s > 0:

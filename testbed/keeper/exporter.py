@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -35,6 +34,7 @@ from testbed.host.emulators.emulator import DirectionStats, Emulator
 from testbed.host.linux import process
 from testbed.host.linux.interfaces import InterfaceCounters
 from testbed.host.measure.carrier_watch import CarrierState
+from testbed.keeper.protocol import RankState
 from testbed.version import __version__
 
 __all__ = ["Exporter", "Sources"]
@@ -49,7 +49,7 @@ class Sources:
     """
 
     emulator: Callable[[], Emulator | None]
-    ranks: Callable[[], Iterable[Mapping[str, Any]]]
+    ranks: Callable[[], Iterable[RankState]]
     carriers: Callable[[], Mapping[tuple[str, str], CarrierState]]
     faults: Callable[[], tuple[Iterable[tuple[str, str]], Mapping[str, int]]]
     certificate: Path

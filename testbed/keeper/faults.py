@@ -12,10 +12,10 @@ import heapq
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.faults.power import WARNED
@@ -24,6 +24,7 @@ from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
+from testbed.keeper.protocol import CompiledFault, FaultRecord
 
 __all__ = ["Faults"]
 
@@ -47,7 +48,7 @@ class _Standing:
     ``half_undone``: it stands no more, but what has the say over its keys now could not be set everywhere.
     """
 
-    record: dict[str, Any]
+    record: FaultRecord
     compiled: Compiled
     ahead: Iterator[Phase]
     due: Phase | None
@@ -67,15 +68,15 @@ class Faults:
     def __init__(self, engine: Engine, do: Do, events: EventLog, cut: Cut) -> None:
         self._engine, self._do, self._events, self._cut = engine, do, events, cut
         self._journal = engine.journal
-        self._records: dict[str, dict[str, Any]] = {}
+        self._records: dict[str, FaultRecord] = {}
         self._standing: dict[str, _Standing] = {}
         self._began: Counter[str] = Counter()
         self._timers: list[tuple[float, str]] = []
         self._timers_changed = threading.Condition()
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[FaultRecord]:
         """One of each fault, in their order. ``phase`` is the one that it is in, or was in last."""
-        return [dict(it) for it in list(self._records.values())]
+        return [it.copy() for it in list(self._records.values())]
 
     def counts(self) -> tuple[list[tuple[str, str]], dict[str, int]]:
         """(type, target) of those in force, and how many of each type began since the lab is up."""
@@ -89,19 +90,22 @@ class Faults:
             (f"{it['type']} {it['target']}" for it in standing if it["phase"] == WARNED and node in it["nodes"]), ""
         )
 
-    def inject(self, fault: Mapping[str, Any], compiled: Compiled) -> dict[str, Any]:
+    def inject(self, fault: CompiledFault, compiled: Compiled) -> FaultRecord:
         """Begin a fault; its record. ``fault`` has type, target, links, parameters and for_s (seconds or None)."""
         return self.begin([(fault, compiled)])[0]
 
-    def begin(self, wanted: Sequence[tuple[Mapping[str, Any], Compiled]]) -> list[dict[str, Any]]:
+    def begin(self, wanted: Sequence[tuple[CompiledFault, Compiled]]) -> list[FaultRecord]:
         """Begin faults as one: written down together, set together. All of them begin, or none does."""
 
-        def work() -> list[dict[str, Any]]:
+        def work() -> list[FaultRecord]:
             if self._journal.state in ("going", "down"):
                 raise LabError("the lab goes down")
             number = 1 + sum(1 for note in self._journal.notes if note["note"] == "fault")
-            now: dict[str, Any] = {"began_unix_s": time.time(), "command_t": time.monotonic()}
-            records = [{**fault, "id": f"f{number + index}", **now} for index, (fault, _) in enumerate(wanted)]
+            now = {"began_unix_s": time.time(), "command_t": time.monotonic()}
+            records = [
+                cast(FaultRecord, {**fault, "id": f"f{number + index}", **now})
+                for index, (fault, _) in enumerate(wanted)
+            ]
             self._journal.note_all("fault", records)
             timelines = [compiled.timeline() for _, compiled in wanted]
             firsts = [next(it) for it in timelines]
@@ -127,9 +131,9 @@ class Faults:
         records = self._do(work)
         for record in records:
             self._plan(record["id"])
-        return [dict(record) for record in records]
+        return [record.copy() for record in records]
 
-    def _stand(self, record: dict[str, Any], compiled: Compiled, ahead: Iterator[Phase]) -> None:
+    def _stand(self, record: FaultRecord, compiled: Compiled, ahead: Iterator[Phase]) -> None:
         """Remember a fault that has begun, and tell of it; in the engine's thread."""
         lasts_s = record["lasts_s"] = min(
             (it for it in (record.get("for_s"), compiled.lasts_s) if it is not None), default=None
@@ -140,10 +144,10 @@ class Faults:
         self._began[record["type"]] += 1
         self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record))
 
-    def heal(self, ids: list[str]) -> list[dict[str, Any]]:
+    def heal(self, ids: list[str]) -> list[FaultRecord]:
         """Undo these faults; records of those that were not over already. All are tried, then the first failure is
         raised."""
-        ended: list[dict[str, Any]] = []
+        ended: list[FaultRecord] = []
         failures: list[TestbedError] = []
         for fault in ids:
             try:
@@ -151,7 +155,7 @@ class Faults:
             except TestbedError as error:
                 failures.append(error)
             else:
-                ended += [] if record is None else [dict(record)]
+                ended += [] if record is None else [record.copy()]
         if failures:
             raise failures[0]
         return ended
@@ -181,7 +185,7 @@ class Faults:
     def _tell_of_failure(self, fault: str, error: Exception) -> None:
         """Neither its next phase nor its end may fail unseen: a run would judge what did not happen as written."""
         record = self._records[fault]
-        told = {key: record.get(key) for key in ("type", "target", "planned_t", "scheduled")}
+        told: dict[str, Any] = {key: record.get(key) for key in ("type", "target", "planned_t", "scheduled")}
         self._events.add("fault-failed", fault=fault, why=f"it could not be led on: {error}", **told)
 
     def _plan(self, fault: str) -> None:
@@ -218,7 +222,7 @@ class Faults:
     def _is_due(standing: _Standing, phase: Phase) -> bool:
         return bool(time.monotonic() >= standing.record["ack_t"] + phase.at_s)
 
-    def _enter(self, record: dict[str, Any], phase: Phase) -> None:
+    def _enter(self, record: FaultRecord, phase: Phase) -> None:
         command_t = time.monotonic()
         self._engine.replace(record["id"], phase.steps)
         self._cut(record["id"], phase.cuts)
@@ -226,7 +230,7 @@ class Faults:
         times = {"planned_t": record["ack_t"] + phase.at_s, "command_t": command_t, "ack_t": time.monotonic()}
         self._events.add("fault-phase", t=times["ack_t"], phase=phase.name, **{**_of(record), **times})
 
-    def _end(self, fault: str) -> dict[str, Any] | None:
+    def _end(self, fault: str) -> FaultRecord | None:
         standing = self._standing.get(fault)
         if standing is None:
             return None
@@ -249,7 +253,7 @@ class Faults:
         return record
 
 
-def _of(record: Mapping[str, Any]) -> dict[str, Any]:
+def _of(record: FaultRecord) -> dict[str, Any]:
     """What every event of a fault says."""
     return {
         "fault": record["id"],

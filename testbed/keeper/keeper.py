@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -42,7 +41,9 @@ from testbed.keeper.faults import Faults
 from testbed.keeper.journal import EMULATOR_DIED, Journal
 from testbed.keeper.prometheus_handler import PrometheusHandler
 from testbed.keeper.protection import Protection
+from testbed.keeper.protocol import RankState
 from testbed.keeper.schedule import Schedule
+from testbed.keeper.service import Caller
 
 if TYPE_CHECKING:
     from testbed.keeper.exporter import Exporter
@@ -80,10 +81,10 @@ class Keeper:
         self.faults = Faults(self.engine, self.do, self.events, self.protection.cut)
         self.schedule = Schedule(self.faults, self.events)
         self.carriers = Carriers(self.engine, self._worker.submit, self.events)
-        self.waits: dict[socket.socket, str] = {}
+        self.waits: dict[Caller, str] = {}
         """What jobs wait for that are to begin again, by the connection of whoever begins them."""
         self._ended = threading.Event()
-        self.builder: socket.socket | None = None
+        self.builder: Caller | None = None
         self.topology: Topology | None = None
         self.up_since = time.time()
         if agents:
@@ -106,10 +107,10 @@ class Keeper:
         """SIGTERM: the machine goes down, or somebody wants us gone: take the lab down."""
         threading.Thread(target=self.down, daemon=True).start()
 
-    def closed(self, connection: socket.socket) -> None:
-        self.schedule.cancel(connection)  # whoever planned these faults is gone, and nobody would end them
-        self.waits.pop(connection, None)
-        if self.builder is connection and self.journal.state == "building":
+    def closed(self, caller: Caller) -> None:
+        self.schedule.cancel(caller)  # whoever planned these faults is gone, and nobody would end them
+        self.waits.pop(caller, None)
+        if self.builder is caller and self.journal.state == "building":
             # Whoever was building this lab is gone before it was whole: a failed `up` undoes itself.
             self.down()
         if self.journal.state == "down":
@@ -126,14 +127,14 @@ class Keeper:
         self.protection.know(self.topology)
         self.carriers.watch(self.topology, self.driver.path)
 
-    def rank_states(self) -> list[dict[str, Any]]:
+    def rank_states(self) -> list[RankState]:
         """Of each rank where it is, and what it does."""
         return [
             {
                 "rank": rank.rank,
                 "node": rank.node,
                 "site": rank.site,
-                "metrics": [rank.metrics, rank.port],
+                "metrics": (rank.metrics, rank.port),
                 "down": self.agents.is_down(number),
                 "warned": self.faults.warning(rank.node),
                 **self.agents.states[number],

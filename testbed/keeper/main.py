@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         print(error, flush=True)
         return error.exit_code
     signal.signal(signal.SIGTERM, lambda *_: keeper.terminate())
-    service = Service(folder.socket, Verbs(keeper).call, keeper.closed)
+    service = Service(folder.socket, Verbs(keeper).answer, keeper.closed)
     keeper.serve()
     service.close()
     gc.freeze()  # whoever takes the lab down waits for our end: nothing is left to be collected

@@ -12,10 +12,10 @@ from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.host.measure import reachability_probe
 
-__all__ = ["unheard"]
+__all__ = ["unreachable_sites"]
 
 
-def unheard(topology: Topology, ranks: Iterable[Rank], path: Callable[[str], Path]) -> list[list[str]]:
+def unreachable_sites(topology: Topology, ranks: Iterable[Rank], path: Callable[[str], Path]) -> list[tuple[str, str]]:
     """Pairs of sites of which one does not answer the other; ``path`` is the handle of a node's namespace.
 
     Asked are the nodes of the first rank of each site. Takes seconds where there are such pairs.
@@ -30,4 +30,4 @@ def unheard(topology: Topology, ranks: Iterable[Rank], path: Callable[[str], Pat
 
     with ThreadPoolExecutor(len(firsts) or 1, thread_name_prefix="hearing") as each:
         heard = dict(zip(firsts, each.map(ask, firsts), strict=True))
-    return [[one, other] for one, other in asking if addresses[other] not in heard[one]]
+    return [(one, other) for one, other in asking if addresses[other] not in heard[one]]

@@ -1,4 +1,4 @@
-"""The keeper's side of its socket: one JSON object a line, one answer each, a thread per connection."""
+"""The keeper's end of its socket: a thread per connection, one answer per line (``protocol.py``)."""
 
 from __future__ import annotations
 
@@ -8,30 +8,41 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import TestbedError
+from testbed.errors import LabError, TestbedError
 from testbed.host.linux.scheduling import use_realtime_priority
+from testbed.keeper import protocol
 from testbed.keeper.event_log import log
 
-__all__ = ["Call", "Notice", "Service"]
+__all__ = ["Answer", "Caller", "Service"]
 
 BUSY_S = 0.05
-"""Pause before the next try where a connection could not be taken."""
+"""Pause before the next attempt to accept a connection after one failed."""
 
-Notice = Callable[[str], None]
-"""Something to be shown while an answer takes its time."""
 
-Call = Callable[[str, dict[str, Any], socket.socket, Notice], Any]
-"""(verb, arguments, connection, notice) to what is answered; what it raises becomes an error at the other end."""
+@dataclass(frozen=True, eq=False)
+class Caller:
+    """The connection that a request came over. Its identity owns what ends with the connection: a build, a schedule, a
+    job's wait.
+
+    ``notice`` sends progress ahead of the answer; a connection that is gone is ignored.
+    """
+
+    notice: Callable[[str], None]
+
+
+Answer = Callable[[object, Caller], Any]
+"""(message, caller) to the answer; an exception becomes an error at the other end."""
 
 
 class Service:
     """Listens at ``path``, for its owner alone. ``closed`` is called when the other end of a connection is gone."""
 
-    def __init__(self, path: Path, call: Call, closed: Callable[[socket.socket], None]) -> None:
-        self._call, self._closed = call, closed
+    def __init__(self, path: Path, answer: Answer, closed: Callable[[Caller], None]) -> None:
+        self._answer, self._closed = answer, closed
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listener.bind(str(path))
         path.chmod(0o600)
@@ -48,35 +59,36 @@ class Service:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(BUSY_S)  # out of file descriptors, for now: whoever asks waits in the backlog
+                time.sleep(BUSY_S)  # out of file descriptors for now: clients wait in the backlog
                 continue
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
-        # An answer in the making holds the interpreter: a fault that is due would wait until it gets a core again.
+        # Building an answer holds the interpreter's lock: at normal priority it would delay a fault that is due until
+        # this thread gets a core again.
         use_realtime_priority()
         with connection, connection.makefile("rwb") as stream:
 
-            def say(message: dict[str, Any]) -> None:
+            def send(message: dict[str, Any]) -> None:
                 stream.write(json.dumps(message).encode() + b"\n")
                 stream.flush()
 
             def notice(text: str) -> None:
                 with contextlib.suppress(OSError, ValueError):
-                    say({"notice": text})
+                    send(protocol.noticed(text))
 
+            caller = Caller(notice)
             with contextlib.suppress(OSError, ValueError):
                 for line in stream:
-                    say(self._answer(json.loads(line), connection, notice))
-            self._closed(connection)
+                    send(self._reply(json.loads(line), caller))
+            self._closed(caller)
 
-    def _answer(self, request: dict[str, Any], connection: socket.socket, notice: Notice) -> dict[str, Any]:
-        verb = ""
+    def _reply(self, message: object, caller: Caller) -> dict[str, Any]:
         try:
-            verb = request.pop("call", "")
-            return {"ok": self._call(verb, request, connection, notice)}
+            return protocol.answered(self._answer(message, caller))
         except TestbedError as error:
-            return {"error": str(error), "kind": type(error).__name__}
+            return protocol.refused(error)
         except Exception as error:
+            verb = message.get("call", "") if isinstance(message, dict) else ""
             log(f"{verb} failed: {error!r}")
-            return {"error": f"the keeper could not do '{verb}': {error!r}", "kind": "LabError"}
+            return protocol.refused(LabError(f"the keeper could not do '{verb}': {error!r}"))

@@ -1,18 +1,16 @@
-"""What a lab's keeper is asked over its socket: each verb is a method that begins with ``do_``."""
+"""The keeper's handlers: one method for each request of ``protocol.py``."""
 
 from __future__ import annotations
 
 import gc
 import os
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from testbed.core.faults.fault_kind import Compiled
 from testbed.core.faults.fault_registry import compile_fault
-from testbed.core.plan import codec
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed
@@ -21,11 +19,13 @@ from testbed.host.drivers import containerlab
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.linux import cgroup, process
 from testbed.host.linux.scheduling import use_realtime_priority
+from testbed.keeper import protocol
 from testbed.keeper.engine import LAB
 from testbed.keeper.event_log import log
 from testbed.keeper.journal import EMULATOR_DIED
-from testbed.keeper.reachability import unheard
-from testbed.keeper.service import Notice
+from testbed.keeper.protocol import CompiledFault, DirectionCounters, FaultRecord, FaultSpec, Request
+from testbed.keeper.reachability import unreachable_sites
+from testbed.keeper.service import Caller
 from testbed.version import __version__
 
 if TYPE_CHECKING:
@@ -35,23 +35,44 @@ __all__ = ["Verbs"]
 
 
 class Verbs:
-    """See the module. Arguments and answers are JSON; ``owner`` is the connection of whoever asks."""
+    """Answers the requests of all connections, each from its connection's thread."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self.handlers: Final[Mapping[type[Request[Any]], Callable[[Any, Caller], Any]]] = dict(
+            (
+                protocol.Hello.handled_by(self._hello),
+                protocol.Build.handled_by(self._build),
+                protocol.Open.handled_by(self._open),
+                protocol.Apply.handled_by(self._apply),
+                protocol.Undo.handled_by(self._undo),
+                protocol.Stats.handled_by(self._stats),
+                protocol.Inject.handled_by(self._inject),
+                protocol.Schedule.handled_by(self._schedule),
+                protocol.Unschedule.handled_by(self._unschedule),
+                protocol.Heal.handled_by(self._heal),
+                protocol.ProtectionStates.handled_by(self._protection_states),
+                protocol.Faults.handled_by(self._faults),
+                protocol.Events.handled_by(self._events),
+                protocol.Ranks.handled_by(self._ranks),
+                protocol.Train.handled_by(self._train),
+                protocol.DarkLinks.handled_by(self._dark_links),
+                protocol.UnreachableSites.handled_by(self._unreachable_sites),
+                protocol.DeadContainers.handled_by(self._dead_containers),
+                protocol.AddEvent.handled_by(self._add_event),
+                protocol.AwaitRestart.handled_by(self._await_restart),
+                protocol.StopJob.handled_by(self._stop_job),
+                protocol.ShareFolder.handled_by(self._share_folder),
+                protocol.Down.handled_by(self._down),
+            )
+        )
 
-    def call(self, verb: str, arguments: dict[str, Any], connection: socket.socket, notice: Notice) -> Any:
-        method = getattr(self, "do_" + verb, None)
-        if method is None:
-            raise LabError(f"this keeper does not know '{verb}'")
-        if verb == "build":
-            self._keeper.builder = connection
-            arguments["notice"] = notice
-        elif verb in ("schedule", "unschedule", "waits"):
-            arguments["owner"] = connection
-        return method(**arguments)
+    def answer(self, message: object, caller: Caller) -> Any:
+        """Return the answer to a message. Raises TestbedError."""
+        request = protocol.decode_request(message)
+        return self.handlers[type(request)](request, caller)
 
-    def do_hello(self) -> dict[str, Any]:
+    def _hello(self, request: protocol.Hello, caller: Caller) -> protocol.HelloAnswer:
         emulator = self._keeper.emulator.emulator
         return {
             "version": __version__,
@@ -69,30 +90,26 @@ class Verbs:
             "prometheus_ended": self._keeper.prometheus.ended,
         }
 
-    def do_build(self, plan: list[dict[str, Any]], notice: Callable[[str], None]) -> None:
-        """Apply the lab's own plan; the connection that asks must stay open until ``do_open``."""
-        parsed = tuple(codec.from_dict(it) for it in plan)
-        self._keeper.do(lambda: self._keeper.engine.apply(LAB, parsed, notice))
+    def _build(self, request: protocol.Build, caller: Caller) -> None:
+        self._keeper.builder = caller
+        self._keeper.do(lambda: self._keeper.engine.apply(LAB, request.plan, caller.notice))
         self._keeper.know_topology()
 
-    def do_open(self, state: str = "up") -> None:
-        """The lab is whole (or ``kept``, broken, on the user's wish)."""
-        self._keeper.do(lambda: self._keeper.journal.set_state(state))
-        log(f"lab {self._keeper.lab.name} is {state}")
-        # What a lab is made of stays as long as it does: a collector that looked through it all would hold faults up.
+    def _open(self, request: protocol.Open, caller: Caller) -> None:
+        self._keeper.do(lambda: self._keeper.journal.set_state(request.state))
+        log(f"lab {self._keeper.lab.name} is {request.state}")
+        # The objects of a lab live as long as it does: a collector that traversed them all would delay faults.
         self._keeper.do(gc.freeze)
-        # Not before: building takes seconds of work, which need no priority.
+        # Only now: bring-up is seconds of work that needs no priority.
         self._keeper.do(use_realtime_priority)
 
-    def do_apply(self, owner: str, plan: list[dict[str, Any]]) -> None:
-        parsed = tuple(codec.from_dict(it) for it in plan)
-        self._keeper.do(lambda: self._keeper.engine.apply(owner, parsed))
+    def _apply(self, request: protocol.Apply, caller: Caller) -> None:
+        self._keeper.do(lambda: self._keeper.engine.apply(request.owner, request.plan))
 
-    def do_undo(self, owner: str) -> None:
-        self._keeper.do(lambda: self._keeper.engine.undo(owner))
+    def _undo(self, request: protocol.Undo, caller: Caller) -> None:
+        self._keeper.do(lambda: self._keeper.engine.undo(request.owner))
 
-    def do_stats(self) -> dict[str, Any]:
-        """Counters of every direction, and what the emulator has used of the CPU, in seconds."""
+    def _stats(self, request: protocol.Stats, caller: Caller) -> protocol.StatsAnswer:
         emulator = self._keeper.emulator.emulator
         if emulator is None:
             return {"t": time.monotonic(), "directions": [], "cpu_s": 0.0}
@@ -100,25 +117,20 @@ class Verbs:
         return {
             "t": time.monotonic(),
             "cpu_s": process.cpu_seconds(emulator.pid) if emulator.pid else 0.0,
-            "directions": [_counted(it) for it in found],
+            "directions": [_counters(it) for it in found],
         }
 
-    def do_inject(self, fault: dict[str, Any]) -> dict[str, Any]:
-        """Begin a fault; ``fault`` has type, target, parameters as written and for_s (seconds or None)."""
-        return self._keeper.faults.inject(*self._compiled(fault))
+    def _inject(self, request: protocol.Inject, caller: Caller) -> FaultRecord:
+        return self._keeper.faults.inject(*self._compiled(request.fault))
 
-    def do_schedule(self, owner: socket.socket, faults: list[dict[str, Any]]) -> None:
-        """Begin faults when they are due: ``planned_t`` of CLOCK_MONOTONIC. Those of one time begin as one.
+    def _schedule(self, request: protocol.Schedule, caller: Caller) -> None:
+        self._keeper.schedule.add(caller, [self._compiled(fault) for fault in request.faults])
 
-        Nothing is scheduled unless all of them can be. What has not begun when the connection ends never will.
-        """
-        self._keeper.schedule.add(owner, [self._compiled(fault) for fault in faults])
+    def _unschedule(self, request: protocol.Unschedule, caller: Caller) -> int:
+        return self._keeper.schedule.cancel(caller)
 
-    def do_unschedule(self, owner: socket.socket) -> int:
-        """Forget what this connection scheduled and has not begun; how much that was."""
-        return self._keeper.schedule.cancel(owner)
-
-    def _compiled(self, fault: dict[str, Any]) -> tuple[dict[str, Any], Compiled]:
+    def _compiled(self, fault: FaultSpec) -> tuple[CompiledFault, Compiled]:
+        """Compile a fault for this lab. Raises UserError, UnknownName, HostError, LabError."""
         if self._keeper.topology is None:
             raise LabError("the lab is not whole yet")
         if self._keeper.dead_containers:
@@ -132,81 +144,67 @@ class Verbs:
                 cgroup.hierarchy()
             except HostError as error:
                 raise HostError(f"{fault['type']} cpu=: {error}; slower= needs no control group") from error
-        return {**fault, "links": list(compiled.links), "nodes": list(compiled.nodes)}, compiled
+        touched = {"links": list(compiled.links), "nodes": list(compiled.nodes)}
+        return cast(CompiledFault, {**fault, **touched}), compiled
 
-    def do_heal(self, ids: list[str], everything: bool = False) -> list[dict[str, Any]]:
-        """Undo these faults; those that are over already are left out of the answer.
-
-        ``everything``: links on their second path go back at once, whatever their wait-to-restore.
-        """
+    def _heal(self, request: protocol.Heal, caller: Caller) -> list[FaultRecord]:
         try:
-            healed = self._keeper.faults.heal(ids)
+            healed = self._keeper.faults.heal(request.ids)
         finally:
-            if everything:
+            if request.everything:
                 self._keeper.do(self._keeper.protection.restore)
-        if everything:
-            # Of a fault that could not begin, and could not be undone either.
+        if request.everything:
+            # Values of a fault that could neither begin nor be undone.
             self._keeper.do(self._keeper.engine.settle)
         return healed
 
-    def do_protection(self) -> dict[str, str]:
-        """Of each protected link what its traffic is on."""
+    def _protection_states(self, request: protocol.ProtectionStates, caller: Caller) -> dict[str, str]:
         return self._keeper.protection.states()
 
-    def do_faults(self) -> list[dict[str, Any]]:
+    def _faults(self, request: protocol.Faults, caller: Caller) -> list[FaultRecord]:
         return self._keeper.faults.records()
 
-    def do_events(self, since: int = 0, wait_s: float = 0.0) -> dict[str, Any]:
-        """Events from number ``since`` on; waits up to ``wait_s`` for one."""
-        return self._keeper.events.since(since, wait_s)
+    def _events(self, request: protocol.Events, caller: Caller) -> protocol.EventsPage:
+        return self._keeper.events.since(request.since, request.wait_s)
 
-    def do_ranks(self) -> list[dict[str, Any]]:
+    def _ranks(self, request: protocol.Ranks, caller: Caller) -> list[protocol.RankState]:
         return self._keeper.rank_states()
 
-    def do_train(self, message: dict[str, Any]) -> None:
-        """Give all ranks a job, fresh processes where they had one before."""
+    def _train(self, request: protocol.Train, caller: Caller) -> None:
         self._keeper.do(self._keeper.agents.revive)
-        # Not in the engine's thread: deploying takes part of a second and more, and faults that are due need it.
-        self._keeper.agents.train(message)
+        # Outside the engine's thread: deploying takes up to seconds, and faults that are due need that thread.
+        self._keeper.agents.train(request.message)
 
-    def do_dark(self) -> list[str]:
-        """Links without a carrier at one of their ends at least."""
+    def _dark_links(self, request: protocol.DarkLinks, caller: Caller) -> list[str]:
         return sorted(self._keeper.carriers.dark())
 
-    def do_unheard(self) -> list[list[str]]:
-        """Pairs of sites with ranks of which one does not answer the other, whatever the carriers say. Takes seconds
-        where there are any."""
+    def _unreachable_sites(self, request: protocol.UnreachableSites, caller: Caller) -> list[tuple[str, str]]:
         if self._keeper.topology is None:
             return []
-        return unheard(self._keeper.topology, self._keeper.agents.ranks.values(), self._keeper.driver.path)
+        return unreachable_sites(self._keeper.topology, self._keeper.agents.ranks.values(), self._keeper.driver.path)
 
-    def do_dead_containers(self) -> list[str]:
-        """Nodes, gateways and others whose containers have ended by themselves: they do not come back."""
+    def _dead_containers(self, request: protocol.DeadContainers, caller: Caller) -> list[str]:
         return self._keeper.dead_containers
 
-    def do_tell(self, event: str, fields: dict[str, Any]) -> None:
-        """Put something that happened to a job among the lab's events."""
-        self._keeper.events.add(event, **fields)
+    def _add_event(self, request: protocol.AddEvent, caller: Caller) -> None:
+        self._keeper.events.add(request.event, **request.fields)
 
-    def do_waits(self, owner: socket.socket, why: str) -> None:
-        """A job waits to begin again, for as long as this connection stands: for `status`."""
-        self._keeper.waits[owner] = why
+    def _await_restart(self, request: protocol.AwaitRestart, caller: Caller) -> None:
+        self._keeper.waits[caller] = request.why
 
-    def do_stop(self, job: str, save: bool = False) -> None:
-        self._keeper.agents.stop(job, save)
+    def _stop_job(self, request: protocol.StopJob, caller: Caller) -> None:
+        self._keeper.agents.stop(request.job, request.save)
 
-    def do_show(self, folder: str, management: bool = False) -> None:
-        """Have a folder of the host inside the nodes too, and in the ``management`` network's container, at the same
-        path; namespaces share it anyway."""
+    def _share_folder(self, request: protocol.ShareFolder, caller: Caller) -> None:
         if self._keeper.containers is not None and self._keeper.topology is not None:
-            also = (MANAGEMENT,) if management else ()
-            self._keeper.containers.show(Path(folder), (*self._keeper.topology.node_names, *also))
+            also = (MANAGEMENT,) if request.management else ()
+            self._keeper.containers.show(Path(request.folder), (*self._keeper.topology.node_names, *also))
 
-    def do_down(self) -> None:
+    def _down(self, request: protocol.Down, caller: Caller) -> None:
         self._keeper.down()
 
 
-def _counted(stats: DirectionStats) -> dict[str, Any]:
+def _counters(stats: DirectionStats) -> DirectionCounters:
     return {
         "direction": stats.direction,
         "packets": stats.packets,

@@ -18,7 +18,7 @@ import psutil
 
 from testbed.core.certification import chance
 from testbed.core.certification.certificate import Certificate, StandingFault
-from testbed.core.plan import build, codec, routing
+from testbed.core.plan import build, routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
 from testbed.host import lab_folder, lab_nodes
@@ -26,7 +26,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import netlink
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.measure.probing import Probe, ProbePath, congestion_control, rounds
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab.fiber_measurement import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
 
 REFERENCE = "certification"
@@ -61,7 +61,7 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
         with _reference(lab, topology) as bare:
             around_ok, around_why = _around(lab, topology)
             links, load = measuring.measure(bare)
-    hello = client.call(lab, "hello")
+    hello = client.ask(lab, protocol.Hello())
     return Certificate(
         lab=lab.name,
         topology=topology.name,
@@ -77,7 +77,7 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
         stolen=load.stolen,
         faults=tuple(
             StandingFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
-            for it in client.call(lab, "faults")
+            for it in client.ask(lab, protocol.Faults())
             if it["ended_t"] is None
         ),
     )
@@ -89,17 +89,17 @@ def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, 
     if not topology.links:
         yield ()
         return
-    client.call(lab, "undo", owner=REFERENCE)  # of a certification that was killed
+    client.ask(lab, protocol.Undo(owner=REFERENCE))  # of a certification that was killed
     plan = build.reference(topology.links[0])
     try:
-        client.call(lab, "apply", owner=REFERENCE, plan=[codec.to_dict(it) for it in plan])
+        client.ask(lab, protocol.Apply(owner=REFERENCE, plan=plan))
         a, b = _handle(lab, "ref-a"), _handle(lab, "ref-b")
         yield (
             ProbePath("bare:b", a, "10.254.0.0", b, "10.254.0.1", "ref0"),
             ProbePath("bare:a", b, "10.254.0.1", a, "10.254.0.0", "ref0"),
         )
     finally:
-        client.call(lab, "undo", owner=REFERENCE)
+        client.ask(lab, protocol.Undo(owner=REFERENCE))
 
 
 def _around(lab: LabFolder, topology: Topology) -> tuple[bool, str]:
@@ -162,7 +162,7 @@ def _opened(paths: Sequence[ProbePath]) -> Iterator[list[Probe]]:
 
 
 def _packets(lab: LabFolder) -> int:
-    return sum(it["packets"] for it in client.call(lab, "stats")["directions"])
+    return sum(it["packets"] for it in client.ask(lab, protocol.Stats())["directions"])
 
 
 def _handle(lab: LabFolder, node: str) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.core.plan import build, codec
+from testbed.core.plan import build
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
 from testbed.core.plan.resources import Agents, Containers, Fibers, Namespace, Route, Veth
 from testbed.core.plan.step import Plan, Step
@@ -29,7 +29,7 @@ from testbed.host.drivers.netns import refuse_taken
 from testbed.host.emulators import fiberd, netem
 from testbed.host.lab_folder import LabFolder
 from testbed.host.metrics import prometheus_server
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab import containers, teardown
 from testbed.lab.interruption import defer_interrupts
 from testbed.lab.progress import Progress, Silent
@@ -105,11 +105,11 @@ def up(
                 # Whatever failed, that is why.
                 dead = _dead_containers(builder) if isinstance(error, HostError | LabError) else []
                 if keep:
-                    builder.call("open", state="kept")
+                    builder.ask(protocol.Open(state="kept"))
                 if dead:
                     raise HostError(f"the container of {dead[0]} died while the lab came up") from error
                 raise
-            builder.call("open")
+            builder.ask(protocol.Open())
     except BaseException:
         if not keep:
             with defer_interrupts():
@@ -228,7 +228,7 @@ def _make_folder(name: str) -> LabFolder:
 
 def _state_now(folder: LabFolder) -> str:
     try:
-        known = client.call(folder, "hello")["state"]
+        known = client.ask(folder, protocol.Hello())["state"]
     except LabError:
         return "was left behind, or is being built or taken down by somebody right now"
     return {"building": "is being built", "going": "is being taken down", "down": "is being taken down"}.get(
@@ -270,7 +270,7 @@ def _build(builder: client.Connection, folder: LabFolder, plan: Plan, progress: 
                 threading.Thread(target=_tell_of_ranks, args=(folder, progress, over), daemon=True).start()
 
     try:
-        builder.call("build", notice=notice, plan=[codec.to_dict(it) for it in plan])
+        builder.ask(protocol.Build(plan=plan), notice)
     finally:
         over.set()
 
@@ -280,7 +280,7 @@ def _tell_of_ranks(folder: LabFolder, progress: Progress, over: threading.Event)
     told, told_t = 0, time.monotonic()
     while not over.wait(TELL_EVERY_S):
         try:
-            states = [it["state"] for it in client.call(folder, "ranks")]
+            states = [it["state"] for it in client.ask(folder, protocol.Ranks())]
         except LabError:
             return  # whoever builds the lab is told why
         ready = states.count("waiting")
@@ -297,7 +297,7 @@ def _build_bound_s(plan: Plan) -> float:
 
 def _dead_containers(builder: client.Connection) -> list[str]:
     try:
-        return list(builder.call("hello")["dead_containers"])
+        return builder.ask(protocol.Hello())["dead_containers"]
     except (LabError, HostError):
         return []
 

@@ -27,7 +27,7 @@ from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.measure import packet_trains
 from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 
 __all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Load", "Measuring", "Tell", "longest_s"]
 
@@ -106,7 +106,7 @@ class Measuring:
 
     def __init__(self, lab: LabFolder, topology: Topology, effort: Effort, tell: Tell) -> None:
         self._lab, self._topology, self._effort, self._tell = lab, topology, effort, tell
-        self._hello: Mapping[str, Any] = client.call(lab, "hello")
+        self._hello = client.ask(lab, protocol.Hello())
         self._net = Addressing(topology)
         self._impairments = {name: link.impairment(name) for link in topology.links for name in link.directions}
         self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
@@ -289,7 +289,7 @@ def _load(before: Any, after: Any) -> Load:
 def _own_drops(lab: LabFolder) -> dict[str, int]:
     return {
         it["direction"]: sum(it["drops"].get(cause, 0) for cause in OWN_DROPS)
-        for it in client.call(lab, "stats")["directions"]
+        for it in client.ask(lab, protocol.Stats())["directions"]
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
+
+from testbed.keeper.protocol import FaultRecord
 
 __all__ = ["Fault"]
 
@@ -39,7 +40,7 @@ class Fault:
     _lab: _Lab | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], lab: _Lab) -> Fault:
+    def of(cls, record: FaultRecord, lab: _Lab) -> Fault:
         return cls(
             record["id"],
             record["type"],

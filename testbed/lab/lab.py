@@ -26,7 +26,7 @@ from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.metrics.port_forward import Forwarder
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab import certify as certification
 from testbed.lab import status, teardown
 from testbed.lab.injected_fault import Fault
@@ -89,10 +89,9 @@ class Lab:
             raise UserError(f"a fault lasts longer than 0 s, not {for_s:g} s")
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
         compile_fault(self.topology, fault, target, written)  # the keeper does it again, and acts on it
-        record = client.call(
+        record = client.ask(
             self._folder,
-            "inject",
-            fault={"type": fault, "target": target, "for_s": for_s, "parameters": written},
+            protocol.Inject(fault={"type": fault, "target": target, "for_s": for_s, "parameters": written}),
         )
         mine = Fault.of(record, self)
         if wait and mine.lasts_s is not None:
@@ -122,7 +121,7 @@ class Lab:
         chosen = [it for it in standing if what in (None, it.id, it.target, *it.links, *it.nodes)]
         if what is not None and not chosen:
             self._refuse_unknown(what, {name for it in self.faults() for name in (it.id, it.target)})
-        ended = client.call(self._folder, "heal", ids=[it.id for it in chosen], everything=what is None)
+        ended = client.ask(self._folder, protocol.Heal(ids=[it.id for it in chosen], everything=what is None))
         return tuple(Fault.of(it, self) for it in ended)
 
     def _refuse_unknown(self, what: str, faults: Set[str]) -> None:
@@ -132,7 +131,7 @@ class Lab:
 
     def faults(self) -> tuple[Fault, ...]:
         """All faults since the lab is up, those that ended included."""
-        return tuple(Fault.of(it, self) for it in client.call(self._folder, "faults"))
+        return tuple(Fault.of(it, self) for it in client.ask(self._folder, protocol.Faults()))
 
     # ---- looking
 
@@ -154,7 +153,7 @@ class Lab:
     @property
     def prometheus(self) -> str:
         """``address:port`` of its Prometheus in its management network; empty where there is none, or none any more."""
-        return str(client.call(self._folder, "hello")["prometheus"])
+        return str(client.ask(self._folder, protocol.Hello())["prometheus"])
 
     def observe(self, port: int = PROMETHEUS_PORT) -> Forwarder:
         """Have ``port`` of 127.0.0.1 lead to the lab's Prometheus, until the forwarder is closed.
@@ -162,7 +161,7 @@ class Lab:
         Raises UserError when the lab was brought up without ``observe``, or the port cannot be had; LabError when its
         Prometheus has ended.
         """
-        hello = client.call(self._folder, "hello")
+        hello = client.ask(self._folder, protocol.Hello())
         if hello["prometheus_ended"]:
             raise LabError(f"the prometheus of lab {self.name} {hello['prometheus_ended']}; `testbed logs` says more")
         if not hello["prometheus"]:
@@ -262,7 +261,7 @@ class Lab:
         if steps < 1:
             raise UserError(f"a job has at least one step, not {steps}")
         self._refuse_uncertified()
-        if not client.call(self._folder, "ranks"):
+        if not client.ask(self._folder, protocol.Ranks()):
             raise LabError("this lab has no training agents (it was brought up without, or torch is not installed)")
         run = self._unused_run()
         self.recorder = Recorder(self._folder, self.topology, run)
@@ -279,7 +278,7 @@ class Lab:
 
     def _refuse_powerless(self) -> None:
         """A node without power runs nothing; the namespace that stands for it would."""
-        standing = [it for it in client.call(self._folder, "faults") if it["ended_t"] is None]
+        standing = [it for it in client.ask(self._folder, protocol.Faults()) if it["ended_t"] is None]
         dark = sorted({node for it in standing if it["phase"] == NO_POWER for node in it["nodes"]})
         if dark:
             raise LabError(f"{', '.join(dark)}: no power, by a fault; heal it first: testbed heal -l {self.name}")

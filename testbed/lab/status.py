@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.plan.addressing import MANAGEMENT
@@ -17,8 +17,9 @@ from testbed.host.drivers import containerlab, docker_client
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import namespace, netlink, process
 from testbed.host.metrics import scrape
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.keeper.journal import Journal
+from testbed.keeper.protocol import DirectionCounters, FaultRecord, HelloAnswer, RankState
 from testbed.lab import teardown
 
 
@@ -98,12 +99,16 @@ class LabSummary:
 class _Found:
     """What can be asked of a lab that may be half dead."""
 
-    hello: dict[str, Any] = field(default_factory=dict)
-    stats: list[dict[str, Any]] = field(default_factory=list)
-    faults: list[dict[str, Any]] = field(default_factory=list)
-    ranks: list[dict[str, Any]] = field(default_factory=list)
+    hello: HelloAnswer | None = None
+    stats: list[DirectionCounters] = field(default_factory=list)
+    faults: list[FaultRecord] = field(default_factory=list)
+    ranks: list[RankState] = field(default_factory=list)
     protection: dict[str, str] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
+
+    @property
+    def active(self) -> list[FaultRecord]:
+        return [it for it in self.faults if it["ended_t"] is None]
 
 
 def summary(lab: LabFolder) -> LabSummary:
@@ -118,7 +123,7 @@ def summary(lab: LabFolder) -> LabSummary:
         pass  # it died before it was written
     state = "degraded"
     with contextlib.suppress(LabError):
-        hello = client.call(lab, "hello")
+        hello = client.ask(lab, protocol.Hello())
         since = hello["since_unix_s"]
         if not hello["emulator_died"] and not hello["dead_containers"]:
             state = hello["state"]
@@ -141,10 +146,11 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     found = _ask(lab)
     carriers = _carriers(lab, topology, found)
     verdicts = {it.name: "ok" if it.ok else "bad" for it in certificate.links} if certificate else {}
+    hello = found.hello
     links = []
     for link in topology.links:
         directions = {it["direction"]: it for it in found.stats if it["direction"] in link.directions}
-        standing = _standing(found, "links", link.name)
+        standing = [it for it in found.active if link.name in it["links"]]
         links.append(
             LinkStatus(
                 link.name,
@@ -159,17 +165,17 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         )
     return LabStatus(
         lab.name,
-        "degraded" if found.why else found.hello.get("state", "degraded"),
+        "degraded" if found.why or hello is None else hello["state"],
         tuple(dict.fromkeys(found.why)),
         topology.name,
-        max(0.0, time.time() - (found.hello["since_unix_s"] if found.hello else _touched_unix_s(lab))),
+        max(0.0, time.time() - (hello["since_unix_s"] if hello else _touched_unix_s(lab))),
         lab_nodes.driver(lab),
-        found.hello.get("emulator", "none"),
-        found.hello.get("scheduling", ""),
+        hello["emulator"] if hello else "none",
+        hello["scheduling"] if hello else "",
         tuple(links),
-        tuple(_rank(lab, it, _standing(found, "nodes", it["node"])) for it in found.ranks),
-        found.hello.get("prometheus", ""),
-        tuple(found.hello.get("waits", ())),
+        tuple(_rank(lab, it, [f for f in found.active if it["node"] in f.get("nodes", ())]) for it in found.ranks),
+        hello.get("prometheus", "") if hello else "",
+        tuple(hello.get("waits", ())) if hello else (),
     )
 
 
@@ -181,22 +187,22 @@ def _protection(state: str | None) -> tuple[str, ...]:
 def _ask(lab: LabFolder) -> _Found:
     found = _Found()
     try:
-        found.hello = client.call(lab, "hello")
-        found.stats = client.call(lab, "stats")["directions"]
-        found.faults = client.call(lab, "faults")
-        found.ranks = client.call(lab, "ranks")
-        found.protection = client.call(lab, "protection")
+        hello = found.hello = client.ask(lab, protocol.Hello())
+        found.stats = client.ask(lab, protocol.Stats())["directions"]
+        found.faults = client.ask(lab, protocol.Faults())
+        found.ranks = client.ask(lab, protocol.Ranks())
+        found.protection = client.ask(lab, protocol.ProtectionStates())
     except LabError:
         if teardown.keeper_alive(lab):
             found.why.append("its keeper lives but does not answer")
         else:
             found.why += [*_without_keeper(lab), *_containers(lab)]
         return found
-    if found.hello["emulator_died"]:
+    if hello["emulator_died"]:
         found.why.append(f"its emulator died, so its fibers are dark; take it down with: testbed down {lab.name}")
-    if found.hello["prometheus_ended"]:
-        found.why.append(f"its prometheus {found.hello['prometheus_ended']}: it is not observed any more")
-    found.why += [containerlab.dead(lab.name, node) for node in found.hello["dead_containers"]]
+    if hello["prometheus_ended"]:
+        found.why.append(f"its prometheus {hello['prometheus_ended']}: it is not observed any more")
+    found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += _containers(lab)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
     return found
@@ -252,11 +258,7 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
     return states
 
 
-def _standing(found: _Found, kind: str, name: str) -> list[dict[str, Any]]:
-    return [it for it in found.faults if name in it.get(kind, ()) and it["ended_t"] is None]
-
-
-def _rank(lab: LabFolder, it: dict[str, Any], standing: list[dict[str, Any]]) -> RankStatus:
+def _rank(lab: LabFolder, it: RankState, standing: Sequence[FaultRecord]) -> RankStatus:
     def ask() -> dict[str, float] | None:
         return scrape.scrape(it["metrics"][0], it["metrics"][1], timeout_s=0.5)
 

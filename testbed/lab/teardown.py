@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.properties import Carrier
@@ -26,14 +26,21 @@ from testbed.host.linux import process
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.namespace import NETNS_FOLDER
 from testbed.host.metrics import prometheus_server
-from testbed.keeper import client, handlers
+from testbed.keeper import client, handlers, protocol
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.journal import EMULATOR_DIED, PROTECTED, Journal
+from testbed.keeper.protocol import FaultRecord
 from testbed.keeper.throttle import Throttle
 
 KEEPER_BOUND_S = 20.0
 HEAL_BOUND_S = 5.0
 REMOVAL_BOUND_S = 2.0
+
+
+class ActiveFault(FaultRecord):
+    """A fault that the journal has begun and not ended, and the Steps that are in force for it."""
+
+    steps: list[Step]
 
 
 def down(lab: LabFolder) -> bool:
@@ -50,7 +57,7 @@ def down(lab: LabFolder) -> bool:
                 contextlib.suppress(HostError),  # something did not go: it ends, and that is tried once more below
                 client.Connection(lab, client.PATIENCE_S + destroy_s) as connection,
             ):
-                connection.call("down")
+                connection.ask(protocol.Down())
             if not process.wait_gone(*keeper, KEEPER_BOUND_S):
                 raise LabError("the keeper does not end")
         except LabError:
@@ -91,7 +98,7 @@ def _remove(lab: LabFolder) -> None:
             time.sleep(0.02)
 
 
-def heal(lab: LabFolder, what: str | None) -> list[dict[str, Any]]:
+def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
     """Undo faults of a lab without a keeper: one by its id, those of a target or link, or all; records of those undone.
 
     Without a keeper nobody emulates the fibers, or watches the kernel that does: they are darkened and stay dark,
@@ -162,11 +169,11 @@ def _journal_to_heal_by(lab: LabFolder) -> Journal:
     return journal
 
 
-def active_faults(journal: Journal) -> list[dict[str, Any]]:
+def active_faults(journal: Journal) -> list[ActiveFault]:
     """Faults that were begun and not ended, as they were written down, each with the Steps that stand for it."""
     over = {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
     return [
-        {**note, "steps": [it.step for it in journal.owned(note["id"])]}
+        cast(ActiveFault, {**note, "steps": [it.step for it in journal.owned(note["id"])]})
         for note in journal.notes
         if note["note"] == "fault" and note["id"] not in over
     ]
@@ -185,7 +192,7 @@ def keeper_alive(lab: LabFolder) -> bool:
 def _keeper(lab: LabFolder) -> tuple[int, int] | None:
     """(pid, start time) of the lab's keeper, if it lives: from itself if it answers, else from the journal."""
     with contextlib.suppress(LabError):
-        pid = client.call(lab, "hello")["pid"]
+        pid = client.ask(lab, protocol.Hello())["pid"]
         return pid, process.started(pid)
     try:
         journal = Journal.read(lab.journal)

@@ -10,7 +10,7 @@ import pytest
 
 import testbed
 from testbed.host import lab_folder
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 
 pytestmark = [pytest.mark.netns]
 
@@ -28,7 +28,7 @@ def ns(lab: testbed.Lab, node: str) -> str:
 
 
 def counters(lab: testbed.Lab) -> Counters:
-    return {it["direction"]: it for it in client.call(lab_folder.folder(lab.name), "stats")["directions"]}
+    return {it["direction"]: it for it in client.ask(lab_folder.folder(lab.name), protocol.Stats())["directions"]}
 
 
 def binomial_bounds(trials: int, p: float) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import pytest
 import testbed
 from testbed.errors import LabError, StorageError, UnknownName
 from testbed.host import lab_folder
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 
 pytestmark = [pytest.mark.netns]
 
@@ -29,7 +29,9 @@ dist.destroy_process_group()
 
 
 def crossed(lab: testbed.Lab) -> dict[str, int]:
-    return {it["direction"]: it["bytes"] for it in client.call(lab_folder.folder(lab.name), "stats")["directions"]}
+    return {
+        it["direction"]: it["bytes"] for it in client.ask(lab_folder.folder(lab.name), protocol.Stats())["directions"]
+    }
 
 
 # ---- exec

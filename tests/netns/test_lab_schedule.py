@@ -19,7 +19,7 @@ import pytest
 import testbed
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.host import lab_folder
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab.run.fault_player import FaultPlayer
 
 pytestmark = [pytest.mark.netns]
@@ -54,12 +54,14 @@ def play(lab: testbed.Lab, planned: list[Planned], began_t: float) -> FaultPlaye
 
 def told(lab: testbed.Lab, kind: str, since: int) -> list[dict]:
     return [
-        it for it in client.call(lab_folder.folder(lab.name), "events", since=since)["events"] if it["event"] == kind
+        it
+        for it in client.ask(lab_folder.folder(lab.name), protocol.Events(since=since))["events"]
+        if it["event"] == kind
     ]
 
 
 def now(lab: testbed.Lab) -> int:
-    return int(client.call(lab_folder.folder(lab.name), "events", since=0)["next"])
+    return int(client.ask(lab_folder.folder(lab.name), protocol.Events(since=0))["next"])
 
 
 @contextlib.contextmanager

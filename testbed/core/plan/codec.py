@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from testbed.core.physics.impairment import Direction, Impairment
@@ -25,7 +25,7 @@ from testbed.core.plan.resources import (
     Unpowered,
     Veth,
 )
-from testbed.core.plan.step import Step
+from testbed.core.plan.step import Plan, Step
 
 _KINDS: dict[str, type[Step]] = {
     kind.__name__: kind
@@ -81,3 +81,13 @@ def from_dict(data: Mapping[str, Any]) -> Step:
     """The Step that :func:`to_dict` wrote. Raises KeyError for a kind that this version does not know."""
     fields = {name: _Build.field(name, value) for name, value in data.items() if name != "step"}
     return _KINDS[data["step"]](**fields)
+
+
+def plan_to_list(plan: Plan) -> list[dict[str, Any]]:
+    """JSON-able form of a plan, for the keeper's socket."""
+    return [to_dict(step) for step in plan]
+
+
+def plan_from_list(data: Iterable[Mapping[str, Any]]) -> Plan:
+    """The plan that :func:`plan_to_list` wrote. Raises as :func:`from_dict`."""
+    return tuple(from_dict(it) for it in data)

@@ -27,7 +27,8 @@ from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host.files import checkpoints
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client
+from testbed.keeper import client, protocol
+from testbed.keeper.protocol import RankState
 
 POLL_S = 0.05
 SETTLE_S = 0.1
@@ -90,7 +91,7 @@ class Attempts:
     def stop(self) -> None:
         """No attempt begins any more; the one that goes on is told to stop."""
         self._stopping.set()
-        client.call(self._lab, "stop", job=self._job)
+        client.ask(self._lab, protocol.StopJob(job=self._job))
 
     def _run(self) -> None:
         try:
@@ -111,7 +112,7 @@ class Attempts:
         moved_t, step = time.monotonic(), self._committed()
         warned = ""
         while True:
-            ranks = client.call(self._lab, "ranks")
+            ranks = client.ask(self._lab, protocol.Ranks())
             now = time.monotonic()
             if (reached := self._committed()) != step:
                 moved_t, step = now, reached
@@ -131,18 +132,18 @@ class Attempts:
                 checkpoints.remove(self._folder)
                 return _End.LAST
             if not warned and (warned := _warned(ranks)):
-                client.call(self._lab, "stop", job=self._job, save=True)
+                client.ask(self._lab, protocol.StopJob(job=self._job, save=True))
             if not why and now - moved_t > self._stall_s:
                 why = f"no step was committed for {now - moved_t:.0f} s"
             if why and not dead:
                 # A rank that died, or its container, may be heard of after the peers that miss it already.
                 time.sleep(SETTLE_S)
                 dead = self._dead()
-                why = dead or _why(client.call(self._lab, "ranks")) or why
+                why = dead or _why(client.ask(self._lab, protocol.Ranks())) or why
             if why:
                 self._ended(why, detected_t=now, step=step)
                 if dead or self._stopping.is_set() or not self._left:
-                    self.storage = any(it.get("storage") for it in client.call(self._lab, "ranks"))
+                    self.storage = any(it.get("storage") for it in client.ask(self._lab, protocol.Ranks()))
                     self.failure = why
                     return _End.LAST
                 return _End.FAILED
@@ -173,7 +174,11 @@ class Attempts:
                     obstacle = str(error)
             if obstacle != self.waiting:
                 self.waiting = obstacle
-                keeper.call("waits", why=f"attempt {self.number + 1} of job {self._job} waits to begin: {obstacle}")
+                keeper.ask(
+                    protocol.AwaitRestart(
+                        why=f"attempt {self.number + 1} of job {self._job} waits to begin: {obstacle}"
+                    )
+                )
                 self._tell("restart-waits", attempt=self.number + 1, **{"for": obstacle})
             if self._stopping.is_set():
                 raise LabError("the job was stopped while a restart waited for the lab")
@@ -182,10 +187,10 @@ class Attempts:
             time.sleep(POLL_S)
 
     def _end_the_rest(self) -> None:
-        client.call(self._lab, "stop", job=self._job)
+        client.ask(self._lab, protocol.StopJob(job=self._job))
         until = time.monotonic() + STOP_BOUND_S
         while time.monotonic() < until:
-            if all(it["state"] != "training" for it in client.call(self._lab, "ranks")):
+            if all(it["state"] != "training" for it in client.ask(self._lab, protocol.Ranks())):
                 return
             time.sleep(POLL_S)
 
@@ -193,22 +198,22 @@ class Attempts:
         """Why a job cannot begin now; empty if it can."""
         if dead := self._dead():
             raise LabError(dead)  # it does not come back
-        ranks = client.call(self._lab, "ranks")
+        ranks = client.ask(self._lab, protocol.Ranks())
         if down := [str(it["rank"]) for it in ranks if it["down"]]:
             return f"a fault keeps rank{'s' if len(down) > 1 else ''} {', '.join(down)} down"
         if warned := _warned(ranks):
             return f"{warned}: its power is about to go"
-        dark = frozenset(client.call(self._lab, "dark"))
+        dark = frozenset(client.ask(self._lab, protocol.DarkLinks()))
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
         # Last, for it takes time where it finds something: a silent cut, of which no carrier tells.
-        if unheard := client.call(self._lab, "unheard"):
+        if unheard := client.ask(self._lab, protocol.UnreachableSites()):
             return "; ".join(f"{one} and {other} do not hear each other" for one, other in unheard)
         return ""
 
     def _dead(self) -> str:
         """Which container has died, as a reason; empty if none has."""
-        dead = client.call(self._lab, "dead_containers")
+        dead = client.ask(self._lab, protocol.DeadContainers())
         return f"the container of {dead[0]} died" if dead else ""
 
     def _begin(self) -> None:
@@ -227,7 +232,7 @@ class Attempts:
             "attempt": number,
             "resume": [resume.step, resume.attempt] if resume else None,
         }
-        client.call(self._lab, "train", message=message)
+        client.ask(self._lab, protocol.Train(message=message))
         step = resume.step if resume else 0
         self.number, self._began_at[number] = number, step
         self._tell("attempt-began", attempt=number, resumed_from=step)
@@ -244,10 +249,10 @@ class Attempts:
         self._note(self._noted)
 
     def _tell(self, event: str, **fields: Any) -> None:
-        client.call(self._lab, "tell", event=event, fields=fields)
+        client.ask(self._lab, protocol.AddEvent(event=event, fields=fields))
 
 
-def _why(ranks: list[dict[str, Any]]) -> str:
+def _why(ranks: Sequence[RankState]) -> str:
     """Why an attempt has failed; empty if it has not."""
     bad = [it for it in ranks if it["state"] in OVER]
     if not bad:
@@ -257,9 +262,9 @@ def _why(ranks: list[dict[str, Any]]) -> str:
     return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
 
 
-def _warned(ranks: list[dict[str, Any]]) -> str:
+def _warned(ranks: Sequence[RankState]) -> str:
     """The fault that is about to take the power of a rank's site, in words; empty if there is none."""
-    return next((str(it["warned"]) for it in ranks if it.get("warned")), "")
+    return next((it["warned"] for it in ranks if it.get("warned")), "")
 
 
 def _connected(topology: Topology, sites: set[str], dark: frozenset[str]) -> bool:

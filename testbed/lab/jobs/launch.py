@@ -22,7 +22,7 @@ from testbed.host import runner
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import place
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab.jobs import run_metadata
 
 GRACE_S = 5.0
@@ -75,7 +75,7 @@ def launch(
     ended by us).
     """
     folder = Path.cwd()
-    client.call(lab, "show", folder=str(folder))
+    client.ask(lab, protocol.ShareFolder(folder=str(folder)))
     command = shlex.join(argv)
     run_metadata.amend(run, workload={"command": command})
     broken: list[Exception] = []

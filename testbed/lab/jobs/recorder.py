@@ -20,7 +20,7 @@ from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import namespace
 from testbed.host.metrics.scrape import scrape
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 
 INTERVAL_S = 1.0
@@ -87,8 +87,8 @@ class Recorder:
 
     def _catch_up(self) -> None:
         """What happened in this lab before is no part of this run, but for faults that still stand."""
-        answer = client.call(self._lab, "events", since=0)
-        standing = {it["id"] for it in client.call(self._lab, "faults") if it["ended_t"] is None}
+        answer = client.ask(self._lab, protocol.Events(since=0))
+        standing = {it["id"] for it in client.ask(self._lab, protocol.Faults()) if it["ended_t"] is None}
         self._seen = answer["next"]
         for event in answer["events"]:
             if event["event"] == "fault-began" and event["fault"] in standing:
@@ -97,7 +97,7 @@ class Recorder:
 
     def _events(self) -> None:
         asked_t = time.monotonic()
-        answer = client.call(self._lab, "events", since=self._seen)
+        answer = client.ask(self._lab, protocol.Events(since=self._seen))
         self._seen = answer["next"]
         for event in answer["events"]:
             self._run.append("events.jsonl", event)
@@ -124,7 +124,7 @@ class Recorder:
                     },
                 },
             )
-        stats = client.call(self._lab, "stats")
+        stats = client.ask(self._lab, protocol.Stats())
         t = stats["t"]
         for it in stats["directions"]:
             self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **it})

@@ -21,7 +21,7 @@ from testbed.errors import LabError
 from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.version import __version__
 
 RANK_SCHEDULING = "SCHED_OTHER, one thread each, no pinning"
@@ -37,10 +37,10 @@ def begin(
     workload: Mapping[str, Any] | None = None,
 ) -> None:
     """Write down what is known when a run begins. Raises StorageError."""
-    try:
-        hello = client.call(lab, "hello")
-    except LabError:
-        hello = {}
+    emulator, scheduling = "none", ""
+    with contextlib.suppress(LabError):
+        hello = client.ask(lab, protocol.Hello())
+        emulator, scheduling = hello["emulator"], hello["scheduling"]
     chosen: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):
         chosen = json.loads(lab.about.read_text())
@@ -67,9 +67,9 @@ def begin(
             "validity": [finding.to_dict() for finding in validity_of(topology)],
             "driver": lab_nodes.driver(lab),
             "driver_why": chosen.get("driver_why", ""),
-            "emulator": hello.get("emulator", "none"),
+            "emulator": emulator,
             "emulator_why": chosen.get("emulator_why", ""),
-            "scheduling": {"emulator": hello.get("scheduling", ""), "ranks": RANK_SCHEDULING},
+            "scheduling": {"emulator": scheduling, "ranks": RANK_SCHEDULING},
             "uncertified": certificate is None or not certificate.certified,
             "host": {
                 "kernel": platform.release(),

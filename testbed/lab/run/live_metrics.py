@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from testbed.core.topology.model import Topology
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.recorder import Recorder
 
@@ -88,7 +88,7 @@ class LiveMetrics:
         tokens = last.get("tokens")
         loss = last.get("train_loss")
         world = len(self._topology.node_names)
-        states = [it["state"] for it in client.call(self._folder, "ranks")]
+        states = [it["state"] for it in client.ask(self._folder, protocol.Ranks())]
         return {
             "steps_per_s": steps_per_s,
             "tokens_per_s": None if steps_per_s is None or tokens is None else steps_per_s * tokens * world,

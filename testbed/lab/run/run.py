@@ -34,7 +34,7 @@ from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
 from testbed.host.files import catalog, store
 from testbed.host.files.store import RunDirectory
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
@@ -253,7 +253,7 @@ def _conclude(
     """Heal, stop observing, judge, write. What cannot be had any more is left out, never made up."""
     progress.phase("report", str(run_directory.path))
     try:
-        client.call(lab_folder.folder(lab.name), "hello")
+        client.ask(lab_folder.folder(lab.name), protocol.Hello())
     except TestbedError as error:
         # Whether that or its effects are heard of first is chance: without its keeper no job can go on.
         how.fail(str(error), tells_nothing=True)

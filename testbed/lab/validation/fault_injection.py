@@ -15,7 +15,8 @@ from testbed.errors import LabError
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.measure import probing
-from testbed.keeper import client
+from testbed.keeper import client, protocol
+from testbed.keeper.protocol import FaultSpec
 from testbed.lab.validation.worker_set import WorkerSet
 
 __all__ = ["FiberFaults", "Injected"]
@@ -42,33 +43,34 @@ class FiberFaults:
 
     def begin(self, injection: Injection) -> float:
         """Inject; when it was in force, on CLOCK_MONOTONIC. Raises LabError, UserError."""
-        fault = {
+        fault: FaultSpec = {
             "type": injection.kind,
             "target": injection.target,
             "for_s": injection.for_s,
             "parameters": dict(injection.parameters),
         }
-        record = client.call(self._lab, "inject", fault=fault)
-        self._standing.append(str(record["id"]))
-        return float(record["ack_t"])
+        record = client.ask(self._lab, protocol.Inject(fault=fault))
+        self._standing.append(record["id"])
+        return record["ack_t"]
 
     def over_t(self) -> float | None:
         """When the last of those that were begun since the last heal ended by itself; None: one stands. Raises
         LabError."""
-        records = {it["id"]: it for it in client.call(self._lab, "faults")}
+        records = {it["id"]: it for it in client.ask(self._lab, protocol.Faults())}
         ended = [records[it]["ended_t"] for it in self._standing]
-        return None if not ended or None in ended else max(ended)
+        over = [it for it in ended if it is not None]
+        return max(over) if over and len(over) == len(ended) else None
 
     def heal(self) -> None:
         """Undo all that :meth:`begin` began. Raises LabError."""
         if self._standing:
-            client.call(self._lab, "heal", ids=self._standing, everything=True)
+            client.ask(self._lab, protocol.Heal(ids=self._standing, everything=True))
             self._standing.clear()
 
     def carry(self, bound_s: float = CARRIES_BOUND_S) -> None:
         """Return when no link is dark and an echo has come back over each. Raises LabError."""
         until = time.monotonic() + bound_s
-        while dark := client.call(self._lab, "dark"):
+        while dark := client.ask(self._lab, protocol.DarkLinks()):
             if time.monotonic() > until:
                 raise LabError(f"{', '.join(dark)} stayed dark after its fault was healed")
             time.sleep(0.005)

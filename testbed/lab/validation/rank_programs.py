@@ -32,7 +32,7 @@ from testbed.host.files import beneath
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.linux.inside import is_inside, pid_on_host
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab.jobs import launch
 from testbed.lab.validation import launcher_proxy, launcher_shim
 from testbed.lab.validation.output_capture import CappedLog
@@ -149,7 +149,7 @@ class Starter:
             program = Path(self._library.argv[-1])
             shown |= {program.parent} if program.is_absolute() else set()  # a file of the user's
         for path in shown:
-            client.call(self._lab, "show", folder=str(path), management=not self.replaces)
+            client.ask(self._lab, protocol.ShareFolder(folder=str(path), management=not self.replaces))
         if not self.replaces:
             return self._mpi()
         programs: dict[int, Program] = {}

@@ -14,7 +14,7 @@ from testbed.core.validation.traffic import payload_bytes
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.interfaces import InterfaceCounters
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 
 __all__ = ["Wire", "certified"]
 
@@ -59,7 +59,7 @@ class Wire:
 
         By the emulator, which counts in segments as they would be on a real wire, the headers of each included.
         """
-        found = client.call(self._lab, "stats")["directions"]
+        found = client.ask(self._lab, protocol.Stats())["directions"]
         return {it["direction"]: round(payload_bytes(it["bytes"], it["segments"])) for it in found}
 
     @contextmanager

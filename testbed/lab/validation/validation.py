@@ -48,7 +48,7 @@ from testbed.host import collective_libraries, lab_folder, lab_nodes
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import catalog, store, validations
 from testbed.host.files.store import RunDirectory
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
@@ -225,14 +225,14 @@ class _Validating:
         left = [it for it in self._chosen if it.name not in done] if interrupted else []
         results = (*self._results, *(_untried(it, "unknown", "not tried: it was interrupted") for it in left))
         sure = self._lab.certificate is not None and self._lab.certificate.certified
-        about: dict[str, object] = {}
+        emulator = "unknown"
         with contextlib.suppress(LabError):  # a keeper that is gone does not keep what was found from being written
-            about = client.call(self._folder, "hello")
+            emulator = client.ask(self._folder, protocol.Hello())["emulator"]
         validation = Validation(
             suite=self._suite,
             topology=self._lab.topology.name,
             driver=lab_nodes.driver(self._folder),
-            emulator=str(about.get("emulator", "unknown")),
+            emulator=emulator,
             certified=sure,
             started_unix_s=self._began_unix_s,
             took_s=time.monotonic() - self._began_t,

@@ -25,7 +25,7 @@ from testbed.errors import LabError
 from testbed.host.drivers import containerlab
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.lab.validation.rank_programs import Program, Starter, end, exit_code
 
@@ -116,7 +116,7 @@ class WorkerSet:
 
         Raises LabError where the keeper is gone or stuck, the emulator died, or the container of a node did.
         """
-        hello = client.call(self._lab, "hello")
+        hello = client.ask(self._lab, protocol.Hello())
         if hello["emulator_died"]:
             raise LabError(FIBERS_DARK)
         if hello["dead_containers"]:

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from testbed.errors import LabError
-from testbed.keeper.service import Notice, Service
+from testbed.keeper.service import Caller, Service
 
 WAIT_S = 10.0
 
 
-def call(verb: str, arguments: dict[str, Any], connection: socket.socket, notice: Notice) -> object:
+def answer(message: Any, caller: Caller) -> object:
+    verb = message.pop("call")
     if verb == "refuse":
         raise LabError("not today")
-    notice("on it")
-    return {"verb": verb, **arguments}
+    caller.notice("on it")
+    return {"verb": verb, **message}
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def closed() -> threading.Event:
 
 @pytest.fixture
 def path(tmp_path: Path, closed: threading.Event) -> Iterator[Path]:
-    service = Service(tmp_path / "socket", call, lambda connection: closed.set())
+    service = Service(tmp_path / "socket", answer, lambda caller: closed.set())
     yield tmp_path / "socket"
     service.close()
 
@@ -92,6 +93,6 @@ def test_a_lack_of_file_descriptors_passes(
         return accept(self)
 
     monkeypatch.setattr(socket.socket, "accept", flaky)
-    service = Service(tmp_path / "socket", call, lambda connection: closed.set())
+    service = Service(tmp_path / "socket", answer, lambda caller: closed.set())
     assert ask(tmp_path / "socket", b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
     service.close()

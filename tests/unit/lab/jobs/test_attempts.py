@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import oracle
 import pytest
@@ -13,9 +13,12 @@ import pytest
 from testbed.errors import LabError
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
+from testbed.keeper import protocol
+from testbed.keeper.protocol import Request
 from testbed.lab.jobs import attempts
 from testbed.lab.jobs.attempts import Attempts
 
+R = TypeVar("R")
 EVACUATION = "evacuation west"
 
 
@@ -24,27 +27,27 @@ class Keeper:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.said: list[Request[Any]] = []
         self.dark: list[str] = []
-        self.unheard: list[list[str]] = []
+        self.unheard: list[tuple[str, str]] = []
         self.ranks = [
             {"rank": rank, "node": f"{site}-{rank % 2}", "site": site, "state": "waiting", "down": False, "warned": ""}
             for rank, site in enumerate(("east", "east", "west", "west"))
         ]
 
-    def call(self, lab: LabFolder, verb: str, **words: Any) -> Any:
+    def ask(self, lab: LabFolder, request: Request[Any]) -> Any:
         with self.lock:
-            self.said.append((verb, words))
-            match verb:
-                case "train":
+            self.said.append(request)
+            match request:
+                case protocol.Train():
                     self._all(state="training", saved=False, job="j1")
-                case "stop" if not words.get("save"):
+                case protocol.StopJob(save=False):
                     self._all(only="training", state="stopped", reason="asked to", ended_t=1.0)
-                case "ranks":
+                case protocol.Ranks():
                     return [dict(it) for it in self.ranks]
-                case "dark":
+                case protocol.DarkLinks():
                     return self.dark
-                case "unheard":
+                case protocol.UnreachableSites():
                     return self.unheard
             return []
 
@@ -57,9 +60,9 @@ class Keeper:
             if only in ("", rank["state"]):
                 rank.update(values)
 
-    def asked(self, verb: str) -> list[dict[str, Any]]:
+    def asked(self, kind: type[R]) -> list[R]:
         with self.lock:
-            return [words for said, words in self.said if said == verb]
+            return [it for it in self.said if isinstance(it, kind)]
 
 
 class Connection:
@@ -74,14 +77,14 @@ class Connection:
     def __exit__(self, *exception: object) -> None:
         return None
 
-    def call(self, verb: str, **words: Any) -> Any:
-        return self._keeper.call(LabFolder(Path()), verb, **words)
+    def ask(self, request: Request[Any]) -> Any:
+        return self._keeper.ask(LabFolder(Path()), request)
 
 
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Keeper:
     made = Keeper()
-    monkeypatch.setattr(attempts.client, "call", made.call)
+    monkeypatch.setattr(attempts.client, "ask", made.ask)
     monkeypatch.setattr(attempts.client, "answers", lambda lab: True)
     monkeypatch.setattr(attempts.client, "Connection", lambda lab: Connection(made))
     monkeypatch.setattr(attempts, "POLL_S", 0.002)
@@ -120,8 +123,8 @@ def job(keeper: Keeper, noted: list[dict[str, Any]], tmp_path: Path) -> Iterator
 
 def warned(keeper: Keeper) -> None:
     keeper.all(warned=EVACUATION)
-    oracle.until(lambda: keeper.asked("stop"), 5.0, "the ranks are told")
-    assert keeper.asked("stop") == [{"job": "j1", "save": True}]
+    oracle.until(lambda: keeper.asked(protocol.StopJob), 5.0, "the ranks are told")
+    assert keeper.asked(protocol.StopJob) == [protocol.StopJob(job="j1", save=True)]
 
 
 def test_a_warned_job_leaves_in_order_and_spends_no_restart(
@@ -173,7 +176,7 @@ def test_a_job_that_is_stopped_while_it_leaves_does_not_begin_again(keeper: Keep
 def test_sites_that_do_not_hear_each_other_are_waited_for(keeper: Keeper, tmp_path: Path) -> None:
     made = begun(tmp_path, restarts=1)
     with keeper.lock:
-        keeper.unheard = [["east", "west"]]
+        keeper.unheard = [("east", "west")]
         keeper.ranks[0].update(state="failed", reason="timed out", ended_t=1.0)
     oracle.until(lambda: made.waiting == "east and west do not hear each other", 5.0, "it waits")
     with keeper.lock:
@@ -188,10 +191,10 @@ def test_sites_that_do_not_hear_each_other_are_waited_for(keeper: Keeper, tmp_pa
 
 
 def test_a_keeper_that_is_gone_ends_the_job(keeper: Keeper, job: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(lab: LabFolder, verb: str, **words: Any) -> Any:
+    def gone(lab: LabFolder, request: Request[Any]) -> Any:
         raise LabError("the keeper does not answer")
 
-    monkeypatch.setattr(attempts.client, "call", gone)
+    monkeypatch.setattr(attempts.client, "ask", gone)
     oracle.until(lambda: job.over, 5.0, "it is over")
     assert job.failure == "the keeper does not answer"
 

@@ -19,7 +19,7 @@ STATES = ["training", "training", "finished", "gone"]
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> LiveMetrics:
-    monkeypatch.setattr(live_metrics.client, "call", lambda folder, verb: [{"state": state} for state in STATES])
+    monkeypatch.setattr(live_metrics.client, "ask", lambda folder, request: [{"state": state} for state in STATES])
     job: Any = SimpleNamespace(last={"tokens": 50, "train_loss": 3.5})
     recorder: Any = SimpleNamespace(heard=[])
     folder: Any = None

@@ -72,7 +72,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
     monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: made)
     monkeypatch.setattr(run_module.agent_host, "missing", lambda: "")
-    monkeypatch.setattr(run_module.client, "call", lambda folder, verb: {})
+    monkeypatch.setattr(run_module.client, "ask", lambda folder, request: {})
     monkeypatch.setattr(run_module, "LiveMetrics", lambda *words: SimpleNamespace(began={0: 1}, hear=lambda: None))
     monkeypatch.setattr(run_module, "FaultPlayer", lambda *words: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "Follower", lambda *words: SimpleNamespace(follow=follow))
@@ -137,10 +137,10 @@ def test_the_status_is_what_the_page_says(
 def test_a_job_that_fails_because_its_keeper_died_tells_nothing(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def call(folder: object, verb: str) -> None:
+    def ask(folder: object, request: object) -> None:
         raise LabError("the keeper of lab metro is gone")
 
-    monkeypatch.setattr(run_module.client, "call", call)
+    monkeypatch.setattr(run_module.client, "ask", ask)
     lab.job_error = BROKEN
     assert run(lab, tmp_path).exit_code == 3
     assert told(lab)[0] == "unknown"

@@ -18,7 +18,7 @@ from testbed.core.validation.offers import understood
 from testbed.core.validation.operation import Group, Operation
 from testbed.core.validation.output_judge import Answer, judge
 from testbed.errors import LabError, StorageError
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.lab.validation import fault_cells
 from testbed.lab.validation import worker_set as worker_sets
 from testbed.lab.validation.disturbance import Disturbed
@@ -165,7 +165,7 @@ def test_a_lab_that_has_failed_is_known_by_what_its_keeper_says(
 ) -> None:
     workers = object.__new__(worker_sets.WorkerSet)
     workers._lab = SimpleNamespace(name="some")  # type: ignore[assignment]
-    monkeypatch.setattr(client, "call", lambda lab, verb: {"hello": hello}[verb])
+    monkeypatch.setattr(client, "ask", lambda lab, request: {protocol.Hello(): hello}[request])
     with pytest.raises(LabError, match=says) if says else contextlib.nullcontext():
         workers.check_lab()
 
