@@ -1,0 +1,238 @@
+"""The keeper's protocol: its wire format, its dispatch table, and what the type checker refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import textwrap
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.core.plan import build
+from testbed.errors import FidelityError, LabError, UnknownName, UserError
+from testbed.host.files import catalog
+from testbed.keeper import protocol
+from testbed.keeper.protocol import Request
+from testbed.keeper.service import Caller
+from testbed.keeper.verbs import Verbs
+
+REPOSITORY = Path(__file__).parents[3]
+
+WIRE = {
+    "hello": {},
+    "build": {"plan": ...},
+    "open": {"state": "up"},
+    "apply": {"owner": ..., "plan": ...},
+    "undo": {"owner": ...},
+    "stats": {},
+    "inject": {"fault": ...},
+    "schedule": {"faults": ...},
+    "unschedule": {},
+    "heal": {"ids": ..., "everything": False},
+    "protection": {},
+    "faults": {},
+    "events": {"since": 0, "wait_s": 0.0},
+    "ranks": {},
+    "train": {"message": ...},
+    "dark": {},
+    "unheard": {},
+    "dead_containers": {},
+    "tell": {"event": ..., "fields": ...},
+    "waits": {"why": ...},
+    "stop": {"job": ..., "save": False},
+    "show": {"folder": ..., "management": False},
+    "down": {},
+}
+"""Every verb with its arguments and their defaults (``...``: mandatory). Labs that are up depend on it: only add."""
+
+FAULT = {"type": "cut", "target": "north", "parameters": {"carrier": "off"}, "for_s": 0.5}
+STEPS = build.build(catalog.load_topology("metro-40km", None), agents=True, emulator="fiberd")
+
+texts = st.text(max_size=20)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's type."""
+    if hint == tuple[protocol.codec.Step, ...]:
+        return st.lists(st.sampled_from(STEPS), max_size=4).map(tuple)
+    if hint is Any:
+        return json_values
+    if get_origin(hint) is list:
+        return st.lists(values(get_args(hint)[0]), max_size=3)
+    if get_origin(hint) is dict:
+        return st.dictionaries(texts, values(get_args(hint)[1]), max_size=3)
+    if typing.is_typeddict(hint):
+        return st.fixed_dictionaries({key: values(it) for key, it in typing.get_type_hints(hint).items()})
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    return st.from_type(hint)
+
+
+def requests() -> st.SearchStrategy[Request[Any]]:
+    def of(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, **{it.name: values(hints[it.name]) for it in dataclasses.fields(kind)})
+
+    return st.one_of([of(kind) for kind in protocol.REQUESTS])
+
+
+@given(requests())
+def test_every_request_crosses_the_wire_unchanged(request: Request[Any]) -> None:
+    message = json.loads(json.dumps(protocol.encode_request(request)))
+    assert message["call"] == request.verb
+    assert protocol.decode_request(message) == request
+
+
+def test_verbs_and_arguments_are_those_that_labs_understand() -> None:
+    def default(field: dataclasses.Field[Any]) -> Any:
+        return ... if field.default is dataclasses.MISSING else field.default
+
+    found = {
+        kind.verb: {field.name: default(field) for field in dataclasses.fields(kind)} for kind in protocol.REQUESTS
+    }
+    assert found == WIRE
+    assert set(protocol.REQUESTS) == set(Request.__subclasses__())
+
+
+def test_an_argument_at_its_default_is_left_out() -> None:
+    assert protocol.encode_request(protocol.StopJob("j1")) == {"call": "stop", "job": "j1"}
+    assert protocol.encode_request(protocol.StopJob("j1", save=True)) == {"call": "stop", "job": "j1", "save": True}
+
+
+def test_every_request_has_exactly_one_handler() -> None:
+    handlers = Verbs(typing.cast(Any, None)).handlers
+    assert set(handlers) == set(protocol.REQUESTS)
+    assert len({handle.__name__ for handle in handlers.values()}) == len(handlers)
+
+
+def test_a_handler_gets_its_request_and_its_caller() -> None:
+    waits: dict[Caller, str] = {}
+    verbs = Verbs(typing.cast(Any, SimpleNamespace(waits=waits)))
+    one, other = Caller(print), Caller(print)
+    for caller, why in ((one, "north is dark"), (other, "its power is about to go"), (one, "rank 2 is down")):
+        assert verbs.answer({"call": "waits", "why": why}, caller) is None
+    assert waits == {one: "rank 2 is down", other: "its power is about to go"}
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ([1, 2], "expected a request as a JSON object"),
+        ({}, "expected a request as a JSON object"),
+        ({"call": 7}, "expected a request as a JSON object"),
+        ({"call": "_keeper"}, "unknown verb '_keeper'"),
+        ({"call": "undo"}, "'undo' needs the argument 'owner'"),
+        ({"call": "undo", "owner": 7}, "malformed argument 'owner' of 'undo'"),
+        ({"call": "undo", "owner": "x", "force": True}, "unknown argument 'force' of 'undo'"),
+        ({"call": "heal", "ids": "f1"}, "malformed argument 'ids' of 'heal'"),
+        ({"call": "heal", "ids": ["f1", 2]}, "malformed argument 'ids' of 'heal'"),
+        ({"call": "heal", "ids": [], "everything": 1}, "malformed argument 'everything' of 'heal'"),
+        ({"call": "events", "since": True}, "malformed argument 'since' of 'events'"),
+        ({"call": "inject", "fault": {**FAULT, "for_s": "1"}}, "malformed argument 'fault' of 'inject'"),
+        ({"call": "schedule", "faults": [FAULT]}, "malformed argument 'faults' of 'schedule'"),
+        ({"call": "build", "plan": [{"step": "Teleport"}]}, "malformed argument 'plan' of 'build'"),
+        ({"call": "build", "plan": 7}, "malformed argument 'plan' of 'build'"),
+    ],
+)
+def test_a_malformed_request_is_refused(message: object, says: str) -> None:
+    with pytest.raises(LabError, match=says):
+        protocol.decode_request(message)
+
+
+def test_further_keys_of_a_fault_are_let_through() -> None:
+    """A newer command may say more of a fault than this keeper knows."""
+    fault = {**FAULT, "for_s": 2, "note": "x"}
+    assert protocol.decode_request({"call": "inject", "fault": fault}) == protocol.Inject(typing.cast(Any, fault))
+
+
+@pytest.mark.parametrize(
+    ("error", "arrives"),
+    [
+        (UserError("no"), UserError),
+        (FidelityError("bad"), FidelityError),
+        (UnknownName("link", "nroth", ["north"]), LabError),
+        (type("OfAnotherVersion", (LabError,), {})("new"), LabError),
+    ],
+)
+def test_an_error_arrives_with_its_text_and_its_exit_status(error: Any, arrives: type[Exception]) -> None:
+    message = json.loads(json.dumps(protocol.refused(error)))
+    with pytest.raises(arrives) as caught:
+        protocol.decode_answer(protocol.Hello(), message)
+    assert type(caught.value) is arrives
+    assert str(caught.value) == str(error)
+    assert caught.value.exit_code == error.exit_code  # type: ignore[attr-defined]
+
+
+CORRECT = """
+    from testbed.host.lab_folder import LabFolder
+    from testbed.keeper import client, protocol
+    from testbed.keeper.service import Caller
+
+    def check(lab: LabFolder) -> tuple[str, int, list[str], float]:
+        with client.Connection(lab) as connection:
+            dropped = connection.ask(protocol.Unschedule())
+        faults = client.ask(lab, protocol.Heal(ids=["f1"]))
+        hello = client.ask(lab, protocol.Hello())
+        return hello["state"], dropped, [it["id"] for it in faults], client.ask(lab, protocol.Stats())["cpu_s"]
+
+    def undo(request: protocol.Undo, caller: Caller) -> None:
+        print(request.owner)
+
+    table = dict([protocol.Undo.handled_by(undo)])
+"""
+
+WRONG: list[tuple[str, str, str]] = [
+    ("protocol.Heal(ids=", "protocol.Heal(faults=", 'Unexpected keyword argument "faults" for "Heal"'),
+    ('ids=["f1"]', 'ids="f1"', 'Argument "ids" to "Heal" has incompatible type "str"'),
+    ('protocol.Heal(ids=["f1"])', "protocol.Heal()", 'Missing positional argument "ids" in call to "Heal"'),
+    ("protocol.Unschedule()", "protocol.Cancel()", 'Module has no attribute "Cancel"'),
+    ('hello["state"]', 'hello["status"]', 'TypedDict "HelloAnswer" has no key "status"'),
+    ('it["id"]', 'it["name"]', 'TypedDict "FaultRecord" has no key "name"'),
+    ("request.owner", "request.who", '"Undo" has no attribute "who"'),
+    ("protocol.Undo.handled_by", "protocol.Open.handled_by", 'Argument 1 to "handled_by" of "Request"'),
+    ("-> None:", "-> str:", 'Argument 1 to "handled_by" of "Request"'),
+]
+
+
+@pytest.fixture(scope="module")
+def mypy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """Check snippets, all in one run, by the repository's own settings; the errors of each."""
+    folder = tmp_path_factory.mktemp("snippets")
+
+    def check(*snippets: str) -> list[str]:
+        files = [folder / f"snippet_{number}.py" for number in range(len(snippets))]
+        for file, snippet in zip(files, snippets, strict=True):
+            file.write_text(textwrap.dedent(snippet))
+        done = subprocess.run(
+            [sys.executable, "-m", "mypy", *map(str, files)],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        return ["\n".join(it for it in done.stdout.splitlines() if file.name in it) for file in files]
+
+    return check
+
+
+def test_the_type_checker_refuses_what_the_keeper_would(mypy: Callable[..., list[str]]) -> None:
+    for wrong, _, _ in WRONG:
+        assert wrong in CORRECT
+    correct, *found = mypy(CORRECT, *(CORRECT.replace(wrong, by) for wrong, by, _ in WRONG))
+    assert correct == ""
+    for (_, by, says), errors in zip(WRONG, found, strict=True):
+        assert says in errors, by
