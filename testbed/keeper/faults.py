@@ -26,7 +26,7 @@ from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
 from testbed.keeper.protocol import CompiledFault, FaultRecord
 
-__all__ = ["Faults"]
+__all__ = ["Faults", "plan_of"]
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class Faults:
     def _stand(self, record: FaultRecord, compiled: Compiled, ahead: Iterator[Phase]) -> None:
         """Remember a fault that has begun, and tell of it; in the engine's thread."""
         lasts_s = record["lasts_s"] = min(
-            (it for it in (record.get("for_s"), compiled.lasts_s) if it is not None), default=None
+            (it for it in (record["for_s"], compiled.lasts_s) if it is not None), default=None
         )
         ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
         self._records[record["id"]] = record
@@ -185,8 +185,9 @@ class Faults:
     def _tell_of_failure(self, fault: str, error: Exception) -> None:
         """Neither its next phase nor its end may fail unseen: a run would judge what did not happen as written."""
         record = self._records[fault]
-        told: dict[str, Any] = {key: record.get(key) for key in ("type", "target", "planned_t", "scheduled")}
-        self._events.add("fault-failed", fault=fault, why=f"it could not be led on: {error}", **told)
+        why = f"it could not be led on: {error}"
+        told = {"type": record["type"], "target": record["target"], **plan_of(record)}
+        self._events.add("fault-failed", fault=fault, why=why, **told)
 
     def _plan(self, fault: str) -> None:
         standing = self._standing.get(fault)
@@ -253,6 +254,13 @@ class Faults:
         return record
 
 
+def plan_of(fault: CompiledFault) -> dict[str, Any]:
+    """Return the time and the number under which a fault was scheduled, for its events; None where it was not."""
+    planned_t: float | None = fault.get("planned_t")
+    scheduled: int | None = fault.get("scheduled")
+    return {"planned_t": planned_t, "scheduled": scheduled}
+
+
 def _of(record: FaultRecord) -> dict[str, Any]:
     """What every event of a fault says."""
     return {
@@ -261,8 +269,7 @@ def _of(record: FaultRecord) -> dict[str, Any]:
         "target": record["target"],
         "links": record["links"],
         "nodes": record["nodes"],
-        "planned_t": record.get("planned_t"),
-        "scheduled": record.get("scheduled"),
+        **plan_of(record),
         "command_t": record["command_t"],
         "ack_t": record["ack_t"],
     }

@@ -11,12 +11,11 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from testbed.core.faults.fault_kind import Compiled
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.event_log import EventLog
-from testbed.keeper.faults import Faults
+from testbed.keeper.faults import Faults, plan_of
 from testbed.keeper.protocol import CompiledFault
 
 __all__ = ["Schedule"]
@@ -74,7 +73,7 @@ class Schedule:
                 self._faults.begin([it for _, _, _, it in together])
             except Exception as error:
                 for _, _, _, (fault, _) in together:
-                    told: dict[str, Any] = {key: fault.get(key) for key in ("type", "target", "planned_t", "scheduled")}
+                    told = {"type": fault["type"], "target": fault["target"], **plan_of(fault)}
                     self._events.add("fault-failed", why=str(error), **told)
             finally:
                 with self._changed:

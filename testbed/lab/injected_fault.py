@@ -46,7 +46,7 @@ class Fault:
             record["type"],
             record["target"],
             tuple(record["links"]),
-            record.get("ack_t", record["command_t"]),
+            record["ack_t"] if "ack_t" in record else record["command_t"],
             record["began_unix_s"],
             record["ended_t"],
             record.get("phase", ""),

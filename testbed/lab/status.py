@@ -173,9 +173,9 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         hello["emulator"] if hello else "none",
         hello["scheduling"] if hello else "",
         tuple(links),
-        tuple(_rank(lab, it, [f for f in found.active if it["node"] in f.get("nodes", ())]) for it in found.ranks),
-        hello.get("prometheus", "") if hello else "",
-        tuple(hello.get("waits", ())) if hello else (),
+        tuple(_rank(lab, it, [f for f in found.active if it["node"] in f["nodes"]]) for it in found.ranks),
+        hello["prometheus"] if hello else "",
+        tuple(hello["waits"]) if hello and "waits" in hello else (),
     )
 
 

@@ -116,11 +116,11 @@ class Attempts:
             now = time.monotonic()
             if (reached := self._committed()) != step:
                 moved_t, step = now, reached
-            if any(it.get("job", self._job) != self._job for it in ranks):
+            if any("job" in it and it["job"] != self._job for it in ranks):
                 raise LabError("another job was begun on this lab")
             dead = self._dead()
             # Also of ranks that have lost their power since: what they saved is saved.
-            if warned and not dead and all(it.get("saved") for it in ranks):
+            if warned and not dead and all("saved" in it and it["saved"] for it in ranks):
                 step = self._committed()
                 why = f"{warned}: all ranks saved their state after step {step} and left"
                 order = {"cause": warned, "in_order": True}
@@ -143,7 +143,8 @@ class Attempts:
             if why:
                 self._ended(why, detected_t=now, step=step)
                 if dead or self._stopping.is_set() or not self._left:
-                    self.storage = any(it.get("storage") for it in client.ask(self._lab, protocol.Ranks()))
+                    ranks = client.ask(self._lab, protocol.Ranks())
+                    self.storage = any("storage" in it and it["storage"] for it in ranks)
                     self.failure = why
                     return _End.LAST
                 return _End.FAILED
@@ -264,7 +265,8 @@ def _why(ranks: Sequence[RankState]) -> str:
 
 def _warned(ranks: Sequence[RankState]) -> str:
     """The fault that is about to take the power of a rank's site, in words; empty if there is none."""
-    return next((it["warned"] for it in ranks if it.get("warned")), "")
+    warnings = (it["warned"] for it in ranks if "warned" in it)
+    return next(filter(None, warnings), "")
 
 
 def _connected(topology: Topology, sites: set[str], dark: frozenset[str]) -> bool:
