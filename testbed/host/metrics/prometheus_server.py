@@ -151,7 +151,7 @@ def _is_ready(address: str, port: int) -> bool:
 
 def end_left_in(folder: Path) -> None:
     """End a server that works in ``folder``, for whoever does not know its pid: its folder is nobody else's."""
-    option = f"--scrape_config.file={scrape_config.CONFIG_FILE}".encode()
+    option = f"--config.file={scrape_config.CONFIG_FILE}".encode()
     there, left = folder.resolve(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
