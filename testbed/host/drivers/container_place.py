@@ -55,7 +55,7 @@ class ContainerPlace:
         return [*self._exec(options), *_WATCHDOG, "--", *argv]
 
     def visit(self, argv: Sequence[str]) -> int:
-        """Run a program on the caller's stdin, stdout and stderr, with a terminal if they are one; return its status."""
+        """Run a program on the caller's standard streams, as a terminal if they are one; return its status."""
         if sys.stdin.isatty() and sys.stdout.isatty():
             return self._visit_with_terminal(argv)
         return runner.run_under_watchdog([*self._exec(["--interactive"]), *_WATCHDOG, "--stdin", "--", *argv])

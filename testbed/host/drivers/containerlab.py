@@ -75,8 +75,8 @@ def netns_of(lab: str, node: str) -> Path:
 def living_netns(lab: str, node: str) -> Path | None:
     """Return :func:`netns_of`, or None if there is no container of that name. Raises HostError if it has exited.
 
-    The handle is a link to /proc/PID/ns/net. After the container has exited, a recycled pid would make it a namespace of
-    the host, hence the comparison.
+    The handle is a link to /proc/PID/ns/net. After the container has exited, a recycled pid would make it a
+    namespace of the host, hence the comparison.
     """
     found = netns_of(lab, node)
     if not found.is_symlink():
