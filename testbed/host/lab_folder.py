@@ -146,7 +146,7 @@ def _readable(labs: Path) -> Iterator[None]:
     except PermissionError as error:
         raise StorageError(f"no permission to read {labs}, so its labs are unknown: run as root") from error
     except OSError as error:
-        raise StorageError(f"cannot read {labs}: {error.strerror}; TESTBED_STATE must name a folder") from error
+        raise StorageError(f"cannot read {labs}: {error.strerror}; TESTBED_STATE must be a folder") from error
 
 
 def chosen(name: str | None = None) -> LabFolder:

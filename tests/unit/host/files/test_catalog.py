@@ -60,11 +60,11 @@ def test_what_is_no_plain_file(tmp_path: Path) -> None:
         (".", "directory"),
         (f"{tmp_path}/dangling.yaml", "a link to a missing file"),
         ("/dev/zero", "not a regular file"),
-        (f"{tmp_path}/loop.yaml", "cannot be read"),
-        (f"{tmp_path}/file/x.yaml", "cannot be read"),
+        (f"{tmp_path}/loop.yaml", "cannot read"),
+        (f"{tmp_path}/file/x.yaml", "cannot read"),
         (f"{tmp_path}/large.yaml", "larger than 1 MiB"),
-        ("a\0b.yaml", "cannot be read"),
-        ("x" * 5000 + ".yaml", "cannot be read"),
+        ("a\0b.yaml", "cannot read"),
+        ("x" * 5000 + ".yaml", "cannot read"),
     ):
         with pytest.raises(UserError) as caught:
             catalog.find(path)
