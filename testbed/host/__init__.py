@@ -1,1 +1,1 @@
-"""Edges: one foreign thing each, its exceptions translated."""
+"""Access to the host: one external system per module, its exceptions translated to ``testbed.errors``."""

@@ -1,4 +1,4 @@
-"""The collective libraries that can be validated: shipped ones, those that others register, a program of one's own."""
+"""Find the collective library to validate: a shipped one, one registered by another package, or a user's program."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ _LOOK: Final = (
     "modules, programs = sys.argv[1:split], sys.argv[split + 1:]\n"
     "print(*(it for it in modules if not there(it)), *(it for it in programs if not shutil.which(it)))\n"
 )
-"""A program for the Python of a container: prints those of its arguments, modules -- programs, that are not there."""
+"""Run by a container's Python: prints those of its arguments (modules ``--`` programs) that are not installed."""
 
 _LOOK_BOUND_S: Final = 30.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,99}")
 
 _GPU: Final = Path("/dev/nvidiactl")
-"""There as soon as NVIDIA's driver is loaded and has found a GPU."""
+"""Exists once NVIDIA's driver is loaded and has found a GPU."""
 
 
 def registry() -> dict[str, Library]:
-    """All that have a name: those shipped, then those of entry points that can be loaded (:func:`broken` has the
-    others). A name that is shipped stays the shipped one's."""
+    """Return all named libraries: the shipped ones, then entry points that can be loaded (see also :func:`broken`).
+
+    An entry point with the name of a shipped library is ignored.
+    """
     found = dict(shipped_libraries.SHIPPED)
     for point in _entry_points():
         if point.name not in found:
@@ -66,7 +68,7 @@ def registry() -> dict[str, Library]:
 
 
 def broken() -> dict[str, str]:
-    """Why, by name, for each entry point that cannot be used."""
+    """Return, by name, why each unusable entry point cannot be loaded."""
     said: dict[str, str] = {}
     for point in _entry_points():
         try:
@@ -77,10 +79,10 @@ def broken() -> dict[str, str]:
 
 
 def find(name_or_path: str) -> Library:
-    """The library of a name, or a rank program of one's own by its path: ``./ranks.py`` is run by the nodes' Python,
-    any other file must be executable. Rings that are wrong on purpose have names too, which no list shows.
+    """Return the library of a name, or a user's rank program by its path.
 
-    Raises UnknownName, or UserError for a file that is not there or cannot be run.
+    ``./ranks.py`` is run by the nodes' Python; any other file must be executable. The deliberately broken rings also
+    have names, which no list shows. Raises UnknownName; UserError for a file that is missing or cannot be run.
     """
     if "/" in name_or_path or name_or_path.endswith(".py"):
         return _own(name_or_path)
@@ -94,15 +96,14 @@ def find(name_or_path: str) -> Library:
 
 
 def lacking(library: Library) -> tuple[str, ...]:
-    """Modules that it needs and this Python, which is the nodes' where nodes are namespaces, cannot import."""
+    """Return the required modules that this Python, which nodes that are namespaces share, cannot import."""
     return tuple(name for name in library.modules if not _importable(name))
 
 
 def lacking_inside(library: Library, enter: Callable[[Sequence[str]], Sequence[str]]) -> tuple[str, ...]:
-    """Modules and programs that it needs and a container has not; ``enter`` makes an argument list one that runs
-    inside, by its Python.
+    """Return the required modules and programs that a container does not have; all of them if its Python fails.
 
-    All are lacking where that Python cannot be asked.
+    ``enter`` turns an argument list into one that runs inside the container.
     """
     needed = (*library.modules, *library.programs)
     if not needed:
@@ -118,21 +119,21 @@ def lacking_inside(library: Library, enter: Callable[[Sequence[str]], Sequence[s
 
 
 def why_not(library: Library) -> str:
-    """Why it cannot be validated where nodes are namespaces of this host, and what mends it; empty if it can."""
+    """Return why a library cannot be validated in namespaces of this host, with the fix; empty if it can."""
     if library.needs_gpu and (why := gpu_missing()):
         return why
     return said(library, (*lacking(library), *(it for it in library.programs if program(it) is None)))
 
 
 def program(name: str) -> Path | None:
-    """A program of a library, as mpiexec of an MPI that was installed beside us is; None if it is not there."""
+    """Return the path of a library's program, such as mpiexec, looked up beside this Python first; None if missing."""
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
     found = beside or shutil.which(name)
     return Path(found) if found else None
 
 
 def said(library: Library, modules: Sequence[str]) -> str:
-    """That ``modules`` are missing, and what installs them; empty if there are none."""
+    """Return the message that ``modules`` are missing, with the fix; empty if there are none."""
     if not modules:
         return ""
     fix = f"; install it with: {library.install}" if library.install else ""
@@ -140,8 +141,8 @@ def said(library: Library, modules: Sequence[str]) -> str:
 
 
 def gpu_missing() -> str:
-    """Why there is no GPU to be used; empty if there is one."""
-    return "" if _GPU.exists() else f"there is no NVIDIA GPU here ({_GPU} is not there)"
+    """Return why no GPU can be used; empty if there is one."""
+    return "" if _GPU.exists() else f"no NVIDIA GPU found ({_GPU} does not exist)"
 
 
 def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
@@ -149,7 +150,7 @@ def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
 
 
 def _load(point: importlib.metadata.EntryPoint) -> Library:
-    """Raises UserError, with the package that registered it: what comes of somebody else's code is not known."""
+    """Load a registered library. Raises UserError, with the package that registered it, for any exception."""
     who = f"library {point.name}, registered by {point.dist.name if point.dist else 'a package'} as {point.value}"
     try:
         made = point.load()
@@ -157,41 +158,41 @@ def _load(point: importlib.metadata.EntryPoint) -> Library:
     except Exception as error:
         raise UserError(f"{who}: {type(error).__name__}: {error}") from error
     if not isinstance(made, Library):
-        raise UserError(f"{who}: this is no testbed.core.validation.library.Library, nor does it return one")
+        raise UserError(f"{who}: expected a testbed.core.validation.library.Library or a function that returns one")
     if why := _unsound(made):
         raise UserError(f"{who}: {why}")
     return made
 
 
 def _unsound(library: Library) -> str:
-    """What of a library that others register cannot be used; empty: nothing. Its name becomes that of a folder."""
+    """Return what is invalid in a registered library; empty if nothing is. Its name becomes the name of a folder."""
     if not isinstance(library.name, str) or not _NAME.fullmatch(library.name):
-        return f"name is {shown(library.name)}; it is made of letters, digits and . _ + -, and begins with no dot"
+        return f"name must consist of letters, digits and . _ + -, without a leading dot; got {shown(library.name)}"
     for field in ("argv", "modules", "programs"):
         words = getattr(library, field)
         if not isinstance(words, tuple | list) or not all(isinstance(it, str) for it in words):
-            return f"{field} is no tuple of words"
+            return f"{field} must be a tuple of strings"
     if not library.argv:
-        return "argv is empty, so there is nothing to start"
+        return "argv must not be empty"
     if library.launcher not in get_args(Launcher):
-        return f"launcher is {shown(library.launcher)}; it is one of {', '.join(get_args(Launcher))}"
+        return f"launcher must be one of {', '.join(get_args(Launcher))}; got {shown(library.launcher)}"
     if not all(isinstance(it, str) for pair in library.environment.items() for it in pair):
-        return "environment is no mapping of names to words"
+        return "environment must map strings to strings"
     return ""
 
 
 def _own(name: str) -> Library:
     path = Path(name).absolute()
     if path.is_dir():
-        raise UserError(f"{shown(name)} is a folder, and no file; name the rank program in it")
+        raise UserError(f"expected a rank program, got the folder {shown(name)}; name the file in it")
     if not path.is_file():
-        raise UserError(f"there is no file {shown(name)}; a library is a name (testbed ls libraries) or a rank program")
+        raise UserError(f"no such file: {shown(name)}; give a library's name (testbed ls libraries) or a rank program")
     if not _NAME.fullmatch(path.stem):
-        raise UserError(f"{shown(name)}: a rank program's file name is made of letters, digits and . _ + -; rename it")
+        raise UserError(f"{shown(name)}: a rank program's file name may have letters, digits and . _ + -; rename it")
     if path.suffix == ".py":
         return Library(path.stem, f"{path.name}, a rank program", (PYTHON, str(path)))
     if not os.access(path, os.X_OK):
-        raise UserError(f"{name} is not executable; mend it with: chmod +x {name}")
+        raise UserError(f"{name} is not executable; fix it with: chmod +x {name}")
     return Library(path.stem, f"{path.name}, a rank program", (str(path),))
 
 
@@ -203,5 +204,5 @@ def _importable(name: str) -> bool:
 
 
 def python() -> str:
-    """The Python that runs rank programs where nodes are namespaces."""
+    """Return the Python that runs rank programs in nodes that are namespaces."""
     return sys.executable

@@ -1,6 +1,6 @@
-"""The warm parent of the training agents: started, spoken to, listened to.
+"""Start and control the fork server of the training agents.
 
-The contract (JSON lines) is in docs/design.md. The agents' package is never imported here.
+docs/design.md has the protocol (JSON lines). The agents' package is never imported here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ MODULE = "testbed_agents.fork_server"
 
 
 def missing() -> str:
-    """Why agents cannot be deployed with this Python; empty if they can."""
+    """Return why this Python cannot run agents; empty if it can."""
     for name in ("torch", "testbed_agents"):
         if importlib.util.find_spec(name) is None:
-            return f"the package {name} is not installed (pip install 'scale-across-testbed[agents]')"
+            return f"package {name} is not installed (pip install 'scale-across-testbed[agents]')"
     return ""
 
 
 class ForkServer:
-    """One process that has torch imported and forks ranks from itself.
+    """A process that imports torch once and forks the ranks.
 
-    ``heard`` is called with every event, from a thread of this object; the last one is ``gone``, with ``how`` in
-    words. Start it from a thread that lives as long as it should: the kernel ends it with the thread that began it.
+    ``heard`` is called with every event, from a thread of this object; the last event is ``gone``, with a description
+    in ``how``. Create it from a thread that lives as long as it should: the kernel ends it together with that thread.
     """
 
     def __init__(self, log: Path, heard: Callable[[dict[str, Any]], None], argv: Sequence[str] = ()) -> None:
-        """``argv`` starts the parent somewhere else: in a container, with that one's Python."""
+        """``argv`` starts the fork server elsewhere: in a container, with its Python."""
         self._heard = heard
         self._lock = threading.Lock()
         self.exited = threading.Event()
         self._warm = False
-        # While it imports torch, seconds and more, it does not hear that nobody speaks to it any more.
+        # While it imports torch, for seconds, it does not read stdin and would miss EOF.
         dying = [setpriv, "--pdeathsig", "KILL", "--"] if (setpriv := shutil.which("setpriv")) else []
         with log.open("ab") as output:
             self._child = subprocess.Popen(
@@ -60,11 +60,11 @@ class ForkServer:
 
     @property
     def warm(self) -> bool:
-        """Whether it has imported torch: before that it hears what it is told, and does it later."""
+        """Whether it has imported torch; messages sent before are handled afterwards."""
         return self._warm
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Send one message. Raises LabError when the parent is gone."""
+        """Send one message. Raises LabError if the fork server has ended."""
         line = json.dumps(message).encode() + b"\n"
         assert self._child.stdin is not None
         with self._lock:
@@ -72,15 +72,15 @@ class ForkServer:
                 self._child.stdin.write(line)
                 self._child.stdin.flush()
             except (OSError, ValueError) as error:
-                raise LabError("the training agents are gone") from error
+                raise LabError("the training agents have ended") from error
 
     def stop(self) -> None:
-        """End it and all its ranks."""
+        """End the fork server and all its ranks."""
         assert self._child.stdin is not None
         with self._lock, contextlib.suppress(OSError):
             self._child.stdin.close()
         try:
-            # While it imports torch it hears nothing; it has no ranks yet, so nobody is hurt.
+            # While it imports torch it reads no stdin; it has no ranks yet, so SIGKILL is safe.
             self._child.wait(2.0 if self._warm else 0.0)
         except subprocess.TimeoutExpired:
             process.end(self.pid, self.began)
@@ -92,7 +92,7 @@ class ForkServer:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # something in the child printed to stdout: never ours
+                continue  # a library in the child printed to stdout
             if isinstance(event, dict):
                 self._warm = True
                 self._heard(event)

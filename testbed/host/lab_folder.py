@@ -1,4 +1,4 @@
-"""Where the state of labs is on disk, and which labs there are."""
+"""The state folder of each lab, and the list of labs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from testbed.core.user_text import shown
 from testbed.errors import LabError, StorageError, UnknownName, UserError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-"""Of a lab."""
+"""A valid lab name."""
 
 
 def refuse_bad_name(name: str) -> None:
-    """Raise UserError for what cannot be a lab's name."""
+    """Raise UserError unless ``name`` is a valid lab name."""
     if not NAME.fullmatch(name):
-        raise UserError(f"{shown(name)} cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -")
+        raise UserError(f"invalid lab name {shown(name)}: expected 1 to 40 of a-z, 0-9 and -, without a leading -")
 
 
 def root() -> Path:
-    """``$TESTBED_STATE``, else /var/lib/testbed; absolute, because the keeper works elsewhere."""
+    """Return ``$TESTBED_STATE``, else /var/lib/testbed; absolute, because the keeper has another working directory."""
     return Path(os.environ.get("TESTBED_STATE") or "/var/lib/testbed").absolute()
 
 
 @dataclass(frozen=True)
 class LabFolder:
-    """The state of one lab: who keeps it, what stands, what was measured."""
+    """The files of one lab's state: keeper, journal, measurements."""
 
     path: Path
 
@@ -64,7 +64,7 @@ class LabFolder:
 
     @property
     def prometheus(self) -> Path:
-        """Configuration, targets and data of the lab's own Prometheus; there only in an observed lab."""
+        """Configuration, targets and data of the lab's own Prometheus; exists only in an observed lab."""
         return self.path / "prometheus"
 
     @property
@@ -81,12 +81,12 @@ class LabFolder:
 
     @property
     def about(self) -> Path:
-        """Why it is this driver and this emulator: the :class:`~testbed.lab.deploy.Choice` as JSON."""
+        """The driver and emulator chosen, with the reason: the :class:`~testbed.lab.deploy.Choice` as JSON."""
         return self.path / "about.json"
 
     @property
     def docker(self) -> Path:
-        """Address of the docker that makes this lab's containers, as in DOCKER_HOST; only where it has such."""
+        """Address of the docker daemon that created this lab's containers, as in DOCKER_HOST; only with containers."""
         return self.path / "docker"
 
     @property
@@ -94,7 +94,7 @@ class LabFolder:
         return self.path / "handles"
 
     def exists(self) -> bool:
-        """Raises StorageError where that cannot be told."""
+        """Return whether the lab's folder exists. Raises StorageError if that cannot be determined."""
         with _readable(self.path.parent):
             try:
                 return stat.S_ISDIR(self.path.stat().st_mode)
@@ -103,20 +103,20 @@ class LabFolder:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is there and we may not look inside: a lab's folder is for the user who made it, and for root."""
+        """Whether it exists but is not readable: a lab's folder is open to the user who created it, and to root."""
         return not os.access(self.path, os.R_OK | os.X_OK) and self.exists()
 
     def refuse_gone(self) -> None:
-        """Raise LabError for a lab that was taken down since we began."""
+        """Raise LabError if the lab was taken down in the meantime."""
         if not self.exists():
             raise self.gone()
 
     def gone(self) -> LabError:
-        """What is said of a lab that was taken down since we began."""
+        """Return the error for a lab that was taken down in the meantime."""
         return LabError(f"lab {self.name} was taken down meanwhile")
 
     def refuse_foreign(self) -> None:
-        """Raise LabError for a lab of another user: nothing can be told of it, and nothing done with it."""
+        """Raise LabError for a lab of another user, whose state cannot be read."""
         if self.foreign:
             raise LabError(f"lab {self.name} belongs to another user: run as root")
 
@@ -126,10 +126,10 @@ def folder(name: str) -> LabFolder:
 
 
 def folders() -> list[LabFolder]:
-    """Folders of all labs that are up or were left behind, by name.
+    """Return the folders of all labs that are up or were left behind, by name.
 
     Raises:
-        StorageError: there may be some, but they cannot be listed: that is not the same as none.
+        StorageError: the folder of labs cannot be listed, so it is unknown whether there are any.
     """
     labs = root() / "labs"
     with _readable(labs):
@@ -144,13 +144,13 @@ def _readable(labs: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise StorageError(f"{labs} may not be read by you, so its labs are not known: run as root") from error
+        raise StorageError(f"no permission to read {labs}, so its labs are unknown: run as root") from error
     except OSError as error:
-        raise StorageError(f"{labs} cannot be read: {error.strerror}; TESTBED_STATE must be a folder") from error
+        raise StorageError(f"cannot read {labs}: {error.strerror}; TESTBED_STATE must be a folder") from error
 
 
 def chosen(name: str | None = None) -> LabFolder:
-    """The folder of the lab that is meant: ``name``, else ``$TESTBED_LAB``, else the only one.
+    """Return the folder of the selected lab: ``name``, else ``$TESTBED_LAB``, else the only lab.
 
     Raises UnknownName, UserError, LabError.
     """
@@ -160,7 +160,7 @@ def chosen(name: str | None = None) -> LabFolder:
         if not known:
             raise UserError("no lab is up; bring one up with: testbed up metro-40km")
         if len(known) > 1:
-            raise UserError("several labs are up: " + ", ".join(known) + "; name one with -l or $TESTBED_LAB")
+            raise UserError("several labs are up: " + ", ".join(known) + "; select one with -l or $TESTBED_LAB")
         wanted = known[0]
     if wanted not in known:
         raise UnknownName("lab", wanted, known)

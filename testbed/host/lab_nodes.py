@@ -1,5 +1,4 @@
-"""Where the nodes of a lab are on this host, whichever driver and whichever docker made them, and how a program is run
-in one."""
+"""Locate a lab's nodes on this host, for either driver, and run programs in them."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ __all__ = ["docker", "driver", "keep_docker", "netns", "place"]
 
 
 def driver(lab: LabFolder) -> str:
-    """``netns`` or ``containerlab``: what made this lab."""
+    """Return the driver that created this lab: ``netns`` or ``containerlab``."""
     return "containerlab" if lab.docker.exists() or topology_file(lab.path, lab.name).exists() else "netns"
 
 
 def keep_docker(lab: LabFolder, made_by: Endpoint) -> None:
-    """Write down which docker makes a lab, before it makes any of it; whole or not at all. Raises StorageError."""
+    """Record a lab's docker daemon, atomically, before it creates anything. Raises StorageError."""
     part = lab.docker.with_suffix(".part")
     try:
         part.write_text(f"{made_by.address}\n")
@@ -35,10 +34,10 @@ def keep_docker(lab: LabFolder, made_by: Endpoint) -> None:
 
 
 def docker(lab: LabFolder) -> Endpoint:
-    """The docker that made a lab of containers, whatever the environment says by now: another one has never heard of
-    them, and would have all of it be gone.
+    """Return the docker daemon that created a lab's containers, whatever the environment names.
 
-    Only of a lab that was made before this was written down the environment's. Raises UserError, LabError.
+    Another daemon does not know these containers and would report them as gone. The environment's is used only for labs
+    created before the daemon was recorded. Raises UserError, LabError.
     """
     try:
         address = lab.docker.read_text().strip()
@@ -49,21 +48,21 @@ def docker(lab: LabFolder) -> Endpoint:
     try:
         return docker_endpoint.maker_of(lab.name, address, str(lab.docker))
     except UserError as error:
-        raise _docker_unknown(lab, f"says {shown(address)}, which is no Unix socket of this machine") from error
+        raise _docker_unknown(lab, f"has {shown(address)}, expected a Unix socket of this machine") from error
 
 
 def _docker_unknown(lab: LabFolder, why: str) -> LabError:
-    """DOCKER_HOST alone does not help: while the file is there it has the say."""
+    """Return the error; setting DOCKER_HOST alone does not help, because the file takes precedence."""
     return LabError(
-        f"{lab.docker} {why}, so the docker that made lab {lab.name} is not known; write its address there, as in"
-        f" unix://{docker_endpoint.USUAL}, or remove {lab.docker} and set DOCKER_HOST"
+        f"{lab.docker} {why}, so the docker that created lab {lab.name} is unknown; write its address into the file, as"
+        f" in unix://{docker_endpoint.USUAL}, or remove {lab.docker} and set DOCKER_HOST"
     )
 
 
 def netns(lab: LabFolder, node: str) -> Path:
-    """Handle of the network namespace of a node, a gateway, the plant or the management network.
+    """Return the handle of the network namespace of a node, a gateway, the plant or the management network.
 
-    Raises HostError if it is a container that does not run any more.
+    Raises HostError if it is a container that has exited.
     """
     if driver(lab) == "containerlab" and (found := living_netns(lab.name, node)):
         return found
@@ -71,10 +70,10 @@ def netns(lab: LabFolder, node: str) -> Path:
 
 
 def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> runner.Place | ContainerPlace:
-    """Where programs of ``node`` run; ``isolated``: it is a node, not a gateway, the plant or the management network.
+    """Return where programs of ``node`` run.
 
-    A ``job``'s program in a container has no privileges, as ranks have none. Raises HostError if the container does not
-    run any more, or docker does not; LabError if it is paused.
+    ``isolated``: it is a node, not a gateway, the plant or the management network. In a container, a ``job``'s program
+    has no privileges, like ranks. Raises HostError if the container or docker is not running, LabError if it is paused.
     """
     if driver(lab) == "containerlab":
         made_by = docker(lab)

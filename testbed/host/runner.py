@@ -1,4 +1,4 @@
-"""Programs run on a user's behalf: here, and inside nodes by nsenter(1). Always an argument list, never a shell."""
+"""Run programs for a user: on the host, and inside nodes by nsenter(1). Always an argument list, never a shell."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program runs: the network namespace, and for a node its other handles too."""
+    """Where a program runs: a network namespace, and for a node its other namespaces too."""
 
     net: Path
     handles: Path | None = None
 
     leashed = False
-    """Whether what runs inside ends with its stdin."""
+    """Whether programs inside run under a watchdog, which ends them at EOF on stdin."""
 
     def enter(
         self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> list[str]:
-        """The argument list that runs ``argv`` inside; it dies with the thread that started it.
+        """Return the argument list that runs ``argv`` inside; the program dies with the thread that started it.
 
-        ``environment`` is inherited, so there is nothing to be said of it. Raises MissingTool if util-linux's nsenter
-        or setpriv is not there.
+        ``environment`` is inherited and not part of the list. Raises MissingTool for util-linux's nsenter and setpriv.
         """
         nsenter, setpriv = tool("nsenter"), tool("setpriv")
         line = [setpriv, "--pdeathsig", "KILL", "--", nsenter, f"--net={self.net}"]
@@ -53,12 +52,12 @@ class Place:
         return [*line, "--", *argv]
 
     def visit(self, argv: Sequence[str]) -> int:
-        """Run a program for a person, with our stdin, stdout and stderr, in the folder where they are; its status."""
+        """Run a program on the caller's standard streams and in its working directory; return the exit status."""
         return run(self.enter(argv, Path.cwd()))
 
 
 def tool(name: str) -> str:
-    """Path of a program of util-linux. Raises MissingTool."""
+    """Return the path of a program of util-linux. Raises MissingTool."""
     found = shutil.which(name)
     if found is None:
         raise MissingTool(name, UTIL_LINUX)
@@ -66,26 +65,26 @@ def tool(name: str) -> str:
 
 
 def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run with our own stdin, stdout and stderr; exit status, 128 + n for a signal n as a shell says it."""
+    """Run on the caller's standard streams; return the exit status, 128 + n for signal n as in a shell."""
     return shell_status(subprocess.call(list(argv), env=dict(environment) if environment is not None else None))
 
 
 def shell_status(code: int) -> int:
-    """A ``Popen.returncode`` as a shell says it: 128 + n for signal n."""
+    """Convert a ``Popen.returncode`` to a shell's exit status: 128 + n for signal n."""
     return 128 - code if code < 0 else code
 
 
 _FRAME: Final = struct.Struct(">cI")
-"""Before each frame of a leash's stdin (testbed_agents/watchdog.py): what it is, and how many bytes follow."""
+"""Header of each frame on a watchdog's stdin (testbed_agents/watchdog.py): type, and number of bytes that follow."""
 
 
 def run_under_watchdog(argv: Sequence[str]) -> int:
-    """As :func:`run`, of a command that leads to a leash elsewhere which reads frames (testbed_agents/watchdog.py).
+    """As :func:`run`, for a command that starts a watchdog in a container (testbed_agents/watchdog.py).
 
-    Our stdin is passed on, and Ctrl-C as the signal that it is. However we end, the program ends.
+    Frames carry this process's stdin, and Ctrl-C as SIGINT. However this process ends, the program ends.
     """
     frames: queue.Queue[bytes] = queue.Queue(maxsize=16)
-    # In a session of its own, or a terminal's Ctrl-C would end the command before the program has heard of it.
+    # In a session of its own, or a terminal's Ctrl-C would end the command before the program gets the signal.
     with subprocess.Popen(list(argv), bufsize=0, stdin=subprocess.PIPE, start_new_session=True) as child:
         assert child.stdin is not None
         for work in (lambda: _read_into(frames), lambda: _write_from(frames, child.stdin)):
@@ -94,7 +93,7 @@ def run_under_watchdog(argv: Sequence[str]) -> int:
             with _interrupts(lambda: frames.put_nowait(_frame(b"S", b"%d" % signal.SIGINT))):
                 status = child.wait()
         except BaseException:
-            child.kill()  # and the leash, whose stdin ends with it, ends the program
+            child.kill()  # the watchdog then reads EOF and ends the program
             raise
     return 128 - status if status < 0 else status
 
@@ -104,14 +103,14 @@ def _frame(kind: bytes, content: bytes = b"") -> bytes:
 
 
 def _read_into(frames: queue.Queue[bytes]) -> None:
-    with contextlib.suppress(OSError):  # closed, or a terminal that is gone: there is nothing more
+    with contextlib.suppress(OSError):  # stdin is closed, or its terminal is gone
         while data := os.read(0, READ_BYTES):
             frames.put(_frame(b"D", data))
     frames.put(_frame(b"E"))
 
 
 def _write_from(frames: queue.Queue[bytes], sink: IO[bytes]) -> None:
-    with contextlib.suppress(OSError, ValueError):  # it has ended
+    with contextlib.suppress(OSError, ValueError):  # the command has ended
         while True:
             frame = frames.get()
             while frame:
@@ -120,7 +119,7 @@ def _write_from(frames: queue.Queue[bytes], sink: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def _interrupts(pass_on: Callable[[], None]) -> Iterator[None]:
-    """Have SIGINT passed on before whoever hears it now does; in another thread than the main one nobody hears it."""
+    """Call ``pass_on`` on SIGINT, before the current handler; only in the main thread, which alone gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -140,8 +139,10 @@ def _interrupts(pass_on: Callable[[], None]) -> Iterator[None]:
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], *, leashed: bool = False) -> subprocess.Popen[bytes]:
-    """Start in a session of its own, with stdout and stderr in one pipe and no stdin, or, ``leashed``, one that says
-    nothing and ends with us."""
+    """Start in a session of its own, with stdout and stderr in one pipe.
+
+    stdin is /dev/null; with ``leashed`` a silent pipe, whose EOF tells the watchdog that this process has ended.
+    """
     return subprocess.Popen(
         list(argv),
         stdin=subprocess.PIPE if leashed else subprocess.DEVNULL,
@@ -153,7 +154,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], *, leashed: bool 
 
 
 def start_resident(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process that outlives us: a session of its own, errors in ``log``, its first words on its stdout."""
+    """Start a process that outlives this one: in a session of its own, stderr in ``log``, stdout in a pipe."""
     with log.open("ab") as output:
         return subprocess.Popen(
             list(argv),
@@ -166,9 +167,9 @@ def start_resident(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def first_line(child: subprocess.Popen[bytes], bound_s: float) -> str:
-    """The first line that a child says on its stdout; empty if it ends or stays silent for ``bound_s`` seconds."""
+    """Return the first line of a child's stdout; empty if it ends or prints nothing for ``bound_s`` seconds."""
     assert child.stdout is not None
-    poll = select.poll()  # select() takes no descriptor above 1023, and whoever calls us may have many
+    poll = select.poll()  # select() takes no descriptor above 1023, and callers may have many
     poll.register(child.stdout, select.POLLIN)
     ready = poll.poll(bound_s * 1e3)
     with child.stdout:

@@ -98,7 +98,7 @@ def test_a_paused_container_is_seen_and_holds_nobody(lab: Lab) -> None:
     container = f"clab-{lab.name}-west-0"
     docker("pause", container)
     try:
-        said = f"the container of west-0 is paused; let it go on with: docker unpause {container}"
+        said = f"the container of west-0 is paused; resume it with: docker unpause {container}"
         assert lab.status().state == "degraded"
         assert said in lab.status().why
         with pytest.raises(LabError, match="is paused"):

@@ -107,7 +107,7 @@ def test_names_that_somebody_elses_container_or_namespace_has_are_refused(
     name = oracle.unused_name()
     docker("run", "--detach", "--name", f"clab-{name}-east-0", "--network", "none", containers, "sleep", "999")
     try:
-        with pytest.raises(NameTaken, match=f"there is a container clab-{name}-east-0 already"):
+        with pytest.raises(NameTaken, match=f"container clab-{name}-east-0 exists"):
             up(topology, name)
     finally:
         docker("rm", "--force", f"clab-{name}-east-0")
@@ -177,7 +177,7 @@ def test_a_docker_that_does_not_run_is_said(
     topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    with pytest.raises(HostError, match="docker does not run"):
+    with pytest.raises(HostError, match="docker is not running"):
         up(topology, oracle.unused_name())
 
 
@@ -224,7 +224,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
     monkeypatch.setattr(lab_containers, "_render", broken)
     name = oracle.unused_name()
     began = time.monotonic()
-    with pytest.raises(HostError, match=r"^the network of west-0 was not set up: (what a pity$|Error: |RTNET)"):
+    with pytest.raises(HostError, match=r"^network setup of west-0 failed: (what a pity$|Error: |RTNET)"):
         up(topology, name)
     assert time.monotonic() - began < 60
     assert residue(name) == []
@@ -246,8 +246,8 @@ def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.
         assert job.failure() == f"the container of {node} died"
         now = lab.status()
         assert now.state == "degraded"
-        assert any(f"the container of {node} does not run any more" in it for it in now.why)
-        with pytest.raises(LabError, match=f"the container of {node} does not run any more"):
+        assert any(f"the container of {node} has exited" in it for it in now.why)
+        with pytest.raises(LabError, match=f"the container of {node} has exited"):
             lab.cut("north")
         report = lab.report()
         assert report.training.steps_committed >= 3
@@ -265,10 +265,10 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
         dockerd.end(number)
         now = lab.status()
         assert now.state == "degraded"
-        assert any(why.startswith("docker does not run; start it: service docker start") for why in now.why)
-        with pytest.raises(HostError, match="docker does not run"):
+        assert any(why.startswith("docker is not running; start it: service docker start") for why in now.why)
+        with pytest.raises(HostError, match="docker is not running"):
             lab.exec("east-0", ["true"])
-        with pytest.raises(HostError, match=f"docker does not run; start it: .* goes with: testbed down {name}"):
+        with pytest.raises(HostError, match=f"docker is not running; start it: .* goes with: testbed down {name}"):
             lab.down()
         oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
         assert lab_folder.folder(name).journal.exists()

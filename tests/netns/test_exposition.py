@@ -34,7 +34,7 @@ def test_only_metrics_are_answered(port: int) -> None:
             assert (answer.headers["Content-Type"], answer.read()) == (CONTENT_TYPE, b"up 1\n")
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
-        with pytest.raises(HostError, match=f"cannot answer scrapes at 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(HostError, match=f"cannot serve metrics at 127.0.0.1:{port}: Address already in use"):
             Exposition(OURS, "127.0.0.1", port, lambda: b"")
     finally:
         told.close()

@@ -79,4 +79,4 @@ def test_a_chroot_is_refused_in_a_sentence(tmp_path: Path) -> None:
     script = f"mkdir {root} && cd / && for it in *; do mkdir -p {root}/$it && mount --rbind /$it {root}/$it; done"
     words = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
     said = oracle.run(*words, f'{script}; exec chroot {root} "$0" -c "$1"', sys.executable, code)
-    assert said == "no lab can be made inside a chroot: who enters a namespace leaves it; use a container instead\n"
+    assert said == "labs cannot be created inside a chroot, which setns(2) leaves; use a container instead\n"

@@ -1,6 +1,6 @@
-"""What this host can do, and for what it cannot: why, and the command that mends it. The facts of ``testbed doctor``.
+"""Check what this host supports; for each missing capability, show the reason and the fix (``testbed doctor``).
 
-A room for each thing that is looked at; what has to be tried to be known is tried in ``trial.py``.
+One module per subject. Checks that need an attempt (create a veth, attach netem) run in ``trial.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Check", "can_run", "can_train", "examine"]
 
 
 def examine() -> tuple[Check, ...]:
-    """All facts, in the order in which they are shown. Takes about a second; never raises for what a host lacks."""
+    """Run all checks, in display order. Takes about a second; a missing capability never raises."""
     tried = trial.in_namespace()
     return (
         kernel.version(),

@@ -1,4 +1,4 @@
-"""One fact about the host, and what all of them together say."""
+"""The result of one host check, and the conclusions drawn from all of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["AS_ROOT", "Check", "State", "can_run", "can_train", "program", "read
 State = Literal["ok", "missing", "limited"]
 
 _SUDO_FINDS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""sudo's own PATH (``secure_path`` of sudoers(5)): it knows nothing of a virtual environment."""
+"""sudo's own PATH (``secure_path`` of sudoers(5)), which has no virtual environment in it."""
 
 
 def program() -> str:
-    """How this program is to be called after ``sudo``, for a shell: its path, unless sudo finds it by its name."""
+    """Return how to call this program after ``sudo``, quoted for a shell: its path, unless sudo's PATH has it."""
     for script in (Path(sys.argv[0]), Path(sys.executable).parent / "testbed"):
         path = script.absolute()
         if path.name == "testbed" and path.is_file():
@@ -31,11 +31,13 @@ AS_ROOT: Final = f"run as root: sudo {program()} doctor"
 
 @dataclass(frozen=True)
 class Check:
-    """One fact about the host.
+    """The result of one check.
 
-    ``state``: ok; missing: it is not there; limited: something else does its work, or results suffer. ``detail`` says
-    what was found, ``fix`` is one command (or one step) that mends it, empty when there is none. Without what is
-    ``needed``, no lab can come up.
+    Attributes:
+        state: ``ok``; ``missing``; ``limited``: a fallback is used, or results are less accurate.
+        detail: what was found.
+        fix: one command (or one step) that fixes it; empty if there is none.
+        needed: no lab can come up while this is missing.
     """
 
     name: str
@@ -46,17 +48,17 @@ class Check:
 
 
 def can_run(checks: Sequence[Check]) -> bool:
-    """Whether a lab can come up here with its fibers certified: ``testbed up metro-40km``."""
+    """Return whether this host can bring up and certify a lab: ``testbed up metro-40km``."""
     return not any(check.needed and check.state == "missing" for check in checks)
 
 
 def can_train(checks: Sequence[Check]) -> bool:
-    """Whether agents can train on it too: ``testbed run metro-40km``."""
+    """Return whether agents can also train in that lab: ``testbed run metro-40km``."""
     return can_run(checks) and not any(check.name == "torch" and check.state == "missing" for check in checks)
 
 
 def read(path: str) -> str:
-    """What stands in a file of the kernel's; empty where it has none, or does not let us."""
+    """Return the stripped content of a kernel file; empty if it does not exist or cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The kernel: which of its parts labs are made of are there, what we may do with them, and what emulates fibers."""
+"""Kernel checks: capabilities, the kernel features that labs are built from, and the fiber emulators."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from testbed.host.emulators import fiberd
 __all__ = ["capabilities", "emulators", "parts", "version"]
 
 _CAPABILITIES: Final = {
-    "CAP_NET_ADMIN": (12, "makes interfaces, routes and queueing disciplines"),
-    "CAP_SYS_ADMIN": (21, "makes and enters namespaces"),
-    "CAP_NET_RAW": (13, "fiberd's packet sockets"),
+    "CAP_NET_ADMIN": (12, "creates interfaces, routes and queueing disciplines"),
+    "CAP_SYS_ADMIN": (21, "creates and enters namespaces"),
+    "CAP_NET_RAW": (13, "opens fiberd's packet sockets"),
 }
 _CAP_SYS_NICE: Final = 23
 
@@ -43,21 +43,21 @@ def capabilities() -> Iterator[Check]:
         yield Check(name, "ok" if held else "missing", purpose, "" if held else AS_ROOT, needed=True)
     fifo = _fifo_problem()
     if not fifo:
-        yield Check("SCHED_FIFO", "ok", "fiberd runs ahead of the ranks: fibers hold while they load the machine")
+        yield Check("SCHED_FIFO", "ok", "fiberd preempts the ranks: fiber delays hold under CPU load")
     else:
         held = bool(effective >> _CAP_SYS_NICE & 1)
         yield Check(
             "SCHED_FIFO",
             "limited",
-            f"{fifo}; fiberd runs as an ordinary process, and fidelity suffers under load",
-            "" if held else "give CAP_SYS_NICE, or run as root",
+            f"{fifo}; fiberd runs at normal priority, which reduces fidelity under CPU load",
+            "" if held else "grant CAP_SYS_NICE, or run as root",
         )
 
 
 def _fifo_problem() -> str:
-    """Why a process of ours may not have SCHED_FIFO; empty when it may. Tried in a child."""
+    """Return why a process of this user may not use SCHED_FIFO; empty if it may. Attempted in a child process."""
     problem = in_child(_take_fifo, timeout_s=5.0)
-    return "the trial did not end" if problem is None else problem
+    return "the attempt timed out" if problem is None else problem
 
 
 def _take_fifo() -> str:
@@ -69,19 +69,19 @@ def _take_fifo() -> str:
 
 
 _PARTS: Final = {
-    "veth": ("veth", "wires between namespaces", "modprobe veth"),
-    "bridge": ("bridge", "fabrics and the management network", "modprobe bridge"),
+    "veth": ("veth", "links between namespaces", "modprobe veth"),
+    "bridge": ("bridge", "site fabrics and the management network", "modprobe bridge"),
     "clsact, u32, mirred": (
         "redirect",
-        "the zero-delay path that certificates compare with",
+        "zero-delay baseline path of certificates",
         "modprobe -a act_mirred cls_u32",
     ),
 }
-_UNTRIED: Final = "cannot be told without a namespace to try it in"
+_UNTRIED: Final = "unknown: the attempt needs a network namespace"
 
 
 def parts(tried: Mapping[str, str]) -> Iterator[Check]:
-    problem, purpose = tried["unshare"], "nodes, gateways and the plant are made of them"
+    problem, purpose = tried["unshare"], "hold nodes, gateways and the plant"
     if problem:
         yield Check("network namespaces", "missing", f"{purpose}: {problem}", AS_ROOT, needed=True)
     else:
@@ -95,7 +95,9 @@ def parts(tried: Mapping[str, str]) -> Iterator[Check]:
             yield Check(name, "ok", purpose, needed=True)
     problem = tried.get("matchall", _UNTRIED)
     yield Check(
-        "cls_matchall", "limited" if problem else "ok", f"{problem}; u32 does its work" if problem else "redirects"
+        "cls_matchall",
+        "limited" if problem else "ok",
+        f"{problem}; u32 is used instead" if problem else "redirects packets",
     )
 
 
@@ -106,19 +108,19 @@ def emulators(tried: Mapping[str, str]) -> Iterator[Check]:
         "limited" if problem else "ok",
         f"{problem}; fiberd emulates the fibers instead"
         if problem
-        else "the kernel's own emulator: what --emulator auto takes",
+        else "the kernel's network emulator; --emulator auto selects it",
     )
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "")
     try:
         binary = fiberd.find_binary()
     except MissingTool as error:
-        why = "not compiled" + ("" if compiler else ", and there is no C compiler")
+        why = "not compiled" + ("" if compiler else "; no C compiler found")
         yield Check("fiberd", "missing", why, error.install, needed=True)
     else:
         yield Check("fiberd", "ok", str(binary), needed=True)
     yield Check(
         "C compiler",
         "ok" if compiler else "limited",
-        compiler or "none: fiberd cannot be built here",
+        compiler or "not found: fiberd cannot be compiled on this host",
         "" if compiler else "apt-get install gcc libc6-dev",
     )

@@ -1,4 +1,4 @@
-"""Limits of the host that labs and runs may meet, and whether there is room where they are kept."""
+"""Checks of host limits that labs and runs can reach, and of free disk space in their folders."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _BRIDGE_PORTS: Final = 1023
 """BR_MAX_PORTS is 1 << BR_PORT_BITS, 1024, and port 0 is not used (net/bridge/br_private.h)."""
 _FILES, _PIDS = 4096, 1024
 _SYSCTLS: Final = (
-    ("net.core.netdev_max_backlog", 1000, "larger labs than of 100 nodes want 10000, or lose ARP"),
-    ("net.ipv4.neigh.default.gc_thresh3", 1024, "larger labs than of 200 links want 8192, or forget neighbours"),
-    ("net.core.rmem_max", 212_992, "bytes of receive buffers"),
-    ("kernel.pid_max", 32_768, "a process and its threads per rank"),
+    ("net.core.netdev_max_backlog", 1000, "packets; labs over 100 nodes need 10000, or they drop ARP"),
+    ("net.ipv4.neigh.default.gc_thresh3", 1024, "neighbours; labs over 200 links need 8192, or entries are evicted"),
+    ("net.core.rmem_max", 212_992, "bytes of receive buffer per socket"),
+    ("kernel.pid_max", 32_768, "one process with threads per rank"),
 )
 
 
 def limits() -> Iterator[Check]:
-    yield Check("ports of a bridge", "ok", f"{_BRIDGE_PORTS}: most nodes of a site, and most of a lab")
+    yield Check("ports of a bridge", "ok", f"{_BRIDGE_PORTS}: maximum number of nodes per site and per lab")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    yield _limit("open files", files, _FILES, "keeper and fiberd hold some per link", f"ulimit -Hn {_FILES}")
+    yield _limit("open files", files, _FILES, "keeper and fiberd open several per link", f"ulimit -Hn {_FILES}")
     for key, least, purpose in _SYSCTLS:
         value = read("/proc/sys/" + key.replace(".", "/"))
         if value.isdigit():
@@ -39,12 +39,12 @@ def limits() -> Iterator[Check]:
         "pids of the cgroup",
         int(pids) if pids.isdigit() else resource.RLIM_INFINITY,
         _PIDS,
-        "a process and its threads per rank",
+        "one process with threads per rank",
         "raise pids.max of the cgroup (docker run --pids-limit)",
     )
     groups = read("/sys/fs/cgroup/cgroup.controllers")
     version = "v2" if groups else "v1" if Path("/sys/fs/cgroup/cpu").is_dir() else ""
-    yield Check("cgroup", "ok" if version else "limited", version or "none mounted; nothing of a lab depends on it")
+    yield Check("cgroup", "ok" if version else "limited", version or "none mounted; labs work without")
 
 
 def _limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
@@ -53,7 +53,7 @@ def _limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
     return Check(
         name,
         "ok" if enough else "limited",
-        shown + (f": {purpose}" if enough else f", less than {least}: {purpose}"),
+        shown + (f": {purpose}" if enough else f", below {least}: {purpose}"),
         "" if enough else fix,
     )
 
@@ -66,11 +66,11 @@ def folders() -> Iterator[Check]:
 
 
 def _folder(name: str, folder: Path, variable: str) -> Check:
-    """Whether ``folder``, or where it will be made, can be written and has room. Nothing is made."""
+    """Check that ``folder``, or its nearest existing parent, is writable and has space. Creates nothing."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     fix = f"export {variable}=/another/folder"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Check(name, "missing", f"{folder}: {existing} may not be written", fix, needed=True)
+        return Check(name, "missing", f"{folder}: {existing} is not writable", fix, needed=True)
     free = shutil.disk_usage(existing).free
     if free < store.NEEDED_BYTES:
         return Check(name, "missing", f"{folder}: {free / 1e6:.0f} MB free", fix, needed=True)

@@ -1,4 +1,4 @@
-"""The machine: its cores and memory, its clock and timers, and what others leave of it while we look."""
+"""Machine checks: cores, memory, clock, timers, and how much CPU other programs leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["clock", "headroom", "resources"]
 _MEMORY_PER_HOST_BYTES: Final = 2_000_000_000
 _QUICK_CLOCKS: Final = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 _CLOCK_COST_S: Final = 500e-9
-"""A clock that is read by a system call (hpet, acpi_pm) costs a microsecond and more; by the vDSO 30 to 100 ns."""
+"""Reading the clock by a system call (hpet, acpi_pm) costs 1 us or more; by the vDSO 30 to 100 ns."""
 _CLOCK_RESOLUTION_S: Final = 1e-6
 _SLEEPS: Final = 40
 _LATE_S: Final = 300e-6
@@ -28,34 +28,33 @@ def resources() -> Iterator[Check]:
     yield Check(
         "cores",
         "ok" if cores >= 2 else "limited",
-        f"{cores} usable of {os.cpu_count()}" + ("" if cores >= 2 else ": ranks and fibers share it, fidelity suffers"),
+        f"{cores} usable of {os.cpu_count()}"
+        + ("" if cores >= 2 else ": ranks and fibers compete for it, which reduces fidelity"),
     )
     memory = _available_memory_bytes()
     enough = memory >= _MEMORY_PER_HOST_BYTES
     yield Check(
         "memory",
         "ok" if enough else "limited",
-        f"{memory / 1e9:.1f} GB available" + ("" if enough else "; four ranks with torch take about 1.5 GB"),
+        f"{memory / 1e9:.1f} GB available" + ("" if enough else "; four ranks with torch need about 1.5 GB"),
     )
     control = read("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
-    yield Check(
-        "congestion control", "ok", f"{control}: a lab's namespaces begin with it, its fibers' routes override it"
-    )
+    yield Check("congestion control", "ok", f"{control}: default of new namespaces; routes over fibers override it")
 
 
 def clock() -> Iterator[Check]:
-    """What delays are measured with: the clock, and how late a sleeping process wakes."""
+    """Check what limits the accuracy of delay measurements: the clock, and the wake-up latency of timers."""
     name = read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
     others = read("/sys/devices/system/clocksource/clocksource0/available_clocksource").split()
     cost_s = _least(_read_cost_s, 5)
     resolution_s = time.clock_getres(time.CLOCK_MONOTONIC)
     good = cost_s < _CLOCK_COST_S and resolution_s <= _CLOCK_RESOLUTION_S
-    better = next((it for it in _QUICK_CLOCKS if it in others and it != name), "")
+    better = next((other for other in _QUICK_CLOCKS if other in others and other != name), "")
     yield Check(
         "clock source",
         "ok" if good else "limited",
-        f"{name}, {resolution_s * 1e9:.0f} ns fine, {cost_s * 1e9:.0f} ns to read"
-        + ("" if good else ": delays are measured less exactly"),
+        f"{name}, resolution {resolution_s * 1e9:.0f} ns, {cost_s * 1e9:.0f} ns per read"
+        + ("" if good else ": delay measurements are less accurate"),
         f"echo {better} > /sys/devices/system/clocksource/clocksource0/current_clocksource"
         if better and not good
         else "",
@@ -67,9 +66,9 @@ def clock() -> Iterator[Check]:
     yield Check(
         "timers",
         "ok" if prompt else "limited",
-        f"a sleep of 1 ms ends {least * 1e6:.0f} us late at least, {median * 1e6:.0f} us by the median"
-        + (f"; slack {int(slack_ns) / 1e3:g} us" if slack_ns.isdigit() else ""),
-        "" if prompt else "stop what loads this machine, or give it cores of its own",
+        f"a 1 ms sleep wakes {least * 1e6:.0f} us late at minimum, {median * 1e6:.0f} us at the median"
+        + (f"; timer slack {int(slack_ns) / 1e3:g} us" if slack_ns.isdigit() else ""),
+        "" if prompt else "stop other CPU load, or give this machine dedicated cores",
     )
 
 
@@ -91,7 +90,7 @@ def _least(work: Callable[[], float], times: int) -> float:
 
 
 def headroom() -> Iterator[Check]:
-    """CPU that others leave, over a tenth of a second, and what a hypervisor takes."""
+    """Check idle CPU and CPU stolen by the hypervisor, over a tenth of a second."""
     before = _cpu_ticks()
     time.sleep(_WATCH_S)
     spent = [after - start for start, after in zip(before, _cpu_ticks(), strict=True)]
@@ -103,13 +102,13 @@ def headroom() -> Iterator[Check]:
         "CPU headroom",
         "ok" if calm else "limited",
         f"{100 * idle:.0f} % idle, {100 * stolen:.0f} % stolen by the hypervisor, load {load:.1f}"
-        + ("" if calm else ": fibers may be late"),
-        "" if calm else "stop what loads this machine; certify again when it is calm",
+        + ("" if calm else ": packets may leave fibers late"),
+        "" if calm else "stop other CPU load, then certify again",
     )
 
 
 def _cpu_ticks() -> list[int]:
-    """user, nice, system, idle, iowait, irq, softirq, steal of all cores (proc_stat(5))."""
+    """Return user, nice, system, idle, iowait, irq, softirq and steal ticks of all cores (proc_stat(5))."""
     return [int(word) for word in read("/proc/stat").splitlines()[0].split()[1:9]]
 
 

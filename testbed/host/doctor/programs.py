@@ -1,4 +1,4 @@
-"""Programs and packages: what commands run by, what trains, and what labs of containers need."""
+"""Checks of programs and packages: util-linux, iproute2, torch, Prometheus, docker, containerlab."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from testbed.host.metrics import prometheus_server as prometheus_host
 
 __all__ = ["containers", "prometheus", "tools", "torch"]
 
-_NO_TRAINING: Final = "fibers come up without it, training does not"
+_NO_TRAINING: Final = "not installed: fibers come up, training is not possible"
 
 
 def tools() -> Iterator[Check]:
     for name, programs, purpose, package, needed in (
-        ("nsenter, setpriv", ("nsenter", "setpriv"), "exec and launch run programs by them", "util-linux", True),
-        ("iproute2", ("ip", "tc"), "looking at a lab by hand, and the tests", "iproute2", False),
+        ("nsenter, setpriv", ("nsenter", "setpriv"), "exec and launch start programs with them", "util-linux", True),
+        ("iproute2", ("ip", "tc"), "for inspecting a lab by hand, and for the tests", "iproute2", False),
     ):
         lacking = [program for program in programs if shutil.which(program) is None]
         state: State = "ok" if not lacking else "missing"
@@ -34,14 +34,14 @@ def prometheus() -> Check:
         return Check(
             "prometheus",
             "missing",
-            "up --observe runs one in the lab; all else does without",
+            "not installed; only up --observe needs it",
             prometheus_host.INSTALL,
         )
-    return Check("prometheus", "ok", "up --observe runs one in the lab; the host's own service has no part in it")
+    return Check("prometheus", "ok", "up --observe starts one inside the lab; the host's own service is not used")
 
 
 def torch() -> Check:
-    # The version is asked of the package's metadata: importing it takes two seconds and 220 MB.
+    # The version comes from the package's metadata: importing torch takes two seconds and 220 MB.
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -55,18 +55,18 @@ def torch() -> Check:
 
 
 def containers() -> Iterator[Check]:
-    """What the driver containerlab needs, each with the command that brings it; labs of namespaces do without."""
+    """Check what the driver containerlab needs; the driver netns works without any of it."""
     install, make_image = "sudo tools/install-containerlab.sh", f"sudo {program()} image build"
-    without = "labs are made of namespaces instead"
+    without = "labs use the driver netns instead"
     if docker_lacks := docker_client.why_not():
         fix = AS_ROOT if "no permission" in docker_lacks else "" if "a lab's links" in docker_lacks else install
         yield Check("docker", "limited", f"{_short(docker_lacks)}; {without}", fix)
     else:
-        yield Check("docker", "ok", f"version {docker_client.client().version()['Version']} answers")
+        yield Check("docker", "ok", f"daemon version {docker_client.client().version()['Version']}")
     if containerlab_lacks := containerlab.missing():
         yield Check("containerlab", "limited", f"{_short(containerlab_lacks)}; {without}", install)
     else:
-        yield Check("containerlab", "ok", "new enough: it deploys what testbed render prints")
+        yield Check("containerlab", "ok", "supported version: it deploys the output of testbed render")
     if docker_lacks:
         return
     try:
@@ -76,11 +76,11 @@ def containers() -> Iterator[Check]:
     if image_lacks:
         yield Check("container image", "limited", f"{_short(image_lacks)}; {without}", make_image)
     else:
-        yield Check("container image", "ok", f"{images.reference()}: --driver containerlab can be used, auto takes it")
+        yield Check("container image", "ok", f"{images.reference()}: --driver containerlab works; auto selects it")
 
 
 def _short(why: str) -> str:
-    """The first sentence, without the name that the table says anyway."""
+    """Return the first sentence, without the program's name, which the table shows in its first column."""
     return (
         why.partition("; ")[0].removeprefix("docker is missing: ").replace("containerlab is missing", "not installed")
     )

@@ -1,6 +1,6 @@
-"""What has to be tried to be known, tried in a child process inside a network namespace of its own.
+"""Probe kernel features by using them, in a child process with a network namespace of its own.
 
-The kernel removes the namespace when the child ends, however it ends: nothing is left behind.
+The kernel removes the namespace when the child ends, however it ends, so a probe leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TIMEOUT_S: Final = 20.0
 
 
 def in_child(work: Callable[[], str], timeout_s: float) -> str | None:
-    """What ``work`` returned in a forked child; None when it died or took longer than ``timeout_s``."""
+    """Run ``work`` in a forked child and return its result; None if the child died or exceeded ``timeout_s``."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        # Nothing of the parent's may run here: no handlers, no flushing of its buffers.
+        # No code of the parent may run here: no exit handlers, no flush of its buffers.
         try:
             os.write(writer, work().encode() or b"\n")
         finally:
@@ -49,14 +49,14 @@ def in_child(work: Callable[[], str], timeout_s: float) -> str | None:
 
 
 def in_namespace() -> dict[str, str]:
-    """For each trial why it failed; empty when it did not."""
+    """Return, by name of the probe, why it failed; an empty string if it succeeded."""
     answer = in_child(lambda: json.dumps(_trials()), _TIMEOUT_S)
-    found: dict[str, str] = json.loads(answer) if answer else {"unshare": "the trial did not end"}
+    found: dict[str, str] = json.loads(answer) if answer else {"unshare": "the attempt timed out"}
     return found
 
 
 def _trials() -> dict[str, str]:
-    clone_newnet = 0x40000000  # sched.h; os.unshare came with Python 3.12
+    clone_newnet = 0x40000000  # sched.h; os.unshare needs Python 3.12
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(clone_newnet) != 0:
         return {"unshare": f"not permitted ({os.strerror(ctypes.get_errno()).lower()})"}
@@ -69,8 +69,8 @@ def _trials() -> dict[str, str]:
             try:
                 work()
                 found[name] = ""
-            except Exception as error:  # pyroute2's NetlinkError, or whatever else a strange kernel makes of it
-                found[name] = f"not in this kernel ({_name(error)})"
+            except Exception as error:  # NetlinkError of pyroute2, or any other effect of an unusual kernel
+                found[name] = f"not supported by this kernel ({_name(error)})"
 
         def index(name: str) -> int:
             return int(ip.link_lookup(ifname=name)[0])
@@ -102,5 +102,5 @@ def _trials() -> dict[str, str]:
 
 
 def _name(error: Exception) -> str:
-    """``ENOENT`` of pyroute2's NetlinkError, which carries an errno; else what the exception is called."""
+    """Return the errno's name (``ENOENT``) if the exception carries one, as NetlinkError does; else its class name."""
     return errno.errorcode.get(getattr(error, "code", 0), type(error).__name__)

@@ -1,1 +1,1 @@
-"""Drivers: what makes a lab's nodes and cables real, namespaces or containers."""
+"""Drivers: create a lab's nodes and links, as namespaces or containers."""

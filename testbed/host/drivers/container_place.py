@@ -1,4 +1,4 @@
-"""How a program is run in a container: by ``docker exec``, ended with whoever asked for it."""
+"""Run a program in a container by ``docker exec``; it ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -20,42 +20,51 @@ from testbed.host.drivers.docker_endpoint import Endpoint
 __all__ = ["PROGRAMS", "ContainerPlace"]
 
 PROGRAMS: Final = "/opt/testbed/bin"
-"""Where an image has its Python, and the programs of what was installed into it (agents/Dockerfile)."""
+"""Folder of an image with its Python and the scripts of installed packages (agents/Dockerfile)."""
 
 _WATCHDOG: Final = ("python", "-m", "testbed_agents.watchdog")
 
 
 @dataclass(frozen=True)
 class ContainerPlace:
-    """Where a program of a container runs: ``docker exec``, as ``user`` (``uid:gid``; empty: the container's own).
-    ``docker`` is the daemon that has the container."""
+    """A container that programs run in, by ``docker exec``.
+
+    Attributes:
+        name: of the container.
+        docker: the daemon that has the container.
+        user: ``uid:gid``; empty: the container's own user.
+    """
 
     name: str
     docker: Endpoint
     user: str = ""
     leashed = True
-    """What runs inside ends with whoever asked for it (testbed_agents/watchdog.py): docker would let it go on."""
+    """Programs inside run under a watchdog (testbed_agents/watchdog.py): docker would leave them running."""
 
     def enter(
         self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> list[str]:
-        """The argument list that runs ``argv`` inside; it ends when its stdin does. Raises MissingTool.
+        """Return the argument list that runs ``argv`` inside; the program ends at EOF on its stdin.
 
-        Variables of ``environment`` are handed on; whoever starts it has them in its environment.
+        The variables of ``environment`` are passed on by name, so the caller must start the list with them set.
+        Raises MissingTool.
         """
-        # Names only: docker takes the values from its own environment, and no argument list shows them to other users.
+        # Names only: docker reads the values from its own environment, so argument lists do not expose them to others.
         options = ["--interactive", *(f"--env={key}" for key in environment or {})]
         options += ["--workdir", str(folder)] if folder else []
         return [*self._exec(options), *_WATCHDOG, "--", *argv]
 
     def visit(self, argv: Sequence[str]) -> int:
-        """Run a program for a person, with our stdin, stdout and stderr, a terminal if they are one; its status."""
+        """Run a program on the caller's standard streams, as a terminal if they are one; return its status."""
         if sys.stdin.isatty() and sys.stdout.isatty():
             return self._visit_with_terminal(argv)
         return runner.run_under_watchdog([*self._exec(["--interactive"]), *_WATCHDOG, "--stdin", "--", *argv])
 
     def _visit_with_terminal(self, argv: Sequence[str]) -> int:
-        """Beside it stands one that ends the program if we are gone, or docker's command is: docker would not."""
+        """Run with a second ``docker exec`` whose watchdog ends the program if this process or docker's command ends.
+
+        Docker itself leaves the program running.
+        """
         token = secrets.token_hex(8)
         beside = [*self._exec(["--interactive"]), *_WATCHDOG, "--visit", token]
         command = [*self._exec(["--interactive", "--tty", f"--env=TESTBED_VISIT={token}"]), *argv]
@@ -70,7 +79,7 @@ class ContainerPlace:
         return 128 - status if status < 0 else status
 
     def speak(self, argv: Sequence[str]) -> list[str]:
-        """The argument list of a program that is spoken to over its stdin, and ends with it by itself."""
+        """Return the argument list of a program that is controlled over its stdin and ends by itself at EOF."""
         return [*self._exec(["--interactive"]), *argv]
 
     def _exec(self, options: Sequence[str]) -> list[str]:

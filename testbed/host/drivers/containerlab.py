@@ -1,7 +1,7 @@
 """The driver ``containerlab``: nodes, gateways, plant and management network as containers, by containerlab itself.
 
-containerlab makes and removes; docker is asked what there is. What containerlab leaves behind when it was killed (its
-section of /etc/hosts, its ssh configuration, containers that it had just begun) is removed by what marks it as ours.
+containerlab creates and removes; docker reports what exists. If containerlab was killed, what it leaves behind (its
+section of /etc/hosts, its ssh configuration, half-created containers) is identified by this lab's marks and removed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 OLDEST: Final = (0, 79, 0)
-"""The version that the generated files were tried with (tools/containerlab/go.mod pins what we build)."""
+"""The oldest version that the generated files were tested with (tools/containerlab/go.mod pins the one built)."""
 
 IMAGE_USER: Final = "1000:1000"
 """The user ``testbed`` of agents/Dockerfile."""
@@ -58,24 +58,25 @@ _SSH: Final = Path("/etc/ssh/ssh_config.d")
 
 
 def deploy_bound_s(containers: int) -> float:
-    """How long containerlab may take for so many."""
+    """Return the time limit of a deployment with this number of containers."""
     return _DEPLOY_BASE_S + _DEPLOY_EACH_S * containers
 
 
 def container_name(lab: str, node: str) -> str:
-    """As containerlab calls it, and ``docker exec`` takes it."""
+    """Return the name that containerlab gives a node's container."""
     return f"clab-{lab}-{node}"
 
 
 def netns_of(lab: str, node: str) -> Path:
-    """Handle of a container's network namespace, as containerlab names it for ``ip netns``."""
+    """Return the handle of a container's network namespace, as containerlab names it for ``ip netns``."""
     return namespace.netns_path(container_name(lab, node))
 
 
 def living_netns(lab: str, node: str) -> Path | None:
-    """As :func:`netns_of`; None if there is no container of that name. Raises HostError if it does not run any more.
+    """Return :func:`netns_of`, or None if there is no container of that name. Raises HostError if it has exited.
 
-    The handle is a link into /proc, which a process that got the same number since would make one of the host's own.
+    The handle is a link to /proc/PID/ns/net. After the container has exited, a recycled pid would make it a
+    namespace of the host, hence the comparison.
     """
     found = netns_of(lab, node)
     if not found.is_symlink():
@@ -86,20 +87,20 @@ def living_netns(lab: str, node: str) -> Path | None:
 
 
 def dead(lab: str, node: str) -> str:
-    """What is said of a container that has ended by itself."""
+    """Return the message for a container that has exited unasked."""
     return (
-        f"the container of {node} does not run any more (docker inspect {container_name(lab, node)});"
+        f"the container of {node} has exited (see: docker inspect {container_name(lab, node)});"
         f" take the lab down with: testbed down {lab}"
     )
 
 
 def paused(lab: str, docker: Endpoint) -> dict[str, str]:
-    """Nodes of a lab whose containers somebody has paused, and what is said of each. Raises as :func:`ask`."""
+    """Return, by node, the message for each container of a lab that is paused. Raises as :func:`ask`."""
     filters = json.dumps({"label": [f"containerlab={lab}", f"{LABEL}.lab={lab}"], "status": ["paused"]})
     nodes = sorted(it["Labels"]["clab-node-name"] for it in ask(docker, "/containers/json", filters=filters))
     return {
-        it: f"the container of {it} is paused; let it go on with: docker unpause {container_name(lab, it)}"
-        for it in nodes
+        node: f"the container of {node} is paused; resume it with: docker unpause {container_name(lab, node)}"
+        for node in nodes
     }
 
 
@@ -108,7 +109,7 @@ def topology_file(folder: Path, lab: str) -> Path:
 
 
 def missing() -> str:
-    """Why containerlab cannot be used here; empty if it can."""
+    """Return why containerlab cannot be used on this host; empty if it can."""
     tool = shutil.which("containerlab")
     if tool is None:
         return str(MissingTool("containerlab", INSTALL))
@@ -124,49 +125,48 @@ def missing() -> str:
         return f"containerlab does not answer: {error}"
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
     if found is None:
-        return f"containerlab does not say its version: {(done.stderr or done.stdout).strip()[:200]}"
+        return f"expected a version from 'containerlab version', got: {(done.stderr or done.stdout).strip()[:200]}"
     version = tuple(int(it) for it in found.groups())
     if version < OLDEST:
-        return f"containerlab is {found[0]}, needed is {'.'.join(map(str, OLDEST))} or newer; update it with: {INSTALL}"
+        oldest = ".".join(map(str, OLDEST))
+        return f"containerlab is version {found[0]}, expected {oldest} or newer; update it with: {INSTALL}"
     return ""
 
 
 def refuse_taken(lab: str, nodes: Iterable[str], docker: Endpoint) -> None:
-    """Raise NameTaken if somebody's containerlab lab has that name, or somebody's container or namespace the name of
-    one of ``nodes``: they are not ours to take over or to remove."""
+    """Raise NameTaken if another lab of containerlab has this name, or a container or namespace of another lab has the
+    name of one of ``nodes``: only what carries this lab's marks may be replaced or removed."""
     with translated("look for containers of that name"):
         there = client(docker).containers.list(all=True, filters={"label": f"containerlab={lab}"})
         alike = client(docker).api.containers(all=True, filters={"name": f"clab-{lab}-"})
     if there:
         raise NameTaken(
-            f"there are containers of a containerlab lab called {lab} already, and not of a lab of this state folder;"
+            f"containers of a containerlab lab named {lab} exist, which no lab of this state folder created;"
             " choose another --name"
         )
     taken = {name.removeprefix("/") for it in alike for name in it["Names"]}
     for node in nodes:
         name = container_name(lab, node)
         if name in taken:
-            raise NameTaken(f"there is a container {name} already, and not of a lab of ours; choose another --name")
+            raise NameTaken(f"container {name} exists, which no testbed lab created; choose another --name")
         if netns_of(lab, node).exists():
-            raise NameTaken(
-                f"there is a network namespace {name} already, and not of a lab of ours; choose another --name"
-            )
+            raise NameTaken(f"network namespace {name} exists, which no testbed lab created; choose another --name")
 
 
 def agent_user() -> str:
-    """``uid:gid`` that ranks have in containers: whoever called sudo, else the image's own user. Never root."""
+    """Return the ``uid:gid`` of ranks in containers: the user who called sudo, else the image's own. Never root."""
     uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     return f"{uid}:{gid}" if uid.isdecimal() and gid.isdecimal() and uid != "0" else IMAGE_USER
 
 
 class Containerlab:
-    """Makes and unmakes the Step :class:`Containers` of one lab.
+    """Handler of the Step :class:`Containers` of one lab: creates and removes them.
 
     Args:
-        lab: name of the lab, and of containerlab's.
-        folder: of the lab's state: the topology file lies in it, and containerlab's own folder.
-        docker: the daemon that has the lab's containers, whatever the environment says.
-        died: called with the node, from a thread, when one of the containers that were made here ends unasked.
+        lab: name of the lab, here and in containerlab.
+        folder: state folder of the lab; holds the topology file and containerlab's own folder.
+        docker: the daemon that has the lab's containers; overrides the environment.
+        died: called with the node's name, from a thread, when a container created by this object exits unasked.
     """
 
     kinds = (Containers,)
@@ -177,11 +177,11 @@ class Containerlab:
         self._file = topology_file(folder, lab)
 
     def path(self, node: str) -> Path | None:
-        """Network namespace of a container; None if there is none. Raises HostError if it does not run any more."""
+        """Return the network namespace of a container; None if there is none. Raises HostError if it has exited."""
         return living_netns(self._lab, node)
 
     def show(self, folder: Path, nodes: Sequence[str]) -> None:
-        """Have a folder of the host inside these containers too, at the same path. Raises HostError."""
+        """Mount a folder of the host into these containers, at the same path. Raises HostError."""
         pids = self._pids()
         for node in nodes:
             if not pids.get(node):
@@ -189,12 +189,12 @@ class Containerlab:
             graft(folder, pids[node])
 
     def own(self, folder: Path) -> None:
-        """Let ranks write into a folder of ours. Raises StorageError."""
+        """Make the ranks' user the owner of a folder. Raises StorageError."""
         uid, gid = map(int, agent_user().split(":"))
         try:
             os.chown(folder, uid, gid, follow_symlinks=False)
         except OSError as error:
-            raise StorageError(f"cannot give {folder} to the ranks: {error.strerror}") from error
+            raise StorageError(f"cannot change the owner of {folder} to {uid}:{gid}: {error.strerror}") from error
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Containers)
@@ -204,17 +204,17 @@ class Containerlab:
         except OSError as error:
             raise StorageError(f"cannot write {self._file}: {error.strerror}") from error
         bound = deploy_bound_s(len(step.names))
-        # What comes next is made ready while containerlab works.
+        # Imports that the next Steps need run while containerlab works.
         try:
             said = self._containerlab(["deploy", "--topo", str(self._file)], bound, meanwhile=netlink.prepare)
         except HostError as error:
             raise HostError(f"{error}{self._late()}") from error
         for name in step.names:
             if complaint := _complaint(said, name):
-                raise HostError(f"the network of {name} was not set up: {complaint}")
+                raise HostError(f"network setup of {name} failed: {complaint}")
         pids = self._pids()
         if lacking := [name for name in step.names if not pids.get(name)]:
-            raise HostError(f"containers do not run: {', '.join(lacking)}{self._last_words(lacking[0])}")
+            raise HostError(f"containers are not running: {', '.join(lacking)}{self._last_words(lacking[0])}")
         self._await_networks(step.names, pids)
         if self._died is not None:
             self._watch = ProcessWatch(pids, self._died)
@@ -242,8 +242,10 @@ class Containerlab:
     # ---- inside
 
     def _ours(self, *, whole: bool = False) -> list[Any]:
-        """Containers that carry both marks: containerlab's for this lab, and ours. ``whole`` with all that docker knows
-        of them, which it is asked for each: of 42, that takes 50 ms."""
+        """Return the containers that carry both labels: containerlab's for this lab, and the testbed's.
+
+        ``whole`` inspects each of them (50 ms for 42).
+        """
         marks: dict[str, str | list[str] | bool] = {"label": [f"containerlab={self._lab}", f"{LABEL}.lab={self._lab}"]}
         with translated("look for this lab's containers"):
             return list(
@@ -251,14 +253,14 @@ class Containerlab:
             )
 
     def _pids(self) -> dict[str, int]:
-        return {it.labels["clab-node-name"]: int(it.attrs["State"]["Pid"]) for it in self._ours(whole=True)}
+        return {one.labels["clab-node-name"]: int(one.attrs["State"]["Pid"]) for one in self._ours(whole=True)}
 
     def _containerlab(self, words: Sequence[str], bound_s: float, meanwhile: Callable[[], None] = lambda: None) -> str:
-        """Run containerlab; what it said. Raises MissingTool, HostError."""
+        """Run containerlab and return its output. Raises MissingTool, HostError."""
         tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")
         if tool is None or setpriv is None:
             raise MissingTool("containerlab" if tool is None else "setpriv", INSTALL)
-        # If the keeper dies containerlab must not go on making what nobody keeps.
+        # If the keeper dies, containerlab must not continue to create containers without an owner.
         argv = [setpriv, "--pdeathsig", "TERM", "--", tool, *words]
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -272,7 +274,7 @@ class Containerlab:
                 os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
-                raise HostError(f"containerlab {words[0]} did not end within {bound_s:.0f} s") from error
+                raise HostError(f"containerlab {words[0]} did not finish within {bound_s:.0f} s") from error
             raise
         if child.returncode != 0:
             raise HostError(f"containerlab {words[0]} failed: {_essence(words_said)}")
@@ -283,7 +285,8 @@ class Containerlab:
         waiting = list(names)
         while waiting := [it for it in waiting if not _ready(pids[it])]:
             if time.monotonic() > until:
-                raise HostError(f"the network of {', '.join(waiting)} was not set up{self._last_words(waiting[0])}")
+                late = f"network setup of {', '.join(waiting)} did not finish within {_READY_BOUND_S:.0f} s"
+                raise HostError(f"{late}{self._last_words(waiting[0])}")
             time.sleep(0.02)
         for name in names:
             with netlink.Namespace(netns_of(self._lab, name)) as space:
@@ -291,13 +294,13 @@ class Containerlab:
             _checksums_on(netns_of(self._lab, name))
 
     def _late(self) -> str:
-        """Which containers run and have no network yet, to be appended; empty if docker does not tell."""
+        """Return a clause that names the running containers without a network; empty if docker does not answer."""
         with contextlib.suppress(HostError):
             late = [
                 it for it, pid in self._pids().items() if pid and not Path(f"/proc/{pid}/root{READY_FILE}").exists()
             ]
             if late:
-                return f"; without a network {'is' if len(late) == 1 else 'are'} {', '.join(sorted(late))}"
+                return f"; nodes without a network: {', '.join(sorted(late))}"
         return ""
 
     def _last_words(self, node: str) -> str:
@@ -310,11 +313,11 @@ class Containerlab:
         return f"; the last lines of {node}: {words}" if words else ""
 
     def _sweep(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
-        """What a containerlab that was killed leaves on the host."""
+        """Remove what a killed containerlab leaves on the host."""
         for name in names:
             with contextlib.suppress(OSError):
                 handle = netns_of(self._lab, name)
-                # Of the process that the container had, even if its number is somebody else's by now; else it dangles.
+                # A link to the container's first process, even if its pid has been recycled; or a dangling link.
                 its_own = handle.is_symlink() and str(handle.readlink()) == f"/proc/{pids.get(name)}/ns/net"
                 if its_own or (handle.is_symlink() and not handle.exists()):
                     handle.unlink()
@@ -322,10 +325,10 @@ class Containerlab:
             (_SSH / f"clab-{self._lab}.conf").unlink()
         begin, end = f"###### CLAB-{self._lab}-START ######", f"###### CLAB-{self._lab}-END ######"
         with contextlib.suppress(OSError):
-            text = _HOSTS.read_bytes()  # in whatever encoding its owner writes it
+            text = _HOSTS.read_bytes()  # its encoding is unknown
             ours = re.escape(begin.encode()) + rb".*?" + re.escape(end.encode()) + rb"\n?"
             if (kept := re.sub(ours, b"", text, flags=re.DOTALL)) != text:
-                # In place, and shorter than before: a full disk cannot make it fail half way, with the file empty.
+                # In place and shorter than before, so a full disk cannot leave the file truncated.
                 with _HOSTS.open("r+b") as file:
                     file.write(kept)
                     file.truncate()
@@ -334,13 +337,15 @@ class Containerlab:
 
 
 def _ready(pid: int) -> bool:
-    """Whether the container whose first process this is has its addresses and routes: then it marks its file system."""
+    """Return whether the container with this first process has its addresses and routes; it then creates a file."""
     return Path(f"/proc/{pid}/root{READY_FILE}").exists()
 
 
 def _checksums_on(path: Path) -> None:
-    """containerlab switches checksum offload off, for network systems that take packets as they come. Ours are kernels;
-    without it Linux before 6.11 sends no UDP super-packets, and a fiber's rate could not be measured. Raises HostError.
+    """Switch checksum offload on again, which containerlab switches off for network operating systems in containers.
+
+    The nodes here are plain Linux: without checksum offload, Linux before 6.11 sends no UDP super-packets, and the rate
+    of a fiber could not be measured. Raises HostError.
     """
 
     def switch() -> None:
@@ -357,28 +362,28 @@ def _checksums_on(path: Path) -> None:
 def _environment(folder: Path, docker: Endpoint) -> dict[str, str]:
     return {
         **os.environ,
-        "DOCKER_HOST": docker.address,  # it knows no contexts
+        "DOCKER_HOST": docker.address,  # containerlab does not support contexts
         "CLAB_LABDIR_BASE": str(folder),
-        "CLAB_VERSION_CHECK": "disable",  # else every call waits 3 s for an answer where there is no internet
+        "CLAB_VERSION_CHECK": "disable",  # else each call waits 3 s for an answer on a host without internet
         "NO_COLOR": "1",
     }
 
 
 def _essence(words: str) -> str:
-    """The lines of containerlab's output that say what went wrong, without its frame and its time stamps."""
+    """Return the error lines of containerlab's output, without frames and time stamps."""
     lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line.strip()) for line in words.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("INFO", "│", "╭", "├", "╰"))]
     start = next((index for index, line in enumerate(lines) if line.startswith("ERR")), 0)
-    return " ".join(lines[start:])[:600] or "it said nothing"
+    return " ".join(lines[start:])[:600] or "no output"
 
 
 def _complaint(words: str, node: str) -> str:
-    """The last lines of the command that failed in a node, from containerlab's output; empty if none failed.
+    """Return the last lines of the command that failed in a node, from containerlab's output; empty if none failed.
 
-    It says ``node=east-0 rc=2 stdout="" stderr=…``, and exits with 0; several lines are framed by │.
+    containerlab prints ``node=east-0 rc=2 stdout="" stderr=…`` and exits with 0; several lines are framed by │.
     """
     found = re.search(rf'\bnode={re.escape(node)} rc=(\d+)(?s:.*?)\bstderr=("[^"\n]*"|(?:\s*\n\s*│.*)+|\S*)', words)
     if found is None or found[1] == "0":
         return ""
     lines = [line.strip(' │"') for line in found[2].splitlines()]
-    return "; ".join([line for line in lines if line][-5:]) or f"its command ended with status {found[1]}"
+    return "; ".join([line for line in lines if line][-5:]) or f"its command exited with status {found[1]}"

@@ -1,6 +1,6 @@
-"""A docker daemon, through its SDK: one client for each in a process, and its exceptions in our words.
+"""The docker SDK: one client per daemon and process, its exceptions translated to ``testbed.errors``.
 
-The SDK is imported when it is needed: it costs a tenth of a second, and labs of namespaces do without.
+The SDK is imported when it is first needed: the import takes 0.3 s, and the driver netns works without it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["INSTALL", "NotThere", "client", "refuse_silence", "translated", "why
 
 INSTALL: Final = "sudo tools/install-containerlab.sh (in the testbed's repository; docs/containerlab.md)"
 ANSWER_BOUND_S: Final = 60
-"""For work that is asked of docker; whether it is there at all is known sooner (:func:`refuse_silence`)."""
+"""Time limit of an SDK call; whether docker answers at all is known sooner (:func:`refuse_silence`)."""
 
 
 class NotThere(HostError):
-    """Docker has no container or image of that name."""
+    """Docker has no container or image with that name."""
 
 
 def client(where: Endpoint | None = None) -> DockerClient:
-    """Connected to this daemon; None: that of :func:`~testbed.host.drivers.docker_endpoint.endpoint`.
+    """Return a client of this daemon; None: the one of :func:`~testbed.host.drivers.docker_endpoint.endpoint`.
 
     Raises as :func:`refuse_silence`.
     """
@@ -47,7 +47,7 @@ def _connected(where: Endpoint) -> DockerClient:
 
 
 def why_not() -> str:
-    """Why docker cannot be used here; empty if it can."""
+    """Return why docker cannot be used on this host; empty if it can."""
     try:
         client()
     except TestbedError as error:
@@ -56,7 +56,7 @@ def why_not() -> str:
 
 
 def refuse_silence(where: Endpoint | None = None) -> None:
-    """Raise UserError, NotAllowed, MissingTool or HostError unless docker answers, on this kernel, within seconds.
+    """Raise UserError, NotAllowed, MissingTool or HostError unless docker answers within seconds and on this kernel.
 
     ``where`` as in :func:`client`.
     """
@@ -66,14 +66,14 @@ def refuse_silence(where: Endpoint | None = None) -> None:
     kernel, ours = ask(where, "/version").get("KernelVersion", ""), os.uname().release
     if kernel != ours:
         raise Elsewhere(
-            f"the docker at {where.socket} runs on another kernel ({kernel}; this is {ours}), as Docker Desktop does: a"
-            " lab's links cannot be made there; install docker itself, or take --driver netns"
+            f"docker at {where.socket} runs on another kernel ({kernel}, expected {ours}), as Docker Desktop does:"
+            " a lab's links cannot be created there; install docker on this host, or use --driver netns"
         )
 
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Foreign exceptions of a block of SDK calls become ours; ``doing`` completes "could not …"."""
+    """Translate exceptions of a block of SDK calls to ``testbed.errors``; ``doing`` completes "could not …"."""
     try:
         yield
     except Exception as error:
@@ -88,19 +88,19 @@ def _translation(error: Exception, doing: str) -> TestbedError | None:
 
     words = str(error)
     if isinstance(error, docker.errors.NotFound):
-        return NotThere(f"could not {doing}: docker has none ({error.explanation})")
+        return NotThere(f"could not {doing}: not found ({error.explanation})")
     if isinstance(error, docker.errors.APIError):
-        return HostError(f"could not {doing}: docker says: {error.explanation or error}")
+        return HostError(f"could not {doing}: docker reports: {error.explanation or error}")
     if isinstance(error, docker.errors.ContainerError):
         said = error.stderr or b""
         last = (said.decode(errors="replace") if isinstance(said, bytes) else said).strip().splitlines()[-1:]
-        return HostError(f"could not {doing}: it ended with status {error.exit_status}: {' '.join(last)}")
+        return HostError(f"could not {doing}: it exited with status {error.exit_status}: {' '.join(last)}")
     if not isinstance(error, docker.errors.DockerException | requests.exceptions.RequestException):
         return None
     if "PermissionError" in words or "Permission denied" in words:
         return NotAllowed(f"could not {doing}: {NO_PERMISSION}")
     if "FileNotFoundError" in words or "ConnectionRefused" in words or "Connection refused" in words:
         return HostError(f"could not {doing}: {DOES_NOT_RUN}")
-    if isinstance(error, requests.exceptions.Timeout) or "timed out" in words:  # while it connects, it is wrapped
+    if isinstance(error, requests.exceptions.Timeout) or "timed out" in words:  # wrapped if it occurs while connecting
         return HostError(f"could not {doing}: docker did not answer within {ANSWER_BOUND_S} s")
     return HostError(f"could not {doing}: {words}")

@@ -1,19 +1,18 @@
-"""Which docker daemon: the one that docker's own command would ask, if it is on this machine.
+"""Which docker daemon to use: the one that docker's own command would use, if it is on this machine.
 
-docker's command knows contexts (``docker context use``); its SDK and containerlab know DOCKER_HOST alone. So the
-address is found once, here, in the order of docker's command line, and handed to all three: DOCKER_HOST,
-DOCKER_CONTEXT, the context that is in use, the usual socket (docs.docker.com/engine/manage-resources/contexts).
+containerlab reads DOCKER_HOST only, so the address is resolved once, here, in the order of docker's command line, and
+passed to containerlab, to docker's command and to the SDK: DOCKER_HOST, DOCKER_CONTEXT, the current context, the
+default socket (docs.docker.com/engine/manage-resources/contexts). Contexts are read by the SDK.
 
-A lab is made by one daemon, and its folder keeps which (``testbed.host.lab_nodes``): every later verb asks that one,
-whatever the environment says by then.
+A lab is created by one daemon, which its folder records (``testbed.host.lab_nodes``); every later verb uses that one,
+whatever the environment names.
 
-Only a Unix socket will do. A lab's links are made in this machine's kernel, between namespaces that must be here; the
-containers of a daemon that is reached over TCP or ssh are elsewhere.
+Only a Unix socket is accepted. A lab's links are created in this machine's kernel, between local namespaces; the
+containers of a daemon that is reached over TCP or ssh are on another machine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -39,20 +38,25 @@ __all__ = [
 ]
 
 USUAL: Final = Path("/var/run/docker.sock")
-DOES_NOT_RUN: Final = "docker does not run; start it: service docker start"
+DOES_NOT_RUN: Final = "docker is not running; start it: service docker start"
 NO_PERMISSION: Final = "no permission for docker's socket; use sudo, or join the group docker"
 ASK_BOUND_S: Final = 10.0
-"""For what docker answers out of its memory: one that is frozen must not hold a command for ever."""
+"""Time limit of requests that docker answers from memory: a frozen daemon must not block a command."""
 
 
 class Elsewhere(UserError):
-    """That docker makes containers on another machine, or on another kernel of this one."""
+    """The daemon creates containers on another machine, or on another kernel of this one."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """``socket`` is absolute; ``said_by`` is what named it, as in "DOCKER_HOST"; empty for the usual one. ``lab``: that
-    one was made by this daemon, which is why it is asked."""
+    """The socket of a docker daemon.
+
+    Attributes:
+        socket: absolute path.
+        said_by: what named it, as in "DOCKER_HOST"; empty for the default socket.
+        lab: the lab that this daemon created, if that is why it is used.
+    """
 
     socket: Path
     said_by: str = ""
@@ -65,63 +69,53 @@ class Endpoint:
 
     @property
     def silence(self) -> str:
-        """Where nobody answers, and why it was asked there, to be appended; empty for the usual one."""
+        """A clause for error messages: which socket does not answer, and why it was used. Empty for the default one."""
         if self.lab:
-            return f" (nobody answers at {self.socket}, whose docker made lab {self.lab}, says {self.said_by})"
-        return f" (nobody answers at {self.socket}, which {self.said_by} names)" if self.said_by else ""
+            return f" (no answer at {self.socket}, the docker that created lab {self.lab} according to {self.said_by})"
+        return f" (no answer at {self.socket}, set by {self.said_by})" if self.said_by else ""
 
 
 def endpoint() -> Endpoint:
-    """Raises Elsewhere, or UserError for a context that there is not."""
-    if said := os.environ.get("DOCKER_HOST", ""):
-        return _local(said, "DOCKER_HOST")
-    context, where = os.environ.get("DOCKER_CONTEXT", ""), "DOCKER_CONTEXT"
-    if not context:
-        file = _configuration() / "config.json"
-        context, where = str(_read(file).get("currentContext", "")), str(file)
-    if context in ("", "default"):
+    """Return the daemon that docker's command would use. Raises Elsewhere; UserError for an unknown context."""
+    if host := os.environ.get("DOCKER_HOST", ""):
+        return _local(host, "DOCKER_HOST")
+    file = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker", "config.json")
+    name, source = os.environ.get("DOCKER_CONTEXT", ""), "DOCKER_CONTEXT"
+    if not name and file.exists():
+        from docker.context.config import get_current_context_name
+
+        name, source = get_current_context_name(), str(file)
+    if not name or name == "default":
         return Endpoint(USUAL)
-    address = _address_of(context)
-    if not address:
-        raise UserError(f"{where}: there is no docker context {shown(context)}; see: docker context ls")
-    return _local(address, f"docker's context {shown(context)} ({where})")
+    return _local(_host_of(name, source, file), f"docker's context {shown(name)} ({source})")
 
 
 def maker_of(lab: str, address: str, said_by: str) -> Endpoint:
-    """The daemon that made a lab, by the address that ``said_by`` keeps. Raises Elsewhere."""
+    """Return the daemon that created a lab, from the address recorded in ``said_by``. Raises Elsewhere."""
     return Endpoint(_local(address, said_by).socket, said_by, lab)
 
 
-def _configuration() -> Path:
-    said = os.environ.get("DOCKER_CONFIG", "")
-    return Path(said) if said else Path(os.environ.get("HOME", "/root"), ".docker")
+def _host_of(context: str, source: str, file: Path) -> str:
+    """Return the address of a docker context. Raises UserError if there is none of that name."""
+    from docker.context import Context
 
-
-def _read(path: Path) -> dict[str, Any]:
-    """As docker does: what is not there says nothing; what cannot be read is no reason to do without docker."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _address_of(context: str) -> str:
-    """Empty if there is no such context. Where docker keeps them: github.com/docker/cli, cli/context/store."""
-    folder = hashlib.sha256(context.encode()).hexdigest()
-    meta = _read(_configuration() / "contexts" / "meta" / folder / "meta.json")
-    try:
-        return str(meta["Endpoints"]["docker"]["Host"])
-    except (KeyError, TypeError):
-        return ""
+        # Without config.json the SDK searches below the working directory, which may belong to anybody.
+        found = Context.load_context(context) if file.exists() else None
+        host = found.endpoints["docker"]["Host"] if found else ""
+    except Exception as error:  # the SDK raises a bare Exception for a file that it cannot parse
+        raise UserError(f"{source}: cannot read docker context {shown(context)}: {error}") from error
+    if not host:
+        raise UserError(f"{source}: unknown docker context {shown(context)}; list them with: docker context ls")
+    return str(host)
 
 
 def _local(address: str, said_by: str) -> Endpoint:
     kind, _, path = address.partition("://")
     if kind != "unix":
         raise Elsewhere(
-            f"{said_by} says {shown(address)}: a lab's links are made in this machine's kernel, so docker must be"
-            f" reached at a Unix socket of this machine, as in DOCKER_HOST=unix://{USUAL}"
+            f"{said_by} is {shown(address)}, expected a Unix socket of this machine, as in"
+            f" DOCKER_HOST=unix://{USUAL}: a lab's links are created in this machine's kernel"
         )
     return Endpoint(Path("/") / path if path else USUAL, said_by)
 
@@ -140,9 +134,9 @@ class _Connection(http.client.HTTPConnection):
 
 
 def ask(where: Endpoint, path: str, bound_s: float = ASK_BOUND_S, **query: str) -> Any:
-    """What docker answers to a GET (docs.docker.com/reference/api/engine): a hundredth of what its SDK's import costs.
+    """Send a GET request (docs.docker.com/reference/api/engine) and return the decoded answer.
 
-    Raises NotAllowed, HostError.
+    It takes a hundredth of the time of the SDK's import. Raises NotAllowed, HostError.
     """
     connection = _Connection(where.socket, bound_s)
     try:
@@ -159,8 +153,8 @@ def ask(where: Endpoint, path: str, bound_s: float = ASK_BOUND_S, **query: str) 
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
-        raise HostError(f"docker says: {body.decode(errors='replace').strip() or answer.reason}")
+        raise HostError(f"docker reports: {body.decode(errors='replace').strip() or answer.reason}")
     try:
         return json.loads(body)
     except ValueError as error:
-        raise HostError(f"what answers at {where.socket} is no docker") from error
+        raise HostError(f"expected docker at {where.socket}, got an answer that is not JSON") from error

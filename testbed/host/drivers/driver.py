@@ -1,6 +1,6 @@
-"""What a driver is: the hand that makes a lab's namespaces, cables and routes real, and unmakes them.
+"""The protocol of a driver: a handler that creates and removes a lab's namespaces, links and routes.
 
-Protocols by role, the one that does nothing first. The engine (``testbed.keeper.engine``) knows only these.
+The engine (``testbed.keeper.engine``) depends on these protocols only.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any, Protocol
 from testbed.core.plan.step import Property, Step
 
 Facts = dict[str, Any]
-"""What making a Step brought to light and its undoing needs (inodes, pids): JSON-able, journalled."""
+"""Values learned while applying a Step that its undo needs (inodes, pids): JSON-serialisable, journalled."""
 
 
 class Handler(Protocol):
-    """Makes and unmakes some kinds of Steps."""
+    """Applies and undoes some kinds of Steps."""
 
     def make(self, step: Step) -> Facts:
-        """Bring it into being. Raises TestbedError."""
+        """Create the resource. Raises TestbedError."""
         ...
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        """Remove it; what is not there is no error. ``facts`` is empty if making it never came to its end."""
+        """Remove the resource; a missing one is no error. ``facts`` is empty if :meth:`make` did not finish."""
         ...
 
     def assign(self, settings: Sequence[Property]) -> None:
-        """Give these keys these values, all at once."""
+        """Set these properties, all at once."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""The image of a lab's containers: named, looked for, built; and its base for machines that reach no registry.
+"""Find and build the image of a lab's containers, and a base image for hosts that reach no registry.
 
-Everything that an image needs is fetched on the host, by the pip that this Python has: whatever lets the host install
-packages (an index, a mirror, a folder of wheels) lets it build the image, and the build itself needs no network unless
-the base lacks iproute2.
+Everything that goes into an image is downloaded on the host, by this Python's pip. So a host that can install packages
+(from an index, a mirror or a folder of wheels) can build the image, and the build itself needs no network unless the
+base lacks iproute2.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from testbed.version import __version__
 __all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name", "requirements"]
 
 Say = Callable[[str], None]
-"""Hears one line of progress."""
+"""Called with one line of progress."""
 
 SLIM: Final = "python:3.12-slim"
 BASE: Final = "scale-across-testbed-base:bookworm"
-"""What ``image base`` makes: Debian 12 with Python 3.11 and what the lab's containers call."""
+"""Output of ``image base``: Debian 12 with Python 3.11 and the programs that the lab's containers call."""
 
 REPOSITORY: Final = "scale-across-testbed"
 TORCH_CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
@@ -45,7 +45,7 @@ DISTRIBUTION: Final = "scale-across-testbed"
 NEEDED: Final = ("numpy>=1.26", "prometheus-client>=0.20")
 TORCH: Final = "torch>=2.4"
 _PLATFORMS: Final = (*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), "manylinux2014", "manylinux2010")
-"""pip takes each by its own name alone (PEP 600): Debian 12 has glibc 2.36, and 2.28 is what torch is built for."""
+"""pip matches only the platform tags listed (PEP 600): Debian 12 has glibc 2.36, torch wheels need 2.28."""
 _DEBOOTSTRAP: Final = ("python3", "python3-venv", "iproute2", "iputils-ping", "iperf3")
 _BOUND_S: Final = 1800
 _END_BOUND_S: Final = 10.0
@@ -54,27 +54,27 @@ _NAME: Final = re.compile(
     r"([a-zA-Z0-9][a-zA-Z0-9.-]*(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
     re.ASCII,
 )
-"""Of an image, about as docker reads it (github.com/distribution/reference)."""
+"""An image's name, close to docker's own grammar (github.com/distribution/reference)."""
 
 
 def reference(version: str = __version__, gpu: bool = False) -> str:
-    """Name and tag of the image that fits a version of the testbed."""
+    """Return name and tag of the image for a version of the testbed."""
     return f"{REPOSITORY}:{version}" + ("-gpu" if gpu else "")
 
 
 def refuse_bad_name(name: str) -> None:
-    """Raise UserError for what docker takes for no image's name; empty is none and passes.
+    """Raise UserError unless ``name`` is empty or a valid image name.
 
-    Else it would be said once all that the image needs was fetched, or when the lab is deployed.
+    Docker itself would report it only after all downloads, or when the lab is deployed.
     """
     if name and not _NAME.fullmatch(name):
-        raise UserError(f"{shown(name)} cannot be an image's name: [HOST/]NAME[:TAG], lower-case but for the TAG")
+        raise UserError(f"expected an image name [HOST/]NAME[:TAG], lower-case except for the TAG, got {shown(name)}")
 
 
 def missing(image: str = "", extras: Sequence[str] = ()) -> str:
-    """Why the lab's containers cannot be made from ``image`` (default: this version's); empty if they can.
+    """Return why containers cannot be created from ``image`` (default: this version's); empty if they can.
 
-    ``extras`` of the testbed must have been installed into it too. Raises as :func:`client` does.
+    ``extras`` of the testbed must be installed in it too. Raises as :func:`client`.
     """
     name = image or reference()
     try:
@@ -82,21 +82,21 @@ def missing(image: str = "", extras: Sequence[str] = ()) -> str:
             found = client().images.get(name)
     except NotThere:
         with translated("list images"):
-            others = sorted(tag for it in client().images.list(REPOSITORY) for tag in it.tags)
-        there = f" (there is {', '.join(others)})" if others else ""
-        return f"there is no image {name}{there}; make it with: testbed image build"
+            others = sorted(tag for image_found in client().images.list(REPOSITORY) for tag in image_found.tags)
+        available = f" (available: {', '.join(others)})" if others else ""
+        return f"unknown image {name}{available}; build it with: testbed image build"
     version = found.labels.get(f"{LABEL}.version", "")
     if version != __version__:
         return (
-            f"the image {name} is {f'of testbed {version}' if version else 'none of a testbed'}, this is {__version__};"
-            " make a new one with: testbed image build"
+            f"image {name} {f'is for testbed {version}' if version else 'was not built by testbed'}, expected"
+            f" {__version__}; build a new one with: testbed image build"
         )
     holds = found.labels.get(f"{LABEL}.with", "").split()
     again = " ".join(["testbed image build", *(f"--with {extra}" for extra in dict.fromkeys([*holds, *extras]))])
     if found.labels.get(f"{LABEL}.agents") != _agents_digest():
-        return f"the image {name} has other agents than this testbed; make a new one with: {again}"
+        return f"image {name} has different agents than this testbed; build a new one with: {again}"
     if lacking := [extra for extra in extras if extra not in holds]:
-        return f"the image {name} was made without {', '.join(lacking)}; make a new one with: {again}"
+        return f"image {name} was built without {', '.join(lacking)}; build a new one with: {again}"
     return ""
 
 
@@ -109,20 +109,20 @@ def build(
     extras: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> str:
-    """Build the image of this version; returns its name.
+    """Build the image of this version and return its name.
 
     Args:
-        base: image to build on; default: :data:`BASE` if it is there, else :data:`SLIM`.
-        wheels: folder of wheels to take packages from; nothing is fetched then that lies there.
-        gpu: torch with CUDA, several GB, in place of its CPU build.
-        tag: name of the image in place of :func:`reference`.
-        extras: of the testbed, whose packages are installed too: what ``testbed validate`` tries.
-        say: hears what is going on, line by line.
+        base: image to build on; default: :data:`BASE` if it exists, else :data:`SLIM`.
+        wheels: folder of wheels; packages found there are not downloaded.
+        gpu: install torch with CUDA (several GB) instead of its CPU build.
+        tag: name of the image, instead of :func:`reference`.
+        extras: of the testbed, to be installed too: the libraries that ``testbed validate`` tests.
+        say: called with progress, line by line.
 
     Raises HostError, MissingTool, NotAllowed, StorageError, UserError.
     """
     if wheels is not None and not wheels.is_dir():
-        raise UserError(f"{wheels} is no folder; --wheels names one that holds wheels")
+        raise UserError(f"--wheels must name a folder of wheels, got {wheels}")
     for given in (base, tag):
         refuse_bad_name(given)
     extras = tuple(dict.fromkeys(extras))
@@ -132,16 +132,16 @@ def build(
         context = Path(folder)
         if shutil.disk_usage(context).free < NEEDED_BYTES:
             raise StorageError(
-                f"{context.parent}: less than {NEEDED_BYTES // 10**9} GB are free; set TMPDIR to another folder"
+                f"{context.parent}: less than {NEEDED_BYTES // 10**9} GB free; set TMPDIR to another folder"
             )
         say(f"base image {chosen}")
         python = _python_of(chosen)
-        say(f"fetching packages for Python {python}" + (f" from {wheels}" if wheels else ""))
+        say(f"downloading packages for Python {python}" + (f" from {wheels}" if wheels else ""))
         _gather(context / "wheels", python, wheels, gpu, more, say)
         _agents_into(context)
         arguments = {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": _agents_digest(), "WITH": " ".join(extras)}
         _docker_build(context, name, arguments, say)
-    say("trying it")
+    say("testing the image")
     with translated(f"run {name}"):
         words = client().containers.run(
             name,
@@ -156,22 +156,22 @@ def build(
 
 
 def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
-    """Make :data:`BASE` by debootstrap and ``docker import``; returns its name. Needs root and Debian's packages.
+    """Create :data:`BASE` by debootstrap and ``docker import``; return its name. Needs root and Debian's packages.
 
     Raises MissingTool, HostError.
     """
     tool = shutil.which("debootstrap")
     if tool is None:
-        raise MissingTool("debootstrap", "apt-get install debootstrap", "the base is made of Debian's packages")
+        raise MissingTool("debootstrap", "apt-get install debootstrap", "the base is built from Debian's packages")
     if os.geteuid() != 0:
-        raise HostError("debootstrap makes a root file system: run with sudo")
-    client()  # before the minute that the rest takes
+        raise HostError("debootstrap creates a root file system: run with sudo")
+    client()  # fail before the minute that the rest takes
     name = f"{REPOSITORY}-base:{suite}"
     with tempfile.TemporaryDirectory(prefix="testbed-base-") as folder:
         root = Path(folder) / "root"
         say(f"Debian {suite} with {', '.join(_DEBOOTSTRAP)} (a minute)")
-        # It mounts /proc and more below the new root. In a mount namespace of its own: if it breaks off with them still
-        # mounted, removing the folder here cannot reach the host's own files through them.
+        # debootstrap mounts /proc and more below the new root. It runs in a mount namespace of its own: if it fails
+        # with them still mounted, removing the folder cannot reach the host's files through them.
         apart = [runner.tool("unshare"), "--mount", "--propagation", "private", "--"]
         words = ["--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)]
         _run([*apart, tool, *words], say, "I: Base system", name="debootstrap")
@@ -203,18 +203,18 @@ def _default_base() -> str:
 
 
 def _python_of(image: str) -> str:
-    """``3.12`` of an image; it is pulled if it is not there."""
+    """Return the Python version of an image, as in ``3.12``; a missing image is pulled."""
     command = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     try:
         with translated(f"run {image}"):
             words = client().containers.run(image, command, remove=True, network_mode="none")
     except HostError as error:
-        raise HostError(f"{error}; where no registry can be reached, make a base first: testbed image base") from error
+        raise HostError(f"{error}; without access to a registry, build a base first: testbed image base") from error
     return str(words.decode().strip())
 
 
 def requirements(extra: str) -> list[str]:
-    """What an extra of the testbed requires, as pip takes it. Raises UserError where there is none of that name."""
+    """Return the requirements of an extra of the testbed, in pip's syntax. Raises UnknownName."""
     extras = _extras()
     if extra not in extras:
         raise UnknownName("extra of the testbed", extra, extras)
@@ -228,7 +228,7 @@ def requirements(extra: str) -> list[str]:
 
 
 def _extras() -> dict[str, list[str]]:
-    """By name: of the repository that we run from, else of the package as it is installed."""
+    """Return requirements by extra: of the repository that this code runs from, else of the installed package."""
     project = Path(__file__).resolve().parents[3] / "pyproject.toml"
     if project.is_file():
         return dict(tomllib.loads(project.read_text())["project"]["optional-dependencies"])
@@ -241,15 +241,17 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Sequence[str], say: Say) -> None:
-    """Download torch, what the agents need, and ``more``, for the image's Python, into ``folder``; a list of what is
-    to be installed lies beside it."""
+    """Download torch, the agents' requirements and ``more`` into ``folder``, for the image's Python.
+
+    Writes ``requirements.txt`` beside them.
+    """
     folder.mkdir()
     machine = os.uname().machine
     target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", "--dest", str(folder)]
     target += [f"--platform={platform}_{machine}" for platform in _PLATFORMS]
     found = ["--find-links", str(wheels)] if wheels else []
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *target, *found]
-    # torch alone and first, from a source that has its CPU build: the normal index would bring CUDA with it.
+    # torch alone and first, from a source that has its CPU build: the default index has the one with CUDA.
     sources: list[list[str]] = [[]] if gpu else [["--no-index"]] if wheels else []
     if not gpu:
         sources += [["--index-url", TORCH_CPU_INDEX], []]
@@ -258,21 +260,19 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Seq
         try:
             _run([*pip, "--no-deps", *source, TORCH], say, "Saved ")
             if not gpu and not source:
-                say("this torch is of the normal index, and brings CUDA, gigabytes; --wheels FOLDER takes one without")
+                say("this torch is from the default index and includes CUDA (gigabytes); --wheels FOLDER avoids it")
             break
         except HostError as error:
             failure = str(error)
             place = wheels if "--no-index" in source else source[-1] if source else "the index"
-            say(f"  torch is not taken from {place}: {failure}")
+            say(f"  no torch from {place}: {failure}")
     else:
-        raise HostError(
-            f"torch for Python {python} could not be fetched: {failure}; --wheels FOLDER takes it from there"
-        )
+        raise HostError(f"could not download torch for Python {python}: {failure}; provide it with --wheels FOLDER")
     torch = next(folder.glob("torch-*.whl"))
-    # With all that this wheel requires: a CUDA build cannot even be imported without its libraries.
+    # With the requirements of this wheel: a CUDA build cannot be imported without its libraries.
     _run([*pip, *NEEDED, str(torch)], say, "Saved ")
     if more:
-        # torch as it lies there: what needs it must not bring another one.
+        # Pin torch to the downloaded wheel, so that no dependency replaces it.
         chosen = folder / "constraints.txt"
         chosen.write_text(f"torch @ {torch.as_uri()}\n")
         _run([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
@@ -283,12 +283,12 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Seq
 def _agents_package() -> Path:
     spec = importlib.util.find_spec("testbed_agents")
     if spec is None or not spec.submodule_search_locations:
-        raise HostError("the package testbed_agents is not installed beside the testbed")
+        raise HostError("the package testbed_agents is not installed; reinstall scale-across-testbed")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _agents_digest() -> str:
-    """Of the agents' sources and the Dockerfile: between two releases the version stays, and they may change."""
+    """Return a digest of the agents' sources and the Dockerfile, which may change while the version stays the same."""
     digest = hashlib.sha256()
     for path in (*sorted(_agents_package().rglob("*.py")), _dockerfile()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -296,14 +296,14 @@ def _agents_digest() -> str:
 
 
 def _agents_into(context: Path) -> None:
-    """The agents' package and the Dockerfile."""
+    """Copy the agents' package and the Dockerfile into a build context."""
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(_agents_package(), context / "testbed_agents", ignore=ignore)
     shutil.copy(_dockerfile(), context / "Dockerfile")
 
 
 def _dockerfile() -> Path:
-    """Of the repository, or of the package as it is installed."""
+    """Return the Dockerfile of the repository or of the installed package."""
     candidates = (
         _agents_package().parent / "Dockerfile",
         Path(__file__).resolve().parents[2] / "shipped" / "Dockerfile",
@@ -311,7 +311,7 @@ def _dockerfile() -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    raise HostError("the agents' Dockerfile is missing from this installation")
+    raise HostError("the agents' Dockerfile is missing from this installation; reinstall scale-across-testbed")
 
 
 def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say) -> None:
@@ -324,7 +324,7 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say)
                 fileobj=archive, custom_context=True, tag=name, buildargs=arguments, decode=True, rm=True, forcerm=True,
                 timeout=_BOUND_S, network_mode="none" if arguments["BASE_IMAGE"] == BASE else None,
             )  # fmt: skip
-            words: list[str] = []  # of the step's own command, which say why it failed; docker says with which status
+            words: list[str] = []  # output of the step's command, which has the reason; docker adds only the status
             for step in steps:
                 if "error" in step:
                     raise HostError(f"could not build {name}: {'; '.join(words[-3:]) or step['error'].strip()}")
@@ -337,9 +337,9 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say)
 
 
 def _run(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:
-    """Run, and pass on the lines that begin with ``telling``. Raises HostError with the last words of what fails.
+    """Run a program and pass on the lines that begin with ``telling``. Raises HostError with its last lines.
 
-    It has ended when this returns or raises, Ctrl-C included: what it works in is removed next.
+    The program has ended when this returns or raises, Ctrl-C included: the caller removes its working folder next.
     """
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -360,5 +360,5 @@ def _run(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:
                 child.wait()
             raise
         if child.wait() != 0:
-            worst = [it for it in lines if "error" in it.lower()] or lines[-1:]
+            worst = [line for line in lines if "error" in line.lower()] or lines[-1:]
             raise HostError(f"{name or Path(argv[0]).name} failed: {'; '.join(worst[-3:])}")

@@ -1,4 +1,4 @@
-"""The driver ``netns``: namespaces and veths by pyroute2. Needs root or a user namespace of one's own."""
+"""The driver ``netns``: namespaces and veths by pyroute2. Needs root or a user namespace."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from testbed.host.linux import namespace, netlink, process
 
 
 def refuse_taken(name: str) -> None:
-    """Raise NameTaken if there is a network namespace of that name: it is not ours to take over or to remove."""
+    """Raise NameTaken if a network namespace of that name exists: this lab did not create it."""
     if namespace.netns_path(name).exists():
         raise NameTaken(
-            f"the network namespace {name} exists already, and not by a lab of this state folder; "
+            f"network namespace {name} exists, which no lab of this state folder created; "
             f"choose another --name, or remove it with: ip netns del {name}"
         )
 
 
 def nowhere(node: str) -> None:
-    """No node is made by anything else."""
+    """Default of ``elsewhere``: every node is created by this driver."""
     return
 
 
 class NetnsDriver:
-    """Makes one lab's namespaces and all that is in them. Use it from one thread.
+    """Handler of one lab's namespaces and everything inside them. Not thread-safe.
 
     Args:
-        lab: its name is part of the name of every namespace: the mark.
-        handles: folder for the mount, IPC and UTS handles of nodes, one folder a node.
-        elsewhere: the network namespace of a node that something else made (a container), or None: it is one of ours.
+        lab: name of the lab; it is part of every namespace's name, which marks it as this lab's.
+        handles: folder for the mount, IPC and UTS handles of nodes, one folder per node.
+        elsewhere: returns the network namespace of a node that another driver created (a container), else None.
     """
 
     def __init__(self, lab: str, handles: Path, elsewhere: Callable[[str], Path | None] = nowhere) -> None:
@@ -60,7 +60,7 @@ class NetnsDriver:
         return (*self._makers, Carrier)
 
     def path(self, node: str) -> Path:
-        """Handle of the network namespace of a node, gateway, the plant or the management network."""
+        """Return the handle of the network namespace of a node, gateway, the plant or the management network."""
         return self._elsewhere(node) or namespace.netns_path(addressing.namespace_name(self._lab, node))
 
     def close(self) -> None:
@@ -79,18 +79,18 @@ class NetnsDriver:
             self._space(step.namespace).delete_route(step.destination, step.hops, step.metric)
             return
         if not isinstance(step, Namespace):
-            return  # all else lives inside namespaces and goes with them
+            return  # everything else is inside namespaces and is removed with them
         name = addressing.namespace_name(self._lab, step.name)
         path = namespace.netns_path(name)
         found, expected = namespace.inode(path), facts.get("inode", 0)
         if step.name in self._open:
             self._open.pop(step.name).close()
         if found and expected and found != expected:
-            raise HostError(f"{path} is not the namespace that this lab made: left alone")
+            raise HostError(f"{path} is not the namespace that this lab created (another inode): not removed")
         if found and found != namespace.inode("/proc/self/ns/net"):
             stuck = process.end_all(process.inside({found}))
             if stuck:
-                raise HostError(f"processes {stuck} in {name} do not end")
+                raise HostError(f"processes {stuck} in {name} did not end after SIGKILL")
         namespace.remove(name, self._handles / step.name if step.isolated else None)
 
     def assign(self, settings: Sequence[Property]) -> None:

@@ -1,1 +1,1 @@
-"""Emulators: what makes a cable a fiber, the kernel's netem or our own fiberd."""
+"""Emulators: give a link the properties of a fiber, by the kernel's netem or by fiberd."""

@@ -1,7 +1,7 @@
-"""What every fiber emulator can do, whichever mechanism it has: its protocol, its records, and one that does nothing.
+"""The protocol of a fiber emulator, its records, and an emulator that does nothing.
 
-An emulator is made by a constructor of its own (``Fiberd.start``) over ends that exist already in the plant. It never
-makes, names or removes interfaces: drivers do.
+Each emulator has its own constructor (``Fiberd.start``), which takes interfaces that exist already in the plant. It
+never creates, names or removes interfaces: drivers do.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ __all__ = [
 ]
 
 DROP_CAUSES = ("loss", "corrupt", "size", "queue", "memory", "transmit", "receive", "down")
-"""Why a segment was lost: by chance, by Ethernet's check after flipped bits (netem counts those as loss), queue full,
-memory cap, refused by the egress, missed by the ingress, end down."""
+"""Causes of a lost segment: random loss, frame check after flipped bits (netem counts those as loss), larger than the
+limit, queue full, memory cap, refused by the egress, missed by the ingress, end down."""
 
 
 @dataclass(frozen=True)
 class DirectionStats:
-    """Counters of one direction since the emulator started. All but the gauges only grow.
+    """Counters of one direction since the emulator started, monotonic except for the gauges.
 
     Attributes:
-        packets: delivered at the egress, a GSO super-packet counting once.
-        segments: delivered, in MTU segments as they would be on a real wire.
-        bytes: delivered L2 frame bytes, the headers of every segment included, without preamble, FCS and gap.
-        drops: MTU segments by cause, every one of :data:`DROP_CAUSES` (``receive`` counts packets of the kernel).
-        queue_bytes: gauge; wire bytes that wait for their turn at the rate.
-        in_flight_packets: gauge; packets that wait or are on their way.
-        corrupted, duplicated, held_back: delivered with a flipped bit, delivered twice, held back by ``reorder``, in
-            MTU segments; None where the emulator does not count them.
+        packets: delivered at the egress; a GSO super-packet counts once.
+        segments: delivered MTU segments, as on a real wire.
+        bytes: delivered L2 frame bytes, including the headers of every segment, without preamble, FCS and gap.
+        drops: lost MTU segments by cause, with every key of :data:`DROP_CAUSES` (``receive`` counts packets).
+        queue_bytes: gauge; wire bytes queued for the rate limit.
+        in_flight_packets: gauge; packets queued or under way.
+        corrupted, duplicated, held_back: MTU segments delivered with a flipped bit, delivered twice, or delayed by
+            ``reorder``; None if the emulator does not count them.
         lateness_bounds_s: upper bounds of the lateness histogram, ascending.
-        lateness_counts: packets whose lateness (sent - due) was at most that bound and above the one before; one
-            more entry than bounds, the last for everything later.
+        lateness_counts: packets per bucket of lateness (sent - due); one more entry than bounds, for everything later.
     """
 
     direction: str
@@ -63,14 +62,14 @@ class DirectionStats:
 
 @dataclass(frozen=True)
 class EmulatorInfo:
-    """``name`` as in ``--emulator``; ``scheduling`` as a certificate prints it, like "SCHED_FIFO 40, spin 60 us"."""
+    """``name`` as in ``--emulator``; ``scheduling`` as printed in a certificate: "SCHED_FIFO 40, spin 60 us"."""
 
     name: str
     scheduling: str
 
 
 def refuse_impossible(changes: Mapping[str, Impairment]) -> None:
-    """Raise LabError for what no emulator can do, naming each direction and value, before anything is touched."""
+    """Raise LabError for impossible values, naming each direction and value, before anything is changed."""
     wrong = [f"{name}: {finding}" for name, impairment in changes.items() for finding in impairment.findings()]
     if wrong:
         raise LabError("; ".join(wrong))
@@ -80,47 +79,47 @@ def refuse_unknown(names: Iterable[str], directions: Collection[str]) -> None:
     """Raise LabError for a direction that the emulator was not started with."""
     for name in names:
         if name not in directions:
-            raise LabError(f"the emulator has no direction named '{name}'")
+            raise LabError(f"unknown direction '{name}': the emulator was not started with it")
 
 
 class Emulator(Protocol):
-    """Impairs the directions that it was started with. All methods may be called from any thread."""
+    """Impairs the directions that it was started with. Thread-safe."""
 
     @property
     def info(self) -> EmulatorInfo: ...
 
     @property
     def pid(self) -> int | None:
-        """The emulating process, or None where the kernel does it."""
+        """The emulating process; None if the kernel emulates."""
 
     def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
-        """Replace the impairment of each direction named; nothing in flight is lost or reordered.
+        """Replace the impairments of these directions; packets in flight are neither lost nor reordered.
 
         Args:
-            changes: by direction.
-            flush: of these, what is under way in them is lost at the same moment; no port loses its carrier.
+            changes: impairments by direction.
+            flush: directions whose packets in flight are dropped at the same moment; no port loses its carrier.
 
         Raises:
             LabError: no such direction, an impossible value, or the emulator is gone or silent.
         """
 
     def stats(self) -> tuple[DirectionStats, ...]:
-        """One record per direction, in the order they were started in. Raises LabError as :meth:`set` does."""
+        """Return one record per direction, in the order of the start. Raises LabError as :meth:`set`."""
 
     def segmented(self) -> tuple[str, ...]:
-        """Names of the directions whose sender sends MTU-sized packets only, segmentation offload off, so that chance
-        has a say over each; none where the emulator takes super-packets apart by itself."""
+        """Return the directions whose sender has segmentation offload off, so that random impairments apply to each MTU
+        segment; none if the emulator splits super-packets itself."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until the emulator is gone. Its exit status (negative: killed by that signal), or None after
-        ``timeout_s`` seconds; None as a timeout waits for ever."""
+        """Wait until the emulator ends; return its exit status (negative: killed by that signal), or None after
+        ``timeout_s`` seconds. ``timeout_s`` None waits without limit."""
 
     def stop(self) -> None:
-        """Take both ends of every fiber down and end. Does nothing the second time."""
+        """Take both ends of every fiber down and end. Idempotent."""
 
 
 class NoopEmulator:
-    """Forwards nothing and remembers what it was told: for dry runs and for tests of everything above it."""
+    """Forwards nothing and records the impairments set: for dry runs, and for tests of the layers above."""
 
     info = EmulatorInfo("noop", "none")
     pid: int | None = None
@@ -141,7 +140,7 @@ class NoopEmulator:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         if self._stopped or timeout_s is None:
-            return 0  # there is no process that could be waited for
+            return 0  # no process to wait for
         time.sleep(timeout_s)
         return None
 

@@ -1,4 +1,4 @@
-"""fiberd as an :class:`~testbed.host.emulators.emulator.Emulator`: starts the C helper in the plant and talks to it.
+"""fiberd as an :class:`~testbed.host.emulators.emulator.Emulator`: start the C helper in the plant and control it.
 
 The line protocol is described in ``testbed/fiberd/control.h`` and docs/fiberd.md.
 """
@@ -26,21 +26,21 @@ __all__ = ["Fiberd", "find_binary"]
 ANSWER_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 10.0
 DEFAULT_PRIORITY: Final = 40
-"""SCHED_FIFO priority: above everything of a job, below the kernel's own threads (50)."""
+"""SCHED_FIFO priority: above all processes of a job, below the kernel's threads (50)."""
 
 _BINARY: Final = Path(__file__).resolve().parents[2] / "fiberd" / "fiberd"
 _INSTALL: Final = "apt-get install gcc libc6-dev && pip install --force-reinstall --no-deps scale-across-testbed"
 
 
 def find_binary() -> Path:
-    """The compiled helper that was installed with the package. Raises MissingTool."""
+    """Return the compiled helper that was installed with the package. Raises MissingTool."""
     if os.access(_BINARY, os.X_OK):
         return _BINARY
     raise MissingTool("fiberd", _INSTALL, "the package was installed on a machine without a C compiler")
 
 
 class Fiberd:
-    """A running fiberd. Thread-safe. Made by :meth:`start`."""
+    """A running fiberd, created by :meth:`start`. Thread-safe."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log_path: Path) -> None:
         self._process = process
@@ -48,7 +48,7 @@ class Fiberd:
         self._control = control
         self._log_path = log_path
         self._received = b""
-        self._talking = threading.Lock()  # one question and its answer at a time
+        self._talking = threading.Lock()  # one request and its answer at a time
         self._reaping = threading.Lock()
         self._out_of_step = False
         self.info = EmulatorInfo("fiberd", "unknown")
@@ -62,19 +62,19 @@ class Fiberd:
         log_path: Path,
         priority: int = DEFAULT_PRIORITY,
     ) -> Fiberd:
-        """Forward between ends that exist already in the plant, impaired from the first packet on.
+        """Start forwarding between existing interfaces of the plant, impaired from the first packet on.
 
         Args:
             netns: the plant's network namespace: a path, or a name known to ``ip netns``.
             directions: at most 512; their interfaces may be up or down.
-            seed: of the random loss; the same seed and the same packets lose the same packets.
-            log_path: gets what fiberd writes to stderr.
-            priority: SCHED_FIFO priority; 0, or no permission, leaves it an ordinary process. ``info`` tells.
+            seed: of random loss; the same seed and the same packets lose the same packets.
+            log_path: receives fiberd's stderr.
+            priority: SCHED_FIFO priority; normal scheduling if 0 or not permitted. ``info`` has the result.
 
         Raises:
-            MissingTool: it was not compiled. LabError: it would not start, with its words.
+            MissingTool: fiberd was not compiled. LabError: fiberd failed to start; the message has its output.
         """
-        # Before it starts: one that ends takes the ends down.
+        # Before fiberd starts: when it exits, it takes the ends down.
         refuse_impossible({direction.name: direction.impairment for direction in directions})
         binary = find_binary()
         namespace = str(netns) if "/" in str(netns) else f"/run/netns/{netns}"
@@ -105,34 +105,34 @@ class Fiberd:
         return self._process.pid
 
     def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
-        """Replace the impairment of each direction named; nothing in flight is lost or reordered, but in those of
-        ``flush`` all of it is lost, counted as ``down``; no port loses its carrier.
+        """Replace the impairments of these directions; packets in flight are neither lost nor reordered.
 
-        Each direction changes at once; several change within microseconds of each other.
+        Packets in flight in the directions of ``flush`` are dropped, counted as ``down``; no port loses its carrier.
+        Each direction changes atomically; several change within microseconds of each other.
 
         Raises:
-            LabError: no such direction, an impossible value, or fiberd is gone or silent.
+            LabError: unknown direction, impossible value, or fiberd has ended or does not answer.
         """
         refuse_impossible(changes)
         lines = [_set_line(name, impairment) for name, impairment in changes.items()]
         self._ask(lines + [f"flush {name}" for name in flush])
 
     def stats(self) -> tuple[DirectionStats, ...]:
-        """One record per direction, in the order they were started in.
+        """Return one record per direction, in the order of the start.
 
         Raises:
-            LabError: fiberd is gone or silent.
+            LabError: fiberd has ended or does not answer.
         """
         return tuple(_parse_stats(line) for line in self._ask(["stats"], collect=True))
 
     def segmented(self) -> tuple[str, ...]:
-        """None: fiberd takes super-packets apart by itself."""
+        """Return nothing: fiberd splits super-packets itself."""
         return ()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until fiberd is gone. Its exit status (negative: killed by that signal), or None after ``timeout_s``.
+        """Wait until fiberd ends; return its exit status (negative: killed by a signal), or None after ``timeout_s``.
 
-        When it was killed, its ends are still up: the caller takes them down.
+        If fiberd was killed, its ends are still up and the caller must take them down.
         """
         with self._reaping:
             if self._process.returncode is not None:
@@ -153,7 +153,7 @@ class Fiberd:
         return status
 
     def stop(self) -> None:
-        """Let fiberd take all ends down and end. Does nothing the second time."""
+        """Let fiberd take all ends down and end. Idempotent."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         if self.wait(STOP_TIMEOUT_S) is None:
@@ -162,19 +162,19 @@ class Fiberd:
         with self._talking:
             self._control.close()
 
-    # -- questions and answers -------------------------------------------------------------------------------------
+    # -- requests and answers --------------------------------------------------------------------------------------
 
     def _ask(self, lines: Sequence[str], collect: bool = False) -> list[str]:
-        """Send commands in one go and read their answers.
+        """Send commands in one write and read their answers.
 
-        Returns the text after each ``ok``, or with ``collect`` the lines before it.
+        Returns the text after each ``ok``; with ``collect``, the lines before it.
         """
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         answers: list[str] = []
         errors: list[str] = []
         with self._talking:
             if self._out_of_step:
-                raise LabError(f"fiberd (pid {self.pid}) was killed: it had not answered within {ANSWER_TIMEOUT_S:g} s")
+                raise LabError(f"fiberd (pid {self.pid}) was killed: no answer within {ANSWER_TIMEOUT_S:g} s")
             try:
                 self._send("".join(f"{line}\n" for line in lines).encode(), deadline)
                 ended = 0
@@ -191,12 +191,13 @@ class Fiberd:
                     else:
                         answers.append(line)
             except TimeoutError as error:
-                # It has one thread: while it is silent no packet moves either, and what it answers later cannot be told
-                # apart. Killed it is a cut, which everybody sees, and no black hole behind ports that are up.
+                # fiberd has one thread: while it does not answer, it forwards no packets, and a late answer could not
+                # be matched to its request. Killing it makes this a visible cut, not a black hole behind ports that are
+                # up.
                 self._out_of_step = True
                 self._process.kill()
                 raise LabError(
-                    f"fiberd (pid {self.pid}) did not answer within {ANSWER_TIMEOUT_S:g} s, and was killed"
+                    f"fiberd (pid {self.pid}) did not answer within {ANSWER_TIMEOUT_S:g} s and was killed"
                 ) from error
             except OSError as error:
                 raise LabError(self._obituary()) from error

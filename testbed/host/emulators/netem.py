@@ -1,11 +1,11 @@
 """The kernel's own netem as an :class:`~testbed.host.emulators.emulator.Emulator`.
 
-In the plant, what one end of a link receives is redirected to the other end (clsact, matchall or u32, mirred), and
-leaves it through netem (chance, delay, jitter) with a tbf child (rate, queue in bytes). docs/netem.md says what each
-impairment means there and where that differs from fiberd; ``netem_mapping`` makes it so.
+In the plant, packets received at one end of a link are redirected to the other end (clsact, matchall or u32, mirred),
+and leave through netem (random impairments, delay, jitter) with a tbf child (rate, queue in bytes). docs/netem.md has
+the meaning of each impairment and the differences from fiberd; ``netem_mapping`` implements it.
 
-Packets never overtake each other unless asked, whatever is changed while they are under way: netem alone sorts by the
-time of departure, so that a shorter delay would send what came later first. See
+Packets keep their order unless reordering is requested, even if the impairment changes while they are in flight. netem
+by itself sorts by departure time, so a shorter delay would let later packets overtake; see
 :data:`testbed.host.emulators.tc.IN_ORDER_RATE`.
 """
 
@@ -39,7 +39,7 @@ _SIOCGIFMTU: Final = 0x8921
 _SO_SNDBUFFORCE: Final = 32
 _SEND_BUFFER: Final = 2 << 20
 _MOST_AT_ONCE: Final = 1 << 20
-"""Bytes of requests in one send: a direction with jitter takes 33 kB, one without less than 1 kB."""
+"""Maximum bytes of requests per send: a direction with jitter takes 33 kB, one without less than 1 kB."""
 
 _PROBE: Final = Impairment(delay_s=1e-3, rate_bps=1e9, jitter_s=1e-4, p=0.1, r=0.5, corrupt=0.1, corrupt_survives=True)
 
@@ -48,9 +48,9 @@ Place = tuple[Path, str]
 
 
 def available(netns: str | Path | None = None) -> str:
-    """Why this machine has no netem emulator; empty if it has.
+    """Return why netem cannot be used on this host; empty if it can.
 
-    A probe is attached to ``lo`` of the network namespace at ``netns`` and removed again; None: of a throw-away one.
+    Attaches a probe to ``lo`` of the network namespace at ``netns`` (None: a temporary one) and removes it.
     """
 
     def attempt() -> str:
@@ -72,16 +72,16 @@ def available(netns: str | Path | None = None) -> str:
     except MissingTool as error:
         return str(error)
     except NotAllowed:
-        return "not permitted to try it: it needs root"
+        return "not permitted to probe netem: run as root"
     except OSError as error:
-        return f"this kernel does not have it ({error.strerror or error})"
+        return f"this kernel does not support netem ({error.strerror or error})"
     except TestbedError as error:
         return str(error)
 
 
 @dataclasses.dataclass
-class _Way:
-    """One direction, and what has been attached for it."""
+class _Attached:
+    """One direction and what is attached for it."""
 
     direction: Direction
     impairment: Impairment
@@ -91,22 +91,22 @@ class _Way:
     sender: Sender | None
     changes: int = 0
     classified: bool = False
-    """Whether it has a place for filters (clsact) yet."""
+    """Whether its ingress has clsact, which filters attach to."""
     largest_bytes: int = 0
     turn: int = 0
-    """How often its qdiscs were replaced."""
+    """Number of times its qdiscs were replaced."""
     counted: Counted = dataclasses.field(default_factory=Counted)
 
 
 class Netem:
-    """Running kernel emulation of one plant. Thread-safe. Made by :meth:`start`."""
+    """Kernel emulation of one plant, created by :meth:`start`. Thread-safe."""
 
     info = EmulatorInfo("netem", "kernel")
     pid: int | None = None
 
     def __init__(self, netns: Path, raw: socket.socket, senders: Mapping[str, Place], seed: int | None) -> None:
         self._netns, self._raw, self._senders, self._seed = netns, raw, dict(senders), seed
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, _Attached] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
@@ -118,25 +118,25 @@ class Netem:
         senders: Mapping[str, Place],
         seed: int | None = None,
     ) -> Netem:
-        """Forward between ends that exist already in the plant, impaired from the first packet on.
+        """Start forwarding between existing interfaces of the plant, impaired from the first packet on.
 
         Args:
             netns: the plant's network namespace: a path, or a name known to ``ip netns``.
             directions: their interfaces may be up or down.
-            senders: for each ``ingress`` its peer, where segmentation offload is switched off while chance has a say
-                over the direction's packets: what is lost on a wire is one segment, never a super-packet. One that is
-                missing is left alone.
-            seed: of chance. From Linux 6.7 on the same seed, changes and packets lose the same packets; older kernels
-                have their own. Each direction and each change of it draws its own numbers from it.
+            senders: the peer of each ``ingress``. Its segmentation offload is switched off while random impairments
+                apply to the direction: a wire loses single segments, never super-packets. Missing entries are skipped.
+            seed: of random impairments. Since Linux 6.7, the same seed, changes and packets lose the same packets;
+            older
+                kernels use their own seed. Each direction and each change derives its own numbers from it.
 
         Raises:
-            HostError, NotAllowed, MissingTool: the kernel cannot, or did something else. LabError: an impossible value.
+            HostError, NotAllowed, MissingTool: the kernel refused, or applied other values. LabError: impossible value.
         """
-        for direction in directions:  # before anything is touched
+        for direction in directions:  # before anything is changed
             qdiscs_of(direction.name, direction.impairment, 1500)
         path = Path(netns) if "/" in str(netns) else namespace.netns_path(str(netns))
         raw = namespace.inside(path, rtnetlink.connect)
-        with contextlib.suppress(OSError):  # else requests go in smaller lots
+        with contextlib.suppress(OSError):  # else requests go in smaller batches
             raw.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
         self = cls(path, raw, senders, seed)
         try:
@@ -146,7 +146,7 @@ class Netem:
             for way in self._ways.values():
                 way.counted.begin(counts[way.direction.egress], counts[way.direction.ingress])
             self.set({direction.name: direction.impairment for direction in directions})
-            # Only now: no packet passes unimpaired.
+            # Redirect last, so that no packet passes unimpaired.
             for way in self._ways.values():
                 with _translated(f"redirect {way.direction.ingress} to {way.direction.egress}"):
                     rtnetlink.exchange(raw, [tc.clsact(way.ingress)])
@@ -159,19 +159,21 @@ class Netem:
         return self
 
     def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
-        """Replace the impairment of each direction named; nothing in flight is lost or reordered, but in those of
-        ``flush`` all of it is lost, which the kernel does not count; no port loses its carrier.
+        """Replace the impairments of these directions; packets in flight are neither lost nor reordered.
 
-        Each direction is changed by two requests, netem's and tbf's, which follow each other in one send and each hold
-        all values; then ``tc`` reads back what stands. A delay holds for packets that come after the change; a shorter
-        one takes effect when the last one before it is out. A chain of loss begins in its good state.
+        Packets in flight in the directions of ``flush`` are dropped, which the kernel does not count; no port loses its
+        carrier.
 
-        In a direction that is flushed a fresh netem takes the place of the one before; until its tbf is there,
-        microseconds later, nothing limits the rate.
+        Each direction is changed by two requests, netem's and tbf's, back to back in one send, each with all values.
+        Then ``tc`` reads the kernel's values back. A new delay applies to packets that arrive after the change; a
+        shorter one takes effect once all earlier packets have left. A loss chain starts in its good state.
+
+        A flushed direction gets a new netem in place of the old one; until its tbf is attached, microseconds later, the
+        rate is not limited.
 
         Raises:
-            LabError: no such direction, an impossible value or one that netem cannot do, the emulator is stopped, or
-                the kernel did otherwise.
+            LabError: unknown direction, impossible or unsupported value, the emulator is stopped, or the kernel has
+                other values than requested.
         """
         refuse_unknown([*changes, *flush], self._ways)
         with self._lock:
@@ -209,11 +211,13 @@ class Netem:
             for what in tc.differences(found.get(self._ways[name].direction.egress, {}), *pair)
         ]
         if wrong:
-            raise LabError("the kernel's netem is not as asked: " + "; ".join(wrong))
+            raise LabError("the kernel's netem differs from the request: " + "; ".join(wrong))
 
     def stats(self) -> tuple[DirectionStats, ...]:
-        """One record per direction, in the order they were started in. What a cut loses the kernel does not count,
-        nor what it flips, doubles or holds back, and lateness it does not know. Raises LabError as :meth:`set` does."""
+        """Return one record per direction, in the order of the start. Raises LabError as :meth:`set`.
+
+        The kernel counts neither losses by a cut nor corrupted, duplicated or reordered packets, and has no lateness.
+        """
         with self._lock:
             self._refuse_stopped()
             found = self._count()
@@ -223,7 +227,7 @@ class Netem:
                     way.direction.name,
                     found[way.egress]["netem"],
                     found[way.egress]["tbf"],
-                    # What a filter has dropped the place of filters counts (net/core/dev.c, tc_run).
+                    # Drops by a filter are counted by the clsact qdisc (net/core/dev.c, tc_run).
                     found[way.ingress]["clsact"].drops,
                     counts[way.direction.egress],
                     counts[way.direction.ingress],
@@ -232,21 +236,21 @@ class Netem:
             )
 
     def segmented(self) -> tuple[str, ...]:
-        """Names of the directions whose sender sends MTU-sized packets only, because chance has a say over them."""
+        """Return the directions whose sender has segmentation offload off because of random impairments."""
         with self._lock:
             return tuple(name for name, way in self._ways.items() if way.sender is not None and way.sender.segmented)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it is stopped: the kernel does not die. 0 then, None after ``timeout_s``."""
+        """Wait until :meth:`stop` was called; return 0, or None after ``timeout_s``."""
         return 0 if self._stopped.wait(timeout_s) else None
 
     def stop(self) -> None:
-        """Take both ends of every fiber down and remove what was attached. Does nothing the second time."""
+        """Take both ends of every fiber down and remove what was attached. Idempotent."""
         with self._lock:
             if self._stopped.is_set():
                 return
             links = sorted({index for way in self._ways.values() for index in (way.ingress, way.egress)})
-            with contextlib.suppress(OSError):  # whatever is gone already
+            with contextlib.suppress(OSError):  # interfaces may be gone already
                 rtnetlink.exchange(self._raw, [rtnetlink.link_state(link, False) for link in links])
             for link in links:
                 _remove(self._raw, link)
@@ -269,33 +273,33 @@ class Netem:
         mtu = _mtu(self._raw, direction.egress)
         peer = self._senders.get(direction.ingress)
         sender = Sender(*peer) if peer is not None else None
-        way = _Way(direction, Impairment(), index[direction.ingress], index[direction.egress], mtu, sender)
+        way = _Attached(direction, Impairment(), index[direction.ingress], index[direction.egress], mtu, sender)
         netem, tbf = qdiscs_of(direction.name, Impairment(), mtu)
         self._ways[direction.name] = way
         with _translated(f"attach netem to {direction.egress}"):
             rtnetlink.exchange(self._raw, [netem.request(way.egress, True)])
             rtnetlink.exchange(self._raw, [tbf.request(way.egress, True)])
 
-    def _next_seed(self, way: _Way) -> int | None:
-        """netem begins its numbers anew with each change: another seed, lest each change lose the same packets."""
+    def _next_seed(self, way: _Attached) -> int | None:
+        """Return a new seed: netem restarts its sequence with each change and would lose the same packets again."""
         if self._seed is None:
             return None
         words = f"{self._seed} {way.direction.name} {way.changes}".encode()
         return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
 
     def _count(self) -> dict[int, dict[str, tc.Counters]]:
-        """What the kernel has counted. Raises LabError if a direction has lost its qdiscs: somebody else took them."""
+        """Read the kernel's counters. Raises LabError if a direction's qdiscs were removed by another program."""
         with _translated("read the counters of netem"):
             found = tc.counters(self._raw)
         for way in self._ways.values():
             qdiscs = found.get(way.egress, {})
             if not {"netem", "tbf"} <= set(qdiscs):
-                raise LabError(f"{way.direction.name}: netem or tbf is gone from {way.direction.egress}")
+                raise LabError(f"{way.direction.name}: netem or tbf was removed from {way.direction.egress}")
             way.counted.look(qdiscs["netem"], qdiscs["tbf"], by_chance=way.impairment.mean_loss > 0)
         return found
 
-    def _limit(self, way: _Way, largest_bytes: int) -> None:
-        """Have larger IP packets vanish where they enter; 0: none."""
+    def _limit(self, way: _Attached, largest_bytes: int) -> None:
+        """Drop larger IP packets at the ingress; 0: none."""
         if largest_bytes == way.largest_bytes or not way.classified:
             return
         with _translated(f"set the largest packet of {way.direction.name}"):
@@ -306,15 +310,15 @@ class Netem:
                 rtnetlink.exchange(self._raw, tc.drop_larger(way.ingress, largest_bytes))
                 way.largest_bytes = largest_bytes
 
-    def _offload(self, way: _Way, impairment: Impairment) -> None:
-        """Have the sender's end of a fiber send what the impairment is meant for."""
+    def _offload(self, way: _Attached, impairment: Impairment) -> None:
+        """Set the offloads of the sending gateway's interface to match the impairment."""
         if (sender := way.sender) is not None:
             with _translated(f"switch segmentation offload of {sender.netns.name}:{sender.interface}"):
                 sender.suit(impairment)
 
 
 def _lots(requests: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """As few sends as fit into the socket's buffer."""
+    """Split requests into as few sends as fit into the socket's buffer."""
     lot: list[bytes] = []
     size = 0
     for request in requests:
@@ -330,7 +334,7 @@ def _lots(requests: Sequence[bytes]) -> Iterator[list[bytes]]:
 def _redirect(raw: socket.socket, link: int, other: int) -> None:
     try:
         rtnetlink.exchange(raw, [tc.redirect(link, other, "matchall")])
-    except OSError:  # ENOENT: this kernel does not have it
+    except OSError:  # ENOENT: this kernel has no matchall
         rtnetlink.exchange(raw, [tc.redirect(link, other, "u32")])
 
 

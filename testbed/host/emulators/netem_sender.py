@@ -1,7 +1,7 @@
-"""The gateway's end of a fiber on netem: what it may send while chance has a say over its packets.
+"""Offload settings of the gateway's end of a fiber on netem, while random impairments apply.
 
-netem sees what the sender's offload has made, a super-packet of 64 kB as one packet, and flips bits only in its first
-piece. What is lost or hit on a wire is one segment.
+netem sees packets after the sender's offload: a super-packet of 64 kB is one packet, and bits are flipped only in its
+first fragment. On a wire, loss and bit errors hit single segments.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Sender:
     netns: Path
     interface: str
     segmented: bool = False
-    """It sends MTU-sized packets only."""
+    """Whether it sends MTU-sized packets only."""
     gathered: bool = False
-    """A packet lies in one piece."""
+    """Whether each packet is one contiguous buffer."""
 
     def suit(self, impairment: Impairment) -> None:
-        """Segmented while chance has a say, gathered while bits are flipped. Raises OSError."""
+        """Segment while random impairments apply, gather while bits are flipped. Raises OSError."""
         segmented, gathered = impairment.touches_packets, impairment.corrupt_survives
         if segmented != self.segmented:
             namespace.inside(self.netns, lambda: offload.set_segmented(self.interface, segmented))

@@ -1,8 +1,8 @@
-"""Traffic control requests of the netem emulator, packed by hand, and what ``tc`` says of them afterwards.
+"""Traffic control requests of the netem emulator, packed by hand, and their verification by ``tc``.
 
-pyroute2 0.9.7 cannot say what is needed here (netem with a rate fails, Gilbert-Elliott is silently ignored, there are
-no nanoseconds and no 64-bit rates). Layouts: linux/pkt_sched.h, linux/pkt_cls.h, net/sched/sch_netem.c, sch_tbf.c.
-What stands in the kernel is always read back by another program, ``tc``, and compared: :func:`differences`.
+pyroute2 0.9.7 does not support what is needed (netem with a rate fails, Gilbert-Elliott is silently ignored, no
+nanoseconds, no 64-bit rates). Layouts: linux/pkt_sched.h, linux/pkt_cls.h, net/sched/sch_netem.c, sch_tbf.c. The
+kernel's values are always read back by another program, ``tc``, and compared: :func:`differences`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TCA_KIND, TCA_OPTIONS, TCA_STATS2 = 1, 2, 7
 TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 1, 3, 8
 TC_H_ROOT, TC_H_CLSACT, CLSACT_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFFFFF2
 NETEM_HANDLE, NETEM_CLASS, TBF_HANDLE = 0x10000, 0x10001, 0x20000
-"""``1:``, its only class ``1:1``, and ``2:`` below it."""
+"""Handles ``1:``, its only class ``1:1``, and ``2:`` below it."""
 
 TCA_NETEM_CORR, TCA_NETEM_DELAY_DIST, TCA_NETEM_REORDER, TCA_NETEM_CORRUPT, TCA_NETEM_LOSS = 1, 2, 3, 4, 5
 TCA_NETEM_RATE, TCA_NETEM_RATE64, TCA_NETEM_LATENCY64, TCA_NETEM_JITTER64, TCA_NETEM_PRNG_SEED = 6, 8, 10, 11, 14
@@ -53,20 +53,20 @@ ETH_P_ALL, ETH_P_IP, ETH_P_IPV6 = 0x0003, 0x0800, 0x86DD
 IPV6_HEADER_BYTES = 40
 TC_ACT_SHOT, TC_ACT_STOLEN, TCA_EGRESS_REDIR = 2, 4, 1
 PRIORITY_IPV4, PRIORITY_IPV6, PRIORITY_ALL = 1, 2, 3
-"""Of filters: what vanishes is looked for before everything is redirected."""
+"""Priorities of filters: drops are matched before everything is redirected."""
 
 IN_ORDER_RATE: Final = 2**62
-"""Bytes per second. A netem with a rate never lets a packet overtake the one before it (netem_enqueue: time_to_send is
-counted from that of the last packet); at this one a packet itself takes no time, so only the order is left."""
+"""Bytes per second. A netem with a rate never lets a packet overtake the previous one (netem_enqueue: time_to_send is
+computed from that of the last packet). At this rate a packet takes no time, so only the ordering remains."""
 
 DIST_SCALE: Final = 8192
-"""NETEM_DIST_SCALE: an entry of a table of delays, 16 bits with sign, is in units of jitter / 8192."""
+"""NETEM_DIST_SCALE: an entry of a delay table, a signed 16-bit number, is in units of jitter / 8192."""
 
 STEP: Final = 2.0**-32
-"""netem's probabilities are whole numbers of these."""
+"""Resolution of netem's probabilities."""
 
 MOST_OFFSET_NS: Final = (2**15 - 1) * (2**31 - 1) // DIST_SCALE
-"""8.6 s: what the greatest entry of a table makes of the greatest jitter (INT_MAX, netem_change)."""
+"""8.6 s: the largest table entry times the largest jitter (INT_MAX, netem_change)."""
 
 _TC_TIMEOUT_S: Final = 10.0
 _U32: Final = 2**32 - 1
@@ -74,18 +74,18 @@ _U32: Final = 2**32 - 1
 
 @dataclass(frozen=True)
 class Netem:
-    """The root qdisc of an egress: chance, delay, and a cap on packets under way.
+    """The root qdisc of an egress: random impairments, delay, and a limit of packets in flight.
 
     Attributes:
-        delay_ns: before a packet goes to the child.
-        limit: packets under way, those of the child included.
-        loss: probability, 0..1; the kernel holds probabilities in steps of 2**-32.
-        chain: loss in bursts, in place of ``loss``.
+        delay_ns: delay before a packet goes to the child.
+        limit: packets in flight, including those of the child.
+        loss: probability, 0..1; the kernel's resolution is 2**-32.
+        chain: burst loss, replaces ``loss``.
         duplicate: probability that a clone of the packet is enqueued too, from the start, but not cloned again.
-        corrupt: probability that one bit of the packet's linear part is flipped, its checksum completed before.
-        offsets_ns: one of these, each as likely, is added to the delay of a packet; none for no jitter.
-        in_order: no packet overtakes the one before it.
-        seed: of the kernel's chance, from Linux 6.7 on; older ones ignore it. None: the kernel's own.
+        corrupt: probability that one bit of the packet's linear part is flipped, after its checksum was completed.
+        offsets_ns: one of these, with equal probability, is added to a packet's delay; empty: no jitter.
+        in_order: no packet overtakes the previous one.
+        seed: of the kernel's random numbers since Linux 6.7; older ones ignore it. None: the kernel's own.
     """
 
     delay_ns: int
@@ -100,21 +100,21 @@ class Netem:
 
     @property
     def jitter_ns(self) -> int:
-        """The unit of the table: as small as lets its greatest entry fit into 16 bits."""
+        """Unit of the table: the smallest for which the largest entry fits into 16 bits."""
         return -(-max(map(abs, self.offsets_ns), default=0) * DIST_SCALE // (2**15 - 1))
 
     def request(self, link: int, fresh: bool, turn: int = 0) -> bytes:
-        """Attach it to interface ``link`` (``fresh``), or give the one that is there all of these values at once.
+        """Return the request that attaches the qdisc to ``link`` (``fresh``), or sets all values of the attached one.
 
-        A fresh one of a later ``turn`` takes the place of the one before, with which all goes that is under way in it.
-
-        Every value is said each time: netem keeps what a change leaves out (a rate, a table, correlations, flips).
+        A fresh qdisc with a later ``turn`` replaces the previous one and drops its packets. Every request has every
+        value: netem keeps what a change leaves out (rate, table, correlations, bit flips).
         """
+
         body = struct.pack("=IIIIII", 0, self.limit, _or_less(self.loss), 0, _or_less(self.duplicate), 0)
         body += attribute(TCA_NETEM_LATENCY64, struct.pack("=q", self.delay_ns))
         unit = self.jitter_ns
         body += attribute(TCA_NETEM_JITTER64, struct.pack("=q", unit))
-        if unit:  # without jitter a table that is left over has no effect
+        if unit:  # without jitter, a previous table has no effect
             entries = [round(offset * DIST_SCALE / unit) for offset in self.offsets_ns]
             body += attribute(TCA_NETEM_DELAY_DIST, struct.pack(f"={len(entries)}h", *entries))
         body += attribute(TCA_NETEM_CORR, bytes(12)) + attribute(TCA_NETEM_REORDER, bytes(8))
@@ -130,22 +130,22 @@ class Netem:
 
 
 def _or_less(probability: float) -> int:
-    """Where the kernel compares ``value >= random`` and takes 0 for never."""
+    """Encode a probability for which the kernel tests ``value >= random`` and treats 0 as never."""
     return max(round(probability / STEP) - 1, 0)
 
 
 def _gemodel(chain: GilbertElliott) -> bytes:
-    """struct tc_netem_gemodel: p, r and 1 - k are compared as ``random < value``, h as ``random > value`` for loss."""
+    """Encode struct tc_netem_gemodel: p, r, 1 - k are tested as ``random < value``, h as ``random > value`` (loss)."""
     below = [min(round(share / STEP), _U32) for share in (chain.p, chain.r, 1.0 - chain.k)]
     return struct.pack("=IIII", below[0], below[1], _or_less(chain.h), below[2])
 
 
 @dataclass(frozen=True)
 class Tbf:
-    """The child of netem: packets wait for their turn at ``rate`` bytes per second, at most ``limit`` bytes of them.
+    """The child of netem: a rate limit of ``rate`` bytes per second with a queue of ``limit`` bytes.
 
-    ``overhead`` bytes are added to each packet when its time at the rate is counted, not when it is in the queue.
-    ``burst`` bytes may pass at once; super-packets above it are segmented.
+    ``overhead`` bytes are added to each packet for the rate, not for the queue. ``burst`` bytes may pass at once;
+    larger super-packets are segmented.
     """
 
     rate: int
@@ -154,7 +154,7 @@ class Tbf:
     overhead: int
 
     def request(self, link: int, fresh: bool, turn: int = 0) -> bytes:
-        """As :meth:`Netem.request`; what waits goes on waiting, at the new rate."""
+        """As :meth:`Netem.request`; queued packets stay queued, at the new rate."""
         rate = struct.pack("=BBHhHI", 0, TC_LINKLAYER_ETHERNET, self.overhead, 0, 0, min(self.rate, _U32))
         none = struct.pack("=BBHhHI", 0, 0, 0, 0, 0, 0)
         body = attribute(TCA_TBF_PARMS, rate + none + struct.pack("=III", self.limit, 0, 0))
@@ -165,7 +165,7 @@ class Tbf:
 
 
 def clsact(link: int) -> bytes:
-    """The hook that filters of :func:`redirect` hang on."""
+    """Return the request that attaches the qdisc which filters of :func:`redirect` need."""
     return _qdisc(link, 0xFFFF0000, TC_H_CLSACT, "clsact", b"", True)
 
 
@@ -177,17 +177,17 @@ def _filter(link: int, priority: int, protocol: int, kind: str, options: bytes) 
 
 
 def _selected(mask: int, value: int, offset: int, action: bytes) -> bytes:
-    """Options of u32: one key, 32 bits at ``offset`` from the IP header (struct tc_u32_sel, struct tc_u32_key)."""
+    """Encode options of u32: one key, 32 bits at ``offset`` from the IP header (struct tc_u32_sel, tc_u32_key)."""
     selector = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack(">II", mask, value)
     selector += struct.pack("=ii", offset, 0)
     return attribute(5, selector) + attribute(7, action)  # TCA_U32_SEL, TCA_U32_ACT
 
 
 def larger_than(limit: int) -> tuple[tuple[int, int], ...]:
-    """(value, mask) pairs of 16 bits that together match every number above ``limit`` and no other, each once."""
+    """Return 16-bit (value, mask) pairs that together match every number above ``limit`` and no other, each once."""
     found, low = [], limit + 1
     while low < 1 << 16:
-        # The largest block that begins here: as aligned as `low` is.
+        # The largest aligned block that begins at `low`.
         size = low & -low
         found.append((low, 0x10000 - size))
         low += size
@@ -195,10 +195,10 @@ def larger_than(limit: int) -> tuple[tuple[int, int], ...]:
 
 
 def drop_larger(link: int, limit: int) -> list[bytes]:
-    """What ``link`` receives in IP packets above ``limit`` bytes vanishes, before :func:`redirect`.
+    """Return requests that drop IP packets above ``limit`` bytes received by ``link``, before :func:`redirect`.
 
-    u32 cannot say "greater": it is told of the total length (RFC 791) and of the payload length (RFC 8200, without
-    40 bytes of header) block by block. The sender must send no super-packets: theirs is the length of the whole.
+    u32 has no "greater than", so blocks of values match the total length (RFC 791) and the payload length (RFC 8200,
+    without 40 bytes of header). The sender must not send super-packets, whose length is that of the whole.
     """
     gact = attribute(1, b"gact\0") + attribute(2, attribute(2, struct.pack("=IIiii", 0, 0, TC_ACT_SHOT, 0, 0)))
     action = attribute(1, gact)
@@ -215,7 +215,7 @@ def drop_larger(link: int, limit: int) -> list[bytes]:
 
 
 def drop_nothing(link: int) -> list[bytes]:
-    """Take :func:`drop_larger` back; there must be something of it."""
+    """Return requests that remove the filters of :func:`drop_larger`, which must exist."""
     return [
         message(
             RTM_DELTFILTER, 0, struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, number << 16 | socket.htons(it))
@@ -225,7 +225,10 @@ def drop_nothing(link: int) -> list[bytes]:
 
 
 def redirect(link: int, other: int, kind: str) -> bytes:
-    """Everything that ``link`` receives goes out of ``other``. ``kind``: ``matchall``, or ``u32`` for old kernels."""
+    """Return the request that redirects all of ``link``'s ingress to ``other``'s egress.
+
+    ``kind``: ``matchall``, or ``u32`` for old kernels.
+    """
     mirred = struct.pack("=IIiiiiI", 0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, other)  # struct tc_mirred
     action = attribute(1, attribute(1, b"mirred\0") + attribute(2, attribute(2, mirred)))
     # TCA_MATCHALL_ACT, or a key that masks everything away
@@ -234,13 +237,13 @@ def redirect(link: int, other: int, kind: str) -> bytes:
 
 
 def no_qdiscs(link: int) -> tuple[bytes, bytes]:
-    """Take netem (and tbf with it) and clsact (and its filter) away from an interface."""
+    """Return requests that remove netem (with tbf) and clsact (with its filters) from an interface."""
     return tuple(message(RTM_DELQDISC, 0, struct.pack("=BxxxiIII", 0, link, 0, parent, 0))
                  for parent in (TC_H_ROOT, TC_H_CLSACT))  # type: ignore[return-value]  # fmt: skip
 
 
 def _shift(turn: int) -> int:
-    """The kernel changes what has the same handle, and replaces what has another: handles take turns."""
+    """Alternate handles: the kernel changes a qdisc with the same handle, and replaces one with another."""
     return 0x20000 * (turn % 2)
 
 
@@ -248,7 +251,7 @@ def _qdisc(link: int, handle: int, parent: int, kind: str, options: bytes, fresh
     body = struct.pack("=BxxxiIII", 0, link, handle, parent, 0) + attribute(TCA_KIND, kind.encode() + b"\0")
     if options:
         body += attribute(TCA_OPTIONS, options)
-    # Never in the place of somebody else's: only what we have put there ourselves is replaced.
+    # Replace only a qdisc that this emulator attached, never another program's.
     flags = NLM_F_CREATE | (NLM_F_REPLACE if turn else NLM_F_EXCL)
     return message(RTM_NEWQDISC, flags if fresh else 0, body)
 
@@ -258,7 +261,7 @@ def _qdisc(link: int, handle: int, parent: int, kind: str, options: bytes, fresh
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one qdisc, as the kernel gives them: what it passed on, what it dropped, what is in it now."""
+    """The kernel's counters of one qdisc: sent, dropped, and currently queued."""
 
     bytes: int
     packets: int
@@ -268,7 +271,7 @@ class Counters:
 
 
 def counters(raw: socket.socket) -> dict[int, dict[str, Counters]]:
-    """``{interface: {kind: counters}}`` of all qdiscs in the socket's network namespace, without starting ``tc``.
+    """Return ``{interface: {kind: counters}}`` of all qdiscs in the socket's network namespace, without ``tc``.
 
     Raises OSError.
     """
@@ -293,7 +296,7 @@ def counters(raw: socket.socket) -> dict[int, dict[str, Counters]]:
 
 
 def _counters_of(statistics: Mapping[int, bytes]) -> Counters:
-    """struct gnet_stats_basic and gnet_stats_queue; the packets of newer kernels have 64 bits."""
+    """Decode struct gnet_stats_basic and gnet_stats_queue; newer kernels count packets in 64 bits."""
     octets, packets = struct.unpack_from("=QI", statistics[TCA_STATS_BASIC])
     if TCA_STATS_PKT64 in statistics:
         (packets,) = struct.unpack_from("=Q", statistics[TCA_STATS_PKT64])
@@ -311,7 +314,7 @@ def _attributes(data: bytes) -> dict[int, bytes]:
 
 
 def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:
-    """``{interface: {kind: record}}`` of ``tc -s -r -j qdisc show`` in the network namespace of the calling thread.
+    """Return ``{interface: {kind: record}}`` of ``tc -s -r -j qdisc show`` in the calling thread's network namespace.
 
     Raises MissingTool, HostError.
     """
@@ -320,7 +323,7 @@ def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:
             ["tc", "-s", "-r", "-j", "qdisc", "show"], capture_output=True, text=True, timeout=_TC_TIMEOUT_S
         )
     except FileNotFoundError as error:
-        raise MissingTool("tc", "apt-get install iproute2", "what the kernel was told is read back by it") from error
+        raise MissingTool("tc", "apt-get install iproute2", "it verifies the kernel's netem settings") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostError(f"tc did not answer: {error}") from error
     if done.returncode != 0:
@@ -328,7 +331,7 @@ def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:
     try:
         return by_interface(json.loads(done.stdout))
     except (ValueError, KeyError, TypeError) as error:
-        raise HostError(f"tc said what is not understood: {done.stdout[:200]}") from error
+        raise HostError(f"expected JSON from tc, got: {done.stdout[:200]}") from error
 
 
 def by_interface(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -340,13 +343,13 @@ def by_interface(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, di
 
 
 def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) -> list[str]:
-    """What of ``found`` ({kind: record of tc}) is not as asked, each in words; empty when all is. Pure.
+    """Return one sentence per difference between ``found`` ({kind: record of tc}) and the requested qdiscs. Pure.
 
-    tc prints times in whole microseconds and probabilities with six digits. The table of delays the kernel does not
-    show, nor its seed before Linux 6.7.
+    tc prints times in whole microseconds and probabilities with six digits. The kernel does not report the delay table,
+    nor its seed before Linux 6.7.
     """
     if "netem" not in found or "tbf" not in found:
-        return [f"there is {', '.join(found) or 'no qdisc'} where netem and tbf were asked for"]
+        return [f"expected netem and tbf, found {', '.join(found) or 'no qdisc'}"]
     options, below = found["netem"].get("options", {}), found["tbf"].get("options", {})
 
     def stands(group: str, key: str) -> Any:
@@ -357,7 +360,7 @@ def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) 
     microsecond, digits, exactly = (1.01e-6, 1e-6), (1.51 * STEP, 1e-5), (0.0, 0.0)
     pairs = [
         ("delay (s)", stands("delay", "delay"), netem.delay_ns / 1e9, microsecond),
-        # tc shows no times at all where there is no delay.
+        # tc prints no times if there is no delay.
         ("jitter's unit (s)", stands("delay", "jitter"), netem.jitter_ns / 1e9 if delayed else None, microsecond),
         ("correlation of jitter", stands("delay", "correlation"), 0, exactly),
         ("packet limit", options.get("limit"), netem.limit, exactly),
@@ -376,7 +379,7 @@ def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) 
         ("overhead (B)", below.get("overhead", 0), tbf.overhead, exactly),
     ]
     return [
-        f"{what} is {standing}, asked for was {asked}"
+        f"{what} is {standing}, expected {asked}"
         for what, standing, asked, (absolute, relative) in pairs
         if asked is not None and not _is_close(standing, asked, absolute, relative)
     ]
@@ -386,5 +389,5 @@ def _is_close(standing: object, asked: float, absolute: float, relative: float) 
     if not isinstance(standing, int | float):
         return False
     if absolute == relative == 0:
-        return standing == asked  # whole numbers beyond what a float tells apart
+        return standing == asked  # integers beyond the precision of a float
     return math.isclose(standing, asked, rel_tol=relative, abs_tol=absolute)

@@ -1,1 +1,1 @@
-"""Files: what is read from users, and what is kept of runs."""
+"""Files: read topologies and experiments, read and write run directories."""

@@ -1,9 +1,9 @@
-"""Files below a folder into which others may write too, opened so that nobody can lead us elsewhere.
+"""Open files below a folder that other users can write to, without following links out of it.
 
-Ranks in containers have no privileges, and own the folder that they write their records into; under sudo the whole run
-directory is the caller's. Root writes there as well. A name that has been made a symbolic link meanwhile would have it
-write, or give away, any file of the host: so every part of a name is opened by itself, below the one before, and none
-of them may be a link (openat(2), O_NOFOLLOW). What is no ordinary file is refused too: a pipe would hold us for ever.
+Unprivileged ranks in containers own the folder of their records, and under sudo the whole run directory belongs to the
+caller; root writes there too. If a name were replaced by a symbolic link, root would overwrite, or change the owner of,
+any file of the host. So each component is opened relative to the previous one, and none may be a link (openat(2),
+O_NOFOLLOW). Files that are not regular are refused as well: opening a pipe would block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 __all__ = ["Owner", "append", "give", "give_all", "open_file", "remove", "remove_all", "replace"]
 
 Owner = tuple[int, int] | None
-"""User and group that what we make is given to; None: it stays ours."""
+"""User and group that own created files; None: the calling process's."""
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -28,10 +28,10 @@ _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 @contextmanager
 def _parent(folder: Path, name: str) -> Iterator[tuple[int, str]]:
-    """(descriptor of the folder that ``name`` is in, its last part)."""
+    """Yield (descriptor of the folder that contains ``name``, last component of ``name``)."""
     *above, last = PurePosixPath(name).parts
     if not name or ".." in (*above, last) or name.startswith("/"):
-        raise OSError(errno.EINVAL, "not a name below a folder", name)
+        raise OSError(errno.EINVAL, "expected a relative path without '..'", name)
     held = os.open(folder, _FOLDER)
     try:
         for part in above:
@@ -44,17 +44,17 @@ def _parent(folder: Path, name: str) -> Iterator[tuple[int, str]]:
 
 
 def open_file(folder: Path, name: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
-    """A descriptor of the ordinary file ``name`` (``a/b``) below ``folder``. Raises OSError; ELOOP for a link."""
+    """Return a descriptor of the regular file ``name`` (``a/b``) below ``folder``. Raises OSError; ELOOP for a link."""
     with _parent(folder, name) as (above, last):
         descriptor = os.open(last, flags | _FILE, mode, dir_fd=above)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "no ordinary file")
+        raise OSError(errno.EINVAL, "not a regular file")
     return descriptor
 
 
 def append(folder: Path, name: str, owner: Owner = None) -> int:
-    """As :func:`open_file`, to write at the end; one that was not there is made, and given to ``owner``."""
+    """As :func:`open_file`, for appending; a missing file is created and given to ``owner``."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
         made = open_file(folder, name, flags | os.O_EXCL)
@@ -65,7 +65,7 @@ def append(folder: Path, name: str, owner: Owner = None) -> int:
 
 
 def replace(folder: Path, name: str, content: bytes, owner: Owner = None) -> None:
-    """Replace a file at once and for good: after a power failure it is the old one or the new one, never a part."""
+    """Replace a file atomically and durably: after a power failure it is the old one or the new one, never a part."""
     with _parent(folder, name) as (above, last):
         beside = f".{last}.{secrets.token_hex(4)}"
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=above)
@@ -73,7 +73,7 @@ def replace(folder: Path, name: str, content: bytes, owner: Owner = None) -> Non
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(content)
                 stream.flush()
-                os.fchmod(descriptor, 0o644)  # a report is to be shown around
+                os.fchmod(descriptor, 0o644)  # reports are for everyone to read
                 give(descriptor, owner)
                 os.fsync(descriptor)
             os.replace(beside, last, src_dir_fd=above, dst_dir_fd=above)
@@ -83,14 +83,13 @@ def replace(folder: Path, name: str, content: bytes, owner: Owner = None) -> Non
 
 
 def remove(folder: Path, name: str) -> None:
-    """Remove the file ``name`` below a folder; of a link the link itself. Raises OSError, as of a folder."""
+    """Remove the file ``name`` below a folder; of a link, the link itself. Raises OSError, also for a folder."""
     with _parent(folder, name) as (above, last):
         os.unlink(last, dir_fd=above)
 
 
 def remove_all(folder: Path) -> None:
-    """Remove what is in a folder, but no folders. One that cannot be removed stays; so does all of one that is itself a
-    link, or not there."""
+    """Remove the files of a folder, but not its subfolders. Ignores errors, and a folder that is a link or missing."""
     with suppress(OSError):
         held = os.open(folder, _FOLDER)
         try:
@@ -104,13 +103,13 @@ def remove_all(folder: Path) -> None:
 
 
 def give(descriptor: int, owner: Owner) -> None:
-    """Handler an open file or folder over."""
+    """Change the owner of an open file or folder."""
     if owner is not None:
         os.fchown(descriptor, *owner)
 
 
 def give_all(folder: Path, owner: Owner) -> None:
-    """Handler over all that is below a folder; links are given as what they are, and never followed."""
+    """Change the owner of everything below a folder; links are changed themselves, never followed."""
     if owner is None:
         return
     for _, folders, files, above in os.fwalk(folder, follow_symlinks=False):

@@ -1,6 +1,6 @@
-"""Topology and experiment files: the shipped ones by name, a user's by path; read with bounds, never blocking.
+"""Read topology and experiment files: shipped ones by name, a user's by path; with a size limit, never blocking.
 
-The only place that opens them; what they say is for ``testbed.core``.
+Only this module opens them; ``testbed.core`` parses them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 
 def _folder(kind: Kind) -> Path:
-    """Where the shipped files are: inside an installed package, else in the repository beside it."""
+    """Return the folder of the shipped files: inside an installed package, else in the repository beside it."""
     package = Path(testbed.__file__).resolve().parent
     shipped = package / "shipped" / _FOLDERS[kind]
     return shipped if shipped.is_dir() else package.parent / _FOLDERS[kind]
@@ -61,13 +61,13 @@ def list_experiments() -> tuple[str, ...]:
 
 
 def find(name_or_path: str, kind: Kind = "topology") -> tuple[bytes, str]:
-    """Content of a file and its label in messages.
+    """Return the content of a file and its label in messages.
 
-    What has a slash or ends in .yaml or .yml is a path, anything else the name of a shipped file.
+    A name with a slash or ending in .yaml or .yml is a path, any other the name of a shipped file.
 
     Raises:
-        UnknownName: there is no such file; the nearest are offered.
-        UserError: it is there and cannot be read, is no regular file or is larger than ``yamltext.MOST_BYTES``.
+        UnknownName: there is no such file; the message suggests similar names.
+        UserError: it cannot be read, is not a regular file or is larger than ``yamltext.MOST_BYTES``.
     """
     if _is_path(name_or_path):
         return _read(name_or_path, kind), name_or_path
@@ -84,12 +84,12 @@ def _is_path(name_or_path: str) -> bool:
 
 def _unknown(kind: str, name: str, shipped: Iterable[str]) -> UserError:
     if os.path.lexists(name.replace("\0", "")):
-        return UserError(f"no {kind} named {shown(name)} is shipped; for the file of that name write ./{name}")
+        return UserError(f"unknown shipped {kind} {shown(name)}; for the file of that name write ./{name}")
     return UnknownName(kind, name, shipped)
 
 
 def _label(path: Path) -> str:
-    """``path`` as seen from the working directory, if it is below it."""
+    """Return ``path`` relative to the working directory, if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -98,25 +98,25 @@ def _label(path: Path) -> str:
 
 def _read(path: str, kind: Kind) -> bytes:
     try:
-        # Looked at before it is opened: opening alone can act (a tape rewinds) or wait (a pipe, until someone writes).
+        # Checked before opening: opening alone can act (a tape rewinds) or block (a pipe, until someone writes).
         _check_regular(Path(path).stat(), path)
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(handle, "rb") as file:
             _check_regular(os.fstat(handle), path)
             text = file.read(yamltext.MOST_BYTES + 1)
-        if text is None:  # it calls itself regular and has nothing to give now, as /proc/kmsg does
+        if text is None:  # it claims to be regular and would block, like /proc/kmsg
             raise UserError(f"{path} is not a regular file; save the text in one")
     except FileNotFoundError as error:
         if Path(path).is_symlink():
-            raise UserError(f"{path} is a link to something that is not there") from error
+            raise UserError(f"{path} is a link to a missing file") from error
         raise UnknownName(f"{kind} file", path, _neighbours(path)) from error
     except PermissionError as error:
-        raise UserError(f"{path} may not be read by you; change its permissions, or copy it") from error
+        raise UserError(f"no permission to read {path}; change its permissions, or copy it") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"{shown(path)} cannot be read: {reason.lower()}") from error
+        raise UserError(f"cannot read {shown(path)}: {reason.lower()}") from error
     if len(text) > yamltext.MOST_BYTES:
-        raise UserError(f"{path} is larger than {yamltext.MOST_BYTES >> 20} MiB; a {kind} takes a few kilobytes")
+        raise UserError(f"{path} is larger than {yamltext.MOST_BYTES >> 20} MiB; a {kind} has a few kilobytes")
     return text
 
 
@@ -128,7 +128,7 @@ def _check_regular(status: os.stat_result, path: str) -> None:
 
 
 def _neighbours(path: str) -> list[str]:
-    """The YAML files beside ``path``, named as it is."""
+    """Return the YAML files beside ``path``, with the same folder in their names."""
     folder, slash, _ = path.rpartition("/")
     try:
         found = sorted(entry.name for entry in os.scandir(folder or slash or ".") if entry.name.endswith(_SUFFIXES))
@@ -138,25 +138,25 @@ def _neighbours(path: str) -> list[str]:
 
 
 def load_topology(name_or_path: str, overrides: Mapping[str, object] | None = None) -> Topology:
-    """The topology in a file or shipped under a name, with ``--set`` laid over it; raises as ``resolve.load_text``."""
+    """Load a topology by path or shipped name, with ``--set`` overrides applied; raises as ``resolve.load_text``."""
     text, label = find(name_or_path, "topology")
     return resolve.load_text(text, label, overrides)
 
 
 def load_experiment(name_or_path: str) -> Experiment:
-    """The experiment in a file or shipped under a name; raises as ``schema.load_text``."""
+    """Load an experiment by path or shipped name; raises as ``experiment_schema.load_text``."""
     text, label = find(name_or_path, "experiment")
     return experiment_schema.load_text(text, label)
 
 
 def load_topology_of(experiment: Experiment, overrides: Mapping[str, object] | None = None) -> Topology:
-    """The topology that an experiment names, with its ``set`` and then ``overrides`` laid over it.
+    """Load the topology that an experiment names, with its ``set`` and then ``overrides`` applied.
 
     Raises:
-        UserError: it names none. FileMistakes: of the topology's file; what the experiment sets is told with its line.
+        UserError: it names none. FileMistakes: of the topology; mistakes in the experiment's ``set`` have its lines.
     """
     if experiment.topology is None:
-        raise UserError(f"{experiment.source} names no topology; write 'topology: metro-40km' into it")
+        raise UserError(f"{experiment.source} names no topology; add a line such as 'topology: metro-40km'")
     try:
         return load_topology(experiment.topology, {**experiment.set, **(overrides or {})})
     except FileMistakes as error:
@@ -168,7 +168,7 @@ def load_topology_of(experiment: Experiment, overrides: Mapping[str, object] | N
 
 
 def kind_of(name_or_path: str) -> Kind:
-    """Whether ``name_or_path`` is a topology or an experiment: by where it is shipped, or by the keys of the file.
+    """Return whether ``name_or_path`` is a topology or an experiment, by where it is shipped or by the file's keys.
 
     Raises:
         UnknownName, UserError: as :func:`find`.
@@ -182,7 +182,7 @@ def kind_of(name_or_path: str) -> Kind:
     try:
         data = yamltext.read(text, label).data
     except FileMistakes:
-        return "topology"  # whoever loads it will say what is wrong
+        return "topology"  # loading it will report the mistakes
     keys = set(data) if isinstance(data, dict) else set()
     return (
         "experiment"

@@ -1,4 +1,4 @@
-"""Which checkpoints of a job are whole, by their checksums (agents write them: docs/design.md, "Checkpoints").
+"""Find a job's complete checkpoints by their checksums (agents write them: docs/design.md, "Checkpoints").
 
 A folder ``rank-<r>/step-<n>.a<attempt>`` holds the state of one rank after step n, and ``manifest.json`` the SHA-256 of
 each of its files.
@@ -23,14 +23,14 @@ _NAME = re.compile(r"step-(\d+)\.a(\d+)")
 
 @dataclass(frozen=True, order=True)
 class Checkpoint:
-    """What ``attempt`` wrote after ``step``."""
+    """Identity of a checkpoint: written by ``attempt`` after ``step``."""
 
     step: int
     attempt: int
 
 
 def whole(ranks_folder: Path, rank: int) -> frozenset[Checkpoint]:
-    """The checkpoints of a rank of which each file is what was written; torn and spoilt ones are left out."""
+    """Return the checkpoints of a rank whose files all match their checksums; torn and corrupted ones are left out."""
     found = set()
     try:
         folders = list((ranks_folder / FOLDER / f"rank-{rank}").iterdir())
@@ -58,10 +58,10 @@ def _bytes(folder: Path, name: str) -> bytes:
 
 
 def newest_of_all(have: Iterable[frozenset[Checkpoint]], began_at: Mapping[int, int]) -> Checkpoint | None:
-    """The newest checkpoint that every rank has, of those that lie on the way to where the job stands.
+    """Return the newest checkpoint that every rank has and that is part of the job's current history.
 
-    ``began_at`` is by attempt the step that it went on from: what an attempt did beyond the step that a later one
-    began at is no part of the job any more, and a checkpoint of it, written late, is none either.
+    ``began_at`` has, by attempt, the step that it resumed from. Steps that an attempt did beyond the one a later
+    attempt resumed from are discarded work, and so are checkpoints of them, even if written late.
     """
     sets = list(have)
     common = frozenset.intersection(*sets) if sets else frozenset()
@@ -70,10 +70,10 @@ def newest_of_all(have: Iterable[frozenset[Checkpoint]], began_at: Mapping[int, 
 
 
 def set_fence(ranks_folder: Path, attempt: int) -> None:
-    """From now on no attempt before this one can write. A rank that reads sees the old number or the new."""
+    """Forbid earlier attempts to write from now on. Atomic: a rank reads the old number or the new one."""
     beneath.replace(ranks_folder, FENCE, b"%d\n" % attempt)
 
 
 def remove(ranks_folder: Path) -> None:
-    """Of a job that needs them no more; what will not go is left."""
+    """Remove the checkpoints of a finished job; errors are ignored."""
     shutil.rmtree(ranks_folder / FOLDER, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Run directories: the only place that writes and reads them. Their layout is docs/design.md, "Run directory".
+"""Read and write run directories; no other module does. docs/design.md, "Run directory", has their layout.
 
-Whole files are written beside their place and renamed into it, so that a reader never meets half a file; JSON lines are
-appended with one ``write`` each, so that a crash tears at most the last line, which reading leaves out. Under sudo
-everything belongs to the user who called it. A full disk or a folder that cannot be written is a ``StorageError``.
+Whole files are written under a temporary name and renamed, so a reader never sees a partial file. JSON lines are
+appended with one ``write`` each, so a crash tears at most the last line, which readers skip. Under sudo, everything
+belongs to the user who called sudo. A full disk or an unwritable folder is a ``StorageError``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ __all__ = [
 ]
 
 NEEDED_BYTES = 50_000_000
-"""Room that a run asks for before its lab is built: records and metrics of an hour, logs, and the report."""
+"""Free space that a run requires before its lab is built: an hour of records and metrics, logs, and the report."""
 
 VALIDATION = "validate.json"
-"""What a run directory of ``testbed validate`` holds; see :mod:`testbed.host.files.validations`."""
+"""The result file in a run directory of ``testbed validate``; see :mod:`testbed.host.files.validations`."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _CHECKS_FILE = re.compile(r"rank-(\d{1,6})\.checks\.jsonl")
@@ -66,11 +66,11 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 _NO_USER = 2**32 - 1
-"""What chown(2) takes for "leave it"; there is no user of that number or beyond."""
+"""chown(2) reads this number as "do not change"; no user has it or a greater one."""
 
 
 def _caller() -> tuple[int, int] | None:
-    """User and group that called sudo; None when nobody did, or when they cannot be given anything."""
+    """Return user and group that called sudo; None without sudo, or if they cannot own files."""
     user, group = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     if os.geteuid() != 0 or not (user.isdecimal() and group.isdecimal()):
         return None
@@ -79,14 +79,14 @@ def _caller() -> tuple[int, int] | None:
 
 
 def _give(path: Path) -> None:
-    """Handler a file that we just made to the user behind sudo."""
+    """Give a newly created file to the user who called sudo."""
     caller = _caller()
     if caller:
         os.chown(path, *caller, follow_symlinks=False)
 
 
 def _make_folder(path: Path) -> None:
-    """``mkdir -p``, each new level given to the caller."""
+    """``mkdir -p``; each new level is given to the user who called sudo."""
     missing = list(itertools.takewhile(lambda level: not level.exists(), (path, *path.parents)))
     for level in reversed(missing):
         level.mkdir(exist_ok=True)
@@ -94,8 +94,8 @@ def _make_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Replace ``path`` at once and for good: after a power failure it is the old file or the new one, never a part."""
-    # Who names a path means the links that lead to its folder; a run directory has none (RunDirectory.write_text).
+    """Replace ``path`` atomically and durably: after a power failure it is the old or the new file, never a part."""
+    # A user's path may lead through links to its folder; a run directory has none (RunDirectory.write_text).
     beneath.replace(path.parent.resolve(), path.name, _encoded(content), _caller())
 
 
@@ -104,10 +104,10 @@ def _encoded(content: str) -> bytes:
 
 
 def check_writable(folder: Path, need_bytes: int = NEEDED_BYTES) -> None:
-    """Say now, before a lab is built, that a run could not be stored in ``folder``; make it if it is not there.
+    """Check, before a lab is built, that a run can be stored in ``folder``; create the folder if it is missing.
 
     Raises:
-        StorageError: it cannot be made or written, or has less than ``need_bytes`` bytes of room.
+        StorageError: it cannot be created or written, or has less than ``need_bytes`` bytes free.
     """
     with _translated(folder):
         _make_folder(folder)
@@ -115,18 +115,18 @@ def check_writable(folder: Path, need_bytes: int = NEEDED_BYTES) -> None:
             probe.write(b"x")
         free = shutil.disk_usage(folder).free
     if free < need_bytes:
-        raise StorageError(f"{folder}: {free / 1e6:.0f} MB are free, a run needs {need_bytes / 1e6:.0f} MB")
+        raise StorageError(f"{folder}: {free / 1e6:.0f} MB free, a run needs {need_bytes / 1e6:.0f} MB")
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run on disk. ``path`` is a folder, and no link to one: ranks that write into it could make it one."""
+    """One run on disk. ``path`` is a folder, not a link: ranks that write into it could have replaced it."""
 
     path: Path
 
     @classmethod
     def create(cls, root: Path, name: str) -> RunDirectory:
-        """A new directory ``root/name``, or ``root/name-2``, ``-3``, … when that name is taken; with its ``ranks/``."""
+        """Create ``root/name``, or ``root/name-2``, ``-3``, … if that name is taken, with its ``ranks/``."""
         with _translated(root / name):
             _make_folder(root)
             for count in itertools.count(1):
@@ -140,10 +140,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """An existing run.
+        """Open an existing run.
 
         Raises:
-            UnknownName: there is no directory, or nothing in it that a run writes.
+            UnknownName: there is no such directory, or it has no file of a run.
         """
         with _translated(path):
             written = ("run.json", VALIDATION, "events.jsonl", "ranks")
@@ -158,7 +158,7 @@ class RunDirectory:
 
     @property
     def ranks(self) -> Path:
-        """Where ranks write their records and output."""
+        """Folder of the ranks' records and output."""
         return self.path / "ranks"
 
     def write_json(self, name: str, value: object) -> None:
@@ -170,18 +170,18 @@ class RunDirectory:
         self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> dict[str, object]:
-        """A file that :meth:`write_json` wrote.
+        """Read a file written by :meth:`write_json`.
 
         Raises:
-            StorageError: it is not there any more, or not what was written.
+            StorageError: it is missing, or not a JSON object.
         """
         with _translated(self.path / name):
             try:
                 value = json.loads(_bytes(self.path, name))
             except ValueError as error:
-                raise StorageError(f"{self.path / name}: no longer what was written there") from error
+                raise StorageError(f"{self.path / name}: expected a JSON object; the file was changed") from error
         if not isinstance(value, dict):
-            raise StorageError(f"{self.path / name}: no longer what was written there")
+            raise StorageError(f"{self.path / name}: expected a JSON object; the file was changed")
         return value
 
     def write_text(self, name: str, content: str) -> None:
@@ -189,7 +189,7 @@ class RunDirectory:
             beneath.replace(self.path, name, _encoded(content), _caller())
 
     def append(self, name: str, value: object) -> None:
-        """Add ``value`` as one JSON line to ``name``; several processes may append to one file.
+        """Append ``value`` to ``name`` as one JSON line; several processes may append to one file.
 
         Raises:
             StorageError: it cannot be written.
@@ -205,22 +205,22 @@ class RunDirectory:
             raise StorageError(f"{self.path / name}: No space left on device")
 
     def open_log(self, rank: int) -> IO[bytes]:
-        """The output of a rank, to write at its end.
+        """Open the output of a rank for appending.
 
         Raises:
-            StorageError: it cannot be written, or is no ordinary file any more.
+            StorageError: it cannot be written, or is not a regular file.
         """
         name = f"ranks/rank-{rank}.log"
         with _translated(self.path / name):
             return os.fdopen(beneath.append(self.path, name, _caller()), "ab", buffering=0)
 
     def give_to_caller(self) -> None:
-        """Handler over what others wrote into the run (ranks run as root) to the user behind sudo."""
+        """Give the files of other writers (ranks run as root) to the user who called sudo."""
         with _translated(self.path):
             beneath.give_all(self.path, _caller())
 
     def read(self) -> RunData:
-        """Everything there is, tolerant of all that a crash leaves behind: files missing, empty, torn."""
+        """Read the whole run; tolerates everything that a crash leaves behind: missing, empty and torn files."""
         malformed: dict[str, int] = {}
         missing: list[str] = []
 
@@ -290,7 +290,7 @@ class RunDirectory:
 
 
 _NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
-"""Of a file: it is not there; it is a link, or no ordinary file, and so none that a run has written."""
+"""Errors that mean "no such file of a run": it is missing, a link, or not a regular file."""
 
 
 def _bytes(folder: Path, name: str) -> bytes:
@@ -299,7 +299,7 @@ def _bytes(folder: Path, name: str) -> bytes:
 
 
 def _read_json(folder: Path, name: str) -> tuple[object, bool]:
-    """(value, whether the file is there); None for what is no JSON."""
+    """Return (value, whether the file exists); the value is None if it is not JSON."""
     try:
         return json.loads(_bytes(folder, name)), True
     except (ValueError, RecursionError):
@@ -311,8 +311,10 @@ def _read_json(folder: Path, name: str) -> tuple[object, bool]:
 
 
 def _read_lines(folder: Path, name: str) -> tuple[list[object], int, bool]:
-    """(decoded lines, lines that are no JSON, whether the file is there). A last line that a crash tore counts as
-    neither."""
+    """Return (decoded lines, number of lines that are not JSON, whether the file exists).
+
+    A last line torn by a crash counts as neither.
+    """
     decoded: list[object] = []
     bad = 0
     try:
@@ -333,10 +335,10 @@ def _read_lines(folder: Path, name: str) -> tuple[list[object], int, bool]:
 
 
 def list_runs(root: Path) -> list[RunDirectory]:
-    """All runs under ``root``, the latest first; empty when there is no such folder.
+    """Return all runs under ``root``, the latest first; empty if there is no such folder.
 
     Raises:
-        StorageError: there may be some, but they cannot be listed: ``root`` is a file, or not ours to read.
+        StorageError: they cannot be listed: ``root`` is a file or not readable.
     """
     found = []
     with _translated(root):
@@ -353,7 +355,7 @@ def list_runs(root: Path) -> list[RunDirectory]:
 
 
 def build_report(run: RunDirectory) -> Report:
-    """What the run directory says by now, nothing written. Raises StorageError."""
+    """Build the report from the run directory's current content; writes nothing. Raises StorageError."""
     return build(run.read())
 
 
@@ -370,7 +372,7 @@ def write_report(run: RunDirectory) -> Report:
 
 
 def save_report(report: Report, folder: Path) -> None:
-    """Write report.json, index.html and report.md into ``folder``, which is made if it is not there."""
+    """Write report.json, index.html and report.md into ``folder``, which is created if missing."""
     with _translated(folder):
         _make_folder(folder)
         write_whole(
@@ -381,13 +383,13 @@ def save_report(report: Report, folder: Path) -> None:
 
 
 def save_text(path: Path, content: str) -> None:
-    """Write a file that the user named, whole or not at all. Raises StorageError."""
+    """Write a file that the user named, atomically. Raises StorageError."""
     with _translated(path):
         write_whole(path, content)
 
 
 def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:
-    """((start in unix seconds, topology's name), verdict) of a run, from its small files only."""
+    """Return ((start in unix seconds, topology's name), verdict) of a run, from its small files only."""
     validation, found = _read_json(run.path, VALIDATION)
     if found:
         read = validation if isinstance(validation, dict) else {}

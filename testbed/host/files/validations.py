@@ -1,4 +1,4 @@
-"""Validations on disk: what ``testbed validate`` leaves in its run directory, from which its report is made again."""
+"""Read and write the results of ``testbed validate`` in a run directory, and rebuild the report from them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ BASELINE: Final = "baseline.json"
 """The earlier validation that this one was compared with."""
 
 LONGEST_BYTES: Final = 64 << 20
-"""A full validation of one library has some 0.5 MB."""
+"""Size limit; a full validation of one library has about 0.5 MB."""
 
 
 def write_validation(
     run: RunDirectory, validation: Validation, baseline: Validation | None = None
 ) -> Comparison | None:
-    """Write validate.json, index.html, validate.md and junit.xml into the run directory. What ``baseline`` says of the
-    validation is in them, and it is kept as baseline.json, so that all can be made again. Returns the comparison.
+    """Write validate.json, index.html, validate.md and junit.xml into the run directory.
+
+    They include the comparison with ``baseline``, which is kept as baseline.json so that all can be rebuilt. Returns
+    the comparison.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: a file cannot be written.
     """
     run.write_json(VALIDATION, to_json(validation))
     if baseline is not None:
@@ -41,10 +43,10 @@ def write_validation(
 
 
 def rebuild_validation(run: RunDirectory) -> tuple[Validation, Comparison | None]:
-    """Make the report again, from validate.json (and baseline.json, if there is one) alone.
+    """Rebuild the report from validate.json, and baseline.json if it exists.
 
     Raises:
-        StorageError: what is there cannot be read, or the report cannot be written.
+        StorageError: a file cannot be read, or the report cannot be written.
     """
     validation = read_validation(run.path / VALIDATION)
     baseline = read_validation(run.path / BASELINE) if (run.path / BASELINE).exists() else None
@@ -52,10 +54,10 @@ def rebuild_validation(run: RunDirectory) -> tuple[Validation, Comparison | None
 
 
 def read_validation(path: Path) -> Validation:
-    """A validate.json, or the one in a run directory.
+    """Read a validate.json, or the one in a run directory.
 
     Raises:
-        StorageError: it cannot be read, or is no validation of a version that we know.
+        StorageError: it cannot be read, or is not a validation of a supported version.
     """
     file = path / VALIDATION if path.is_dir() else path
     try:
@@ -63,17 +65,17 @@ def read_validation(path: Path) -> Validation:
     except OSError as error:
         raise StorageError(f"{file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{file}: no result of testbed validate that can be read: {error}") from error
+        raise StorageError(f"{file}: expected a result of testbed validate: {error}") from error
 
 
 def _read(file: Path) -> bytes:
-    """Never blocks, and never takes more than what a validation may have. Raises OSError."""
+    """Read a file without blocking, up to the size limit. Raises OSError."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         if status.st_size > LONGEST_BYTES:
-            raise OSError(errno.EFBIG, f"longer than a validation may be, {LONGEST_BYTES >> 20} MiB")
+            raise OSError(errno.EFBIG, f"larger than the limit for a validation, {LONGEST_BYTES >> 20} MiB")
         return stream.read(LONGEST_BYTES)
 
 

@@ -1,1 +1,1 @@
-"""The kernel as it is: namespaces, interfaces, processes and control groups."""
+"""Access to the Linux kernel: namespaces, interfaces, processes and control groups."""

@@ -1,8 +1,8 @@
-"""Control groups: processes that get at most so much of a CPU (cgroups(7); Documentation/admin-guide/cgroup-v2.rst).
+"""Control groups that limit the CPU time of processes (cgroups(7); Documentation/admin-guide/cgroup-v2.rst).
 
-The controller ``cpu`` is in cgroup v2's one hierarchy, or in one of its own where v1 has it. A group of ours lies right
-below the root of that hierarchy: v2 gives controllers only to groups whose parent has no processes, and of those around
-us the root alone may have both.
+The controller ``cpu`` is in cgroup v2's single hierarchy, or in a hierarchy of its own in v1. Groups are created
+directly below the root of that hierarchy: v2 enables controllers only for groups whose parent has no processes, and
+only the root is exempt from that rule.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from testbed.errors import HostError
 __all__ = ["PERIOD_US", "CpuGroup", "Hierarchy", "hierarchy"]
 
 PERIOD_US: Final = 20_000
-"""In each period a group gets its share, then stands still: short against a training step, which would else be seen to
-come in lumps. The kernel's own is 100 ms."""
+"""A group uses up its quota in each period and is then throttled. The period is short compared with a training step, to
+spread the throttling evenly; the kernel's default is 100 ms."""
 
 _KERNELS_PERIOD_US: Final = 100_000
 _LEAST_QUOTA_US: Final = 1000
@@ -31,13 +31,13 @@ _EMPTY_BOUND_S: Final = 5.0
 
 @dataclass(frozen=True)
 class CpuGroup:
-    """One group: its folder, and whether it is of cgroup v2."""
+    """One group: its folder, and whether it belongs to cgroup v2."""
 
     path: Path
     unified: bool
 
     def limit(self, cpu: float | None) -> None:
-        """Give all that runs in it together at most ``cpu`` CPUs (0.3: 30 % of one); None: as many as there are.
+        """Limit all processes of the group together to ``cpu`` CPUs (0.3: 30 % of one); None: no limit.
 
         Raises HostError.
         """
@@ -45,7 +45,7 @@ class CpuGroup:
         if self.unified:
             self._write("cpu.max", f"max {_KERNELS_PERIOD_US}" if quota is None else f"{quota} {PERIOD_US}")
             return
-        # A quota must fit the period at every moment: none while the period changes.
+        # A quota must fit the period at every moment, so it is removed while the period changes.
         self._write("cpu.cfs_quota_us", "-1")
         self._write("cpu.cfs_period_us", str(_KERNELS_PERIOD_US if quota is None else PERIOD_US))
         if quota is not None:
@@ -53,7 +53,7 @@ class CpuGroup:
 
     @property
     def limited(self) -> str:
-        """Which limit it has, as the kernel writes it; empty for none. Raises HostError."""
+        """The current limit in the kernel's notation; empty for none. Raises HostError."""
         if self.unified:
             said = self._read("cpu.max")
             return "" if said == f"max {_KERNELS_PERIOD_US}" else f"cpu.max {said}"
@@ -62,17 +62,17 @@ class CpuGroup:
 
     @property
     def is_ours(self) -> bool:
-        """Whether its limit is one of :meth:`limit`, by the period, which nobody else has. Raises HostError."""
+        """Whether :meth:`limit` set its limit, recognised by the unusual period. Raises HostError."""
         period = self._read("cpu.max").split()[1] if self.unified else self._read("cpu.cfs_period_us")
         return period == str(PERIOD_US)
 
     def make(self) -> None:
-        """Nothing if it is there. Raises HostError."""
+        """Create the group if it does not exist. Raises HostError."""
         with self._translated("make"):
             self.path.mkdir(exist_ok=True)
 
     def add(self, pid: int) -> None:
-        """Take a process in, with all of its threads; one that is gone is none. Raises HostError."""
+        """Add a process with all its threads; one that has ended is ignored. Raises HostError."""
         try:
             (self.path / "cgroup.procs").write_text(str(pid))
         except OSError as error:
@@ -80,7 +80,7 @@ class CpuGroup:
                 raise HostError(f"cannot put process {pid} into {self.path}: {error.strerror}") from error
 
     def remove(self, home: CpuGroup) -> None:
-        """Handler what runs in it over to ``home`` and remove it; nothing if it is not there. Raises HostError."""
+        """Move its processes to ``home`` and remove the group, if it exists. Raises HostError."""
         until = time.monotonic() + _EMPTY_BOUND_S
         while self.path.exists():
             with self._translated("empty"), contextlib.suppress(FileNotFoundError):
@@ -90,7 +90,7 @@ class CpuGroup:
                 self.path.rmdir()
             except FileNotFoundError:
                 return
-            except OSError as error:  # EBUSY: one that was forked meanwhile, or has not quite ended
+            except OSError as error:  # EBUSY: a process was forked meanwhile, or is still exiting
                 if time.monotonic() > until:
                     raise HostError(f"cannot remove the control group {self.path}: {error.strerror}") from error
                 time.sleep(0.01)
@@ -113,7 +113,7 @@ class CpuGroup:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Where the controller ``cpu`` is: ``root`` is the mount, ``within`` the group of the hierarchy that it shows."""
+    """The hierarchy with the controller ``cpu``: ``root`` is its mount point, ``within`` the group mounted there."""
 
     root: Path
     unified: bool
@@ -123,7 +123,7 @@ class Hierarchy:
         return CpuGroup(self.root / name, self.unified)
 
     def of(self, pid: int | str = "self") -> CpuGroup | None:
-        """The group that a process is in; None if it is gone, or in one that is not shown here."""
+        """Return the group of a process; None if it has ended, or its group is not visible in this mount."""
         try:
             lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
         except OSError:
@@ -137,9 +137,9 @@ class Hierarchy:
 
 
 def hierarchy(read: Callable[[str], str] = lambda path: Path(path).read_text()) -> Hierarchy:
-    """The one that has the controller ``cpu``. Raises HostError where there is none that we may write to.
+    """Return the hierarchy with the controller ``cpu``. Raises HostError if there is no writable one.
 
-    ``read`` gives the content of a file: of /proc/self/mountinfo (proc_pid_mountinfo(5)), and of the hierarchy.
+    ``read`` returns the content of a file: /proc/self/mountinfo (proc_pid_mountinfo(5)), or one of the hierarchy.
     """
     why = "no control groups are mounted (mount -t cgroup2 none /sys/fs/cgroup)"
     for line in read("/proc/self/mountinfo").splitlines():
@@ -152,13 +152,13 @@ def hierarchy(read: Callable[[str], str] = lambda path: Path(path).read_text()) 
                     set(read(f"{found.root}/cgroup.{it}").split()) for it in ("controllers", "subtree_control")
                 )
             except OSError as error:
-                why = f"{found.root} cannot be read: {error.strerror}"
+                why = f"cannot read {found.root}: {error.strerror}"
                 continue
             if "cpu" not in there:
-                why = f"the cpu controller is not in {found.root}: this kernel lacks it, or a cgroup v1 has it"
+                why = f"no cpu controller in {found.root}: this kernel has none, or it belongs to cgroup v1"
                 continue
             if "cpu" not in given:
-                raise HostError(f"{found.root} gives no cpu controller to groups below it; as root: echo +cpu >"
+                raise HostError(f"the cpu controller is not enabled below {found.root}; as root: echo +cpu >"
                                 f" {found.root}/cgroup.subtree_control")  # fmt: skip
         elif kind != "cgroup" or "cpu" not in options.split(","):
             continue

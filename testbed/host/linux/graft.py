@@ -1,9 +1,8 @@
-"""A folder of the host, shown inside a running container at the same path: what nodes that share the host's file
-system have anyway.
+"""Mount a folder of the host into a running container, at the same path.
 
-A container's mounts are settled when it is created, and which folders a job will need is known only later: a run's
-directory, the folder that a program is launched from. The kernel's mount interface can attach one afterwards:
-open_tree(2) clones the mount here, move_mount(2) attaches it there (Linux 5.2).
+A container's mounts are fixed when it is created, but the folders of a job are known only later: the run directory, and
+the folder that a program is launched from. The kernel's mount interface can attach them afterwards: open_tree(2) clones
+a mount of the host, move_mount(2) attaches it in the container (Linux 5.2).
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ _OWN: Final = tuple(map(Path, (
     "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt/testbed/agents", "/opt/testbed/bin", "/opt/testbed/lib", "/proc",
     "/sbin", "/sys", "/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib", "/usr/sbin",
 )))  # fmt: skip
-"""What a container has of its own and cannot do without (agents/Dockerfile): it may not be hidden by ours."""
+"""Folders that a container needs from its own image (agents/Dockerfile), so no mount may hide them."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def graft(folder: Path, pid: int) -> None:
-    """Show ``folder`` (absolute) in the mount namespace of process ``pid``, read and write. Nothing if it is there.
+    """Mount ``folder`` (absolute) in the mount namespace of process ``pid``, read-write, unless it is there already.
 
-    It goes with the container. Raises UserError for a folder that would hide what the container lives by, HostError.
+    The mount ends with the container. Raises HostError; UserError for a folder that would hide the container's own.
     """
     plain = Path(os.path.normpath(folder))
     if any(plain.is_relative_to(own) or own.is_relative_to(plain) for own in _OWN):
         raise UserError(
-            f"{folder} cannot be shown inside containers, which have system folders of their own there; work in another"
-            " folder, or take --driver netns"
+            f"cannot mount {folder} into containers: it would hide their system folders; use another folder, or"
+            " --driver netns"
         )
     here = _call("clone the mount of", folder, "syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder),
                  _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC)  # fmt: skip
@@ -49,7 +48,7 @@ def graft(folder: Path, pid: int) -> None:
         there = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         try:
             mine = folder.stat()
-            # A thread's own view of the file system, which ends with it: the others stay where they are.
+            # Only this thread enters the container; its view of the file system ends with it.
             _call("leave for", folder, "unshare", namespace.CLONE_FS)
             _call("enter the container for", folder, "setns", there, namespace.CLONE_NEWNS)
         finally:
@@ -63,7 +62,7 @@ def graft(folder: Path, pid: int) -> None:
     try:
         namespace.in_a_thread(attach)
     except OSError as error:
-        raise HostError(f"could not show {folder} inside a container: {error.strerror}") from error
+        raise HostError(f"could not mount {folder} into a container: {error.strerror}") from error
     finally:
         os.close(here)
 

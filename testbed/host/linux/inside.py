@@ -1,4 +1,4 @@
-"""Processes of a node: whether one is in it, and which one it is by the number that it has in a container."""
+"""Find processes of a node: by network namespace, and by the pid that they have in a container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["is_inside", "pid_on_host"]
 
 
 def is_inside(netns: Path, pid: int) -> bool:
-    """Whether there is such a process, by its number here, and it is in this network namespace."""
+    """Return whether process ``pid`` exists and is in this network namespace."""
     try:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino == netns.stat().st_ino
     except OSError:
@@ -17,8 +17,10 @@ def is_inside(netns: Path, pid: int) -> bool:
 
 
 def pid_on_host(netns: Path, pid: int) -> int:
-    """The number that we know it by: of the process that is ``pid`` in a pid namespace below ours (pid_namespaces(7))
-    and is in this network namespace; 0 if there is none."""
+    """Return the host's pid of the process in this network namespace that has ``pid`` in a child pid namespace.
+
+    See pid_namespaces(7); 0 if there is none.
+    """
     try:
         inode = netns.stat().st_ino
     except OSError:

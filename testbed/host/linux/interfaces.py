@@ -1,4 +1,4 @@
-"""Counters of the interfaces of a network namespace, cheap enough to be read each second in dozens of namespaces."""
+"""Interface counters of a network namespace, cheap enough to read every second in dozens of namespaces."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _COUNTERS = "/proc/thread-self/net/dev"
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of an interface since it exists, as the kernel counts it; bytes with their Ethernet headers."""
+    """The kernel's counters of an interface since its creation; bytes include Ethernet headers."""
 
     sent_bytes: int
     received_bytes: int
     sent_packets: int
     received_drops: int
-    """Packets that came and were dropped."""
+    """Packets dropped on receipt."""
 
 
 def traffic() -> dict[str, Traffic]:
-    """By interface, in the network namespace of the calling thread; the loopback left out."""
+    """Return the counters by interface in the calling thread's network namespace, without the loopback."""
     return _parsed(Path(_COUNTERS).read_text())
 
 
 def _parsed(text: str) -> dict[str, Traffic]:
-    """Below two lines of titles eight columns received and eight sent, each bytes, packets, errors, drops and more
-    (net/core/net-procfs.c, dev_seq_printf_stats)."""
+    """Parse /proc/net/dev: after two header lines, eight columns received and eight sent, each bytes, packets, errors,
+    drops and more (net/core/net-procfs.c, dev_seq_printf_stats)."""
     found = {}
     for line in text.splitlines()[2:]:
         name, _, rest = line.partition(":")
@@ -48,24 +48,24 @@ def _parsed(text: str) -> dict[str, Traffic]:
 
 
 class InterfaceCounters:
-    """The interfaces of one namespace. Close it: until then it keeps the namespace alive.
+    """The interface counters of one namespace. Keeps the namespace alive until closed.
 
-    /proc/thread-self/net/dev (proc(5)) is of the namespace of whoever opens it, and stays so: opened once by a thread
-    inside, it is read again by anybody, without another thread and setns(2) each time.
+    /proc/thread-self/net/dev (proc(5)) belongs to the namespace of the thread that opens it. Opened once by a thread
+    inside, the descriptor can be read from any thread, without another setns(2).
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises HostError when there is no such namespace."""
+        """Raises HostError if there is no such namespace."""
         try:
             self._file = namespace.inside(path, lambda: os.open(_COUNTERS, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             raise HostError(f"cannot read the counters of {path.name}: {error.strerror}") from error
 
     def read(self) -> dict[str, Traffic]:
-        """By interface, the loopback left out."""
+        """Return the counters by interface, without the loopback."""
         os.lseek(self._file, 0, os.SEEK_SET)
         text = b""
-        while chunk := os.read(self._file, 1 << 16):  # the kernel gives a page at a time
+        while chunk := os.read(self._file, 1 << 16):  # the kernel returns a page at a time
             text += chunk
         return _parsed(text.decode())
 

@@ -1,7 +1,7 @@
-"""Entering, making and holding Linux namespaces: setns(2), unshare(2), mount(2).
+"""Create, hold and enter Linux namespaces: setns(2), unshare(2), mount(2).
 
-Namespaces belong to a *thread* in Linux. Everything here acts on the calling thread only, so a program with many
-threads can use it; nothing here forks.
+In Linux a namespace is a property of a *thread*. All functions act on the calling thread only, so multi-threaded
+programs can use them; none of them forks.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ NETNS_FOLDER = Path("/run/netns")
 """Where iproute2 looks for named network namespaces (ip-netns(8))."""
 
 NO_NAME_SERVER = "# names are in /etc/hosts\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n"
-"""resolv.conf of a node. It reaches no name server: with the host's file each reverse lookup (torch's store does
-one per rank) would wait ten seconds for one; loopback refuses at once."""
+"""resolv.conf of a node, which reaches no name server. With the host's file, each reverse lookup (torch's store does
+one per rank) would time out after ten seconds; loopback refuses at once."""
 
 _NS_GET_MNTNS_ID = 0x8008B705
 """ioctl(2) of a mount namespace's handle: its number, 64 bits (include/uapi/linux/nsfs.h; Linux 6.11)."""
 
 _NUMBERS_OF_A_CPU, _TIMES_NUMBERED = 4096, 4
-"""Since Linux 6.18 each CPU numbers new namespaces of all kinds from a stock of its own (include/linux/cookie.h)."""
+"""Since Linux 6.18 each CPU numbers new namespaces of all kinds from its own batch (include/linux/cookie.h)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
@@ -68,14 +68,14 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 
 def unmount(target: Path) -> None:
-    """umount2(2) with MNT_DETACH: a process inside does not make it fail. What is not mounted is no error."""
+    """umount2(2) with MNT_DETACH, which succeeds despite processes inside. A path that is not mounted is no error."""
     with contextlib.suppress(HostError):
         _call("umount2", str(target).encode(), MNT_DETACH)
 
 
 @contextlib.contextmanager
 def entered(path: str | Path) -> Iterator[None]:
-    """Run the body with the calling thread inside the network namespace at ``path``; always comes back."""
+    """Run the body with the calling thread inside the network namespace at ``path``; always returns to its own."""
     with _handle("net") as home:
         enter(path)
         try:
@@ -85,7 +85,7 @@ def entered(path: str | Path) -> Iterator[None]:
 
 
 def enter(path: str | Path) -> None:
-    """Move the calling thread into the network namespace at ``path``, for good."""
+    """Move the calling thread into the network namespace at ``path``, permanently."""
     try:
         there = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -97,9 +97,9 @@ def enter(path: str | Path) -> None:
 
 
 def inside(path: str | Path, work: Callable[[], T]) -> T:
-    """Do ``work`` in a short-lived thread inside the namespace; the calling thread never leaves its own.
+    """Run ``work`` in a short-lived thread inside the namespace and return its result.
 
-    For library code that runs in a user's process: whatever goes wrong, their thread stays where it was.
+    The calling thread never leaves its own namespace, whatever fails: safe for library code in a user's process.
     """
 
     def entered_first() -> T:
@@ -110,7 +110,7 @@ def inside(path: str | Path, work: Callable[[], T]) -> T:
 
 
 def in_a_fresh_one(work: Callable[[], T]) -> T:
-    """Do ``work`` in a network namespace of its own, which is gone when it returns: for trying something out."""
+    """Run ``work`` in a temporary network namespace, which is removed when it returns: for probing."""
 
     def unshared_first() -> T:
         _call("unshare", CLONE_NEWNET)
@@ -120,7 +120,7 @@ def in_a_fresh_one(work: Callable[[], T]) -> T:
 
 
 def in_a_thread(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread of its own, which takes the namespaces that it entered or unshared with it."""
+    """Run ``work`` in a thread of its own; namespaces that it enters or unshares end with the thread."""
     outcome: list[T] = []
     trouble: list[BaseException] = []
 
@@ -143,10 +143,10 @@ def netns_path(name: str) -> Path:
 
 
 class CleanMounts:
-    """A mount namespace without handles of other namespaces, from which nodes' own are copied. Close it.
+    """A mount namespace without handles of other namespaces, from which those of nodes are copied. Must be closed.
 
-    A new mount namespace begins as a copy of its maker's, handles of all namespaces there are included; each
-    copy would keep those alive long after their lab is gone, and in large labs copying them takes most of the time.
+    A new mount namespace is a copy of its creator's, including the handles of all other namespaces. Each copy would
+    keep those alive long after their lab is gone, and in large labs copying them takes most of the time.
     """
 
     def __init__(self) -> None:
@@ -168,13 +168,13 @@ class CleanMounts:
 
 
 def _refuse_chroot() -> None:
-    """Raise HostError if the calling thread's root is not that of its mount namespace, to which setns(2) returns."""
+    """Raise HostError inside a chroot: setns(2) changes the thread's root to that of the mount namespace."""
     before = Path("/").stat()
     with _handle("mnt") as own:
         _call("setns", own, CLONE_NEWNS)
     after = Path("/").stat()
     if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
-        raise HostError("no lab can be made inside a chroot: who enters a namespace leaves it; use a container instead")
+        raise HostError("labs cannot be created inside a chroot, which setns(2) leaves; use a container instead")
 
 
 def create(
@@ -185,25 +185,25 @@ def create(
     hosts: str = "",
     mounts: CleanMounts | None = None,
 ) -> None:
-    """Make the named network namespace; with ``handles`` also mount, IPC and UTS namespaces, held as files there.
+    """Create the named network namespace; with ``handles`` also mount, IPC and UTS namespaces, held as files there.
 
-    The mount namespace is a copy of ``mounts``. No process keeps them alive: each is a bind mount of its nsfs file.
-    ``hosts`` becomes /etc/hosts inside; /sys and /dev/shm are the namespace's own. Raises NameTaken, or HostError
-    after removing what was made so far.
+    The mount namespace is a copy of ``mounts``. Bind mounts of the nsfs files keep the namespaces alive, without a
+    process. ``hosts`` becomes /etc/hosts inside; /sys and /dev/shm are the namespace's own. Raises NameTaken, or
+    HostError after removing what was created so far.
     """
     _prepare_folder(NETNS_FOLDER)
     try:
-        # Unsharing the mount namespace cannot be taken back: the thread ends with it.
+        # Unsharing the mount namespace cannot be undone, so the thread ends afterwards.
         in_a_thread(lambda: _create(name, handles, hostname, hosts, mounts))
     except NameTaken:
-        raise  # somebody else's, made since anybody looked: not ours to remove
+        raise  # created by another program meanwhile, so it must not be removed
     except BaseException:
         remove(name, handles)
         raise
 
 
 def _prepare_folder(folder: Path) -> None:
-    """Make ``folder`` a shared mount point as `ip netns add` does, so that both get along."""
+    """Make ``folder`` a shared mount point, as `ip netns add` does, for interoperability."""
     if any(place == folder for place, _ in _mounts()):
         return
     try:
@@ -215,7 +215,7 @@ def _prepare_folder(folder: Path) -> None:
 
 
 def _mounts() -> Iterator[tuple[Path, str]]:
-    """(place, filesystem type) of every mount that the calling thread sees, in order; proc(5), mountinfo.
+    """Yield (mount point, file system type) of every mount that the calling thread sees, in order; proc(5), mountinfo.
 
     os.path.ismount cannot see a bind mount of a folder onto itself.
     """
@@ -254,11 +254,12 @@ def _create(name: str, handles: Path | None, hostname: str, hosts: str, mounts: 
 def _unshare_mounts_younger_than(home: int) -> None:
     """Give the calling thread a mount namespace that can be held in the mount namespace ``home`` (a file descriptor).
 
-    Lest two hold each other, mount(2) binds only handles of mount namespaces with a higher number than its own, and
-    says EINVAL for others (fs/namespace.c, mnt_ns_loop). Since Linux 6.18 numbers do not follow age: each CPU has a
-    stock of them. In a container, whose mount namespace is young, half of the nodes fail on two CPUs. A CPU that has
-    used its stock up takes the next one, which is above all that were taken before. UTS namespaces use it up, as the
-    cheapest: 10 ms, once a CPU. The calling thread loses its own, and stays on one CPU.
+    To prevent reference cycles, mount(2) binds only handles of mount namespaces with a higher number than its own, and
+    fails with EINVAL for others (fs/namespace.c, mnt_ns_loop). Since Linux 6.18 numbers do not follow age: each CPU has
+    a batch of them. In a container, whose mount namespace is young, half of the nodes would fail on two CPUs. A CPU
+    that has used up its batch takes the next one, which is above all earlier ones. Creating UTS namespaces, the
+    cheapest kind, uses it up: 10 ms, once per CPU. The calling thread loses its own UTS namespace, and is pinned to one
+    CPU.
     """
     floor = _number_of_mounts(home)
     for _ in range(_TIMES_NUMBERED):
@@ -269,22 +270,22 @@ def _unshare_mounts_younger_than(home: int) -> None:
         os.sched_setaffinity(0, {_libc.sched_getcpu()})
         for _ in range(_NUMBERS_OF_A_CPU):
             _call("unshare", CLONE_NEWUTS)
-    raise HostError("this kernel gives new mount namespaces no higher number than older ones: none can be held")
+    raise HostError("this kernel does not number new mount namespaces above older ones, so none can be bind-mounted")
 
 
 def _number_of_mounts(handle: int) -> int:
-    """Number of the mount namespace behind a descriptor; 0 where the kernel does not tell: there it follows age."""
+    """Return the number of a mount namespace; 0 on kernels that do not report it, where numbers follow age."""
     try:
         return int(struct.unpack("Q", fcntl.ioctl(handle, _NS_GET_MNTNS_ID, bytes(8)))[0])
     except OSError as error:
         if error.errno != errno.ENOTTY:
-            raise HostError(f"cannot ask for the number of a mount namespace: {error.strerror}") from error
+            raise HostError(f"cannot read the number of a mount namespace: {error.strerror}") from error
         return 0
 
 
 @contextlib.contextmanager
 def _handle(kind: str) -> Iterator[int]:
-    """File descriptor of the calling thread's own namespace of ``kind``."""
+    """Yield a file descriptor of the calling thread's own namespace of ``kind``."""
     descriptor = os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -297,12 +298,12 @@ def _hold(kind: str, target: Path) -> None:
     try:
         os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     except FileExistsError as error:
-        raise NameTaken(f"{target} exists already") from error
+        raise NameTaken(f"{target} exists") from error
     mount(f"/proc/thread-self/ns/{kind}", str(target), None, MS_BIND)
 
 
 def remove(name: str, handles: Path | None = None) -> None:
-    """Let go of what :func:`create` holds. What is not there is no error; processes inside keep it alive."""
+    """Release what :func:`create` holds. Missing handles are no error; processes inside keep a namespace alive."""
     places = [NETNS_FOLDER / name]
     if handles is not None:
         places += [handles / kind for kind in ("net", "mnt", "uts", "ipc")]
@@ -319,7 +320,7 @@ def remove(name: str, handles: Path | None = None) -> None:
 
 
 def inode(path: str | Path) -> int:
-    """Identity of the namespace behind ``path``; 0 if there is none. Unlike a name, it is never that of another."""
+    """Return the inode of the namespace at ``path``, which identifies it unlike a name; 0 if there is none."""
     try:
         return Path(path).stat().st_ino
     except OSError:

@@ -1,9 +1,9 @@
 """rtnetlink and tc by pyroute2: interfaces, addresses, routes, carriers, redirects of one network namespace.
 
-A :class:`Namespace` holds open sockets in one network namespace; opening costs 0.4 ms this way (pyroute2's NetNS
-costs 8 ms, and creates a namespace that does not exist). Use each from one thread only. What a lab asks for by the
-thousand goes by :mod:`testbed.host.linux.rtnetlink`. pyroute2 is imported when it is first asked for something:
-that takes 0.15 s, and commands that only read or lay down carriers do without.
+A :class:`Namespace` holds open sockets in one network namespace; opening one takes 0.4 ms (pyroute2's NetNS takes 8 ms,
+and creates a missing namespace). Not thread-safe. Requests that a lab makes by the thousand use
+:mod:`testbed.host.linux.rtnetlink`. pyroute2 is imported when it is first needed: the import takes 0.15 s, and commands
+that only read or set carriers do not need it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IFF_LOWER_UP = 0x10000
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn netlink's numbers into our errors."""
+    """Translate netlink's errors to ``testbed.errors``; ``doing`` completes "could not …"."""
     try:
         yield
     except Exception as error:
@@ -39,20 +39,20 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def _number(error: Exception) -> int | None:
-    """The errno of the kernel's refusal, 0 if it has none; None if it is no such thing."""
+    """Return the errno of a kernel error, 0 if it has none; None for any other exception."""
     if isinstance(error, OSError):
         return error.errno or 0
-    known = sys.modules.get("pyroute2.netlink.exceptions")  # what was not imported has raised nothing
+    known = sys.modules.get("pyroute2.netlink.exceptions")  # if not imported, it cannot have raised this
     return int(error.code or 0) if known and isinstance(error, known.NetlinkError) else None
 
 
 def prepare() -> None:
-    """Import pyroute2 now, in a thread that has nothing else to do, and not when it is first needed."""
+    """Import pyroute2 now, while the calling thread is idle, rather than at its first use."""
     importlib.import_module("pyroute2")
 
 
 class Namespace:
-    """One network namespace, by the path of its handle."""
+    """One network namespace, given by the path of its handle."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class Namespace:
 
     @functools.cached_property
     def _ip(self) -> Any:
-        """pyroute2's socket here."""
+        """pyroute2's socket in this namespace."""
         from pyroute2 import IPRoute
 
         with namespace.entered(self.path):
@@ -77,12 +77,12 @@ class Namespace:
         self.close()
 
     def close(self) -> None:
-        if "_ip" in self.__dict__:  # else it was never opened
+        if "_ip" in self.__dict__:  # only if it was opened
             self._ip.close()
         self._raw.close()
 
     def index(self, name: str) -> int:
-        """Interface index. Raises HostError when there is no such interface."""
+        """Return an interface's index. Raises HostError if there is no such interface."""
         if name not in self._indices:
             found = rtnetlink.index(self._raw, name)
             if not found:
@@ -91,7 +91,7 @@ class Namespace:
         return self._indices[name]
 
     def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int) -> None:
-        """A veth from here into another namespace, both ends down."""
+        """Create a veth from this namespace into another, both ends down."""
         with translated(f"make the veth {self.path.name}:{name}"), peer_namespace.open("rb") as other:
             request: dict[str, Any] = {"ifname": name, "kind": "veth", "mtu": mtu}
             if index:
@@ -101,7 +101,7 @@ class Namespace:
             self._indices[name] = index
 
     def assert_distinct_indices(self, name: str) -> None:
-        """Raise HostError if both ends of a veth have one index: the kernel would then delay its carrier events."""
+        """Raise HostError if both ends of a veth have the same index: the kernel would delay its carrier events."""
         link = self._ip.get_links(self.index(name))[0]
         if link["index"] == link.get_attr("IFLA_LINK"):
             raise HostError(f"both ends of {self.path.name}:{name} have interface index {link['index']}")
@@ -112,7 +112,7 @@ class Namespace:
 
     def add_bridge(self, name: str, ports: tuple[str, ...], isolated: bool, mtu: int) -> None:
         with translated(f"make the bridge {self.path.name}:{name}"):
-            # No forward delay, no learning of a topology that cannot loop: a port forwards from its first frame.
+            # No forward delay and no spanning tree, as the topology has no loops: ports forward from the first frame.
             self._ip.link("add", ifname=name, kind="bridge", br_stp_state=0, br_forward_delay=0, mtu=mtu)
             bridge = self.index(name)
             for port in ports:
@@ -126,7 +126,7 @@ class Namespace:
             rtnetlink.exchange(self._raw, [rtnetlink.new_address(self.index(name), cidr)])
 
     def add_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int, congestion: str = "") -> None:
-        """``congestion`` is left out where the kernel does not have it."""
+        """Add a route; ``congestion`` is ignored if the kernel does not have that congestion control."""
         with translated(f"add the route to {destination} in {self.path.name}"):
             ways = [(gateway, self.index(name)) for gateway, name in hops]
             try:
@@ -137,7 +137,7 @@ class Namespace:
                 rtnetlink.exchange(self._raw, [rtnetlink.new_route(destination, ways, metric)])
 
     def delete_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int) -> None:
-        """What is not there is no error."""
+        """Delete a route; a missing one is no error."""
         with translated(f"delete the route to {destination} in {self.path.name}"):
             try:
                 rtnetlink.exchange(self._raw, [rtnetlink.old_route(destination, bool(hops), metric)])
@@ -145,7 +145,7 @@ class Namespace:
                 return
 
     def add_redirect(self, a: str, b: str) -> None:
-        """Everything received on either goes out of the other at once: clsact, u32 and mirred."""
+        """Redirect everything received on either interface to the other's egress: clsact, u32 and mirred."""
         with translated(f"redirect {a} and {b} in {self.path.name}"):
             for name, other in ((a, b), (b, a)):
                 index = self.index(name)
@@ -169,18 +169,18 @@ class Namespace:
                 )
 
     def set_carriers(self, states: Mapping[str, bool]) -> None:
-        """Bring interfaces up or down, all in one send: their events lie within a fraction of a millisecond."""
+        """Bring interfaces up or down in one send, so that their events are within a fraction of a millisecond."""
         with translated("change carriers in " + self.path.name):
             requests = [rtnetlink.link_state(self.index(name), up) for name, up in states.items()]
             rtnetlink.exchange(self._raw, requests)
 
     def carriers(self) -> dict[str, bool]:
-        """Whether each interface here has a carrier (and is up itself)."""
+        """Return, by interface, whether it is up and has a carrier."""
         with translated(f"list interfaces of {self.path.name}"):
             return {link.get_attr("IFLA_IFNAME"): bool(link["flags"] & IFF_LOWER_UP) for link in self._ip.get_links()}
 
     def write_sysctls(self, values: tuple[tuple[str, str], ...], optional: bool) -> None:
-        """Write below /proc/sys; it shows the namespace of the thread that opens the file."""
+        """Write files of /proc/sys, which belong to the namespace of the thread that opens them."""
         with namespace.entered(self.path):
             for key, value in values:
                 try:
@@ -190,7 +190,7 @@ class Namespace:
                         raise HostError(f"could not set {key}={value} in {self.path.name}: {error.strerror}") from error
 
     def read_sysctl(self, key: str) -> str:
-        """Value below /proc/sys, single-spaced; empty if this kernel does not have it."""
+        """Return the value of a file of /proc/sys, single-spaced; empty if this kernel does not have it."""
         with namespace.entered(self.path):
             try:
                 return " ".join(Path("/proc/sys", key).read_text().split())

@@ -1,7 +1,7 @@
-"""Offloads of one interface: whether super-packets leave it, and packets in pieces, or without their checksum.
+"""Segmentation, scatter-gather and checksum offload of an interface.
 
-On a wire there are only MTU-sized packets, so chance must not see others. ``ethtool`` has a dozen switches for it, by
-protocol; two of the kernel's own limits cover all of them.
+A wire carries MTU-sized packets only, so random impairments must not apply to super-packets. ``ethtool`` has a dozen
+switches for that, by protocol; a limit of the kernel covers all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed.host.linux import rtnetlink
 __all__ = ["set_checksummed", "set_scattered", "set_segmented"]
 
 OFFLOADED_SEGMENTS: Final = 65535
-"""The kernel's default of segments in a super-packet (GSO_MAX_SEGS)."""
+"""The kernel's default limit of segments in a super-packet (GSO_MAX_SEGS)."""
 
 IFLA_GSO_MAX_SEGS: Final = 40
 _SIOCETHTOOL: Final = 0x8946
@@ -27,9 +27,10 @@ _ETHTOOL_SSG: Final = 0x19
 
 
 def set_segmented(interface: str, on: bool) -> None:
-    """Let only MTU-sized packets out of an interface of the calling thread's network namespace, or super-packets too.
+    """Limit an interface of the calling thread's network namespace to MTU-sized packets (``on``), or lift the limit.
 
-    A limit of one segment ends offload for all protocols (``gso_features_check`` of net/core/dev.c). Raises OSError.
+    A limit of one segment disables offload for all protocols (``gso_features_check`` of net/core/dev.c). Raises
+    OSError.
     """
     with contextlib.closing(rtnetlink.connect()) as raw:
         link = rtnetlink.index(raw, interface)
@@ -39,16 +40,17 @@ def set_segmented(interface: str, on: bool) -> None:
 
 
 def set_scattered(interface: str, on: bool) -> None:
-    """Let packets out whose payload lies in pieces (the default), or only such as lie in one: netem flips bits of the
-    first piece only, which would be the headers. ``ethtool -K interface sg``; raises OSError."""
+    """Switch scatter-gather on (the default) or off, as ``ethtool -K interface sg``. Raises OSError.
+
+    netem flips bits only in a packet's first fragment, which with scatter-gather has the headers only.
+    """
     _switch(interface, _ETHTOOL_SSG, on)
 
 
 def set_checksummed(interface: str, on: bool) -> None:
-    """Leave checksums of what is sent to the interface (the default of a veth), or have them computed before it.
+    """Switch checksum offload on (the default of a veth) or off, as ``ethtool -K interface tx``. Raises OSError.
 
-    Without it Linux before 6.11 refuses UDP super-packets (EIO, ``udp_send_skb`` of net/ipv4/udp.c). ``ethtool -K
-    interface tx``; raises OSError.
+    Without it, Linux before 6.11 refuses UDP super-packets (EIO, ``udp_send_skb`` of net/ipv4/udp.c).
     """
     _switch(interface, _ETHTOOL_STXCSUM, on)
 

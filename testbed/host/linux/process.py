@@ -1,4 +1,4 @@
-"""Processes: known by what they are in (a namespace) or when they began, never by pid alone and never by name."""
+"""Find and end processes, identified by namespace or by start time, never by pid alone and never by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def started(pid: int) -> int:
-    """Start time of a process in clock ticks since boot (proc(5), field 22); 0 if it is gone or a zombie."""
+    """Return a process's start time in clock ticks since boot (proc(5), field 22); 0 if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -22,12 +22,12 @@ def started(pid: int) -> int:
 
 
 def is_same(pid: int, began: int) -> bool:
-    """Whether ``pid`` is still the process that began at ``began``."""
+    """Return whether ``pid`` is still the process that started at ``began``."""
     return began != 0 and started(pid) == began
 
 
 def how_ended(code: int) -> str:
-    """The end of a process in words, from its ``returncode``: ``was killed by SIGKILL``, ``ended with status 1``."""
+    """Describe a ``returncode``: ``was killed by SIGKILL``, ``ended with status 1``."""
     if code >= 0:
         return f"ended with status {code}"
     try:
@@ -41,9 +41,9 @@ def boot_id() -> str:
 
 
 def inside(inodes: Collection[int]) -> list[tuple[int, int]]:
-    """(pid, start time) of all processes whose network namespace is one of ``inodes``.
+    """Return (pid, start time) of all processes whose network namespace is one of ``inodes``.
 
-    A process that gets the pid of one that ends meanwhile has another start time, or is inside too.
+    If a pid is recycled meanwhile, the new process has another start time, or is inside too.
     """
     found: list[tuple[int, int]] = []
     for entry in Path("/proc").iterdir():
@@ -58,7 +58,7 @@ def inside(inodes: Collection[int]) -> list[tuple[int, int]]:
 
 
 def is_first(pid: int) -> bool:
-    """Whether ``pid`` is the first process of a pid namespace below ours, as a container's: with it all others end."""
+    """Return whether ``pid`` is the init process of a child pid namespace (a container's): all others end with it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -68,7 +68,7 @@ def is_first(pid: int) -> bool:
 
 
 def end(pid: int, began: int = 0, *, grace_s: float = 0.0, bound_s: float = 5.0) -> bool:
-    """End one process: SIGTERM and ``grace_s`` of time if given, then SIGKILL; True once it is gone.
+    """End one process: with ``grace_s`` SIGTERM first, then SIGKILL. Return whether it has ended.
 
     ``began`` guards against a recycled pid.
     """
@@ -76,14 +76,14 @@ def end(pid: int, began: int = 0, *, grace_s: float = 0.0, bound_s: float = 5.0)
 
 
 def end_all(targets: Iterable[tuple[int, int]], *, grace_s: float = 0.0, bound_s: float = 5.0) -> list[int]:
-    """End all (pid, began); pids that did not go within ``bound_s`` are returned."""
+    """End all processes (pid, began); return the pids of those that did not end within ``bound_s``."""
     files: dict[int, int] = {}
     for pid, began in targets:
         try:
             handle = os.pidfd_open(pid)
         except (ProcessLookupError, OSError):
             continue
-        # The pidfd is opened first and the start time read after: from here on it cannot become another process.
+        # The pidfd is opened before the start time is read, so it cannot refer to another process afterwards.
         if began and started(pid) != began:
             os.close(handle)
             continue
@@ -101,7 +101,7 @@ def end_all(targets: Iterable[tuple[int, int]], *, grace_s: float = 0.0, bound_s
 
 
 def wait_gone(pid: int, began: int, bound_s: float) -> bool:
-    """Wait until a process that need not be a child of ours is gone; False if it still lives after ``bound_s``."""
+    """Wait until a process, which need not be a child, has ended; False if it still runs after ``bound_s``."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -123,7 +123,7 @@ def _signal(files: dict[int, int], number: signal.Signals) -> None:
 
 
 def _wait(files: dict[int, int], bound_s: float) -> None:
-    """Wait until all are gone or the time is over; those gone leave ``files``."""
+    """Wait until all have ended or the time is over; ended ones are removed from ``files``."""
     poll = select.poll()
     for handle in files:
         poll.register(handle, select.POLLIN)
@@ -139,12 +139,14 @@ def _wait(files: dict[int, int], bound_s: float) -> None:
 
 
 MOST_FILES = 65_536
-"""Enough for the largest lab; without a bound there are programs, started by us, that walk over all that may be."""
+"""Enough for the largest lab. Bounded because some child programs iterate over all possible descriptors."""
 
 
 def allow_many_files() -> None:
-    """Have as many files open as our hard limit allows, up to :data:`MOST_FILES`: some are held for each node and link,
-    and the soft limit of a login is 1024."""
+    """Raise the soft limit of open files to the hard limit, up to :data:`MOST_FILES`.
+
+    Each node and link takes several, and the soft limit of a login session is 1024.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -152,7 +154,7 @@ def allow_many_files() -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time (user + system) that a process has used, in seconds; 0 if it is gone."""
+    """Return the CPU time (user + system) of a process in seconds; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

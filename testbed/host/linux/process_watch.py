@@ -1,6 +1,6 @@
-"""Which of some processes ends, as soon as it does: pidfd_open(2) and poll(2), for processes that are not our children.
+"""Notice at once when a process ends that is not a child: pidfd_open(2) and poll(2).
 
-For containers: docker is not asked, for it may be what died, and nothing is polled while all is well.
+Used for containers: docker need not be running, and nothing is polled while the processes live.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ProcessWatch:
         threading.Thread(target=self._run, args=(gone,), name="processes", daemon=True).start()
 
     def stop(self) -> None:
-        """From now on nothing that ends is told of: it is expected. Does nothing where all have ended, or stopped."""
-        with self._closing:  # a descriptor that is closed may be somebody else's file by now
+        """Report no further ends, which are expected from now on. Idempotent."""
+        with self._closing:  # a closed descriptor may be another file's by now
             if not self._closed:
                 os.eventfd_write(self._stop, 1)
 

@@ -15,10 +15,10 @@ first."""
 
 
 def use_realtime_priority() -> None:
-    """Give the calling thread priority over the ranks: a fault that is due must not wait behind them.
+    """Give the calling thread priority over the ranks, so that a due fault does not wait for them.
 
-    SCHED_FIFO where the process may use it, else the lowest nice value it may have. Threads and processes that this
-    thread starts are ordinary ones (SCHED_RESET_ON_FORK): ranks that inherited the priority would delay the faults.
+    Uses SCHED_FIFO if permitted, else the lowest permitted nice value. Threads and processes that this thread starts
+    have normal scheduling (SCHED_RESET_ON_FORK): ranks that inherited the priority would delay the faults.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))

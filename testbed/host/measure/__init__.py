@@ -1,1 +1,1 @@
-"""Measuring: packets sent through paths, and carriers heard of."""
+"""Measurements: packets sent through paths, and carrier changes."""

@@ -1,8 +1,8 @@
-"""Hearing of carriers lost and regained, in many network namespaces, with the time of each.
+"""Watch carrier changes in many network namespaces, with the time of each.
 
-Netlink carries no kernel timestamp, so the thread that listens does nothing else: it would be in the times. A carrier
-that goes and comes before the kernel tells of it is one message or none; but each message has the kernel's own count of
-changes (IFLA_CARRIER_CHANGES, linux/if_link.h), and a count that jumps proves that one was missed.
+Netlink has no kernel timestamps, so the listening thread does nothing else, which would add to the times. A carrier
+that goes down and up before the kernel reports it gives one message or none. But each message has the kernel's count of
+changes (IFLA_CARRIER_CHANGES, linux/if_link.h), and a jump in that count proves a missed change.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ RTMGRP_LINK = 1
 RTM_GETLINK, NLM_F_DUMP = 18, 0x300
 IFLA_IFNAME, IFLA_CARRIER_CHANGES = 3, 35
 BUFFER_BYTES = 4 << 20
-"""Room for a storm of events of a large lab; what does not fit is noticed, and the state is then asked for."""
+"""Receive buffer for a burst of events in a large lab; an overflow is detected, and the state is then requested."""
 
 
 @dataclass(frozen=True)
 class CarrierState:
-    """Whether an interface has a carrier, and how often that changed."""
+    """Whether an interface has a carrier (``lit``), and how often that changed."""
 
     lit: bool = True
     changes: int = 0
@@ -38,11 +38,16 @@ class CarrierState:
 
 @dataclass(frozen=True)
 class Change:
-    """What was heard of one interface at ``t`` (CLOCK_MONOTONIC of receipt).
+    """A carrier change of one interface.
 
-    ``lit``: whether it has a carrier by now; ``changes``: how often that changed since the watch began, by the kernel's
-    count; ``missed``: how many of these, since it was heard of last, nobody told of. Where ``turned`` is False, all of
-    them were missed: the carrier is as it was.
+    Attributes:
+        t: time of receipt (CLOCK_MONOTONIC).
+        place: name of the namespace.
+        interface: name of the interface.
+        lit: whether it has a carrier now.
+        changes: number of changes since the watch began, by the kernel's count.
+        missed: number of changes since the last message that no message reported.
+        turned: False if all changes were missed and the carrier is as before.
     """
 
     t: float
@@ -58,12 +63,12 @@ Heard = Callable[[Change], None]
 
 
 class CarrierWatch:
-    """Watches interfaces, all lit when it begins, until :meth:`stop`.
+    """Watches interfaces, assumed to have a carrier at the start, until :meth:`stop`.
 
     Args:
-        places: handle of each namespace, by the name that ``heard`` gets.
-        interfaces: names of the interfaces to be watched, by namespace.
-        heard: called from the listening thread; must be quick.
+        places: handle of each namespace, by the name passed to ``heard``.
+        interfaces: names of the interfaces to watch, by namespace.
+        heard: called with each change from the listening thread; must return quickly.
         prepare: called first in the listening thread.
     """
 
@@ -82,7 +87,7 @@ class CarrierWatch:
         self._selector = selectors.DefaultSelector()
         for place, path in places.items():
             source = namespace.inside(path, _listen)
-            _ask(source)  # what comes first is how things are, and how often they have changed so far
+            _ask(source)  # the first answers have the current state and the counts so far
             self._selector.register(source, selectors.EVENT_READ, place)
         self._thread = threading.Thread(target=self._run, name="carriers", daemon=True)
 
@@ -93,11 +98,11 @@ class CarrierWatch:
         self._stop.set()
 
     def dark(self) -> frozenset[str]:
-        """Names of watched interfaces without a carrier at one of their places at least."""
+        """Return the names of watched interfaces without a carrier in at least one of their namespaces."""
         return frozenset(name for (_, name), state in list(self._states.items()) if not state.lit)
 
     def states(self) -> dict[tuple[str, str], CarrierState]:
-        """All by (place, interface)."""
+        """Return all states by (place, interface)."""
         return dict(self._states)
 
     def _run(self) -> None:
@@ -108,7 +113,7 @@ class CarrierWatch:
                 assert isinstance(source, socket.socket)
                 try:
                     data = source.recv(1 << 17)
-                except OSError:  # ENOBUFS: more than the buffer holds came at once, and some of it is lost
+                except OSError:  # ENOBUFS: the buffer overflowed, and messages were lost
                     _ask(source)
                     continue
                 t = time.monotonic()
@@ -125,17 +130,17 @@ class CarrierWatch:
             return
         turned = before.lit != lit
         counted = count - self._counted.setdefault((place, name), count - turned)
-        # A carrier that is as it was has changed an even number of times, if at all.
+        # A carrier in the same state as before has changed an even number of times.
         new = max(counted - before.changes, turned)
         if new % 2 != turned:
-            new -= 1  # the change that the next message is about
+            new -= 1  # this change will be reported by the next message
         if new:
             state = self._states[place, name] = CarrierState(lit, before.changes + new)
             self._heard(Change(t, place, name, lit, state.changes, new - turned, turned))
 
 
 def _listen() -> socket.socket:
-    """A socket in the thread's namespace that hears of every change of an interface there (rtnetlink(7))."""
+    """Return a socket that receives every interface change in the thread's namespace (rtnetlink(7))."""
     found = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     found.bind((0, RTMGRP_LINK))
@@ -143,17 +148,16 @@ def _listen() -> socket.socket:
 
 
 def _ask(source: socket.socket) -> None:
-    """Have the kernel tell of all interfaces; it comes among the events, in the order of time."""
+    """Request the state of all interfaces; the answers arrive among the events, in order of time."""
     request = struct.pack("=IHHII", 32, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + bytes(16)
     try:
         source.send(request)
     except OSError:
-        return  # one that was asked for before is still being told, or the namespace goes: so does the lab
+        return  # a previous request is still being answered, or the namespace is being removed with its lab
 
 
 def parse(data: bytes) -> Iterator[tuple[str, bool, int]]:
-    """(interface, has a carrier, how often that has changed) of each RTM_NEWLINK in one datagram; what is cut short is
-    left out."""
+    """Yield (interface, has a carrier, number of changes) of each RTM_NEWLINK in a datagram; skips truncated ones."""
     while len(data) >= 32:
         length, kind = struct.unpack_from("=IH", data)
         if length < 32:

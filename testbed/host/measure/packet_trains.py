@@ -1,8 +1,8 @@
-"""Full-sized packets through paths between namespaces: numbered streams that count, and dense trains that tell a rate.
+"""Send full-sized packets through paths between namespaces: streams to measure loss, packet trains to measure a rate.
 
-A stream stays below the rate and the queue of its path, so that what it loses is lost by chance and not by being too
-much; streams of many paths share one budget of the machine. A train is the opposite: it fills the queue, and leaves at
-the rate. Both enter as super-packets (UDP segmentation offload), of which every path here takes the segments apart.
+A stream stays below the rate and the queue of its path, so that its losses are random losses and not overflows; the
+streams of all paths share one budget of the machine. A packet train fills the queue and leaves at the path's rate. Both
+are sent as super-packets (UDP segmentation offload), which every path splits into segments.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ SO_NO_CHECK, SO_RXQ_OVFL = 11, 40
 HEADERS: Final = 14 + 20 + 8
 
 CAPACITY_BPS: Final = 2e9
-"""What all streams together may ask of the machine: some 160 000 packets per second."""
+"""Total rate of all streams, bounded for the machine's sake: about 160 000 packets per second."""
 SHARE_OF_RATE: Final = 0.5
 SHARE_OF_QUEUE: Final = 0.25
 SHORTEST: Final = 32
-"""Packets of a train, at least."""
+"""Minimum number of packets in a train."""
 MOST_AT_ONCE: Final = 40
 BURST_S: Final = 0.002
-"""At most so much of a path's time in one super-packet."""
+"""Maximum transmission time of one super-packet."""
 
 _NUMBER = struct.Struct("=II")
-"""The number twice: where a bit of it was flipped, the two differ."""
+"""The packet's number twice: if a bit of it was flipped, the two differ."""
 
 
 @dataclass(frozen=True)
 class Want:
-    """``count`` full-sized packets over a path; ``unchecked`` without UDP checksums, so that flipped bits show."""
+    """A stream of ``count`` full-sized packets; ``unchecked``: without UDP checksums, so that flipped bits arrive."""
 
     probe: Probe
     count: int
@@ -62,12 +62,12 @@ class Want:
 
     @property
     def frame_s(self) -> float:
-        """What one takes of the path's time."""
+        """Transmission time of one packet; 0 without a rate."""
         return self.frame_bits / self.rate_bps if self.rate_bps else 0.0
 
     @property
     def at_once(self) -> int:
-        """Packets in one send: never so many that a queue drops them."""
+        """Packets per send, few enough not to overflow the queue."""
         most = MOST_AT_ONCE if not self.frame_s else int(BURST_S / self.frame_s)
         if self.queue_bytes:
             most = min(most, int(SHARE_OF_QUEUE * 8 * self.queue_bytes / self.frame_bits))
@@ -75,15 +75,20 @@ class Want:
 
     @property
     def takes_s(self) -> float:
-        """Seconds at the share of the rate that it uses."""
+        """Duration of the stream at its share of the rate."""
         return self.count * self.frame_s / SHARE_OF_RATE
 
 
 @dataclass
 class Result:
-    """``arrived`` are the numbers in order of arrival, duplicates included; ``sent_s`` when each was sent (monotonic).
+    """Outcome of a stream.
 
-    ``wrong`` came with a content that was not sent, ``missed`` had no room in the receiver's buffer.
+    Attributes:
+        sent: number of packets sent.
+        arrived: packet numbers in order of arrival, including duplicates.
+        sent_s: time of sending of each packet (monotonic).
+        wrong: packets that arrived with changed content.
+        missed: packets dropped because the receiver's buffer was full.
     """
 
     sent: int = 0
@@ -94,9 +99,9 @@ class Result:
 
 
 def stream(wants: Sequence[Want], patience_s: float, tell: Callable[[float], None] | None = None) -> list[Result]:
-    """Send all at once, each evenly, and collect until all came or nothing can come any more.
+    """Send all streams concurrently, each evenly paced, and collect until all arrived or ``patience_s`` has passed.
 
-    ``tell`` is told the share (0..1) of all that was sent, some times a second.
+    ``tell`` is called with the share sent (0..1), a few times per second.
     """
     results = [Result() for _ in wants]
     bodies = [bytes(index * 7 & 0xFF for index in range(want.payload - _NUMBER.size)) for want in wants]
@@ -119,7 +124,7 @@ def _options(want: Want, *, on: bool) -> None:
     receiver = want.probe.receiver
     receiver.setsockopt(SOL_UDP, UDP_GRO, int(on))
     receiver.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, int(on))
-    # The kernel offloads no segmentation without checksums: then each packet is sent by itself.
+    # The kernel does not segment packets without checksums, so each of those is sent individually.
     want.probe.sender.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, int(on and want.unchecked))
     want.probe.sender.setsockopt(SOL_UDP, UDP_SEGMENT, want.payload if on and not want.unchecked else 0)
 
@@ -144,7 +149,7 @@ def _send_all(
         number = min(want.at_once, want.count - result.sent)
         now = time.monotonic()
         if number > 0 and not _send(want, result.sent, number, bodies[index]):
-            continue  # refused: a path without carrier takes nothing more
+            continue  # refused: the path has no carrier
         result.sent_s.extend([now] * number)
         result.sent += number
         bits = number * want.frame_bits
@@ -184,14 +189,14 @@ def _take(want: Want, result: Result, body: bytes) -> None:
                 result.missed = struct.unpack("=I", content[:4])[0]
         for place in range(0, len(data), want.payload):
             if len(data) - place < want.payload:
-                break  # a small packet of before
+                break  # a small packet of an earlier measurement
             one, two = _NUMBER.unpack_from(data, place)
             whole = not want.unchecked or data[place + _NUMBER.size : place + want.payload] == body
             if one == two and one < want.count:
                 result.arrived.append(one)
                 result.wrong += not whole
             elif want.unchecked:
-                # Its number is the half that was not hit: the one that fits to the packet before.
+                # One copy of the number was corrupted: take the one closer to the previous packet's.
                 last = result.arrived[-1] if result.arrived else 0
                 result.arrived.append(one if abs(one - last) <= abs(two - last) else two)
                 result.wrong += 1
@@ -200,11 +205,11 @@ def _take(want: Want, result: Result, body: bytes) -> None:
 def rate(
     probe: Probe, mtu: int, wire_bytes: int, rate_bps: float, delay_s: float, overhead_bytes: int = WIRE_OVERHEAD_BYTES
 ) -> float | None:
-    """Rate of a train of full frames as it leaves the path, in bit/s on the wire; None if too little arrived.
+    """Measure the rate at which a packet train leaves the path, in bit/s on the wire; None if too few packets arrive.
 
-    The train enters far faster than it leaves (UDP segmentation offload); its dispersion at the far end is
-    the rate of the narrowest place (Dovrolis et al., "What do packet dispersion techniques measure?",
-    INFOCOM 2001, section III: a long train).
+    The train enters far faster than it leaves (UDP segmentation offload); its dispersion at the far end gives the rate
+    of the bottleneck (Dovrolis et al., "What do packet dispersion techniques measure?", INFOCOM 2001, section III: a
+    long train).
     """
     payload = mtu - 28
     frame = payload + HEADERS + overhead_bytes
@@ -230,7 +235,7 @@ def rate(
         quiet_s = delay_s + max(0.05, 20 * frame * 8 / rate_bps)
         while got < count and time.monotonic() < until:
             if not selector.select(min(quiet_s, max(0.0, until - time.monotonic()))) and got:
-                break  # what was lost never comes
+                break  # the remaining packets were lost
             for data, at_ns in received(probe.receiver):
                 if len(data) == payload:
                     arrived[at_ns] += 1
@@ -238,8 +243,8 @@ def rate(
     times = sorted(arrived)
     if len(times) < 3:
         return None
-    # What arrives in one instant left as one piece, stamped when its last bit was out. The head of the train is
-    # left out: it alone shows how long whoever forwards it took to wake up.
+    # Packets with the same arrival time left together, stamped when the last bit was out. The head of the train is
+    # excluded: it includes the wake-up latency of the forwarding process.
     head = len(times) // 10
     passed = sum(arrived[at] for at in times[head + 1 :])
     return passed * frame * 8 / ((times[-1] - times[head]) * 1e-9)

@@ -1,8 +1,8 @@
-"""Probing paths between network namespaces with small packets: one-way delays by UDP, round trips by echoes.
+"""Probe paths between network namespaces with small packets: one-way delay by UDP, round-trip time by ICMP echo.
 
-Both ends are on one host and read one clock, so a direction is measured by itself: a round trip would hide swapped
-directions. Arrivals are stamped by the kernel; so are the answers to echoes, which the far kernel gives by itself: no
-process has to wake up for what is measured. Full-sized packets are ``trains.py``.
+Both ends are on one host and read one clock, so each direction is measured by itself; a round trip would hide swapped
+directions. The kernel timestamps arrivals and answers echoes, so the measured times include no wake-up of a process.
+``packet_trains.py`` sends full-sized packets.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ ECHO_REQUEST, ECHO_REPLY = 8, 0
 CONNECT_S = 2.0
 
 _SMALL = struct.Struct("=Qq6x")
-"""Number and time of sending, in ns: a frame of 64 bytes with its check sequence, Ethernet's least."""
+"""Number and time of sending in ns: gives a frame of 64 bytes with its check sequence, Ethernet's minimum."""
 _ECHO = struct.Struct("!BBHHHqQ")
-"""Type, code, checksum, identifier, sequence number (RFC 792); then time of sending and number, as our own payload."""
+"""Type, code, checksum, identifier, sequence number (RFC 792); then the payload: time of sending, and number."""
 
 
 @dataclass(frozen=True)
 class ProbePath:
-    """One direction to be probed: from an address in one namespace to an address in another.
+    """One direction to probe: from an address in one namespace to an address in another.
 
-    ``device`` is the sender's interface: without it, packets to a link that is dark may go around it.
+    ``device`` is the sender's interface; without it, packets for a link that is down may take a bypass.
     """
 
     name: str
@@ -49,28 +49,28 @@ class ProbePath:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A small packet that came: its number, and how long it took in seconds."""
+    """A received probe: its number, and its delay in seconds."""
 
     number: int
     delay_s: float
 
 
 class Prober(Protocol):
-    """Sends numbered packets over a path and has them back."""
+    """Sends numbered packets over a path and collects their arrivals."""
 
     path: ProbePath
 
     def send(self, number: int) -> bool:
-        """One packet; False if the path refused it (no carrier)."""
+        """Send one packet; return False if the path refused it (no carrier)."""
 
     def receive(self) -> list[Arrival]:
-        """What lies there, in the order of arrival."""
+        """Return what has arrived so far, in the order of arrival."""
 
     def close(self) -> None: ...
 
 
 class Probe:
-    """A pair of UDP sockets over one path. Close it."""
+    """A pair of UDP sockets over one path. Must be closed."""
 
     def __init__(self, path: ProbePath) -> None:
         self.path = path
@@ -107,9 +107,9 @@ class Probe:
 
 
 class Echo:
-    """Echoes (ICMP, RFC 792) from the path's sender, answered by the kernel at its destination. Close it.
+    """ICMP echoes (RFC 792) from the path's sender, answered by the kernel at its destination. Must be closed.
 
-    Raises HostError where we may not open raw sockets.
+    Raises HostError if raw sockets are not permitted.
     """
 
     def __init__(self, path: ProbePath) -> None:
@@ -144,7 +144,7 @@ class Echo:
 
 
 def received(end: socket.socket) -> list[tuple[bytes, int]]:
-    """All that lies in a socket that does not block: (content, the kernel's time of arrival in ns)."""
+    """Return everything received by a non-blocking socket: (content, the kernel's time of arrival in ns)."""
     found: list[tuple[bytes, int]] = []
     while True:
         try:
@@ -169,7 +169,7 @@ def _raw(path: ProbePath) -> socket.socket:
     _bound(found, path.source, path.device)
     found.setsockopt(SOL_RAW, ICMP_FILTER, struct.pack("=I", ~(1 << ECHO_REPLY) & 0xFFFFFFFF))
     found.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-    found.connect((path.destination, 0))  # others' answers stay out
+    found.connect((path.destination, 0))  # filters out answers of other hosts
     found.setblocking(False)
     return found
 
@@ -186,16 +186,16 @@ def _bound(found: socket.socket, address: str, device: str) -> socket.socket:
 
 
 def _checksum(data: bytes) -> int:
-    """Of the internet (RFC 1071); ``data`` is of even length."""
+    """Return the internet checksum (RFC 1071); ``data`` must have an even length."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     total = (total & 0xFFFF) + (total >> 16)
     return ~(total + (total >> 16)) & 0xFFFF
 
 
 def rounds(probers: Sequence[Prober], count: int, interval_s: float, patience_s: float) -> dict[str, list[Arrival]]:
-    """``count`` packets of each prober, all interleaved; what arrived, by the name of the path, in order of arrival.
+    """Send ``count`` packets by each prober, interleaved; return the arrivals by path name, in order of arrival.
 
-    Sends are spread over the interval: two packets never share an instant, so paths do not disturb one another.
+    Sends are spread over the interval so that no two coincide, and paths do not disturb each other.
     """
     found: dict[str, list[Arrival]] = {prober.path.name: [] for prober in probers}
     start = time.monotonic()
@@ -220,7 +220,7 @@ def _collect(probers: Sequence[Prober], found: dict[str, list[Arrival]]) -> None
 
 
 def congestion_control(client: Path, server: Path, address: str) -> str:
-    """TCP congestion control of a connection from one namespace to ``address`` in another. Raises OSError."""
+    """Return the TCP congestion control of a connection to ``address`` in another namespace. Raises OSError."""
 
     def listen() -> socket.socket:
         found = socket.create_server((address, 0))

@@ -1,7 +1,7 @@
-"""Who answers whom: what a carrier does not tell of a fiber that is dark without a sign (a silent cut).
+"""Probe which addresses answer: detects a cut that leaves the carrier up (a silent cut).
 
-Asked by the first packets of a TCP connection to a port where nobody listens: the other kernel refuses it (RFC 9293,
-3.10.7.1), so it takes no program there, and says that packets pass both ways.
+Opens a TCP connection to a port without a listener. The other kernel refuses it (RFC 9293, 3.10.7.1), which needs no
+program there and proves that packets pass in both directions.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from testbed.host.linux import namespace
 __all__ = ["BOUND_S", "answering"]
 
 PORT: Final = 9
-"""Discard (RFC 863): nobody has it, and should somebody have it, that is an answer too."""
+"""Discard (RFC 863): usually without a listener; an accepted connection counts as an answer too."""
 
 BOUND_S: Final = 3.0
-"""Longer than any round trip on Earth; who has not answered by then does not."""
+"""Longer than any round trip on Earth; an address without an answer by then is unreachable."""
 
 AGAIN_S: Final = 0.3
-"""A lost packet is asked for again after this time, not after TCP's second."""
+"""Retry interval after a lost packet, shorter than TCP's own second."""
 
 
 def answering(path: Path, addresses: Collection[str], bound_s: float = BOUND_S) -> frozenset[str]:
-    """Those of ``addresses`` (IPv4) that answer from inside the network namespace at ``path``.
+    """Return those of ``addresses`` (IPv4) that answer probes from the network namespace at ``path``.
 
-    Returns as soon as all have, after ``bound_s`` at the latest. Raises HostError.
+    Returns as soon as all have answered, after ``bound_s`` at the latest. Raises HostError.
     """
     try:
         return namespace.inside(path, lambda: _ask(addresses, bound_s))
     except OSError as error:
-        raise HostError(f"cannot ask the others from {path.name}: {error.strerror}") from error
+        raise HostError(f"cannot probe reachability from {path.name}: {error.strerror}") from error
 
 
 def _ask(addresses: Collection[str], bound_s: float) -> frozenset[str]:
@@ -50,7 +50,7 @@ def _ask(addresses: Collection[str], bound_s: float) -> frozenset[str]:
         while len(heard) < len(set(addresses)) and (now := time.monotonic()) < until:
             for address in set(addresses) - heard:
                 one = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-                # A connection that does come about is ended at once, without a wait for the other side.
+                # An accepted connection is reset at once on close, without waiting for the other side.
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 if _is_answer(status := one.connect_ex((address, PORT))):
                     heard.add(address)
@@ -68,5 +68,5 @@ def _ask(addresses: Collection[str], bound_s: float) -> frozenset[str]:
 
 
 def _is_answer(status: int) -> bool:
-    """Taken or refused: either way somebody is there. Any other error is our own kernel's, or a router's."""
+    """Return whether the other host answered: accepted or refused. Other errors are local, or a router's."""
     return status in (0, errno.ECONNREFUSED, errno.ECONNRESET)

@@ -1,1 +1,1 @@
-"""Metrics: scraped, exposed, and handed to Prometheus."""
+"""Metrics: scraping, exposition, and the Prometheus server."""

@@ -1,4 +1,4 @@
-"""Metrics answered over HTTP from inside a network namespace (Prometheus text format 0.0.4)."""
+"""Serve metrics over HTTP from inside a network namespace (Prometheus text format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -20,53 +20,50 @@ CLIENT_PATIENCE_S: Final = 2.0
 
 
 class Exposition(http.server.ThreadingHTTPServer):
-    """Answers ``/metrics`` at an address that exists in one namespace only; the process itself stays where it is.
+    """Serves ``/metrics`` at an address inside a namespace, without moving the process there.
 
-    ``text`` makes an answer; it is called once at a time. Close it: the socket keeps the namespace alive.
+    ``text`` returns the answer; calls are serialised. Must be closed: the socket keeps the namespace alive.
     """
 
     daemon_threads = True
 
     def __init__(self, netns: Path, address: str, port: int, text: Callable[[], bytes]) -> None:
-        """Raises HostError when the address cannot be had there."""
+        """Raises HostError if the address cannot be bound."""
         super().__init__((address, port), _Handler, bind_and_activate=False)
         self.socket.close()
         try:
             self.socket = namespace.inside(netns, lambda: socket.create_server((address, port)))
         except OSError as error:
-            raise HostError(f"cannot answer scrapes at {address}:{port}: {error.strerror}") from error
+            raise HostError(f"cannot serve metrics at {address}:{port}: {error.strerror}") from error
         self._text = text
         self._one_at_a_time = threading.Lock()
         self._closing = False
         threading.Thread(target=self._serve, name="exporter", daemon=True).start()
 
     def answer(self) -> bytes:
-        """What is told now. Raises HostError once it is closed."""
+        """Return the current metrics. Raises HostError after :meth:`close`."""
         with self._one_at_a_time:
             if self._closing:
                 raise HostError("the lab is being taken down")
             return self._text()
 
     def close(self) -> None:
-        """Stop answering; ``text`` is not being called any more when this returns, and what it reads may be closed.
-
-        Does nothing the second time.
-        """
+        """Stop serving; afterwards ``text`` is not called again, and what it reads may be closed. Idempotent."""
         with self._one_at_a_time:
             self._closing = True
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits, at once
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the waiting thread at once
         self.server_close()
 
     def _serve(self) -> None:
         while not self._closing:
             try:
                 self.handle_request()
-            except (OSError, ValueError):  # closed while it waited
+            except (OSError, ValueError):  # closed while waiting
                 return
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        return None  # whoever asked went away before it was told: nobody needs to know
+        return None  # the client disconnected before it got the answer
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -89,4 +86,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
-        return None  # a line for every scrape would fill the log of the keeper
+        return None  # a line per scrape would fill the keeper's log

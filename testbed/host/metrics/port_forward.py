@@ -1,4 +1,4 @@
-"""A port of this host that leads to an address inside a network namespace, as `kubectl port-forward` does it."""
+"""Forward a port of this host to an address inside a network namespace, like `kubectl port-forward`."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from testbed.host.linux import namespace
 __all__ = ["LOOPBACK", "Forwarder"]
 
 LOOPBACK: Final = "127.0.0.1"
-"""The only address that is listened on: whoever may log in here may look, nobody else."""
+"""The only address listened on: reachable by local users only."""
 
 CONNECT_BOUND_S: Final = 5.0
 CHUNK: Final = 1 << 16
 AT_ONCE: Final = 64
-"""Connections that are led at a time: each takes two threads and two descriptors. More wait to be taken."""
+"""Maximum number of concurrent connections, each with two threads and two descriptors. More wait in the backlog."""
 
 RETRY_S: Final = 0.1
 
 
 class Forwarder:
-    """Connections to ``port`` of 127.0.0.1 go on to ``address`` (host, port) in the namespace at ``netns``. Close it.
+    """Forwards connections to ``port`` of 127.0.0.1 to ``address`` (host, port) in the namespace at ``netns``.
 
-    ``port`` 0 takes any that is free; :attr:`port` tells which. A connection that cannot be made is closed at once. The
-    calling process stays where it is: only sockets are made inside.
+    ``port`` 0 selects a free one; see :attr:`port`. If the target cannot be reached, the connection is closed at once.
+    The calling process does not enter the namespace; only sockets are created inside. Must be closed.
     """
 
     def __init__(self, netns: Path, address: tuple[str, int], port: int) -> None:
-        """Raises UserError for a port that cannot be had."""
+        """Raises UserError for a port that cannot be bound."""
         self._netns, self._address = netns, address
         try:
             self._listener = socket.create_server((LOOPBACK, port))
         except OverflowError as error:
-            raise UserError(f"{port} is no port: 0 (any that is free) to 65535") from error
+            raise UserError(f"expected a port from 0 (any free port) to 65535, got {port}") from error
         except PermissionError as error:
-            raise NotAllowed(f"port {port} is for root: choose a higher one with --port") from error
+            raise NotAllowed(f"port {port} needs root: choose a higher one with --port") from error
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error.strerror}"
             raise UserError(f"port {port} of {LOOPBACK} {why}; choose another with --port (0: any)") from error
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
@@ -61,10 +61,10 @@ class Forwarder:
         self.close()
 
     def close(self) -> None:
-        """Take no more connections; those that there are end with whoever talks over them, or with us."""
+        """Accept no more connections; existing ones end with their client or with this process."""
         self._closed = True
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the waiting thread
         self._listener.close()
 
     def _accept(self) -> None:
@@ -74,25 +74,25 @@ class Forwarder:
                 ours, _ = self._listener.accept()
             except OSError:
                 self._room.release()
-                if not self._closed:  # no descriptor is free: those who wait are taken when there is one
+                if not self._closed:  # out of descriptors: retry until one is free
                     time.sleep(RETRY_S)
                 continue
             threading.Thread(target=self._take, args=(ours,), name="forward", daemon=True).start()
 
     def _take(self, ours: socket.socket) -> None:
         try:
-            self._lead(ours)
+            self._forward(ours)
         finally:
             self._room.release()
 
-    def _lead(self, ours: socket.socket) -> None:
+    def _forward(self, ours: socket.socket) -> None:
         with ours:
             try:
                 theirs = namespace.inside(
                     self._netns, lambda: socket.create_connection(self._address, timeout=CONNECT_BOUND_S)
                 )
             except (OSError, HostError):
-                return  # nobody is there: whoever asked sees the connection closed
+                return  # unreachable: the client sees the connection closed
             with theirs:
                 theirs.settimeout(None)
                 back = threading.Thread(target=_copy, args=(theirs, ours), name="forward", daemon=True)
@@ -102,7 +102,7 @@ class Forwarder:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """All that comes, until there is no more; the other direction may go on."""
+    """Copy until EOF; the other direction may continue."""
     with contextlib.suppress(OSError):
         while data := source.recv(CHUNK):
             target.sendall(data)

@@ -1,4 +1,4 @@
-"""A Prometheus server inside a network namespace: started without privileges, awaited, ended, found again."""
+"""Run a Prometheus server inside a network namespace, without privileges."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ READY_EVERY_S: Final = 0.05
 ANSWER_BOUND_S: Final = 2.0
 STOP_BOUND_S: Final = 3.0
 NOBODY: Final = 65534
-"""User and group that own nothing (Debian Policy, 9.2.2). The server reads what it is given and writes its data."""
+"""User and group that own no files (Debian Policy, 9.2.2). The server reads its configuration and writes its data."""
 
 
 def find() -> str:
-    """The program. Raises MissingTool.
+    """Return the path of the program. Raises MissingTool.
 
-    Debian's package also starts a server of the host's own, which has nothing to do with ours, nor ours with it.
+    Debian's package also starts a server on the host, which is independent of a lab's.
     """
     found = shutil.which("prometheus")
     if found is None:
-        raise MissingTool("prometheus", INSTALL, "a lab is observed by it")
+        raise MissingTool("prometheus", INSTALL, "--observe needs it")
     return found
 
 
 def rules() -> str:
-    """Text of the rules that every observed lab has."""
+    """Return the text of the rules of every observed lab."""
     return (resources.files("testbed.core.prometheus") / "assets" / scrape_config.RULES_FILE).read_text()
 
 
 def prepare(folder: Path, files: dict[str, str]) -> None:
-    """Make ``folder`` with ``files`` (text by relative path), and the folder of data. Raises StorageError.
+    """Create ``folder`` with ``files`` (text by relative path) and the data folder. Raises StorageError.
 
-    Whatever our umask is, the server may read them; who else may look into the lab's folder, that one says.
+    The server can read them whatever the umask; access for others is up to the mode of the lab's folder.
     """
     try:
         for name, text in files.items():
@@ -67,19 +67,19 @@ def prepare(folder: Path, files: dict[str, str]) -> None:
 
 
 class PrometheusServer:
-    """A running server. It dies with the thread that started it, whatever becomes of the process."""
+    """A running server. It dies with the thread that started it."""
 
     def __init__(self, folder: Path, netns: Path, address: str, port: int, log: Path) -> None:
-        """Start in ``folder``, which :func:`prepare` made; returns when it is ready to be asked.
+        """Start in ``folder``, created by :func:`prepare`; returns when the server is ready.
 
-        Raises MissingTool, HostError, or LabError with its last words when it ended or was not ready in time.
+        Raises MissingTool, HostError, or LabError with its last output if it ended or was not ready in time.
         """
         self._netns, self._address, self._port, self._log = netns, address, port, log
         argv = _command(netns, scrape_config.arguments(f"{address}:{port}"))
         try:
             with log.open("ab") as output:
-                # In its folder and with relative paths: the folders above are closed to the user that it runs as.
-                # One core at most: what it does must not be in the times of the ranks. Our environment is not its.
+                # In its folder and with relative paths, because its user cannot read the folders above. At most one
+                # core and a minimal environment, so that it does not disturb the ranks' timing.
                 self._child = subprocess.Popen(
                     argv,
                     cwd=folder,
@@ -100,11 +100,11 @@ class PrometheusServer:
             raise
 
     def wait(self) -> str:
-        """Wait until it ends; how, in words."""
+        """Wait until it ends; return a description of how."""
         return process.how_ended(self._child.wait())
 
     def stop(self) -> None:
-        """End it: by SIGTERM, so that it closes its data, else by SIGKILL. Does nothing the second time."""
+        """End it by SIGTERM, so that it closes its data, else by SIGKILL. Idempotent."""
         self._child.terminate()
         try:
             self._child.wait(STOP_BOUND_S)
@@ -125,7 +125,7 @@ class PrometheusServer:
         with contextlib.suppress(OSError):
             if lines := self._log.read_text(errors="replace").strip().splitlines():
                 return " / ".join(lines[-3:])
-        return "it said nothing"
+        return "no output"
 
 
 def _command(netns: Path, arguments: Sequence[str]) -> list[str]:
@@ -133,12 +133,12 @@ def _command(netns: Path, arguments: Sequence[str]) -> list[str]:
     privileges = ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig", "KILL"]
     if os.geteuid() == 0:
         privileges += [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    # setpriv last, for a change of user takes the signal at the parent's death away (prctl(2)).
+    # setpriv last, because a change of user clears the parent-death signal (prctl(2)).
     return [nsenter, f"--net={netns}", "--", setpriv, *privileges, "--", find(), *arguments]
 
 
 def _is_ready(address: str, port: int) -> bool:
-    """Whether the server in the calling thread's network namespace can be asked."""
+    """Return whether the server in the calling thread's network namespace is ready."""
     connection = http.client.HTTPConnection(address, port, timeout=ANSWER_BOUND_S)
     try:
         connection.request("GET", "/-/ready")
@@ -150,8 +150,8 @@ def _is_ready(address: str, port: int) -> bool:
 
 
 def end_left_in(folder: Path) -> None:
-    """End a server that works in ``folder``, for whoever does not know its pid: its folder is nobody else's."""
-    option = f"--scrape_config.file={scrape_config.CONFIG_FILE}".encode()
+    """End a server by its working directory ``folder``, for callers that do not know its pid."""
+    option = f"--config.file={scrape_config.CONFIG_FILE}".encode()
     there, left = folder.resolve(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

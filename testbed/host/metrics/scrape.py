@@ -1,4 +1,4 @@
-"""Prometheus text format over HTTP, as any Prometheus server would read it."""
+"""Scrape metrics in Prometheus text format over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PREFIX = "testbed_"
 
 
 def scrape(address: str, port: int, timeout_s: float) -> dict[str, float] | None:
-    """Samples of ``/metrics`` that are ours, as ``name{label="value"}`` to value; None if nobody answers in time.
+    """Return the ``testbed_`` samples of ``/metrics``, ``name{label="value"}`` to value; None without a timely answer.
 
     Connects from the network namespace of the calling thread.
     """

@@ -165,7 +165,7 @@ def test_a_command_that_mends_is_whole_on_a_narrow_terminal(cli: Cli, monkeypatc
         ([], {}, "name at least one library"),
         (["ring", "ring"], {}, "named twice"),
         (["rinng"], {}, "did you mean ring"),
-        (["./no-such-file.py"], {}, "there is no file"),
+        (["./no-such-file.py"], {}, "no such file"),
         (["ring"], {"topology": "metro-41km"}, "metro-40km"),
         (["ring"], {"baseline": Path("/nowhere/old.json")}, "--baseline"),
         (["ring"], {"baseline": Path("/dev/zero")}, "--baseline: /dev/zero: not a regular file"),
@@ -192,7 +192,7 @@ def test_a_baseline_that_would_hold_us_for_ever_or_fill_the_memory_is_refused(tm
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "sparse").touch()
     os.truncate(tmp_path / "sparse", 1 << 30)
-    for name, says in (("fifo", "not a regular file"), ("sparse", "longer than a validation may be")):
+    for name, says in (("fifo", "not a regular file"), ("sparse", "larger than the limit for a validation")):
         with pytest.raises(UserError, match=says):
             procedure.validate(["ring"], baseline=tmp_path / name, runs=tmp_path / "runs")
 

@@ -130,7 +130,9 @@ def test_a_lab_that_was_taken_down_meanwhile(labs: Path) -> None:
     ids=["down", "up", "render"],
 )
 def test_what_cannot_be_a_labs_name(labs: Path, verb: Callable[[str], object], name: str) -> None:
-    with pytest.raises(UserError, match=r"cannot be a lab's name: up to 40 of a-z, 0-9 and -, the first no -$"):
+    with pytest.raises(
+        UserError, match=r"invalid lab name .*: expected 1 to 40 of a-z, 0-9 and -, without a leading -$"
+    ):
         verb(name)
 
 

@@ -100,7 +100,7 @@ def test_files_can_be_read_by_the_server_whatever_our_umask_is(tmp_path: Path) -
 def test_a_server_is_found_by_the_folder_that_it_works_in(tmp_path: Path) -> None:
     """And nobody else in that folder, and no server in another one."""
     mine, other = tmp_path / "mine" / "prometheus", tmp_path / "other" / "prometheus"
-    server = [sys.executable, "-c", "import time; time.sleep(60)", f"--scrape_config.file={scrape_config.CONFIG_FILE}"]
+    server = [sys.executable, "-c", "import time; time.sleep(60)", f"--config.file={scrape_config.CONFIG_FILE}"]
     begun = []
     for folder, argv in ((mine, server), (mine, server[:3]), (other, server)):
         folder.mkdir(parents=True, exist_ok=True)

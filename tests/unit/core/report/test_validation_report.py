@@ -410,7 +410,9 @@ def test_a_validation_is_among_the_runs_and_has_its_verdict(run):
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"schema_version": 9}'])
 def test_what_cannot_be_read_is_one_sentence_with_the_file(tmp_path, content):
     (tmp_path / "validate.json").write_text(content)
-    with pytest.raises(StorageError, match=re.escape(f"{tmp_path / 'validate.json'}: no result of testbed validate")):
+    with pytest.raises(
+        StorageError, match=re.escape(f"{tmp_path / 'validate.json'}: expected a result of testbed validate")
+    ):
         read_validation(tmp_path)
     with pytest.raises(StorageError, match="No such file"):
         read_validation(tmp_path / "nowhere.json")

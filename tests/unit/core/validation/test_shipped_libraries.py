@@ -85,11 +85,11 @@ def test_one_that_cannot_be_used_says_why_and_hides_no_other(
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"name": "../../etc"}, "name is '../../etc'"),
-        ({"name": ""}, "name is"),
-        ({"argv": ()}, "nothing to start"),
-        ({"argv": "ranks.py"}, "argv is no tuple"),
-        ({"launcher": "slurm"}, "launcher is 'slurm'"),
+        ({"name": "../../etc"}, "got '../../etc'"),
+        ({"name": ""}, "name must"),
+        ({"argv": ()}, "argv must not be empty"),
+        ({"argv": "ranks.py"}, "argv must be a tuple"),
+        ({"launcher": "slurm"}, "got 'slurm'"),
         ({"environment": {"OMP_NUM_THREADS": 1}}, "environment"),
     ],
 )
@@ -117,9 +117,9 @@ def test_a_program_of_ones_own_is_named_by_its_path(tmp_path: Path, monkeypatch:
         collective_libraries.find("./ranks")
     program.chmod(0o755)
     assert collective_libraries.find("./ranks").argv == (str(program),)
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match="no such file"):
         collective_libraries.find("./nothing")
-    with pytest.raises(UserError, match="is a folder"):
+    with pytest.raises(UserError, match="got the folder"):
         collective_libraries.find(str(tmp_path) + "/")
 
 

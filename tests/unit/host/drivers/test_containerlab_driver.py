@@ -36,8 +36,8 @@ def test_no_containerlab(tools: Path) -> None:
     ("says", "wrong"),
     [
         ("0.79.0", ""), ("0.80.1", ""), ("1.0.0", ""),
-        ("0.78.0", "containerlab is 0.78.0, needed is 0.79.0"), ("0.9.99", "containerlab is 0.9.99"),
-        ("no version at all", "does not say its version"),
+        ("0.78.0", "containerlab is version 0.78.0, expected 0.79.0"), ("0.9.99", "containerlab is version 0.9.99"),
+        ("no version at all", "expected a version"),
     ],
 )  # fmt: skip
 def test_versions_of_containerlab(tools: Path, says: str, wrong: str) -> None:
@@ -66,10 +66,10 @@ def test_every_module_that_is_built_has_its_checksum() -> None:
     ("foreign", "ours", "words"),
     [
         (docker.errors.DockerException("PermissionError(13, 'Permission denied')"), NotAllowed, "use sudo, or join"),
-        (docker.errors.DockerException("FileNotFoundError(2, 'No such file')"), HostError, "docker does not run"),
-        (requests.exceptions.ConnectionError("Connection refused"), HostError, "docker does not run"),
+        (docker.errors.DockerException("FileNotFoundError(2, 'No such file')"), HostError, "docker is not running"),
+        (requests.exceptions.ConnectionError("Connection refused"), HostError, "docker is not running"),
         (docker.errors.APIError("x", explanation="no space left on device"), HostError, "no space left on device"),
-        (docker.errors.ImageNotFound("x", explanation="no such image"), docker_client.NotThere, "docker has none"),
+        (docker.errors.ImageNotFound("x", explanation="no such image"), docker_client.NotThere, "not found"),
         (requests.exceptions.ReadTimeout("read timed out"), HostError, "did not answer within 60 s"),
         (docker.errors.DockerException("Pool(port=None): Read timed out."), HostError, "did not answer within 60 s$"),
     ],
@@ -94,7 +94,7 @@ def test_without_a_socket_docker_is_missing_or_does_not_run(monkeypatch: pytest.
     with pytest.raises(MissingTool, match=r"^docker is missing; install it with: .*tools/install-containerlab.sh"):
         docker_client.client()
     program(tools, "dockerd", "")
-    with pytest.raises(HostError, match=r"^docker does not run; start it"):
+    with pytest.raises(HostError, match=r"^docker is not running; start it"):
         docker_client.client()
 
 
@@ -164,7 +164,7 @@ SAID = """12:32:25 INFO Created link: west-gw:west-0 ▪┄┄▪ west-0:fabric0
         ("west-0", "RTNETLINK answers: Network is unreachable; and more"),
         ("east-0", ""),
         ("east-1", "a pity"),
-        ("east-2", "its command ended with status 9"),
+        ("east-2", "its command exited with status 9"),
         ("west-gw", ""),
     ],
 )

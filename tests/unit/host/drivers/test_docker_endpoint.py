@@ -64,7 +64,7 @@ def test_the_order_is_that_of_dockers_command(configuration: Path, monkeypatch: 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.9:2375", "ssh://me@there", "tcp://127.0.0.1:http", "::"])
 def test_a_docker_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", address)
-    with pytest.raises(Elsewhere, match=r"DOCKER_HOST says .* Unix socket of this machine"):
+    with pytest.raises(Elsewhere, match=r"DOCKER_HOST is .* expected a Unix socket of this machine"):
         docker_client.client()
     short, why = containers.why_not()
     assert short == "docker is not of this machine"
@@ -73,13 +73,33 @@ def test_a_docker_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_context_of_another_machine_is_refused_by_its_name(configuration: Path) -> None:
     context(configuration, "far", "ssh://me@there", in_use=True)
-    with pytest.raises(Elsewhere, match=r"docker's context 'far' \(.*config.json\) says 'ssh://me@there'"):
+    with pytest.raises(Elsewhere, match=r"docker's context 'far' \(.*config.json\) is 'ssh://me@there'"):
         docker_client.refuse_silence()
+
+
+def test_a_context_of_the_working_directory_is_not_used(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """docker's SDK searches there where docker has no config.json."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    context(elsewhere, "mine", "unix:///run/mine.sock")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(elsewhere))
+    monkeypatch.setenv("DOCKER_CONTEXT", "mine")
+    with pytest.raises(UserError, match="unknown docker context 'mine'"):
+        endpoint()
+
+
+def test_a_context_that_cannot_be_read_is_named(configuration: Path) -> None:
+    context(configuration, "torn", "unix:///run/torn.sock", in_use=True)
+    next(configuration.rglob("meta.json")).write_text("{")
+    with pytest.raises(UserError, match=r"config.json: cannot read docker context 'torn'"):
+        endpoint()
 
 
 def test_a_context_that_there_is_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONTEXT", "none")
-    with pytest.raises(UserError, match="DOCKER_CONTEXT: there is no docker context 'none'"):
+    with pytest.raises(UserError, match="DOCKER_CONTEXT: unknown docker context 'none'"):
         endpoint()
 
 
@@ -154,13 +174,13 @@ def test_what_docker_answers_to_auto_is_a_reason_and_no_error(
     docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(image: str) -> str:
-        raise HostError("could not look for the image: docker says: layer does not exist")
+        raise HostError("could not look for the image: docker reports: layer does not exist")
 
     monkeypatch.setattr(images, "missing", failing)
     monkeypatch.setattr(containers.containerlab, "missing", lambda: "")
     assert containers.why_not() == (
         "no image that fits",
-        "could not look for the image: docker says: layer does not exist",
+        "could not look for the image: docker reports: layer does not exist",
     )
 
 
@@ -230,7 +250,7 @@ def test_without_its_docker_a_lab_is_not_said_to_be_gone(
     """That of the environment answers, and knows of no such containers."""
     docker["/v1.44/containers/json"] = (200, [])
     lab_nodes.keep_docker(lab, Endpoint(tmp_path / "gone.sock"))
-    where = rf"docker does not run; start it: .*nobody answers at {tmp_path}/gone.sock, whose docker made lab metro"
+    where = rf"docker is not running; start it: .*no answer at {tmp_path}/gone.sock, the docker that created lab metro"
     with pytest.raises(HostError, match=rf"{where}.* goes with: testbed down metro"):
         teardown.down(lab)
     assert [entry.step for entry in Journal.read(lab.journal).owned("lab")] == [

@@ -26,11 +26,11 @@ def test_names_that_docker_takes(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "A", "x\ny: z", "bad::", "-a", "${HOME}", "a:", "../x", "é"])
 def test_an_image_that_docker_would_refuse_is_refused_before_anything_is_fetched(name: str) -> None:
-    with pytest.raises(UserError, match="cannot be an image's name"):
+    with pytest.raises(UserError, match="expected an image name"):
         images.build(name)
-    with pytest.raises(UserError, match="cannot be an image's name"):
+    with pytest.raises(UserError, match="expected an image name"):
         images.build("python:3.12-slim", tag=name)
-    with pytest.raises(UserError, match="cannot be an image's name"):
+    with pytest.raises(UserError, match="expected an image name"):
         testbed.lab.containers.render(testbed.load("metro-40km"), image=name)
 
 
@@ -97,18 +97,20 @@ def test_an_image_of_another_dockerfile_is_refused(tmp_path: Path, monkeypatch: 
     changed = tmp_path / "Dockerfile"
     changed.write_text((ROOT / "agents" / "Dockerfile").read_text() + "RUN true\n")
     monkeypatch.setattr(images, "_dockerfile", lambda: changed)
-    assert "has other agents than this testbed; make a new one with: testbed image build" in images.missing()
+    assert "has different agents than this testbed; build a new one with: testbed image build" in images.missing()
 
 
 def test_an_extra_that_an_image_was_made_without_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {"version": testbed.__version__, "agents": images._agents_digest()}
     labelled(monkeypatch, **labels, **{"with": ""})
     said = images.missing(extras=["chaostoolkit"])
-    assert said.endswith("was made without chaostoolkit; make a new one with: testbed image build --with chaostoolkit")
+    assert said.endswith(
+        "was built without chaostoolkit; build a new one with: testbed image build --with chaostoolkit"
+    )
     labelled(monkeypatch, **labels, **{"with": "chaostoolkit agents"})
     assert images.missing(extras=["chaostoolkit"]) == ""
     labelled(monkeypatch, **{**labels, "agents": "others"}, **{"with": "chaostoolkit"})
-    assert images.missing().endswith("make a new one with: testbed image build --with chaostoolkit")
+    assert images.missing().endswith("build a new one with: testbed image build --with chaostoolkit")
 
 
 def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ for line in link:
     )
     emulator = Fiberd.start("x", [NORTH], 0, tmp_path / "log")
     monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.2)
-    with pytest.raises(LabError, match=r"did not answer within 0\.2 s, and was killed"):
+    with pytest.raises(LabError, match=r"did not answer within 0\.2 s and was killed"):
         emulator.stats()
     assert emulator.wait(5) == -9
     with pytest.raises(LabError, match="was killed"):

@@ -83,8 +83,8 @@ def test_values_that_tc_leaves_out_are_zero(found: dict[str, dict[str, Any]]) ->
 
 def test_a_missing_qdisc_is_named(found: dict[str, dict[str, Any]]) -> None:
     del found["tbf"]
-    assert tc.differences(found, NETEM, TBF) == ["there is netem, clsact where netem and tbf were asked for"]
-    assert tc.differences({}, NETEM, TBF) == ["there is no qdisc where netem and tbf were asked for"]
+    assert tc.differences(found, NETEM, TBF) == ["expected netem and tbf, found netem, clsact"]
+    assert tc.differences({}, NETEM, TBF) == ["expected netem and tbf, found no qdisc"]
 
 
 def test_units() -> None:
@@ -227,7 +227,7 @@ def test_duplicates_beside_a_loss_come_out_as_asked(loss: float, duplicate: floa
 )
 def test_what_only_the_other_emulator_has_is_refused_by_name(name: str, beyond: Impairment) -> None:
     assert not list(beyond.findings())
-    with pytest.raises(LabError, match=rf"^n:w: {name}: the emulator netem has no .*; --emulator fiberd has it$"):
+    with pytest.raises(LabError, match=rf"^n:w: {name}: the emulator netem has no .*; use --emulator fiberd$"):
         qdiscs_of("n:w", beyond, 1500)
 
 

@@ -93,7 +93,7 @@ def test_writers_side_by_side_do_not_mix_their_lines(tmp_path):
 def test_check_writable_before_a_lab_is_built(tmp_path):
     check_writable(tmp_path / "new" / "runs", 1000)
     assert list((tmp_path / "new" / "runs").iterdir()) == []
-    with pytest.raises(StorageError, match="MB are free, a run needs"):
+    with pytest.raises(StorageError, match="MB free, a run needs"):
         check_writable(tmp_path, 10**18)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Not a directory"):

@@ -42,7 +42,7 @@ def test_v1_has_it_beside_a_v2_that_has_not() -> None:
             V2,
             "io memory",
             "",
-            r"the cpu controller is not in /sys/fs/cgroup: this kernel lacks it, or a cgroup v1 has it",
+            r"no cpu controller in /sys/fs/cgroup: this kernel has none, or it belongs to cgroup v1",
         ),
         (V2, "cpu io", "io", r"as root: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control"),
         (V2.replace("rw,nosuid", "ro,nosuid"), "cpu", "cpu", "mounted read-only"),

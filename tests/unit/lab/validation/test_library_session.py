@@ -156,7 +156,7 @@ def test_no_communicator_and_no_group_in_a_lab_that_has_failed_is_the_labs_failu
     ("hello", "says"),
     [
         ({"emulator_died": True, "dead_containers": []}, "the emulator died, so all fibers are dark"),
-        ({"emulator_died": False, "dead_containers": ["east-0"]}, "the container of east-0 does not run any more"),
+        ({"emulator_died": False, "dead_containers": ["east-0"]}, "the container of east-0 has exited"),
         ({"emulator_died": False, "dead_containers": []}, ""),
     ],
 )
