@@ -84,20 +84,18 @@ class FileMistakes(UserError):
 
 
 class UnknownName(UserError):
-    """``what`` (as in "link") named ``name`` does not exist; the nearest of ``known`` are offered."""
+    """No ``what`` (such as "link") has the name ``name``; the message suggests the closest of ``known``, or lists them."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
         self.what, self.name, self.known = what, name, tuple(dict.fromkeys(known))
         near = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
         if near:
-            hint = "did you mean " + " or ".join(near) + "?"
-        elif self.known:
-            shown = sorted(self.known)
-            hint = "there is " + ", ".join(shown[:12]) + (", …" if len(shown) > 12 else "")
+            hint = f"; did you mean {' or '.join(near)}?"
         else:
-            hint = "there is none"
+            shown = sorted(self.known)
+            hint = f" (available: {', '.join(shown[:12]) or 'none'}{', …' if len(shown) > 12 else ''})"
         printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-        super().__init__(f"no {what} named '{printable}'; {hint}")
+        super().__init__(f"unknown {what} '{printable}'{hint}")
 
 
 class NameTaken(UserError):

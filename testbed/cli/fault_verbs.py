@@ -41,7 +41,7 @@ def _inject(
     if wait and for_s is None and not (kind and kind.ending & parameters.keys()):
         raise UserError("--wait waits for the fault to end: say for how long with --for, as in --for 10s --wait")
     if taken := {"for_s", "wait"} & parameters.keys():
-        raise UnknownName(f"parameter of '{fault}'", min(taken))
+        raise UnknownName(f"{fault} parameter", min(taken))
     made = verb.attach(lab).inject(fault, target, for_s=for_s, wait=wait, **parameters)
     if as_json:
         console.show_json(_fault_as_data(made))

@@ -1,7 +1,7 @@
-"""The fields of a JSON object that somebody wrote, read leniently.
+"""Read the fields of a JSON object leniently.
 
-A report must come out of whatever a crash left behind: unknown keys are ignored, an optional field of the wrong kind is
-None, and a line without its mandatory fields raises :class:`Malformed`, which :func:`parse` counts and skips.
+A report must be possible from whatever a crash left behind: unknown keys are ignored, an optional field of the wrong
+type is None, and a line without its mandatory fields raises :class:`Malformed`, which :func:`parse` counts and skips.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 class Malformed(ValueError):
-    """A line lacks a field that it must have."""
+    """A line without a mandatory field."""
 
 
 def number(fields: Fields, key: str) -> float | None:
-    """The finite number at ``key``, else None; JSON's true and false are no numbers."""
+    """Return the finite number at ``key``, else None; JSON's true and false do not count as numbers."""
     value = fields.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         found = float(value)
-    except OverflowError:  # JSON's integers have no end, floats do
+    except OverflowError:  # JSON integers are unbounded, floats are not
         return None
     return found if math.isfinite(found) else None
 
@@ -55,41 +55,41 @@ def texts(fields: Fields, key: str) -> tuple[str, ...]:
 
 
 def numbers(fields: Fields, key: str) -> tuple[float, ...]:
-    """All of the list at ``key``; Malformed if one of it is no number, since dropping it would shift the others."""
+    """Return the list at ``key``; Malformed if one item is not a number, since dropping it would shift the others."""
     listed = sequence(fields, key)
     found = tuple(number({"": value}, "") for value in listed)
     if any(value is None for value in found):
-        raise Malformed(f"'{key}' holds something that is no number")
+        raise Malformed(f"'{key}': expected a list of numbers")
     return tuple(value for value in found if value is not None)
 
 
 def need_number(fields: Fields, key: str) -> float:
     value = number(fields, key)
     if value is None:
-        raise Malformed(f"'{key}' is missing or no number")
+        raise Malformed(f"'{key}': expected a number")
     return value
 
 
 def need_text(fields: Fields, key: str) -> str:
     value = fields.get(key)
     if not isinstance(value, str):
-        raise Malformed(f"'{key}' is missing or no text")
+        raise Malformed(f"'{key}': expected a string")
     return value
 
 
 def parse(
     lines: Iterable[object], readers: Mapping[str, Callable[[Fields], T]], key: str | None
 ) -> tuple[list[T], int]:
-    """Read each line by ``readers[line[key]]``, or ``readers[""]`` without a key: (records, malformed lines)."""
+    """Read each line with ``readers[line[key]]``, or ``readers[""]`` without a key: (records, malformed lines)."""
     found: list[T] = []
     malformed = 0
     for line in lines:
         try:
             if not isinstance(line, Mapping):
-                raise Malformed("no JSON object")
+                raise Malformed("expected a JSON object")
             reader = readers.get(text(line, key) if key else "")
             if reader is None:
-                raise Malformed("of an unknown kind")
+                raise Malformed("unknown kind of record")
             found.append(reader(line))
         except Malformed:
             malformed += 1

@@ -1,4 +1,8 @@
-"""How a user's own values and names appear in messages: short, printable, and with the nearest that would be right."""
+"""Format user-supplied values and names for messages: short, printable, with the closest valid alternative.
+
+Every message about a user's value uses one of three forms, each with a hint on what to write instead:
+:func:`unknown`, :func:`expected`, :func:`out_of_range`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["LONGEST_SHOWN", "nearest", "shown"]
+__all__ = ["LONGEST_SHOWN", "expected", "out_of_range", "shown", "unknown"]
 
 LONGEST_SHOWN: Final = 64
+_MOST_AVAILABLE: Final = 16
 
 
 def shown(value: object) -> str:
-    """A user's value, short enough for a line of a terminal; text is quoted, control characters are escaped."""
+    """Format a user's value to fit one terminal line: strings quoted, control characters escaped."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**20):
@@ -26,10 +31,37 @@ def shown(value: object) -> str:
     return f"'{text}'" if isinstance(value, str) else text
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean north?``, else what there is; for the end of a finding."""
-    names = [name for name in known if name.isprintable() and len(name) <= 64]  # some come from the file itself
+def unknown(what: str, name: str, known: Iterable[str]) -> tuple[str, str]:
+    """Return (message, fix) for a name that does not exist: the closest of ``known``, else a list of them.
+
+    >>> unknown("link", "nroth", ["north", "south"])
+    ("unknown link 'nroth'", 'did you mean north?')
+    >>> unknown("link", "x", ["north", "south"])
+    ("unknown link 'x' (available: north, south)", '')
+    """
+    # Names may come from the user's file, too: skip those that are unfit for a message.
+    names = [name for name in known if name.isprintable() and len(name) <= 64]
     near = difflib.get_close_matches(name.lower(), [known.lower() for known in names], n=1, cutoff=0.6)
     if near:
-        return f"did you mean {next(known for known in names if known.lower() == near[0])}?"
-    return "there is " + ", ".join(names[:16]) + (", …" if len(names) > 16 else "") if names else "there is none"
+        closest = next(known for known in names if known.lower() == near[0])
+        return f"unknown {what} {shown(name)}", f"did you mean {closest}?"
+    more = ", …" if len(names) > _MOST_AVAILABLE else ""
+    return f"unknown {what} {shown(name)} (available: {', '.join(names[:_MOST_AVAILABLE]) or 'none'}{more})", ""
+
+
+def expected(what: str, value: object, fix: str) -> tuple[str, str]:
+    """Return (message, fix) for a value of the wrong kind; None means that the value is missing.
+
+    >>> expected("a length", "forty", "write 40 km or 500 m")
+    ("expected a length, got 'forty'", 'write 40 km or 500 m')
+    """
+    return f"expected {what}, got {'no value' if value is None else shown(value)}", fix
+
+
+def out_of_range(value: object, low: str, high: str) -> tuple[str, str]:
+    """Return (message, fix) for a value outside ``low`` to ``high``, both included.
+
+    >>> out_of_range(0, "1 m", "40000 km")
+    ('0 is out of range', 'expected 1 m to 40000 km')
+    """
+    return f"{shown(value)} is out of range", f"expected {low} to {high}"

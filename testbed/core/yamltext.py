@@ -1,9 +1,9 @@
-"""Text to plain data with line marks: YAML 1.2, one document, nothing executed, bounded in time and memory.
+"""Parse YAML 1.2 text to plain data with line numbers: one document, no code execution, bounded time and memory.
 
-A user's file may be anything, so the parser's events are built into a tree here, without recursion, under
-caps on size, depth and count. An alias counts as all that it stands for, so an alias bomb meets the cap on
-count before it is ever unfolded. Scalars follow the core schema of YAML 1.2.2, section 10.3.2: ``on``, ``no``
-and ``1:30`` are text. Tags are refused.
+A user's file is untrusted, so this module builds the tree from parser events, without recursion, under limits on
+size, depth and node count. An alias counts as its full expansion, so an alias bomb hits the count limit before
+anything is expanded. Scalars follow the core schema of YAML 1.2.2, section 10.3.2: ``on``, ``no`` and ``1:30`` are
+strings. Tags are rejected.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["MOST_BYTES", "MOST_DEPTH", "MOST_FINDINGS", "MOST_NODES", "Document"
 
 MOST_BYTES: Final = 1 << 20
 MOST_DEPTH: Final = 32
-MOST_NODES: Final = 50_000  # 200 sites and 1000 links with every field written out take some 25 000
-MOST_FINDINGS: Final = 100  # what follows the hundredth helps nobody
+MOST_NODES: Final = 50_000  # 200 sites and 1000 links with every field written out take about 25 000
+MOST_FINDINGS: Final = 100  # more than a hundred findings help no reader
 
 Path = tuple[str | int, ...]
 
@@ -50,10 +50,10 @@ _SPECIAL: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", re.ASC
 
 @dataclass(frozen=True)
 class Document:
-    """``data`` is dicts (text keys), lists, text, numbers, bools and None; ``lines`` the line (from 1) of each path.
+    """A parsed document: ``data`` of dicts (string keys), lists and scalars; ``lines`` maps each path to its line.
 
-    ``findings`` are mistakes that do not hinder from looking further (a key that is there twice, of which the first
-    counts; a tag). Whoever looks further says them together with his own, or calls :meth:`raise_if_any`.
+    Lines count from 1. ``findings`` are mistakes that do not stop further checks: a duplicate key (the first one
+    counts), a tag. A caller that checks further reports them with its own findings, or calls :meth:`raise_if_any`.
     """
 
     file: str
@@ -62,12 +62,12 @@ class Document:
     findings: tuple[Finding, ...] = ()
 
     def raise_if_any(self) -> None:
-        """Raise FileMistakes if there are findings."""
+        """Raise FileMistakes for the findings, if any."""
         if self.findings:
             raise FileMistakes(self.findings)
 
     def line(self, path: Path) -> int:
-        """Line of ``path``, or of the nearest thing above it that is in the file."""
+        """Return the line of ``path``, or of its closest ancestor in the file."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 0)
@@ -75,13 +75,13 @@ class Document:
 
 @dataclass
 class _Node:
-    """A scalar (``value``), or a collection (``items``; ``keys`` beside them when it is a mapping)."""
+    """A scalar (``value``), or a collection (``items``, plus ``keys`` for a mapping)."""
 
     line: int
     value: Any = None
     items: list[_Node] | None = None
     keys: list[tuple[str, int]] | None = None
-    size: int = 1  # nodes in it, aliases unfolded
+    size: int = 1  # number of nodes inside, with aliases expanded
     height: int = 1
     open: bool = False
     anchor: str | None = None
@@ -89,13 +89,13 @@ class _Node:
 
 @dataclass
 class _Builder:
-    """The tree, grown event by event. ``stop`` is raised for what makes going on pointless; the rest is collected."""
+    """Build the tree event by event. The result of ``stop`` is raised for fatal mistakes; ``note`` collects the rest."""
 
     file: str
     findings: list[Finding] = field(default_factory=list)
     root: _Node | None = None
     stack: list[_Node] = field(default_factory=list)
-    awaited: list[tuple[str, int] | None] = field(default_factory=list)  # per level: the key whose value comes next
+    awaited: list[tuple[str, int] | None] = field(default_factory=list)  # per level: the key that awaits its value
     anchors: dict[str, _Node] = field(default_factory=dict)
     count: int = 0
     documents: int = 0
@@ -114,12 +114,12 @@ class _Builder:
             case DocumentStartEvent():
                 self.documents += 1
                 if self.documents > 1:
-                    raise self.stop(line, "a second document begins here", "write one document per file, without '---'")
+                    raise self.stop(line, "expected one document, got a second one", "remove '---', or split the file")
             case AliasEvent():
                 self.add(self.unfold(event, line), line)
             case ScalarEvent():
                 self.check_tag(event, line)
-                plain = not event.style  # with a tag or without: the tag is refused, the value is looked at
+                plain = not event.style  # with or without a tag: the tag is rejected, the value is still checked
                 node = _Node(line, event.value, anchor=event.anchor)
                 if not plain or self.expects_key():
                     self.add(node, line)
@@ -133,7 +133,7 @@ class _Builder:
                 mapping = isinstance(event, MappingStartEvent)
                 node = _Node(line, items=[], keys=[] if mapping else None, open=True, anchor=event.anchor)
                 if self.expects_key():
-                    raise self.stop(line, "a list or mapping is used as a key", "use a name as the key")
+                    raise self.stop(line, "expected a name as the key, got a list or mapping", "write key: value")
                 if event.anchor:
                     self.anchors[event.anchor] = node
                 self.stack.append(node)
@@ -150,29 +150,31 @@ class _Builder:
     def check_tag(self, event: NodeEvent, line: int) -> None:
         tag = getattr(event, "tag", None)
         if tag is not None:
-            self.note(line, f"the YAML tag {shown(str(tag))} is not allowed", "write the plain value, without '!'")
+            self.note(line, f"YAML tag {shown(str(tag))} is not allowed", "write the plain value, without '!'")
 
     def too_deep(self, line: int) -> FileMistakes:
-        return self.stop(line, f"nested more than {MOST_DEPTH} levels deep", "no field needs more than five levels")
+        return self.stop(
+            line, f"nested more than {MOST_DEPTH} levels deep", "flatten it: no field needs more than five levels"
+        )
 
     def unfold(self, event: AliasEvent, line: int) -> _Node:
         target = self.anchors.get(event.anchor)
         if target is None:
             raise self.stop(
-                line, f"the alias {shown('*' + event.anchor)} has no anchor", "name it with '&' before this line"
+                line, f"alias {shown('*' + event.anchor)} has no anchor", "define it with '&' before this line"
             )
         if target.open:
-            raise self.stop(line, f"the alias {shown('*' + event.anchor)} contains itself", "write the value out")
+            raise self.stop(line, f"alias {shown('*' + event.anchor)} contains itself", "write the value out")
         if len(self.stack) + target.height > MOST_DEPTH:
             raise self.too_deep(line)
         return target
 
     def add(self, node: _Node, line: int, *, counted: bool = False) -> None:
-        """``node`` is complete: hang it under the collection that is open. ``counted``: all but itself already is."""
+        """Attach the complete ``node`` to the open collection; with ``counted`` its children are counted already."""
         self.count += 1 if counted else node.size
         if self.count > MOST_NODES:
             raise self.stop(
-                line, f"more than {MOST_NODES} values, aliases unfolded", "split the file, or use fewer aliases"
+                line, f"more than {MOST_NODES} values with aliases expanded", "split the file, or use fewer aliases"
             )
         if node.anchor:
             self.anchors[node.anchor] = node
@@ -183,7 +185,7 @@ class _Builder:
         assert parent.items is not None
         if self.expects_key():
             if not isinstance(node.value, str) or node.items is not None:
-                raise self.stop(line, "a key must be text", "use a name as the key")
+                raise self.stop(line, "expected a name as the key", "write key: value, with a name before the colon")
             self.awaited[-1] = (node.value, line)
             return
         if parent.keys is not None:
@@ -197,7 +199,7 @@ class _Builder:
 
 
 def _scalar(text: str) -> Any:
-    """A plain scalar by the core schema of YAML 1.2.2 (10.3.2)."""
+    """Resolve a plain scalar by the core schema of YAML 1.2.2 (10.3.2)."""
     if text in _NULL:
         return None
     if text in _BOOL:
@@ -218,7 +220,9 @@ def _decode(text: bytes, file: str) -> str:
         return FileMistakes([Finding(file, line, message, fix)])
 
     if len(text) > MOST_BYTES:
-        raise refuse(0, f"larger than {MOST_BYTES >> 20} MiB", "a topology or experiment takes a few kilobytes")
+        raise refuse(
+            0, f"larger than {MOST_BYTES >> 20} MiB", "check the path: a topology or experiment takes a few kilobytes"
+        )
     for mark, name in (
         (b"\xff\xfe\x00\x00", "UTF-32"),
         (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -226,62 +230,62 @@ def _decode(text: bytes, file: str) -> str:
         (b"\xfe\xff", "UTF-16"),
     ):
         if text.startswith(mark):
-            raise refuse(0, f"the text is encoded as {name}")
+            raise refuse(0, f"expected UTF-8, got {name}")
     text = text.removeprefix(b"\xef\xbb\xbf")
     if b"\0" in text:
         pairs = text[:2000]
         zeros = max(pairs[0::2].count(0), pairs[1::2].count(0))
-        guess = "the text is encoded as UTF-16" if zeros * 3 > len(pairs) else "this is not text: it holds a zero byte"
-        raise refuse(0 if zeros * 3 > len(pairs) else 1 + text[: text.index(b"\0")].count(b"\n"), guess)
+        found = "expected UTF-8, got UTF-16" if zeros * 3 > len(pairs) else "expected text, got a zero byte"
+        raise refuse(0 if zeros * 3 > len(pairs) else 1 + text[: text.index(b"\0")].count(b"\n"), found)
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         line = 1 + text[: error.start].count(b"\n")
         byte = text[error.start]
-        raise refuse(line, f"byte 0x{byte:02x} is not UTF-8 (Latin-1 or Windows-1252 text?)") from error
+        raise refuse(line, f"expected UTF-8, got byte 0x{byte:02x} (Latin-1 or Windows-1252 text?)") from error
 
 
 _COMPLAINTS: Final = (
     (
         "mapping values are not allowed",
-        "a colon where none can be",
+        "unexpected colon",
         "check the indentation; quote text that holds ': '",
     ),
-    ("could not find expected ':'", "a key without its colon", "write key: value, with a space after the colon"),
-    ("while scanning a quoted scalar", "a quote that is not closed", "add the missing quote"),
-    ("while parsing a flow", "a bracket that is not closed, or a missing comma", "check the brackets and commas"),
-    ("<document start>", "this is neither 'key: value' nor a list", "write every line of the top level as key: value"),
-    ("while parsing a block", "this line does not go on with what began above", "indent it as the lines beside it"),
-    ("expected the node content", "a value is missing or a bracket is not closed", "check the brackets and commas"),
-    ("cannot start any token", "a value begins with a character that means something in YAML", "put it in quotes"),
+    ("could not find expected ':'", "a key has no colon", "write key: value, with a space after the colon"),
+    ("while scanning a quoted scalar", "a quote is not closed", "add the missing quote"),
+    ("while parsing a flow", "a bracket is not closed, or a comma is missing", "check the brackets and commas"),
+    ("<document start>", "expected 'key: value' or a list", "write every top-level line as key: value"),
+    ("while parsing a block", "indentation does not match the lines above", "indent it like its siblings"),
+    ("expected the node content", "a value is missing, or a bracket is not closed", "check the brackets and commas"),
+    ("cannot start any token", "the value begins with a character reserved in YAML", "put it in quotes"),
 )
-"""What in the parser's complaint tells which mistake it is; the mistake in plain words; the fix."""
+"""Per kind of mistake: a marker in the parser's error text, the message in plain words, the fix."""
 
 
 def _syntax(error: Exception, text: str, builder: _Builder) -> Finding:
-    """The parser's complaint, in the words of someone who has never seen a parser."""
+    """Translate the parser's error to plain words, for a reader who does not know the parser."""
     if isinstance(error, ReaderError):
         line = 1 + text.count("\n", 0, error.position)
         code = error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "\0")
-        return Finding(builder.file, line, f"the control character U+{code:04X} is not allowed", "remove it")
+        return Finding(builder.file, line, f"control character U+{code:04X} is not allowed", "remove it")
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark is not None else 0
     lines = text.splitlines()
     here = lines[line - 1] if 0 < line <= len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())]:
-        return Finding(builder.file, line, "a tab indents this line", "indent with spaces")
+        return Finding(builder.file, line, "expected spaces as indentation, got a tab", "indent with spaces")
     began = getattr(error, "context_mark", None)
-    said = str(error)
-    for sign, message, fix in _COMPLAINTS:
-        if sign in said:
-            # What was never closed is better sought where it began than where the text ended.
+    complaint = str(error)
+    for marker, message, fix in _COMPLAINTS:
+        if marker in complaint:
+            # Point at the opening quote or bracket rather than at the end of the text.
             where = began.line + 1 if "not closed" in message and began is not None else line
             return Finding(builder.file, where, message, fix)
-    problem = (error.problem if isinstance(error, MarkedYAMLError) else None) or "the text cannot be read"
+    problem = (error.problem if isinstance(error, MarkedYAMLError) else None) or "cannot parse the text"
     problem = " ".join(str(problem).split())[:120]
-    context = f" (in what began on line {began.line + 1})" if began is not None and began.line + 1 != line else ""
+    context = f" (block began on line {began.line + 1})" if began is not None and began.line + 1 != line else ""
     fix = "check the indentation, colons, quotes and brackets here"
-    return Finding(builder.file, line, f"this is not YAML: {problem}{context}", fix)
+    return Finding(builder.file, line, f"invalid YAML: {problem}{context}", fix)
 
 
 def _events(text: str) -> Iterator[Event]:
@@ -291,7 +295,7 @@ def _events(text: str) -> Iterator[Event]:
 
 
 def _unfold(node: _Node, path: Path, lines: dict[Path, int], builder: _Builder) -> Any:
-    """Plain data; recursion no deeper than MOST_DEPTH, size no larger than MOST_NODES, both held by the builder."""
+    """Return plain data; the builder has enforced MOST_DEPTH, the depth of recursion here, and MOST_NODES."""
     if node.items is None:
         return node.value
     if node.keys is None:
@@ -304,7 +308,7 @@ def _unfold(node: _Node, path: Path, lines: dict[Path, int], builder: _Builder) 
     for (key, line), item in zip(node.keys, node.items, strict=True):
         if key in mapped:
             first = lines[(*path, key)]
-            builder.note(line, f"{shown(key)} is here twice, first on line {first}", "keep one, or rename the other")
+            builder.note(line, f"duplicate key {shown(key)}, first on line {first}", "keep one, or rename the other")
             continue
         lines[(*path, key)] = line
         mapped[key] = _unfold(item, (*path, key), lines, builder)
@@ -312,10 +316,10 @@ def _unfold(node: _Node, path: Path, lines: dict[Path, int], builder: _Builder) 
 
 
 def read(text: bytes, file: str) -> Document:
-    """``text``, the content of the file called ``file`` in messages, as data with lines.
+    """Parse ``text``, the content of ``file`` (the name in messages), to data with line numbers.
 
     Raises:
-        FileMistakes: not UTF-8, not YAML, too large, too deep: nothing more can be said of it.
+        FileMistakes: not UTF-8, not YAML, too large or too deep, so that no further check is possible.
     """
     decoded = _decode(text, file)
     builder = _Builder(file)
@@ -334,7 +338,7 @@ def read(text: bytes, file: str) -> Document:
         AssertionError,
         RecursionError,
     ) as error:
-        # On malformed text the parser raises more than its own YAMLError; none of it is the user's to read.
+        # On malformed text the parser raises more than its own YAMLError; users should see none of it.
         raise FileMistakes([*builder.findings, _syntax(error, decoded, builder)]) from error
     lines: dict[Path, int] = {(): builder.root.line if builder.root is not None else 0}
     data = None if builder.root is None else _unfold(builder.root, (), lines, builder)
@@ -342,7 +346,7 @@ def read(text: bytes, file: str) -> Document:
 
 
 def read_value(text: str, label: str) -> Any:
-    """The value of a ``--set K=V``: a YAML scalar, or a list in brackets. Raises FileMistakes, without lines."""
+    """Parse the value of ``--set K=V``: a YAML scalar, or a list in brackets. Raises FileMistakes, without lines."""
     try:
         document = read(text.encode("utf-8", "surrogateescape"), label)
         document.raise_if_any()

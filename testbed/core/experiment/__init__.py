@@ -1,1 +1,1 @@
-"""Experiment files: workload, schedule, expectations."""
+"""Experiment files: workload, fault schedule, steady-state hypothesis, expectations."""

@@ -1,4 +1,4 @@
-"""How much faster than the world an experiment runs: ``1 year = 60s``, ``12 h = 5s``, or a plain factor."""
+"""Time compression of an experiment: ``1 year = 60s``, ``12 h = 5s``, or a plain factor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from testbed.core.faults.causes import YEAR_S
 from testbed.core.units import Unreadable, parse_duration_s
-from testbed.core.user_text import shown
+from testbed.core.user_text import expected, out_of_range, shown
 
 __all__ = ["parse_compression"]
 
@@ -29,23 +29,23 @@ _MOST: Final = 1e12
 
 
 def parse_compression(value: object) -> float:
-    """Seconds of the world in a second of the experiment, 1 or more. Raises Unreadable.
+    """Return real-world seconds per second of the experiment, at least 1. Raises Unreadable.
 
     >>> parse_compression("12 h = 6s"), parse_compression(3600)
     (7200.0, 3600.0)
     """
-    fix = "write it as in 1 year = 60s, 12 h = 5s, or a factor such as 3600"
+    fix = "write 1 year = 60s, 12 h = 5s, or a factor such as 3600"
     if isinstance(value, int | float) and not isinstance(value, bool):
         factor = float(value) if abs(value) <= _MOST else _MOST * 2
     else:
         match = _SHAPE.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 60 else None
         if match is None or match[2] not in _UNITS:
-            what = "there is no value" if value is None else f"{shown(value)} is no compression of time"
-            raise Unreadable(what, fix)
+            raise Unreadable(*expected("a time compression", value, fix))
         lasts_s = parse_duration_s(match[3])
         if lasts_s == 0:
-            raise Unreadable(f"{shown(value)} leaves no time at all", fix)
+            raise Unreadable(f"compressed time must be greater than 0 in {shown(value)}", fix)
         factor = float(match[1]) * _UNITS[match[2]] / lasts_s
     if not 1 <= factor <= _MOST:
-        raise Unreadable(f"{shown(value)} is a factor of {factor:g}", "from 1 to 1e12 is taken; " + fix)
+        message, bounds = out_of_range(factor, "1", "1e12")
+        raise Unreadable(f"factor {message}", f"{bounds}; {fix}")
     return factor

@@ -1,8 +1,8 @@
-"""Faults drawn from what is known of fibers: cuts by length and time, causes by their weights, repairs by their spread.
+"""Draw random faults from fiber statistics: cuts by length and time, causes by weight, repair times by spread.
 
-Cuts are a Poisson process: independent of each other, as many as a fiber is long. The kilometres are those of ducts,
-so that what lies in one duct is cut at once, and a kilometre that two links share counts once. Repairs are
-log-normal around the median of their cause. The same seed gives the same faults, on every machine.
+Cuts are a Poisson process with a rate proportional to length. The kilometres are those of ducts, so that all links in
+a duct are cut at once, and a kilometre shared by two links counts once. Repair times are log-normal around the median
+of their cause. The same seed gives the same faults on every machine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from testbed.core.topology.model import Topology
 __all__ = ["Compression", "Drawn", "Outages", "draw", "expected"]
 
 _NINE_OF_TEN: Final = 2 * 1.6449
-"""Standard deviations between the ends of the middle nine tenths of a normal distribution."""
+"""Width of the central 90 % of a normal distribution, in standard deviations."""
 _DIGITS: Final = 3
-"""Times are whole milliseconds, so that a schedule that was written down is the one that was drawn."""
+"""Times are rounded to milliseconds, so that a saved schedule equals the drawn one."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    """Seconds of the world in one of the experiment: between faults, and while they are repaired."""
+    """Real-world seconds per second of the experiment: ``time`` between faults, ``repair`` during repairs."""
 
     time: float = YEAR_S / 60
     repair: float = COMPRESSION
@@ -35,8 +35,10 @@ class Compression:
 
 @dataclass(frozen=True)
 class Outages:
-    """What to draw, ``from_s`` to ``to_s`` after the job began. ``causes`` are weights, of any sum; of the table where
-    it is empty. ``seed`` None: the workload's."""
+    """What to draw, from ``from_s`` to ``to_s`` after the start of the job.
+
+    ``causes`` are weights with any sum; if empty, those of the table. ``seed`` None: the workload's.
+    """
 
     to_s: float
     from_s: float = 0.0
@@ -47,7 +49,7 @@ class Outages:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One fault: ``target`` is a duct, or the link that has one of its own."""
+    """One drawn fault; ``target`` is a duct, or a link with a private duct."""
 
     at_s: float
     target: str
@@ -56,12 +58,12 @@ class Drawn:
 
 
 def expected(outages: Outages, topology: Topology, compression: Compression) -> float:
-    """How many faults are drawn on average."""
+    """Return the mean number of drawn faults."""
     return _per_s(outages, topology, compression) * (outages.to_s - outages.from_s)
 
 
 def draw(outages: Outages, topology: Topology, compression: Compression, seed: int) -> tuple[Drawn, ...]:
-    """The faults, in the order of time. A duct that is cut already is not cut again before its repair."""
+    """Return the faults, ordered by time. A duct is not cut again before its repair."""
     per_s = _per_s(outages, topology, compression)
     if per_s == 0:
         return ()
@@ -76,7 +78,7 @@ def draw(outages: Outages, topology: Topology, compression: Compression, seed: i
         t += chance.expovariate(per_s)
         if t >= outages.to_s:
             return tuple(drawn)
-        # All is drawn for each, taken or not: whether one is left out must not change those after it.
+        # Draw everything even for a skipped fault, so that skipping it does not change the later ones.
         (duct,) = chance.choices(ducts, lengths_m)
         (cause,) = chance.choices(list(weights), list(weights.values()))
         lasts_s = _repair_s(chance, cause) / compression.repair

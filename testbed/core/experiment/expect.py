@@ -1,4 +1,4 @@
-"""Expectations: ``goodput >= 0.5``. Parsed, never evaluated, and never held by data that is missing."""
+"""Expectations such as ``goodput >= 0.5``: parsed, never evaluated as code, and never met by missing data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability
-from testbed.core.user_text import shown
+from testbed.core.user_text import expected, unknown
 
 __all__ = ["METRICS", "Expectation", "Metric", "judge", "parse"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a report has. ``read`` turns a bound as people write it into ``unit``."""
+    """A figure of the report. ``read`` parses a bound as written to ``unit``."""
 
     name: str
     unit: str
@@ -39,32 +39,30 @@ METRICS: Final = {
         Metric("goodput", "0..1", "committed tokens x fault-free seconds per token / wall time", parse_probability),
         Metric("recovery", "s", "the longest gap between committed steps", parse_duration_s),
         Metric("compute_utilization", "0..1", "compute / (compute + exposed communication)", parse_probability),
-        Metric("train_loss_drop", "nats", "train_loss of the first steps less that of the last", _ratio),
-        Metric("steps_lost", "steps", "steps that were done and did not count in the end", _count),
+        Metric("train_loss_drop", "nats", "train_loss of the first steps minus that of the last", _ratio),
+        Metric("steps_lost", "steps", "steps computed but not committed", _count),
         Metric("wire_ratio", "", "bytes counted on the fibers / bytes that the job must have moved", _ratio),
-        Metric("attempts", "attempts", "how often the job began, the first time included", _count),
-        Metric("restarts", "restarts", "how often the job began again", _count),
+        Metric("attempts", "attempts", "attempts of the job, including the first", _count),
+        Metric("restarts", "restarts", "attempts of the job after the first", _count),
         Metric(
             "detection",
             "s",
-            "the longest time from a fault until the job knew that it could not go on",
+            "the longest time from a fault until the job detected that it could not continue",
             parse_duration_s,
         ),
         Metric(
             "time_to_resume",
             "s",
-            "the longest time from an attempt's end to the next one's first step",
+            "the longest time from an attempt's end to the first step of the next",
             parse_duration_s,
         ),
-        Metric("wrong_sums", "sums", "collectives whose result was not the sum of what went in", _count),
+        Metric("wrong_sums", "sums", "collectives whose result differs from the sum of their inputs", _count),
         Metric("hangs", "hangs", "collectives that took longer than their bound", _count),
-        Metric(
-            "stale_parameters", "steps", "steps in which a rank trained on other parameters than the others", _count
-        ),
+        Metric("stale_parameters", "steps", "steps in which a rank's parameters differed from the others'", _count),
         Metric("lost_updates", "updates", "optimizer steps that changed nothing", _count),
     )
 }
-"""Of a whole run, known when it has ended. One that nothing measured is unknown, and never a pass."""
+"""Metrics of a whole run, known when it has ended. A metric without a measurement is unknown, never a pass."""
 
 _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
@@ -81,9 +79,9 @@ _OF_BEFORE: Final = re.compile(r"(.{1,30}?)\s+of\s+before", re.ASCII)
 
 @dataclass(frozen=True)
 class Expectation:
-    """``metric`` compared by ``op`` with ``bound``, in the metric's SI unit.
+    """A comparison of ``metric`` with ``bound``, in the metric's SI unit, by ``op``.
 
-    ``of_before``: ``bound`` is a share of the metric's median before the first fault (``80% of before``).
+    With ``of_before``, ``bound`` is a share of the metric's median before the first fault (``80% of before``).
     """
 
     text: str
@@ -93,7 +91,7 @@ class Expectation:
     of_before: bool = False
 
     def holds(self, value: float | None, before: float | None = None) -> bool | None:
-        """Of a measured ``value``; None if it, or the ``before`` that it is compared with, was not measured."""
+        """Return whether ``value`` meets it; None if ``value`` or the ``before`` it depends on was not measured."""
         if value is None or math.isnan(value):
             return None
         if not self.of_before:
@@ -108,29 +106,28 @@ def parse(
     *,
     of_before: bool = False,
 ) -> Expectation:
-    """METRIC OPERATOR VALUE, the metric one of ``metrics``; with ``of_before`` also ``80% of before`` for a value.
+    """Parse METRIC OPERATOR VALUE with a metric of ``metrics``; ``of_before`` also accepts ``80% of before`` as VALUE.
 
     Raises:
-        Unreadable: not of that form, or no such metric.
+        Unreadable: another form, or an unknown metric.
     """
     match = _SHAPE.fullmatch(value) if isinstance(value, str) and len(value) <= 100 else None
     if match is None or not isinstance(value, str):
-        what = f"{shown(value)} is no condition" if value is not None else "there is no value"
-        raise Unreadable(what, f"write it as in {example}")
+        raise Unreadable(*expected("METRIC OPERATOR VALUE", value, f"write {example}"))
     name, op, bound = match[1], match[2], match[3].strip()
     if name not in metrics:
-        raise Unreadable(f"{shown(name)} is not measured", "there is " + ", ".join(metrics))
+        raise Unreadable(*unknown("metric", name, metrics))
     relative = _OF_BEFORE.fullmatch(bound) if of_before else None
     try:
         if relative is not None:
             return Expectation(value.strip(), name, op, _share(relative[1]), of_before=True)
         return Expectation(value.strip(), name, op, metrics[name].read(bound))
     except Unreadable as error:
-        raise Unreadable(f"the bound of {name}: {error.message}", error.fix) from error
+        raise Unreadable(f"bound of {name}: {error.message}", error.fix) from error
 
 
 def _share(written: str) -> float:
-    """``80%`` or ``1.5``; unlike a probability it may be more than 1."""
+    """Parse ``80%`` or ``1.5``; unlike a probability, a share may exceed 1."""
     number, percent, rest = written.partition("%")
     fix = "write a share such as 80% of before"
     try:
@@ -138,10 +135,10 @@ def _share(written: str) -> float:
     except Unreadable as error:
         raise Unreadable(error.message, fix) from error
     if rest:
-        raise Unreadable(f"{shown(written)} is no share", fix)
+        raise Unreadable(*expected("a share", written, fix))
     return share / 100 if percent else share
 
 
 def judge(expectation: Expectation, measured: Mapping[str, float | None]) -> bool | None:
-    """Whether ``expectation`` holds; None if what it asks for was not measured, which is never a pass."""
+    """Return whether ``expectation`` holds; None if its metric was not measured, which is never a pass."""
     return expectation.holds(measured.get(expectation.metric))

@@ -1,10 +1,10 @@
-"""An experiment file: what to train, what goes wrong and when, and what is expected of it.
+"""The experiment file: what to train, which faults occur when, and what to expect.
 
 ::
 
-    teaches: one line about what this shows
-    topology: metro-40km                      # optional: what to run on when nothing else is named
-    set: {links.north.km: 80}                 # laid over it, as --set does
+    teaches: one line on what this experiment demonstrates
+    topology: metro-40km                      # optional: default topology
+    set: {links.north.km: 80}                 # overrides of the topology, like --set
     workload: {steps: 500, checkpoint: 50, restarts: 3}
     hypothesis:                               # the steady state; core/experiment/steady.py
       before: [ranks_up == 4]
@@ -19,7 +19,7 @@
     expect:
       - goodput >= 0.5
 
-Every mistake is found at once, with its line. What depends on the topology is checked by ``schedule.py``.
+Every mistake is reported at once, with its line. ``fault_schedule.py`` checks what depends on the topology.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from testbed.core.faults.fault_kind import FaultKind
 from testbed.core.faults.fault_registry import registry
 from testbed.core.topology.topology_schema import Mistakes, Written, check, whole
 from testbed.core.units import Unreadable, parse_duration_s
-from testbed.core.user_text import nearest, shown
+from testbed.core.user_text import expected, shown, unknown
 from testbed.core.yamltext import Path
 from testbed.errors import FileMistakes, Finding
 
@@ -71,10 +71,10 @@ MOST_STEPS: Final = 10_000_000
 
 @dataclass(frozen=True)
 class Trigger:
-    """When a fault begins; one of the four is not None.
+    """The trigger of a fault; one of the four is not None.
 
-    ``step``: when so many steps are committed. ``share``: the same, as a part (0..1) of all steps. ``at_s``: so
-    many seconds after the job's first step began. ``when``: the first time that this holds.
+    ``step``: once this many steps are committed. ``share``: the same as a share (0..1) of all steps. ``at_s``: this
+    many seconds after the start of the job's first step. ``when``: the first time that the condition holds.
     """
 
     step: int | None = None
@@ -85,8 +85,11 @@ class Trigger:
 
 @dataclass(frozen=True)
 class ScheduledFault:
-    """A fault as written; ``target`` and ``parameters`` are not resolved yet. ``for_s`` None: until the end of the run,
-    or of the fault, where it has one. It is injected ``repeat`` times, ``every_s`` seconds after each other."""
+    """A fault as written, with ``target`` and ``parameters`` unresolved.
+
+    ``for_s`` None: until the run, or a fault with an end of its own, ends. The fault is injected ``repeat`` times,
+    ``every_s`` seconds apart.
+    """
 
     trigger: Trigger
     inject: str
@@ -101,10 +104,10 @@ class ScheduledFault:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, beyond its steps and seed; None is: not written, as the testbed has it.
+    """The workload apart from steps and seed; None if not written, which means the testbed's default.
 
-    ``checkpoint``: steps between two checkpoints, 0 for none. ``restarts``: how often the job may begin again.
-    ``timeout_s``: of the process group.
+    ``checkpoint``: steps between checkpoints, 0 for none. ``restarts``: the most restarts of the job. ``timeout_s``:
+    the timeout of the process group.
     """
 
     data: str | None = None
@@ -115,9 +118,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Experiment:
-    """``text`` is the file's own text, kept for the record of a run.
+    """A parsed experiment; ``text`` is the file's own text, kept for the record of a run.
 
-    ``set`` is laid over the topology; ``set_lines`` says in which line each of it stands.
+    ``set`` overrides the topology; ``set_lines`` has the line of each override.
     """
 
     name: str
@@ -143,30 +146,28 @@ _AFTER: Final = re.compile(r"step\s+([0-9]{1,9})|step\s+([0-9]{1,3}(?:\.[0-9]{1,
 def _after(value: object) -> Trigger:
     match = _AFTER.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        what = "there is no value" if value is None else f"{shown(value)} is no step"
-        raise Unreadable(what, "write step 120 or step 40%")
+        raise Unreadable(*expected("a step", value, "write step 120 or step 40%"))
     if match[1]:
         return Trigger(step=int(match[1]))
     share = float(match[2]) / 100
     if share >= 1:
-        raise Unreadable(f"{shown(value)} is after the last step", "write less than 100%")
+        raise Unreadable(f"{shown(value)} is after the last step", "write a share below 100%")
     return Trigger(share=share)
 
 
 def _line(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > 300 or not value.strip().isprintable():
-        what = "there is no value" if value is None else f"{shown(value)} is not a line of text"
-        raise Unreadable(what, "write one line of at most 300 characters")
+        raise Unreadable(*expected("a line of text", value, "write one line of at most 300 characters"))
     return value.strip()
 
 
 def _target(value: object) -> str:
-    """A name; or the number of a rank, which YAML reads as a number where it has no quotes."""
+    """Parse a name, or the number of a rank, which unquoted YAML parses as an integer."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _line(value)
 
 
 REPAIR: Final = "repair"
-"""In ``for:``, the usual time of the fault's cause."""
+"""The value of ``for:`` that means the median repair time of the fault's cause."""
 
 
 def _duration(value: object) -> float | str:
@@ -214,16 +215,16 @@ class _Top(Part):
 
 
 def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = None) -> Experiment:
-    """The experiment in ``text``; ``label`` is the file's name in messages.
+    """Return the experiment in ``text``; ``label`` is the file name in messages.
 
-    ``faults`` is what can be injected; if it is not given, all there is.
+    ``faults`` are the kinds that can be injected (default: all).
 
     Raises:
         FileMistakes: with every mistake found.
     """
     document = yamltext.read(text, label)
     if document.data is None:
-        fix = "the least is schedule: [{after: step 40%, inject: cut, target: 'link[0]', for: 10s}]"
+        fix = "write at least schedule: [{after: step 40%, inject: cut, target: 'link[0]', for: 10s}]"
         raise FileMistakes([Finding(label, 0, "the file is empty", fix)])
     mistakes = Mistakes(Written(document))
     top = check(_Top, document.data, (), "an experiment", mistakes)
@@ -276,13 +277,13 @@ def _fault(
     if len(triggers) > 1:
         mistakes.note((*path, triggers[1]), f"a fault has both {triggers[0]} and {triggers[1]}", "keep one of them")
     elif not triggers and not bad & {"after", "at", "when"}:
-        mistakes.note(path, "a fault does not say when", "add after: step 40%, at: 20s, or when: train_loss < 3")
+        mistakes.note(path, "a fault has no trigger", "add after: step 40%, at: 20s, or when: train_loss < 3")
     if fault.inject is None and "inject" not in bad:
-        mistakes.note(path, "a fault does not say what to inject", f"add inject: {next(iter(faults))}")
+        mistakes.note(path, "a fault has no kind", f"add inject: {next(iter(faults))}")
     if fault.inject is not None and fault.inject not in faults:
-        mistakes.note((*path, "inject"), f"no fault is called {shown(fault.inject)}", nearest(fault.inject, faults))
+        mistakes.note((*path, "inject"), *unknown("fault", fault.inject, faults))
     if fault.target is None and "target" not in bad:
-        mistakes.note(path, "a fault has no target", 'add target: "link[0]", the first link, or a name')
+        mistakes.note(path, "a fault has no target", 'add target: with a name, or "link[0]" for the first link')
     kind = faults.get(fault.inject or "")
     parameters = _parameters(fault.parameters, (*path, "with"), kind, mistakes)
     for_s = _for_s(fault.duration, parameters, kind, compression, (*path, "for"), mistakes)
@@ -310,14 +311,14 @@ def _for_s(
     path: Path,
     mistakes: Mistakes,
 ) -> float | None:
-    """``for:`` in seconds; ``for: repair`` is the usual time of the fault's cause."""
+    """Return ``for:`` in seconds; ``for: repair`` is the median repair time of the fault's cause."""
     if not isinstance(duration, str):
         return duration
     if kind is not None and "cause" not in kind.parameters:
-        mistakes.note(path, f"{kind.name} has no cause whose repair could be waited for", "write a time such as 10s")
+        mistakes.note(path, f"for: repair needs a cause, and {kind.name} takes none", "write a time such as 10s")
     elif parameters.get("cause") not in CAUSES:
-        fix = f"add with: {{cause: {next(iter(CAUSES))}}}; there is {', '.join(CAUSES)}"
-        mistakes.note(path, "for: repair is the usual time of a cause, and there is none", fix)
+        fix = f"add with: {{cause: {next(iter(CAUSES))}}} (available: {', '.join(CAUSES)})"
+        mistakes.note(path, "for: repair needs a cause", fix)
     else:
         return causes.repair_s(parameters["cause"], compression.repair)
     return None
@@ -326,42 +327,44 @@ def _for_s(
 def _check_repeats(fault: _Fault, for_s: float | None, bad: set[Any], path: Path, mistakes: Mistakes) -> None:
     repeat, every_s = fault.repeat or 1, fault.every
     if repeat > 1 and every_s is None and "every" not in bad:
-        mistakes.note(path, f"a fault is repeated {repeat} times and does not say how soon", "add every: 10s")
+        mistakes.note(path, f"repeat: {repeat} needs an interval", "add every: 10s")
     if every_s is not None and fault.repeat is None and "repeat" not in bad:
-        mistakes.note(path, "a fault has every and no repeat", "add repeat: 5, or leave every out")
+        mistakes.note(path, "every needs repeat", "add repeat: 5, or remove every")
     if repeat > 1 and every_s is not None and for_s is not None and for_s >= every_s:
         fix = f"write for: less than {every_s:g}s, or every: more than {for_s:g}s"
-        mistakes.note((*path, "every"), f"a fault begins again after {every_s:g} s and lasts {for_s:g} s", fix)
+        mistakes.note((*path, "every"), f"a fault of {for_s:g} s overlaps its repetition after {every_s:g} s", fix)
 
 
 def _set(raw: object, mistakes: Mistakes) -> dict[str, object]:
-    """What is laid over the topology; whether it fits, only the topology can tell."""
+    """Return the overrides of the topology, checked later against it."""
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
-        fix = "write it as set: {links.north.km: 80}"
-        mistakes.note(("set",), f"'set' is {shown(raw)}, which has no keys", fix)
+        message, fix = expected("a mapping", raw, "write set: {links.north.km: 80}")
+        mistakes.note(("set",), f"set: {message}", fix)
         return {}
     for key, value in raw.items():
         if not isinstance(key, str) or isinstance(value, Mapping) or value is None:
-            mistakes.note(("set", key), f"{shown(key)} cannot be set so", "write KEY: VALUE, as in links.north.km: 80")
+            message, fix = expected("a single value", value, "write KEY: VALUE, as in links.north.km: 80")
+            mistakes.note(("set", key), f"set {shown(key)}: {message}", fix)
     return {str(key): value for key, value in raw.items()}
 
 
 def _parameters(raw: object, path: Path, kind: FaultKind | None, mistakes: Mistakes) -> dict[str, str]:
-    """Of a fault, as they would be written in a command."""
+    """Return the parameters of a fault as strings, as on the command line."""
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
-        mistakes.note(path, f"'with' is {shown(raw)}, which has no keys", "write it as with: {down: 200ms, up: 800ms}")
+        message, fix = expected("a mapping", raw, "write with: {down: 200ms, up: 800ms}")
+        mistakes.note(path, f"with: {message}", fix)
         return {}
     written: dict[str, str] = {}
     for key, value in raw.items():
         if kind is not None and key not in kind.parameters:
-            mistakes.note((*path, key), f"{kind.name} has no parameter {shown(key)}", nearest(key, kind.parameters))
+            mistakes.note((*path, key), *unknown(f"{kind.name} parameter", key, kind.parameters))
         elif value is None or isinstance(value, dict | list):
-            what = "there is no value" if value is None else f"{shown(value)} is no value"
-            mistakes.note((*path, key), f"{key} of a fault: {what}", "write one such as 200ms, 5% or 10")
+            message, fix = expected("a single value", value, "write a value such as 200ms, 5% or 10")
+            mistakes.note((*path, key), f"{key} of a fault: {message}", fix)
         else:
             written[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return written

@@ -1,4 +1,4 @@
-"""An experiment's faults on a given topology: targets named, shares of steps counted, random ones drawn."""
+"""The fault schedule of an experiment on a given topology: targets resolved, steps counted, random faults drawn."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from testbed.core.faults.causes import CAUSES
 from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable
-from testbed.core.user_text import nearest, shown
+from testbed.core.user_text import unknown
 from testbed.errors import FileMistakes, Finding, UnknownName, UserError
 
 __all__ = ["MOST_FAULTS", "Planned", "plan", "resolve_target"]
 
 MOST_FAULTS: Final = 1000
-"""In one run, repetitions and drawn ones included."""
+"""Most faults of one run, including repetitions and drawn faults."""
 
 _INDEXED: Final = re.compile(r"link\[([0-9]{1,4})\]", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A fault that is due when ``after_step`` steps are committed, ``at_s`` seconds after the first step began, or the
+    """A fault due once ``after_step`` steps are committed, ``at_s`` seconds after the start of the first step, or the
     first time that ``when`` holds; one of the three is not None.
 
-    ``target`` is as the topology names it; ``parameters`` are as they are written. ``for_s`` None: until the end of the
-    run, or of the fault, where it has one. ``lasts_s`` is after how many seconds it is over, by one or the other;
-    None: at the end of the run. It is injected ``repeat`` times, ``every_s`` after each other.
+    ``target`` is the topology's name; ``parameters`` are as written. ``for_s`` None: until the run, or a fault with an
+    end of its own, ends. ``lasts_s`` is the resulting duration in seconds; None: until the end of the run. The fault
+    is injected ``repeat`` times, ``every_s`` seconds apart.
     """
 
     inject: str
@@ -50,12 +50,13 @@ class Planned:
 def plan(
     experiment: Experiment, topology: Topology, steps: int | None = None, seed: int | None = None
 ) -> tuple[Planned, ...]:
-    """The schedule on ``topology`` for a job of ``steps`` steps and ``seed`` (default: the experiment's): as written,
-    then what was drawn.
+    """Return the schedule on ``topology`` for a job of ``steps`` steps and ``seed`` (default: the experiment's).
+
+    Faults as written come first, then the drawn ones.
 
     Raises:
-        FileMistakes: a target that the topology does not have or the fault cannot have, parameters that cannot be, a
-            step that the job does not reach, or more faults than are taken.
+        FileMistakes: an unknown or unsuitable target, invalid parameters, a step beyond the end of the job, or more
+            than :data:`MOST_FAULTS` faults.
     """
     total = experiment.steps if steps is None else steps
     findings: list[Finding] = []
@@ -95,7 +96,7 @@ def plan(
         )
     planned += _drawn(experiment, topology, experiment.seed if seed is None else seed, findings)
     if (count := sum(it.repeat for it in planned)) > MOST_FAULTS:
-        findings.append(Finding(experiment.source, 0, f"{count} faults", f"at most {MOST_FAULTS} are taken"))
+        findings.append(Finding(experiment.source, 0, f"too many faults: {count}", f"use at most {MOST_FAULTS}"))
     if findings:
         raise FileMistakes(findings)
     return tuple(planned)
@@ -106,15 +107,15 @@ def _drawn(experiment: Experiment, topology: Topology, seed: int, findings: list
     if outages is None:
         return []
     if (count := draw.expected(outages, topology, compression)) > MOST_FAULTS / 2:
-        message = f"random would draw some {count:.0f} faults between {outages.from_s:g} s and {outages.to_s:g} s"
-        findings.append(Finding(experiment.source, 0, message, "compress the time less, or end it sooner"))
+        message = f"random would draw about {count:.0f} faults between {outages.from_s:g} s and {outages.to_s:g} s"
+        findings.append(Finding(experiment.source, 0, message, "use less time compression, or an earlier end"))
         return []
     planned = []
     for it in draw.draw(outages, topology, compression, seed):
         cause = CAUSES[it.cause]
         written = {**dict(cause.parameters), "cause": it.cause}
         if cause.fault != "cut" and not any(it.target in link.via for link in topology.links):
-            continue  # a pinched cable that holds second paths alone: nothing is on it that could suffer
+            continue  # a pinched cable with second paths only carries no traffic that could degrade
         planned.append(Planned(cause.fault, it.target, it.lasts_s, None, it.at_s, written, it.lasts_s))
     return planned
 
@@ -124,23 +125,24 @@ def _after_step(fault: ScheduledFault, steps: int) -> int | None:
         return min(round(fault.trigger.share * steps), steps - 1)
     if fault.trigger.step is not None and fault.trigger.step >= steps:
         raise Unreadable(
-            f"a fault is due after step {fault.trigger.step} of {steps}", f"write a step from 0 to {steps - 1}"
+            f"step {fault.trigger.step} is not before the last of {steps} steps", f"write a step from 0 to {steps - 1}"
         )
     return fault.trigger.step
 
 
 def _unknown(fault: ScheduledFault, error: UnknownName, topology: Topology) -> Finding:
-    """What a fault cannot be aimed at; the nearest that it can."""
-    message = f"{fault.inject}: topology '{topology.name}' has no {error.what} named {shown(error.name)}"
-    return Finding(fault.file, fault.line, message, nearest(error.name, error.known))
+    """Return the finding for a target that does not exist, with the closest that does."""
+    message, fix = unknown(error.what, error.name, error.known)
+    return Finding(fault.file, fault.line, f"{fault.inject} on topology '{topology.name}': {message}", fix)
 
 
 def resolve_target(target: str, topology: Topology) -> str:
-    """``target`` as the topology's own name: ``link[0]`` is its first link as written. Anything else is for the fault
-    to judge, which knows what it can be aimed at.
+    """Replace an index in ``target`` by the topology's name: ``link[0]`` is its first link as written.
+
+    Any other target is returned unchanged; the fault validates it.
 
     Raises:
-        Unreadable: there is no such link.
+        Unreadable: the topology has fewer links.
     """
     base, colon, toward = target.partition(":")
     indexed = _INDEXED.fullmatch(base)
@@ -148,6 +150,6 @@ def resolve_target(target: str, topology: Topology) -> str:
         return target
     links = [link.name for link in topology.links]
     if int(indexed[1]) >= len(links):
-        last = f"the last is link[{len(links) - 1}]" if links else "it has no links"
-        raise Unreadable(f"topology '{topology.name}' has no {base}", last)
+        fix = f"the last is link[{len(links) - 1}]" if links else "it has no links"
+        raise Unreadable(f"unknown link '{base}' in topology '{topology.name}'", fix)
     return f"{links[int(indexed[1])]}{colon}{toward}"

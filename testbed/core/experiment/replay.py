@@ -1,4 +1,4 @@
-"""An experiment as it was run, as an experiment file: what was drawn has its times, what was overridden its values."""
+"""Write an experiment as it was run to an experiment file: with the times drawn and the values overridden."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def to_yaml(
     seed: int,
     data: str | None = None,
 ) -> str:
-    """A file that does the same faults again: ``topology`` as it can be found from anywhere, ``overrides`` all of them.
+    """Return the text of a file that repeats the same faults: ``topology`` as an absolute path or shipped name.
 
-    Values are written as JSON, which is YAML too: a user's text cannot become anything else.
+    ``overrides`` are all overrides of the run. Values are written as JSON, a subset of YAML, so that a user's strings
+    stay strings.
     """
     workload = {"steps": steps, "seed": seed, "data": data, **_workload(experiment)}
     lines = [

@@ -1,4 +1,4 @@
-"""The sections of an experiment file beside its schedule: steady state, outages, how fast time goes."""
+"""The sections of an experiment file beside its schedule: steady state, outages, time compression."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from testbed.core.experiment.steady import Condition
 from testbed.core.faults.causes import CUTS_PER_1000_KM_YEAR, parse_cause
 from testbed.core.topology.topology_schema import Mistakes, check, whole
 from testbed.core.units import Unreadable, parse_duration_s, parse_number
-from testbed.core.user_text import shown
+from testbed.core.user_text import expected
 from testbed.core.yamltext import Path
 
 __all__ = ["MOST_ENTRIES", "Part", "compression_of", "hypothesis_of", "listed", "outages_of", "some_time"]
 
 MOST_ENTRIES: Final = 1000
-"""In one list of a file."""
+"""Most entries in one list of a file."""
 
 
 def some_time(value: object) -> float:
-    """A time above 0. Raises Unreadable."""
+    """Parse a duration greater than 0. Raises Unreadable."""
     duration_s = parse_duration_s(value)
     if duration_s == 0:
-        raise Unreadable("0 s is no time", "write a time such as 10s")
+        raise Unreadable(*expected("a time greater than 0", value, "write a time such as 10s"))
     return duration_s
 
 
@@ -66,19 +66,20 @@ class _Compress(Part):
 
 
 def listed(raw: object, path: Path, like: str, mistakes: Mistakes) -> list[Any]:
-    """``raw`` as a list; anything else is a finding."""
+    """Return ``raw`` if it is a list; anything else becomes a finding."""
     if raw is None:
         return []
     if not isinstance(raw, list):
-        mistakes.note(path, f"'{path[-1]}' is {shown(raw)}, not a list", f"write {like}, one a line, each after a dash")
+        message, fix = expected("a list", raw, f"write {like}, one per line after a dash")
+        mistakes.note(path, f"{path[-1]}: {message}", fix)
         return []
     if len(raw) > MOST_ENTRIES:
-        mistakes.note(path, f"{len(raw)} entries", f"at most {MOST_ENTRIES} are taken")
+        mistakes.note(path, f"too many entries: {len(raw)}", f"use at most {MOST_ENTRIES}")
     return raw[:MOST_ENTRIES]
 
 
 def compression_of(raw: object, mistakes: Mistakes) -> Compression:
-    """One for all, or ``{time: …, repair: …}``."""
+    """Parse ``compress:``, either one factor for both or ``{time: …, repair: …}``."""
     if raw is None:
         return Compression()
     path: Path = ("compress",)
@@ -95,7 +96,7 @@ def compression_of(raw: object, mistakes: Mistakes) -> Compression:
 
 
 def hypothesis_of(raw: object, mistakes: Mistakes) -> tuple[Condition, ...]:
-    """The conditions in the order of ``steady.WHEN``."""
+    """Return the conditions of the hypothesis in the order of ``steady.WHEN``."""
     phases = check(_Steady, raw, ("hypothesis",), "the hypothesis", mistakes)
     found = [
         _steady(each, when, ("hypothesis", when, index), mistakes)
@@ -108,13 +109,13 @@ def hypothesis_of(raw: object, mistakes: Mistakes) -> tuple[Condition, ...]:
 
 
 def _steady(raw: object, when: str, path: Path, mistakes: Mistakes) -> Condition | None:
-    """A condition, or ``{check: …, for: 5s}``."""
+    """Parse a condition, or ``{check: …, for: 5s}``."""
     before = len(mistakes.findings)
     written = check(_Check, raw, path, "a condition", mistakes) if isinstance(raw, Mapping) else _Check(check=raw)
     at: Path = (*path, "check") if isinstance(raw, Mapping) else path
     condition = None
     if isinstance(raw, Mapping) and "check" not in raw:
-        mistakes.note(path, "a condition says nothing that could be checked", 'add check: "ranks_up == 4"')
+        mistakes.note(path, "a condition has no check", 'add check: "ranks_up == 4"')
     else:
         try:
             condition = expect.parse(
@@ -126,7 +127,7 @@ def _steady(raw: object, when: str, path: Path, mistakes: Mistakes) -> Condition
         except Unreadable as error:
             mistakes.note(at, error.message, error.fix)
     if written.within is not None and when != "after":
-        mistakes.note((*path, "within"), f"within says how soon after the faults, and this is of '{when}'", "leave it")
+        mistakes.note((*path, "within"), f"within applies to 'after' only, got '{when}'", "remove it")
     if condition is None or len(mistakes.findings) > before:
         return None
     grace_s = steady.GRACE_S if written.grace is None else written.grace
@@ -134,7 +135,7 @@ def _steady(raw: object, when: str, path: Path, mistakes: Mistakes) -> Condition
 
 
 def outages_of(raw: object, mistakes: Mistakes) -> Outages | None:
-    """What ``random:`` says."""
+    """Parse ``random:``."""
     if raw is None:
         return None
     path: Path = ("random",)
@@ -142,11 +143,11 @@ def outages_of(raw: object, mistakes: Mistakes) -> Outages | None:
     weights = _weights(found.causes, mistakes)
     if found.to is None:
         if not mistakes.bad & {path, ("random", "to")}:
-            mistakes.note(path, "random does not say until when", "add to: 60s, seconds after the job began")
+            mistakes.note(path, "random has no end", "add to: 60s, counted from the start of the job")
         return None
     begin_s = found.begin or 0.0
     if begin_s >= found.to:
-        mistakes.note((*path, "from"), f"random ends after {found.to:g} s and begins after {begin_s:g} s", "swap them")
+        mistakes.note((*path, "from"), f"random ends at {found.to:g} s, before its start at {begin_s:g} s", "swap them")
     cuts = CUTS_PER_1000_KM_YEAR if found.cuts_per_1000_km_year is None else found.cuts_per_1000_km_year
     return Outages(found.to, begin_s, cuts, weights, found.seed)
 
@@ -156,7 +157,8 @@ def _weights(raw: object, mistakes: Mistakes) -> dict[str, float]:
         return {}
     path: Path = ("random", "causes")
     if not isinstance(raw, Mapping):
-        mistakes.note(path, f"'causes' is {shown(raw)}, which has no keys", "write it as {excavator: 3, rodent: 1}")
+        message, fix = expected("a mapping of causes to weights", raw, "write {excavator: 3, rodent: 1}")
+        mistakes.note(path, f"causes: {message}", fix)
         return {}
     weights: dict[str, float] = {}
     for name, value in raw.items():
@@ -165,5 +167,5 @@ def _weights(raw: object, mistakes: Mistakes) -> dict[str, float]:
         except Unreadable as error:
             mistakes.note((*path, name), error.message, error.fix)
     if weights and not any(weights.values()):
-        mistakes.note(path, "no cause has a weight above 0", "give one of them 1")
+        mistakes.note(path, "expected a weight above 0 for at least one cause", "write a weight such as 1")
     return weights

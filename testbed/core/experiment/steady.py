@@ -1,4 +1,4 @@
-"""The steady state: what holds of a job before, during and after its faults, if the hypothesis is right.
+"""The steady-state hypothesis: conditions that a job must meet before, during and after its faults.
 
 ::
 
@@ -8,14 +8,14 @@
       after:  [{check: "tokens_per_s >= 80% of before", within: 10s}]
       always: [{check: "train_loss < 6", for: 5s}]
 
-Pure: whoever follows a job gives :class:`Monitor` a sample now and then, and asks it what came out.
+Pure: the caller follows a job, feeds :class:`Monitor` samples, and reads the verdicts.
 
-- *before*: from the moment the job runs steadily until the first fault. It must hold when the first fault is due; else
+- *before*: from the time the job runs steadily until the first fault. It must hold when the first fault is due; else
   nothing is injected.
-- *during*: while a fault stands. *after*: from ``within`` after the end of the last one until the job ends; what
-  holds sooner counts from then on. *always*: as long as the job runs.
-- A condition is violated when it does not hold for longer than its grace (``for``) without a break. What was not
-  measured for longer than that, or never held once, is unknown: never a pass.
+- *during*: while a fault is active. *after*: from ``within`` after the end of the last fault until the job ends; a
+  condition that holds sooner counts from then on. *always*: as long as the job runs.
+- A condition is violated when it fails continuously for longer than its grace (``for``). A condition that was not
+  measured for longer than that, or never held, is unknown: never a pass.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["GRACE_S", "METRICS", "WHEN", "WITHIN_S", "Condition", "Monitor", "To
 
 WHEN: Final = ("before", "during", "after", "always")
 GRACE_S: Final = 2.0
-"""How long a condition may fail in one piece, unless it says otherwise: a step or two that is late is no event."""
+"""Default grace: the longest continuous failure that is tolerated, so that one or two late steps are no violation."""
 WITHIN_S: Final = 10.0
-"""How long after the last fault's end an ``after`` condition has to come true, unless it says otherwise."""
+"""Default time after the last fault's end by which an ``after`` condition must hold."""
 
 
 def _number(value: object) -> float:
@@ -46,18 +46,18 @@ METRICS: Final = {
     for metric in (
         Metric("tokens_per_s", "tokens/s", "of all ranks together, over the last 4 s", _number),
         Metric("steps_per_s", "steps/s", "committed, over the last 4 s", _number),
-        Metric("step_seconds", "s", "median of the last 10 steps, or the one under way if it takes longer", _number),
+        Metric("step_seconds", "s", "median of the last 10 steps, or the current step if it takes longer", _number),
         Metric("train_loss", "nats", "of the latest step", _number),
-        Metric("ranks_up", "ranks", "that train, or have ended well", _number),
-        Metric("links_up", "links", "that have a carrier at both ends", _number),
+        Metric("ranks_up", "ranks", "that train, or have finished successfully", _number),
+        Metric("links_up", "links", "with carrier at both ends", _number),
     )
 }
-"""Of the job as it runs."""
+"""Metrics of the running job."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """``check`` in the phase ``when``; ``grace_s`` and ``within_s`` as ``for`` and ``within`` in the file."""
+    """A ``check`` in the phase ``when``; ``grace_s`` and ``within_s`` are ``for`` and ``within`` in the file."""
 
     when: str
     check: Expectation
@@ -67,7 +67,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Violation:
-    """From ``began_t`` to ``ended_t`` the condition did not hold; ``measured`` is what was worst, or seen last."""
+    """A failure of a condition from ``began_t`` to ``ended_t``; ``measured`` is the worst value, or the last seen."""
 
     began_t: float
     ended_t: float
@@ -76,9 +76,9 @@ class Violation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out of a condition. ``measured``: of the worst moment where it was violated, else the latest value.
+    """The result of a condition. ``measured``: the worst value if violated, else the latest.
 
-    ``bound`` is what ``measured`` was compared with; None where that was relative to something nobody measured.
+    ``bound`` is the value that ``measured`` was compared with; None if its baseline was not measured.
     """
 
     when: str
@@ -104,12 +104,12 @@ class Verdict:
 
 
 Told = Callable[[float, Condition, bool, float | None], None]
-"""(t, condition, whether it holds again, measured): called when a condition is violated, and when that is over."""
+"""(t, condition, whether it holds again, measured): called at the start and at the end of a violation."""
 
 
 @dataclass
 class _Watch:
-    """One condition as it is watched."""
+    """The state of one condition."""
 
     condition: Condition
     samples: int = 0
@@ -117,7 +117,7 @@ class _Watch:
     last: float | None = None
     last_holds: bool | None = None
     failing_since: float | None = None
-    """Of the stretch in which it does not hold; ``told`` once that is longer than the grace."""
+    """Start of the current failure; ``told`` is set once it exceeds the grace."""
     missing_since: float | None = None
     last_t: float = 0.0
     told: bool = False
@@ -145,7 +145,7 @@ class _Watch:
             tell(t, condition, False, value)
 
     def leave(self, t: float, tell: Told) -> None:
-        """Its phase is over: the next one begins a stretch of its own."""
+        """End the phase: a failure does not extend into the next one."""
         self._over(t, tell, again=False)
         self.missing_since = None
 
@@ -167,14 +167,14 @@ class _Watch:
         return True if self.held and self.missing_since is None else None
 
     def standing(self) -> tuple[Violation, ...]:
-        """Violations, the one that goes on included."""
+        """Return the violations, including the current one."""
         if self.failing_since is not None and self.told:
             return (*self.violations, Violation(self.failing_since, self.last_t, self.worst))
         return tuple(self.violations)
 
 
 class Monitor:
-    """Watches all conditions of an experiment; times are of one monotonic clock, values by the names of METRICS."""
+    """Check all conditions of an experiment. Times are of one monotonic clock, values keyed by METRICS."""
 
     def __init__(self, conditions: tuple[Condition, ...], tell: Told | None = None) -> None:
         self._tell: Told = tell or (lambda t, condition, again, value: None)
@@ -189,7 +189,7 @@ class Monitor:
         return tuple(it.condition for it in self._watches)
 
     def sample(self, t: float, values: Mapping[str, float | None], standing: bool, all_over: bool) -> None:
-        """``standing``: a fault is in force; ``all_over``: all faults there will be have ended."""
+        """Take a sample. ``standing``: a fault is active; ``all_over``: all faults of the run have ended."""
         self._faults_began |= standing or all_over
         if not self._faults_began:
             for name, value in values.items():
@@ -204,19 +204,21 @@ class Monitor:
                 value = values.get(watch.condition.check.metric)
                 watch.see(t, value, self._holds(watch, value), self._tell)
             elif watch.condition.when == "after" and all_over:
-                # Not bound to hold yet; what does already is seen, what does not is no violation.
+                # Before ``within`` a condition that holds already counts; one that fails is no violation yet.
                 value = values.get(watch.condition.check.metric)
                 if self._holds(watch, value):
                     watch.see(t, value, True, self._tell)
 
     def steady(self) -> bool | None:
-        """Whether all of *before* holds by now, its grace allowed; None if some of it was not measured. True if there
-        is nothing to hold."""
+        """Return whether all *before* conditions hold, allowing for their grace; None if one was not measured.
+
+        True without any such condition.
+        """
         told = [it.holds_by_now() for it in self._watches if it.condition.when == "before"]
         return False if False in told else None if None in told else True
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What came out, in the order of the file. No phase that never came holds."""
+        """Return the verdicts in the order of the file. Conditions of a phase that never began are unknown."""
         return tuple(self._verdict(it) for it in self._watches)
 
     # ----
@@ -250,15 +252,15 @@ class Monitor:
         why, measured = "", watch.last
         if violations:
             holds, measured = False, violations[-1].measured
-            why = "did not hold for longer than its grace"
+            why = "failed for longer than its grace"
         elif condition.when == "before" and watch.holds_by_now() is False:
             holds, why = False, "did not hold when the first fault was due"
         elif not watch.samples:
-            holds, why = None, f"there was nothing to see of '{condition.when}'"
+            holds, why = None, f"no sample in phase '{condition.when}'"
         elif watch.missed or not watch.held:
             holds, why = (
                 None,
-                "was not measured for longer than its grace" if watch.missed else "was never seen to hold",
+                "was not measured for longer than its grace" if watch.missed else "never held",
             )
         return Verdict(
             condition.when,

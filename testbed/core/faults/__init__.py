@@ -1,1 +1,1 @@
-"""Faults compile to Steps; each knows its own validation."""
+"""Kinds of fault: each validates its own parameters and compiles to Steps."""

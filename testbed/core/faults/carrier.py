@@ -1,14 +1,14 @@
-"""Faults of the carrier: a fiber cut, and one that comes and goes.
+"""The faults ``cut`` and ``flap``: loss of signal on a fiber, once or repeatedly.
 
-A port that receives no light knows it (IEEE 802.3, 46.3.4, link fault signalling: *local fault*), and a port with a
+A port that receives no light detects it (IEEE 802.3, 46.3.4, link fault signalling: *local fault*), and a port with a
 local fault sends no data either. So the cut of one fiber of a pair, ``north:west``, takes west's port down: west
-receives nothing and sends nothing. Over plain Ethernet it would tell the other end (*remote fault*), whose port stops
-as well: ``carrier=both``. Line systems in between may not pass that on: then east goes on sending into the dark, which
-is the harder case for whoever routes, and what one direction does by itself here.
+neither receives nor sends. Over plain Ethernet west would signal the other end (*remote fault*), whose port stops as
+well: ``carrier=both``. Line systems in between may not forward that signal: then east keeps sending into the dark,
+which is the harder case for routing, and the default here for a single direction.
 
-In the plant the end that faces a site is the other side of its port: taking that end down takes the carrier from the
-port. Between sites whose equipment keeps the client port up when the line is dark (transponders without client
-shutdown) nobody sees anything: ``silent``.
+In the plant, the end that faces a site is the peer of its port: taking that end down removes the port's carrier.
+Equipment that keeps the client port up when the line is dark (transponders without client shutdown) hides the cut from
+both sites: ``silent``.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.step import Property
 from testbed.core.topology.model import Link, Topology
-from testbed.core.units import Unreadable, parse_duration_s, parse_number
-from testbed.core.user_text import nearest, shown
+from testbed.core.units import Unreadable, parse_choice, parse_duration_s, parse_number
+from testbed.core.user_text import expected, shown
 
 __all__ = ["CUT", "FLAP", "LEAST_S", "cut", "flap"]
 
 LEAST_S: Final = 0.02
-"""The shortest time a flapping fiber is dark or lit: well above what the kernel takes to tell of a carrier."""
+"""The shortest time that a flapping fiber is dark or lit: well above the kernel's delay to report a carrier."""
 
 _CARRIERS: Final = ("both", "receiver", "silent")
 _TARGETS: Final = "a link, one direction of it (north:west), or a duct for every link in it"
 _CARRIER_WORDS: Final = (
-    "whose port loses it: both; receiver, of the fiber that is dark (the default for one direction); silent, nobody's"
+    "port that loses carrier: both; receiver, the one of the dark fiber (default for one direction); silent, none"
 )
 
-_PATH_WORDS: Final = "of a link with a second path, which is cut: working (default), protection, both"
+_PATH_WORDS: Final = "which path of a protected link is cut: working (default), protection, both"
 
 
 def cut(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """The light of what ``target`` names is gone. Raises UserError."""
+    """Take the light from ``target``. Raises UserError."""
     reader = Reader(parameters)
     dark, links = _darkness(topology, target, reader)
     reader.finish()
@@ -52,7 +52,7 @@ def cut(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compi
 
 
 def flap(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Dark for ``down``, lit for ``up``, and again; over when it was dark ``times`` times. Raises UserError."""
+    """Alternate between dark for ``down`` and lit for ``up``, ``times`` times. Raises UserError."""
     reader = Reader(parameters)
     dark, links = _darkness(topology, target, reader)
     down_s, up_s = reader.read("down", _while, 0.2), reader.read("up", _while, 0.8)
@@ -69,19 +69,19 @@ def flap(topology: Topology, target: str, parameters: Mapping[str, str]) -> Comp
 
 @dataclass(frozen=True)
 class _Darkness:
-    """Ends that go dark, of links that nothing protects; paths that do, of the others."""
+    """The Steps that make unprotected links dark, and the cut paths of protected links."""
 
     steps: tuple[Property, ...]
     cuts: tuple[PathCut, ...]
 
     @property
     def name(self) -> str:
-        """Of the phase; whether a link of which one path is cut is dark its protection knows."""
+        """Name of the phase; with one path cut, the protection decides whether the link is dark."""
         return "dark" if self.steps else "path cut"
 
 
 def _darkness(topology: Topology, target: str, reader: Reader) -> tuple[_Darkness, tuple[str, ...]]:
-    """And the names of the links that it touches."""
+    """Return the darkness and the names of the affected links."""
     cuts = _path_cuts(topology, target, reader)
     directions: tuple[tuple[Link, str], ...] = ()
     if not cuts or any(target in link.via for link in topology.links if link.second_path is None):
@@ -95,14 +95,14 @@ def _darkness(topology: Topology, target: str, reader: Reader) -> tuple[_Darknes
         end
         for link, direction in directions
         for end, site in zip(link.ends, link.between, strict=True)
-        # The end that faces the site that the direction leads to takes the carrier from the port that receives it.
+        # The plant end that faces the destination of the direction removes the carrier of the receiving port.
         if carrier == "both" or direction == f"{link.name}:{site}"
     ]
     return _Darkness(tuple(Carrier(PLANT, end, False) for end in dict.fromkeys(ends)), cuts), links
 
 
 def _path_cuts(topology: Topology, target: str, reader: Reader) -> tuple[PathCut, ...]:
-    """Paths of protected links that pass through the duct ``target``; of such a link by its name the path asked for."""
+    """Return the cut paths of protected links: those in the duct ``target``, or the chosen ones of a named link."""
     name = target.partition(":")[0]
     default: tuple[Path, ...] = ("working",)
     paths = reader.read("path", _paths, default)
@@ -112,13 +112,13 @@ def _path_cuts(topology: Topology, target: str, reader: Reader) -> tuple[PathCut
         if link.second_path is None:
             continue
         if named:
-            target_links(topology, target)  # the direction is one of the link's
+            target_links(topology, target)  # validates the direction
             found += [PathCut(link.name, path) for path in paths]
         elif name == target:
             found += [PathCut(link.name, "working")] if name in link.via else []
             found += [PathCut(link.name, "protection")] if name in link.second_path.via else []
     if "path" in reader and not (named and found):
-        reader.note("path", "only a link with a second path (protection: 1+1, restoration), by its name, has a choice")
+        reader.note("path", "applies to a link with a second path (protection: 1+1 or restoration); remove it")
     return tuple(found)
 
 
@@ -128,34 +128,30 @@ def _paths(value: object) -> tuple[Path, ...]:
         "protection": ("protection",),
         "both": ("working", "protection"),
     }
-    if isinstance(value, str) and value in choices:
-        return choices[value]
-    raise Unreadable(f"{shown(value)} is not known here", nearest(str(value), choices))
+    return choices[parse_choice(value, choices)]
 
 
 def _carrier(value: object) -> str:
-    if isinstance(value, str) and value in _CARRIERS:
-        return value
-    raise Unreadable(f"{shown(value)} is not known here", nearest(str(value), _CARRIERS))
+    return parse_choice(value, _CARRIERS)
 
 
 def _while(value: object) -> float:
     duration_s = parse_duration_s(value)
     if duration_s < LEAST_S:
-        raise Unreadable(f"{shown(value)} is too short", f"the least is {LEAST_S * 1e3:g} ms")
+        raise Unreadable(f"{shown(value)} is out of range", f"expected at least {LEAST_S * 1e3:g} ms")
     return duration_s
 
 
 def _times(value: object) -> int | None:
     times = parse_number(value, low=1, high=1e6)
     if times != math.floor(times):
-        raise Unreadable(f"{shown(value)} is no whole number", "write how often the light goes, as in 10")
+        raise Unreadable(*expected("a whole number", value, "write the number of outages, such as 10"))
     return int(times)
 
 
 CUT = FaultKind(
     "cut",
-    "fiber cut: the light is gone, or the link goes over to its second path",
+    "fiber cut: the link is dark, or switches to its second path",
     _TARGETS,
     cut,
     {"carrier": _CARRIER_WORDS, "path": _PATH_WORDS},
@@ -163,13 +159,13 @@ CUT = FaultKind(
 
 FLAP = FaultKind(
     "flap",
-    "a fiber that is dark and lit in turn",
+    "a fiber alternates between dark and lit",
     _TARGETS,
     flap,
     {
-        "down": "how long it is dark (200ms)",
-        "up": "how long it is lit in between (800ms)",
-        "times": "how often it goes dark; without it, until it is healed",
+        "down": "duration of each outage (200ms)",
+        "up": "time between outages (800ms)",
+        "times": "number of outages [until healed]",
         "carrier": _CARRIER_WORDS,
         "path": _PATH_WORDS,
     },

@@ -1,8 +1,8 @@
-"""What harms fibers outside: one table of causes, what each does to a fiber, and how long its repair takes.
+"""Causes of damage to outside plant: the effect of each on a fiber, and its repair time.
 
-A cause changes nothing of what is emulated: a cut is a cut. It is written into the fault's record
-(``inject cut north cause=excavator``), it gives a repair time (``for: repair``), and random schedules draw from it.
-Repair is from the loss of light until the fiber carries light again: find the place, drive there, dig, splice.
+A cause does not change the emulation: a cut is a cut. It is recorded with the fault
+(``inject cut north cause=excavator``), defines the repair time (``for: repair``), and random schedules draw from the
+table. Repair time is from the loss of light until the fiber carries light again: locate, drive, dig, splice.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Final
 
 from testbed.core.faults.fault_kind import Compiled, FaultKind, Reader
 from testbed.core.topology.model import Topology
-from testbed.core.units import Unreadable
-from testbed.core.user_text import nearest, shown
+from testbed.core.units import parse_choice
 
 __all__ = ["CAUSES", "COMPRESSION", "CUTS_PER_1000_KM_YEAR", "YEAR_S", "Cause", "parse_cause", "repair_s", "with_cause"]
 
@@ -23,21 +22,20 @@ _DAY: Final = 24 * _HOUR
 YEAR_S: Final = 365.25 * _DAY
 
 CUTS_PER_1000_KM_YEAR: Final = 2.73
-"""Cuts of buried cable on land: 4.39 a year and 1000 sheath *miles* (carriers' figures for the United States, in
-M. To, P. Neusy: Unavailability Analysis of Long-Haul Networks, IEEE JSAC 12(1), 1994), which is 2.73 for 1000 km. Often
-quoted without its unit; 4.39 for 1000 km would be 1.6 times as many."""
+"""Cuts of buried cable on land: 4.39 per year and 1000 sheath *miles* (carriers' figures for the United States, in
+M. To, P. Neusy: Unavailability Analysis of Long-Haul Networks, IEEE JSAC 12(1), 1994), or 2.73 per 1000 km. Often
+quoted without its unit; 4.39 per 1000 km would be 1.6 times as many."""
 
 COMPRESSION: Final = 3600.0
-"""An hour of repair in a second of experiment, where a file does not say otherwise (ours)."""
+"""Default compression of repair times: an hour in a second of the experiment (our choice)."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """``repair_s`` is (a short one, the median, a long one): nine of ten repairs on land lie between first and last.
+    """One cause. ``repair_s`` is (low, median, high): 90 % of repairs lie between low and high.
 
-    ``fault`` is what it does to the fiber, by the name of the fault; ``parameters`` as written. ``weight`` is its share
-    among the harms that random schedules draw, where a file does not weigh causes itself. ``source``: of the
-    repair time; what nobody published is said to be ours.
+    ``fault`` is the name of its effect on the fiber, with ``parameters`` as written. ``weight`` is its default share
+    in random schedules. ``source`` has the origin of the repair time; unpublished figures are marked as ours.
     """
 
     name: str
@@ -54,10 +52,10 @@ CAUSES: Final = {
     for cause in (
         Cause(
             "excavator",
-            "a digger tears the cable; the most frequent by far",
+            "an excavator tears the cable; the most frequent cause by far",
             (5 * _HOUR, 12 * _HOUR, 24 * _HOUR),
             0.6,
-            "12 h to repair: To and Neusy 1994. That more than half of all cuts are dig-ups: D. E. Crawford, Fiber"
+            "12 h to repair: To and Neusy 1994. More than half of all cuts are dig-ups: D. E. Crawford, Fiber"
             " Optic Cable Dig-ups: Causes and Cures, 1993, for the FCC. The range is ours",
         ),
         Cause(
@@ -69,14 +67,14 @@ CAUSES: Final = {
         ),
         Cause(
             "arrow",
-            "a hunter's arrow in an aerial cable: some fibers of it break",
+            "a hunter's arrow in an aerial cable breaks some of its fibers",
             (4 * _HOUR, 8 * _HOUR, 24 * _HOUR),
             0.0,
-            "ours: one place, seen from the ground",
+            "ours: one location, visible from the ground",
         ),
         Cause(
             "rodent",
-            "teeth in the sheath; squirrels were 17 % of all damage to one carrier's plant in a year",
+            "rodents chew the sheath; squirrels caused 17 % of all damage to one carrier's plant in a year",
             (4 * _HOUR, 10 * _HOUR, 24 * _HOUR),
             0.17,
             "the share: F. Lawler, Level 3, The 10 Most Bizarre and Annoying Causes of Fiber Cuts, 2011."
@@ -84,7 +82,7 @@ CAUSES: Final = {
         ),
         Cause(
             "pinch",
-            "a cable bent too tightly, in a hut or a manhole: light is lost, frames are, and nothing goes dark",
+            "a cable bent too tightly, in a hut or a manhole: light and frames are lost, but the carrier stays up",
             (1 * _HOUR, 3 * _HOUR, 12 * _HOUR),
             0.1,
             "ours: found by OTDR and opened by hand, nothing is spliced",
@@ -93,17 +91,17 @@ CAUSES: Final = {
         ),
         Cause(
             "landslide",
-            "the ground goes, and the cable with it; nobody may dig before it is safe",
+            "the ground moves and tears the cable; no digging before the site is safe",
             (1 * _DAY, 3 * _DAY, 14 * _DAY),
             0.08,
-            "ours: days rather than hours, because a new way must be found",
+            "ours: days rather than hours, because a new route must be found",
         ),
         Cause(
             "ship-anchor",
-            "an anchor drags a submarine cable; a ship must come",
+            "an anchor drags a submarine cable; repair needs a ship",
             (5 * _DAY, 14 * _DAY, 40 * _DAY),
             0.0,
-            "one to several weeks is what cable owners give (International Cable Protection Committee);"
+            "cable owners give one to several weeks (International Cable Protection Committee);"
             " the figures are ours",
         ),
     )
@@ -111,20 +109,17 @@ CAUSES: Final = {
 
 
 def parse_cause(value: object) -> str:
-    """A cause by its name. Raises Unreadable."""
-    name = str(value).strip()
-    if name not in CAUSES:
-        raise Unreadable(f"{shown(value)} is no known cause", nearest(name, CAUSES))
-    return name
+    """Parse the name of a cause. Raises Unreadable."""
+    return parse_choice(str(value).strip(), CAUSES, "cause")
 
 
 def repair_s(cause: str, compression: float = COMPRESSION) -> float:
-    """The median repair after ``cause``, in seconds of an experiment that is ``compression`` times as fast."""
+    """Return the median repair time of ``cause`` in seconds of the experiment, divided by ``compression``."""
     return CAUSES[cause].repair_s[1] / compression
 
 
 def with_cause(kind: FaultKind) -> FaultKind:
-    """``kind`` with a parameter ``cause``, which is for the record: the fault is what it is without."""
+    """Return ``kind`` with a parameter ``cause``, which is recorded and does not change the fault."""
 
     def compile(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
         reader = Reader(parameters)
@@ -132,5 +127,5 @@ def with_cause(kind: FaultKind) -> FaultKind:
         reader.finish()
         return kind.compile(topology, target, {key: value for key, value in parameters.items() if key != "cause"})
 
-    words = f"why, for the record: {', '.join(CAUSES)}"
+    words = f"cause, for the record: {', '.join(CAUSES)}"
     return replace(kind, compile=compile, parameters={**kind.parameters, "cause": words})

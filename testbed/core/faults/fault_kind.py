@@ -1,8 +1,8 @@
 """The protocol of a fault: a named disturbance that validates its own parameters and compiles to Steps.
 
-A fault never does anything by itself: its Steps go through the one journal and the one reconciler, so undoing it
-is undoing Steps, whatever happens to whoever asked for it. A fault that takes time compiles to phases: whoever plays
-them has the Steps of one phase stand in place of those of the phase before. Undoing needs to know nothing of phases.
+A fault never acts by itself: its Steps go through the one journal and the one reconciler, so undoing a fault is
+undoing Steps, whatever happens to the process that injected it. A fault that changes over time compiles to phases: the
+keeper replaces the Steps of one phase by those of the next. Undo does not depend on phases.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Phase:
-    """From ``at_s`` seconds after the fault began these Steps stand for it, and no others. ``name`` is for people.
+    """The Steps of a fault from ``at_s`` seconds after its start until the next phase. ``name`` is for display.
 
-    ``cuts`` are paths of protected links that are dark then: what follows is the protection's, not the fault's.
+    ``cuts`` are the paths of protected links that are cut meanwhile; the link's protection decides what follows.
     """
 
     at_s: float
@@ -37,14 +37,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The phases of a fault, the first at 0, and the links it touches (for events, reports and ``status``).
+    """The phases of a fault, the first at 0, and the links it affects (for events, reports and ``status``).
 
     Attributes:
-        phases: ascending in time; the last one stands until the fault is undone.
-        links: names of the links that it touches.
-        period_s: with a period the phases begin again every so many seconds; 0: once through.
-        lasts_s: the fault is over by itself after so many seconds; None: it stands until it is undone.
-        nodes: names of the nodes that it touches by itself, not by way of a link.
+        phases: ascending in time; the last one stays active until the fault is undone.
+        links: names of the affected links.
+        period_s: the phases repeat with this period in seconds; 0: they run once.
+        lasts_s: the fault ends by itself after this many seconds; None: it is active until undone.
+        nodes: names of the nodes affected directly, not through a link.
     """
 
     phases: tuple[Phase, ...]
@@ -55,16 +55,16 @@ class Compiled:
 
     @classmethod
     def at_once(cls, name: str, steps: Plan, links: tuple[str, ...]) -> Compiled:
-        """A fault that is what it is from its beginning to its end."""
+        """Return a fault with a single phase."""
         return cls((Phase(0.0, name, steps),), links)
 
     @property
     def steps(self) -> Plan:
-        """What stands from the beginning."""
+        """The Steps of the first phase."""
         return self.phases[0].steps
 
     def timeline(self) -> Iterator[Phase]:
-        """Every phase with its time since the fault began, the first included; endless where there is a period."""
+        """Yield every phase, including the first, with its time since the start; endless if there is a period."""
         for begin in itertools.count() if self.period_s else (0,):
             for phase in self.phases:
                 at_s = begin * self.period_s + phase.at_s
@@ -74,14 +74,14 @@ class Compiled:
 
 
 Compile = Callable[[Topology, str, Mapping[str, str]], Compiled]
-"""(topology, target, parameters as written) to phases; raises UserError, naming the parameter and the fix."""
+"""Compile (topology, target, parameters as written) to phases; raises UserError with the parameter and the fix."""
 
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One kind of fault. ``parameters`` maps each parameter's name to the words that ``--help`` shows.
+    """One kind of fault. ``parameters`` maps each parameter to its help text.
 
-    ``ending`` names those that give a fault an end of its own.
+    ``ending`` names the parameters that give a fault an end of its own.
     """
 
     name: str
@@ -93,14 +93,14 @@ class FaultKind:
 
 
 class Reader:
-    """Parameters as they are read one by one; :meth:`finish` raises for all that were wrong with them, at once."""
+    """Read parameters one by one; :meth:`finish` raises one error for all mistakes."""
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._parameters = parameters
         self._wrong: dict[str, None] = {}
 
     def read(self, key: str, parse: Callable[[Any], T], default: T) -> T:
-        """The value of ``key``; ``default`` where it is not written, or cannot be read, which is remembered."""
+        """Return the value of ``key``; ``default`` if it is not written, or invalid, which is recorded."""
         if key not in self._parameters:
             return default
         try:
@@ -113,10 +113,10 @@ class Reader:
         return key in self._parameters
 
     def note(self, key: str, why: str) -> None:
-        """Something is wrong with ``key``; the same thing is said once."""
+        """Record a mistake in ``key``; duplicates are dropped."""
         self._wrong[f"{key}={self._parameters.get(key, '…')}: {why}"] = None
 
     def finish(self) -> None:
-        """Raises UserError if anything was wrong."""
+        """Raise UserError if any mistake was recorded."""
         if self._wrong:
             raise UserError("; ".join(self._wrong))

@@ -1,4 +1,4 @@
-"""The registry of faults: every kind by its name, and the way from a name to the phases of a fault."""
+"""The registry of faults: every kind by name; compile a fault by name."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def registry() -> dict[str, FaultKind]:
 
 
 def compile_fault(topology: Topology, name: str, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Phases of the fault ``name``. Raises UnknownName or UserError before anything is touched."""
+    """Compile the fault ``name`` to phases. Raises UnknownName or UserError; changes nothing."""
     kinds = registry()
     if name not in kinds:
         raise UnknownName("fault", name, kinds)
     for key in parameters:
         if key not in kinds[name].parameters:
-            raise UnknownName(f"parameter of '{name}'", key, kinds[name].parameters)
+            raise UnknownName(f"{name} parameter", key, kinds[name].parameters)
     return kinds[name].compile(topology, target, parameters)

@@ -1,4 +1,4 @@
-"""Faults of the light: a fiber that goes on working, worse than before."""
+"""The fault ``impair``: a fiber that stays up with other impairments."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ __all__ = ["IMPAIR", "impair", "silenced"]
 
 
 def impair(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """The named directions get these values; what is not named keeps the link's own. Raises UserError."""
+    """Set the given values on the target's directions; others keep the link's own. Raises UserError."""
     directions = target_directions(topology, target)
     if not parameters:
-        raise UserError("impair needs at least one of " + ", ".join(f"{key}=…" for key in PARAMETERS))
+        keys = ", ".join(f"{key}=…" for key in PARAMETERS)
+        raise UserError(f"impair: expected at least one parameter, got none; write one of {keys}")
     reader = Reader(parameters)
     steps: list[Shape] = []
     for link, direction in directions:
         impairment, misread = read(parameters, link.impairment(direction), link.mtu)
         steps.append(Shape(direction, impairment))
         for it in misread:
-            reader.note(it.key, it.why)  # directions that differ may have mistakes of their own
+            reader.note(it.key, it.why)  # a mistake may depend on the direction
     reader.finish()
     return Compiled.at_once("impaired", tuple(steps), target_links(topology, target)[0])
 
 
 def silenced(directions: Iterable[tuple[Link, str]], flush: bool = False) -> tuple[Shape, ...]:
-    """Each direction loses everything that enters it from now on; no port loses its carrier.
+    """Return Steps with which each direction loses every packet that enters it, while ports keep their carrier.
 
-    What is under way has passed the place of the cut, at the sender's end, and arrives; with ``flush`` that is at the
-    receiver's end, and what is under way is lost.
+    The cut is at the sender's end, so packets in flight still arrive; with ``flush`` it is at the receiver's end, and
+    packets in flight are lost.
     """
-    # Doubled packets must not be left: a double may be made before chance decides over the original.
+    # Disable duplication: the emulator may duplicate a packet before it draws the loss of the original.
     return tuple(
         Shape(direction, dataclasses.replace(lay({"loss": 1.0}, link.impairment(direction)), duplicate=0.0), flush)
         for link, direction in directions
@@ -46,7 +47,7 @@ def silenced(directions: Iterable[tuple[Link, str]], flush: bool = False) -> tup
 
 IMPAIR = FaultKind(
     "impair",
-    "a fiber that goes on, worse: any of the values below replaced",
+    "a fiber stays up with other impairments: any of the values below",
     "a link, one direction of it (north:west), or a duct",
     impair,
     {key: parameter.words for key, parameter in PARAMETERS.items()},

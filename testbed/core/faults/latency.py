@@ -1,8 +1,8 @@
-"""A step of latency: the optical layer has moved a fiber to a longer path.
+"""The fault ``latency-step``: the optical layer moves a fiber to a longer path.
 
-Restoration in the optical layer (ITU-T G.808) is seen by the routers above as the same link with another delay, after a
-gap in which nothing arrives: 50 ms is what protection switching is held to (ITU-T G.841), restoration by a controller
-takes seconds. No port loses its carrier; routers do not look for another way.
+Routers see restoration in the optical layer (ITU-T G.808) as the same link with another delay, after a gap in which
+nothing arrives: protection switching must finish within 50 ms (ITU-T G.841), restoration by a controller takes
+seconds. No port loses its carrier, so traffic is not rerouted.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _WAYS: Final = ("extra", "km", "delay")
 
 
 def latency_step(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """The named directions get another delay and keep all else, their queue too: it is the routers', not the path's.
+    """Change the delay of the target's directions, and nothing else: the queue is the router's, not the path's.
 
     Raises UserError.
     """
     directions = target_directions(topology, target)
     given = [key for key in _WAYS if key in parameters]
     if len(given) != 1:
-        said = "not " + " and ".join(given) if given else "there is none"
-        raise UserError(f"latency-step needs one of extra=1ms, km=120 and delay=2ms; {said}")
+        got = " and ".join(given) or "none"
+        raise UserError(f"latency-step: expected one of extra=1ms, km=120 and delay=2ms, got {got}; write exactly one")
     reader = Reader(parameters)
     extra_s = reader.read("extra", parse_delay_s, 0.0)
     length_m = reader.read("km", parse_length_m, 0.0)
@@ -57,7 +57,7 @@ def latency_step(topology: Topology, target: str, parameters: Mapping[str, str])
 
 
 def _over(link: Link, own_s: float, length_m: float) -> float:
-    """The delay with ``length_m`` of the same fiber in place of the link's own length; optics and huts stay."""
+    """Return the delay over ``length_m`` of the same fiber; the latency of optics and huts stays."""
     return own_s + propagation_s(length_m, link.fiber) - propagation_s(link.length_m, link.fiber)
 
 
@@ -67,9 +67,9 @@ LATENCY_STEP = FaultKind(
     "a link, one direction of it (north:west), or a duct",
     latency_step,
     {
-        "extra": "so much more, one way (1ms); or",
-        "km": "the length of the new path (120), of the same fiber; or",
-        "delay": "the new delay, one way (2ms)",
-        "gap": "dark for so long before, without loss of carrier (50ms) [0]",
+        "extra": "additional one-way delay (1ms); or",
+        "km": "length of the new path, of the same fiber (120); or",
+        "delay": "new one-way delay (2ms)",
+        "gap": "dark for this long before, without loss of carrier (50ms) [0]",
     },
 )

@@ -1,8 +1,8 @@
-"""Faults of places: a node, a gateway, everything on one feed, a site that is given up, a network that nobody manages.
+"""Faults of places: a node, a gateway, a power domain, an evacuated site, a partition of the management network.
 
-What has no power sends no light: the ports of its peers lose the carrier at that moment, and what ran is gone. A node's
-cables lead to the fabric and to the management network; a gateway's to the fibers. The fabric's switch is a part of
-the gateway here, as a bridge; it goes on while the gateway is down, as a switch of its own would.
+Equipment without power sends no light: the ports of its peers lose the carrier at that moment, and its processes die.
+A node's cables lead to the fabric and to the management network; a gateway's to the fibers. The fabric's switch is a
+bridge inside the gateway's namespace; it keeps forwarding while the gateway is down, as a separate switch would.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 NO_POWER: Final = "no power"
-"""Name of the phase in which everything of a place is off."""
+"""Name of the phase in which everything in a place is off."""
 
 WARNED: Final = "warned"
-"""Name of the phase in which a site knows that it will lose its power: time to save what can be saved."""
+"""Name of the phase in which a site expects to lose its power: time to save a checkpoint."""
 
 
 def node_kill(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """A node loses its power: its cables are dark, what ran on it is gone. Raises UserError."""
+    """Power off a node: its cables go dark, its processes die. Raises UserError."""
     Reader(parameters).finish()
     if target not in topology.node_names:
         raise UnknownName("node", target, topology.node_names)
@@ -50,7 +50,7 @@ def node_kill(topology: Topology, target: str, parameters: Mapping[str, str]) ->
 
 
 def gateway_down(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """All fibers of a site are dark at both ends: its gateway sends no light, and sees none. Raises UserError."""
+    """Power off a site's gateway: all of the site's fibers go dark at both ends. Raises UserError."""
     Reader(parameters).finish()
     site = _site(topology, target.removesuffix("-gw"), target)
     dark, links = _gateways_off(topology, (site,))
@@ -58,13 +58,13 @@ def gateway_down(topology: Topology, target: str, parameters: Mapping[str, str])
 
 
 def power_loss(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Every node and gateway of a power domain, or of one site, loses its power in one moment. Raises UserError."""
+    """Power off every node and gateway of a power domain, or of one site, at once. Raises UserError."""
     Reader(parameters).finish()
     return _power_loss(topology, target, ())
 
 
 def evacuation(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """A site is told that it will lose its power, and loses it after ``warning``. Raises UserError."""
+    """Warn a site, and power it off after ``warning``. Raises UserError."""
     reader = Reader(parameters)
     warning_s = reader.read("warning", parse_duration_s, 30.0)
     reader.finish()
@@ -72,7 +72,7 @@ def evacuation(topology: Topology, target: str, parameters: Mapping[str, str]) -
 
 
 def management_partition(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Nobody reaches a site's nodes and gateway over the management network; the job goes on. Raises UserError."""
+    """Cut a site's nodes and gateway off the management network; the job continues. Raises UserError."""
     Reader(parameters).finish()
     site = _site(topology, target, target)
     dark = tuple(Carrier(MANAGEMENT, name, False) for name in (*site.node_names, site.gateway))
@@ -89,7 +89,7 @@ def _power_loss(topology: Topology, target: str, before: tuple[Phase, ...], at_s
     nodes = tuple(node for site in sites for node in site.node_names)
     dark, links = _gateways_off(topology, sites)
     management = tuple(Carrier(MANAGEMENT, site.gateway, False) for site in sites)
-    # The light goes first, in one send: that is the moment of the power event. Ending what ran takes milliseconds more.
+    # Fibers go dark first, in one request: that is the time of the power event. Killing processes takes milliseconds.
     off = Phase(at_s, NO_POWER, (*dark, *management, *_nodes_off(topology, nodes)))
     return Compiled((*before, off), links, nodes=nodes)
 
@@ -115,31 +115,31 @@ def _site(topology: Topology, name: str, written: str) -> Site:
 
 
 NODE_KILL = FaultKind(
-    "node-kill", "a node loses its power: its cables are dark, what ran on it is gone", "a node", node_kill
+    "node-kill", "a node loses power: its cables go dark, its processes die", "a node", node_kill
 )
 
 GATEWAY_DOWN = FaultKind(
-    "gateway-down", "a site's gateway loses its power: all fibers that end there are dark", "a site", gateway_down
+    "gateway-down", "a site's gateway loses power: all of its fibers go dark", "a site", gateway_down
 )
 
 POWER_LOSS = FaultKind(
     "power-loss",
-    "every node and gateway on one feed loses its power in one moment",
+    "every node and gateway in one power domain loses power at once",
     "a power domain, or a site",
     power_loss,
 )
 
 EVACUATION = FaultKind(
     "evacuation",
-    "a site is warned, and loses its power after a while: time to save what can be saved",
+    "a site is warned and loses power later: time to save a checkpoint",
     "a site, or a power domain",
     evacuation,
-    {"warning": "how long before (30s)"},
+    {"warning": "time between warning and power loss (30s)"},
 )
 
 MANAGEMENT_PARTITION = FaultKind(
     "management-partition",
-    "nobody reaches a site over the management network; the fibers, and the job, go on",
+    "a site is unreachable over the management network; its fibers and the job continue",
     "a site",
     management_partition,
 )

@@ -1,7 +1,7 @@
 """Faults of ranks: killed, paused, slower than the others.
 
-A killed rank's peers see its connections closed, or reset, at once; a paused one's see only silence, which is how
-a machine that swaps, a stuck driver or a debugger looks. A straggler goes on working, later than all others, who wait.
+The peers of a killed rank see its connections closed or reset at once; those of a paused rank see only silence, as
+with a swapping machine, a stuck driver or a debugger. A straggler keeps working, and all others wait for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability
-from testbed.core.user_text import shown
+from testbed.core.user_text import expected, shown
 from testbed.errors import UnknownName
 
 __all__ = [
@@ -31,16 +31,16 @@ __all__ = [
 MOST_SLOWDOWN: Final = 100.0
 
 LEAST_CPU: Final = 0.05
-"""The kernel gives no less than 1 ms at once; in periods of 20 ms that is 5 %."""
+"""The smallest CPU quota of the kernel is 1 ms; in periods of 20 ms that is 5 %."""
 
 SHORTEST_S: Final = 1e-3
-"""A fault has a beginning and an end: nothing is over before it began."""
+"""The shortest duration, so that the end of a fault is after its beginning."""
 
 _TARGETS: Final = "a rank by its number (3), a node, or a site for all ranks in it"
 
 
 def target_ranks(topology: Topology, target: str) -> tuple[int, ...]:
-    """Numbers of the ranks that ``target`` names: a number, a node, or a site. Raises UnknownName."""
+    """Return the ranks of ``target``: a rank's number, a node, or a site. Raises UnknownName."""
     nodes = topology.node_names
     if target in map(str, range(len(nodes))):
         return (int(target),)
@@ -55,7 +55,7 @@ def target_ranks(topology: Topology, target: str) -> tuple[int, ...]:
 
 
 def rank_kill(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Killed, and kept away for ``away``; a job may begin again after that. Raises UserError."""
+    """Kill ranks, and block their replacement for ``away``; then the job may restart. Raises UserError."""
     reader = Reader(parameters)
     away_s = reader.read("away", parse_duration_s, 0.0)
     reader.finish()
@@ -65,7 +65,7 @@ def rank_kill(topology: Topology, target: str, parameters: Mapping[str, str]) ->
 
 
 def rank_pause(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Stopped where it is, until it is healed. Raises UserError."""
+    """Stop ranks (SIGSTOP) until healed. Raises UserError."""
     Reader(parameters).finish()
     ranks = target_ranks(topology, target)
     paused = Phase(0.0, "paused", tuple(Paused(rank, True) for rank in ranks))
@@ -73,16 +73,16 @@ def rank_pause(topology: Topology, target: str, parameters: Mapping[str, str]) -
 
 
 def straggler(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Its compute takes longer by the share ``slower``, or it gets no more than ``cpu`` of a CPU. Raises UserError."""
+    """Slow ranks down: compute takes longer by ``slower``, or is limited to ``cpu`` of a CPU. Raises UserError."""
     reader = Reader(parameters)
     by, cpu = reader.read("slower", _slower, 0.5), reader.read("cpu", _cpu, None)
     if "slower" in reader and "cpu" in reader:
-        reader.note("cpu", "either slower=, by which the rank sleeps, or cpu=, by which the kernel holds it back")
+        reader.note("cpu", "expected either slower= (the rank sleeps) or cpu= (the kernel throttles it), got both")
     reader.finish()
     ranks = target_ranks(topology, target)
     if cpu is not None:
-        held_back = tuple(Throttled(rank, topology.node_names[rank], cpu) for rank in ranks)
-        return Compiled((Phase(0.0, f"{cpu:.3g} CPU", held_back),), (), nodes=_nodes(topology, ranks))
+        throttled = tuple(Throttled(rank, topology.node_names[rank], cpu) for rank in ranks)
+        return Compiled((Phase(0.0, f"{cpu:.3g} CPU", throttled),), (), nodes=_nodes(topology, ranks))
     slowed = Phase(0.0, f"compute x {1 + by:.4g}", tuple(Slowed(rank, by) for rank in ranks))
     return Compiled((slowed,), (), nodes=_nodes(topology, ranks))
 
@@ -92,8 +92,8 @@ def _nodes(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _slower(value: object) -> float:
-    """``50%`` (half as long more) or ``3x`` (three times as long)."""
-    fix = f"write how much longer its compute takes, as 50%, or 3x; at most {MOST_SLOWDOWN:g}x"
+    """Parse ``50%`` (1.5 times as long) or ``3x`` (3 times as long) to the additional share."""
+    fix = f"write 50% for 1.5 times as long, or 3x for 3 times as long, at most {MOST_SLOWDOWN:g}x"
     text = str(value).strip()
     try:
         if text.endswith("x"):
@@ -103,23 +103,22 @@ def _slower(value: object) -> float:
         else:
             by = parse_probability(text)
     except Unreadable as error:
-        raise Unreadable(f"{shown(value)} is no slowdown", fix) from error
+        raise Unreadable(*expected("a slowdown", value, fix)) from error
     if by <= 0:
-        raise Unreadable(f"{shown(value)} slows nothing", fix)
+        raise Unreadable(*expected("a slowdown greater than 0", value, fix))
     return by
 
 
 def _cpu(value: object) -> float | None:
-    """``30%`` of one CPU. Parsed to a share."""
-    fix = f"write which share of one CPU it may use, from {LEAST_CPU:.0%} to 99%"
+    """Parse a share of one CPU, such as ``30%``."""
+    fix = f"write a share from {LEAST_CPU:.0%} to 99%"
     try:
         cpu = parse_probability(str(value).strip())
     except Unreadable as error:
-        raise Unreadable(f"{shown(value)} is no share of a CPU", fix) from error
+        raise Unreadable(*expected("a share of a CPU", value, fix)) from error
     if not LEAST_CPU <= cpu < 1.0:
-        raise Unreadable(
-            f"{shown(value)} is {'too little' if cpu < LEAST_CPU else 'no limit: a rank has one thread'}", fix
-        )
+        why = "" if cpu < LEAST_CPU else " (a rank has one thread, so one CPU is no limit)"
+        raise Unreadable(f"{shown(value)} is out of range{why}", fix)
     return cpu
 
 
@@ -128,24 +127,24 @@ RANK_KILL = FaultKind(
     "the process of a rank is killed (SIGKILL)",
     _TARGETS,
     rank_kill,
-    {"away": "how long no fresh process may come in its place (0s)"},
+    {"away": "how long its replacement is blocked (0s)"},
     frozenset({"away"}),
 )
 
 RANK_PAUSE = FaultKind(
     "rank-pause",
-    "the process of a rank stands still (SIGSTOP); its peers see only silence",
+    "the process of a rank is stopped (SIGSTOP); its peers see only silence",
     _TARGETS,
     rank_pause,
 )
 
 STRAGGLER = FaultKind(
     "straggler",
-    "a rank whose compute takes longer than that of the others",
+    "a rank computes more slowly than the others",
     _TARGETS,
     straggler,
     {
-        "slower": "how much longer each step's compute takes: 50%, or 3x for three times as long (50%)",
-        "cpu": "instead: the share of one CPU that the kernel gives it at most, by its control group: 30%",
+        "slower": "additional compute time of each step: 50%, or 3x for 3 times as long (50%)",
+        "cpu": "instead: the kernel's limit on its share of one CPU, by control group: 30%",
     },
 )

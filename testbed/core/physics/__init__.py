@@ -1,1 +1,1 @@
-"""Kilometres, fiber types and optics to delay, rate and loss."""
+"""Physics of fiber links: kilometres, fiber types and optics to delay, rate and loss."""

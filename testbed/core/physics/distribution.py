@@ -1,7 +1,7 @@
-"""Tables of what is added to a delay: the quantiles of jitter's distributions, and packets held back among them.
+"""Delay tables: quantiles of the jitter distributions, combined with reordered packets.
 
-An emulator that draws an entry of a table by chance, each equally likely, delays packets as the impairment says. The
-distributions are those of :data:`~testbed.core.physics.impairment.DISTRIBUTIONS`.
+An emulator that draws table entries uniformly delays packets according to the impairment. The distributions are those
+of :data:`~testbed.core.physics.impairment.DISTRIBUTIONS`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ __all__ = ["ENTRIES", "offsets_s", "quantiles", "share_of_table"]
 
 _BITS: Final = 14
 ENTRIES: Final = 2**_BITS
-"""Most entries of a table: as many as netem takes (NETEM_DIST_MAX of linux/pkt_sched.h)."""
+"""Maximum number of table entries: netem's limit (NETEM_DIST_MAX of linux/pkt_sched.h)."""
 
 CUT_OFF: Final = 4.0
 SHARE_TOLERANCE: Final = 0.01
-"""How far a share of the table may be from the one asked for, relative to the smaller of it and the rest."""
+"""Tolerance of a share in the table, relative to the smaller of the requested share and its complement."""
 
 
 def quantiles(distribution: str, count: int = ENTRIES) -> tuple[float, ...]:
-    """The values below which (i + 1/2) / ``count`` of the jitter lies, i = 0.. ``count`` - 1: ascending, in units of
-    the jitter, at most :data:`ENTRIES` of them."""
+    """Return the quantiles of ``distribution`` at (i + 1/2) / ``count``, i = 0.. ``count`` - 1, in units of the jitter.
+
+    ``count`` is at most :data:`ENTRIES`; the values ascend.
+    """
     table = _table(distribution)
     return table if count == ENTRIES else tuple(table[(2 * i + 1) * ENTRIES // (2 * count)] for i in range(count))
 
 
 def share_of_table(share: float) -> tuple[int, int] | None:
-    """(entries, of how many), nearest to ``share`` (0..1) in a table of at most :data:`ENTRIES`, as large as can be;
-    None where it is finer than that."""
+    """Return (entries, table size) closest to ``share`` (0..1), in the largest table of at most :data:`ENTRIES`.
+
+    None if the share is too fine for any table.
+    """
     nearest = Fraction(share).limit_denominator(ENTRIES)
     if abs(float(nearest) - share) > SHARE_TOLERANCE * min(share, 1 - share) + 1e-15:
         return None
@@ -43,18 +47,18 @@ def share_of_table(share: float) -> tuple[int, int] | None:
 
 
 def offsets_s(impairment: Impairment) -> tuple[float, ...]:
-    """Equally likely deviations from ``delay_s``, in seconds; none where there is neither jitter nor holding back.
+    """Return equally likely deviations from ``delay_s``, in seconds; empty without jitter and reordering.
 
-    Those held back (``reorder``) have jitter too. Raises ValueError for a share that no table has; correlation is not
-    in a table.
+    Reordered packets have jitter, too. Raises ValueError if the share is too fine for a table. A table cannot express
+    correlation.
     """
     if not impairment.jitter_s and not impairment.reorder:
         return ()
     shares = share_of_table(impairment.reorder)
     if shares is None:
         raise ValueError(
-            f"reorder: {impairment.reorder:g} is finer than a table of {ENTRIES} delays;"
-            f" the least is {1 / ENTRIES:.3g}, and the most below 1 is {1 - 1 / ENTRIES:.7g}"
+            f"reorder: {impairment.reorder:g} is too fine for a table of {ENTRIES} delays;"
+            f" expected {1 / ENTRIES:.3g} to {1 - 1 / ENTRIES:.7g}, or 1"
         )
     held, total = shares
     return tuple(
@@ -74,8 +78,8 @@ def _table(distribution: str) -> tuple[float, ...]:
         return tuple(_normal(rank) for rank in ranks)
     if distribution == "pareto":
         return tuple(_pareto(rank) for rank in ranks)
-    # The sum of two independent ones: Hammersley's points have each rank of both once, and every pair of ranges of
-    # them as often as independence asks (J. M. Hammersley, Ann. N.Y. Acad. Sci. 86 (1960)).
+    # The sum of two independent variables: Hammersley's points use each rank of both once, and each pair of ranges as
+    # often as independence requires (J. M. Hammersley, Ann. N.Y. Acad. Sci. 86 (1960)).
     return tuple(sorted(0.25 * _normal(rank) + 0.75 * _pareto(ranks[_mirrored(i)]) for i, rank in enumerate(ranks)))
 
 
@@ -84,10 +88,10 @@ def _normal(rank: float) -> float:
 
 
 def _pareto(rank: float) -> float:
-    """Of shape 3 and least value 1: mean 3/2, variance 3/4."""
+    """Return the standardized Pareto quantile of shape 3 and minimum 1 (mean 3/2, variance 3/4), cut off."""
     return min(CUT_OFF, (1 / math.cbrt(1 - rank) - 1.5) / math.sqrt(0.75))
 
 
 def _mirrored(number: int) -> int:
-    """Its :data:`_BITS` bits in reverse."""
+    """Reverse the :data:`_BITS` bits of ``number``."""
     return int(f"{number:0{_BITS}b}"[::-1], 2)

@@ -1,7 +1,6 @@
-"""What follows from a distance: its radius class, and what is in flight over it. Pure.
+"""Facts that follow from a distance: its radius class, and the bytes in flight over it. Pure.
 
-No standard draws the lines between the classes. They are ours, drawn where the optics change;
-docs/physics.md gives the reasons.
+No standard defines the classes. The boundaries are ours, where the optics change; docs/physics.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["RADIUS_CLASSES", "RadiusClass", "bandwidth_delay_bytes", "radius_cla
 
 @dataclass(frozen=True)
 class RadiusClass:
-    """``up_to_m`` is the longest fiber between two sites, included; ``because`` says why the line is there."""
+    """A class of distances up to ``up_to_m``, included; ``because`` is the reason for the boundary."""
 
     name: str
     up_to_m: float
@@ -33,7 +32,7 @@ RADIUS_CLASSES: Final = (
 
 
 def radius_class(length_m: float) -> RadiusClass:
-    """The class of a distance along the fiber.
+    """Return the class of a distance along the fiber.
 
     >>> radius_class(40e3).name, radius_class(120e3).name
     ('metro', 'metro')
@@ -42,7 +41,7 @@ def radius_class(length_m: float) -> RadiusClass:
 
 
 def bandwidth_delay_bytes(rate_bps: float, rtt_s: float) -> float:
-    """Bandwidth-delay product: the bytes that a sender must have unacknowledged to fill a link of ``rate_bps``.
+    """Return the bandwidth-delay product: the bytes in flight that fill a link of ``rate_bps``.
 
     >>> bandwidth_delay_bytes(800e9, 400e-6)
     40000000.0

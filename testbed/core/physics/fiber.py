@@ -1,10 +1,10 @@
-"""How long light takes: kilometres of a fiber type to seconds, one way.
+"""Propagation delay: kilometres of a fiber type to seconds, one way.
 
 ===============  ===========  ==============================================================================
 type             us per km    source
 ===============  ===========  ==============================================================================
-``smf``          5            the rule of thumb of network planning: group index 1.499, on the safe side of any
-                              solid-core fiber with its slack, splices and detours
+``smf``          5            rule of thumb in network planning: group index 1.499, an upper bound for any
+                              solid-core fiber including slack, splices and detours
 ``g652``         4.897        ITU-T G.652.D single-mode fiber, group index 1.468 at 1550 nm (data sheets of such
                               fibers, as Corning SMF-28 Ultra: 1.4682), over c = 299 792 458 m/s
 ``hollow-core``  3.5          light travels in air, at nearly c (3.34 us/km; Poletti et al., Nature Photonics 7,
@@ -30,11 +30,11 @@ FIBERS: Final = {
 """Microseconds per kilometre of each fiber type."""
 
 HUT_DELAY_S: Final = 0.1e-6
-"""One way through the amplifiers of one hut: about 20 m of erbium-doped fiber and patch cords, at 5 us/km."""
+"""One-way delay of the amplifiers in one hut: about 20 m of erbium-doped fiber and patch cords, at 5 us/km."""
 
 
 def propagation_s(length_m: float, fiber: str, huts: int = 0) -> float:
-    """Seconds, one way, over ``length_m`` of ``fiber`` (a key of :data:`FIBERS`) and through ``huts`` amplifier huts.
+    """Return the one-way delay in seconds over ``length_m`` of ``fiber`` (a key of :data:`FIBERS`) and ``huts`` huts.
 
     >>> propagation_s(40_000, "smf")
     0.0002

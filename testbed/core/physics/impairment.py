@@ -1,8 +1,8 @@
-"""What a fiber does to packets in one direction; the same names and meaning on every emulator.
+"""The impairments of one direction of a fiber, with the same names and meaning on every emulator.
 
-The path of a packet: chance (loss, corruption, duplication), the queue, its time at the rate, then the delay with its
-jitter. Packets keep their order unless ``jitter_reorders`` or ``reorder`` asks otherwise. A "packet" below is an MTU
-segment: a super-packet of segmentation offload is never lost, flipped or doubled as one.
+A packet passes random loss, corruption and duplication, then the queue, serialization at the rate, and the delay with
+its jitter. Packets keep their order unless ``jitter_reorders`` or ``reorder`` is set. A "packet" is an MTU segment: a
+super-packet of segmentation offload is never lost, corrupted or duplicated as a whole.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 WIRE_OVERHEAD_BYTES: Final = 24
-"""Preamble and start of frame (8), frame check sequence (4) and gap (12) of Ethernet (IEEE 802.3): what a frame costs
-on the wire beyond itself."""
+"""Ethernet's preamble and start of frame (8), frame check sequence (4) and gap (12): the overhead of a frame on the
+wire (IEEE 802.3)."""
 
 FRAME_HEADER_BYTES: Final = 14
-"""Addresses and type of an Ethernet frame: what it has beyond the packet of at most an MTU."""
+"""Addresses and type of an Ethernet frame, which the MTU does not include."""
 
 MOST_DELAY_S: Final = 60.0
 LEAST_RATE_BPS: Final = 1e3
 MOST_RATE_BPS: Final = 1e13
 MOST_OVERHEAD_BYTES: Final = 256
 LEAST_LARGEST_BYTES: Final = 68
-"""What every IPv4 link carries (RFC 791); smaller than that nothing at all would pass."""
+"""The packet size that every IPv4 link must carry (RFC 791)."""
 MOST_LARGEST_BYTES: Final = 65_535
 
 DISTRIBUTIONS: Final = {
@@ -44,26 +44,26 @@ DISTRIBUTIONS: Final = {
     "pareto": 1 / math.sqrt(3),
     "paretonormal": 0.25 * 4 + 0.75 / math.sqrt(3),
 }
-"""How far below its mean each distribution of jitter reaches, in units of the jitter.
+"""How far below its mean each jitter distribution reaches, in units of the jitter.
 
-``uniform``: evenly over the delay plus or minus the jitter. ``normal``: the jitter is the standard deviation, cut off
-at 4 of them. ``pareto``: Pareto's with shape 3, moved and scaled to mean 0 and standard deviation 1, cut off at 4.
-``paretonormal``: a quarter of a normal plus three quarters of an independent pareto value. These are the shapes of
-iproute2's tables for netem (netem/normal.c, pareto.c, paretonormal.c)."""
+``uniform``: uniform over the delay plus or minus the jitter. ``normal``: the jitter is the standard deviation, cut off
+at 4. ``pareto``: Pareto with shape 3, shifted and scaled to mean 0 and standard deviation 1, cut off at 4.
+``paretonormal``: 0.25 x normal + 0.75 x an independent pareto value. These are the shapes of iproute2's tables for
+netem (netem/normal.c, pareto.c, paretonormal.c)."""
 
 
 @dataclass(frozen=True)
 class GilbertElliott:
-    """Loss in bursts: a Markov chain of a good and a bad state, one step a packet.
+    """Burst loss: a Markov chain of a good and a bad state, with one transition per packet.
 
     Attributes:
-        p: probability to go from good to bad.
-        r: probability to go from bad to good.
+        p: transition probability from good to bad.
+        r: transition probability from bad to good.
         h: probability that a packet passes in the bad state.
         k: probability that a packet passes in the good state.
 
-    A packet is judged by the state that it finds; then the state may change. Source: Gilbert, BSTJ 39 (1960); Elliott,
-    BSTJ 42 (1963); the same order as in ``loss_gilb_ell`` of net/sched/sch_netem.c.
+    The current state decides on a packet before the transition. Source: Gilbert, BSTJ 39 (1960); Elliott, BSTJ 42
+    (1963); the same order as in ``loss_gilb_ell`` of net/sched/sch_netem.c.
     """
 
     p: float
@@ -73,14 +73,17 @@ class GilbertElliott:
 
     @classmethod
     def of_means(cls, loss: float, burst: float) -> GilbertElliott:
-        """Everything is lost in the bad state, nothing in the good one: mean ``loss`` (0..1, both excluded) in runs of
-        ``burst`` packets on average (at least 1, and at least loss / (1 - loss))."""
+        """Return the chain with mean ``loss`` (0..1, both excluded) in runs of ``burst`` packets on average.
+
+        All packets are lost in the bad state, none in the good one. ``burst`` is at least 1 and at least
+        loss / (1 - loss).
+        """
         r = 1.0 / burst
         return cls(loss * r / (1.0 - loss), r)
 
     @property
     def bad(self) -> float:
-        """Share of packets that find the bad state."""
+        """Stationary probability of the bad state."""
         return self.p / (self.p + self.r) if self.p else 0.0
 
     @property
@@ -94,38 +97,40 @@ class GilbertElliott:
 
     @property
     def correlation(self) -> float:
-        """Of the states of neighbouring packets: 1 - p - r. The number of lost among n packets has the variance
-        n P (1 - P) (1 + correlation) / (1 - correlation) where h = 0 and k = 1, for large n."""
+        """Correlation of the states of consecutive packets: 1 - p - r.
+
+        For h = 0, k = 1 and large n, the number of lost among n packets has the variance
+        n P (1 - P) (1 + correlation) / (1 - correlation).
+        """
         return 1.0 - self.p - self.r
 
 
 @dataclass(frozen=True)
 class Impairment:
-    """One direction of one link. Made of any values; :meth:`findings` says what is wrong with them.
+    """The impairment of one direction of one link. Any values are accepted; :meth:`findings` validates them.
 
     Attributes:
-        delay_s: one way, propagation plus optics, in seconds; the mean where there is jitter.
+        delay_s: one-way propagation plus optics, in seconds; with jitter the mean.
         rate_bps: bits per second on the wire; 0 means unlimited.
-        queue_bytes: tail-drop limit on the wire bytes that wait for their turn at ``rate_bps``, sized as
-            rate x delay + buffer; what is in flight does not count. 0 means no limit but the emulator's memory cap.
-        overhead_bytes: what each packet costs at the rate and in the queue beyond its Ethernet frame.
-        jitter_s: spread of the delay in seconds, in the sense of its distribution (:data:`DISTRIBUTIONS`).
+        queue_bytes: tail-drop limit on the wire bytes queued for transmission at ``rate_bps``, sized as
+            rate x delay + buffer; bytes in flight do not count. 0 means no limit but the emulator's memory cap.
+        overhead_bytes: overhead per packet beyond its Ethernet frame, at the rate and in the queue.
+        jitter_s: spread of the delay in seconds, as its distribution defines it (:data:`DISTRIBUTIONS`).
         jitter_distribution: one of :data:`DISTRIBUTIONS`.
-        jitter_correlation: 0..1; each packet's chance is this share of the last one's plus the rest of a fresh one, as
-            netem does it (``get_crandom``), which narrows the distribution.
-        jitter_reorders: False: a packet that would overtake the one before it leaves together with it.
-        loss: mean probability that a packet is lost, 0..1; each by itself, or in bursts.
-        burst: mean length of a run of lost packets; 0 means that each is lost by itself.
-        p, r, h, k: loss in bursts said by its chain instead (:class:`GilbertElliott`), where p > 0; ``loss`` and
-            ``burst`` are 0 then.
-        corrupt: probability that bits of a packet are flipped. Ethernet's check catches them: the frame is lost.
-        corrupt_survives: the flipped bit gets past the check: the packet is delivered with one bit wrong, its checksums
-            completed before, so that TCP and UDP see it.
+        jitter_correlation: 0..1; weight of the previous packet's random value against a new one, as in netem
+            (``get_crandom``), which narrows the distribution.
+        jitter_reorders: if False, a packet that would overtake its predecessor leaves together with it.
+        loss: mean probability that a packet is lost, 0..1; independently, or in bursts.
+        burst: mean length of a run of lost packets; 0 means independent losses.
+        p, r, h, k: burst loss given by its chain (:class:`GilbertElliott`) if p > 0; ``loss`` and ``burst`` are 0 then.
+        corrupt: probability that bits of a packet are flipped. Ethernet's frame check detects it: the frame is lost.
+        corrupt_survives: the frame check misses the flipped bit: the packet is delivered with one wrong bit and
+            checksums computed before, so that TCP and UDP detect it.
         duplicate: probability that a packet that is not lost is delivered twice.
-        reorder: probability that a packet is held back by ``reorder_by_s``, so that later ones overtake it. Nothing is
-            ever sent early: no fiber is faster than light.
+        reorder: probability that a packet is delayed by ``reorder_by_s`` more, so that later ones overtake it. No
+            packet is ever sent early: no fiber is faster than light.
         reorder_by_s: seconds beyond the delay.
-        largest_bytes: IP packets of more bytes than that vanish, and nobody is told: an MTU black hole (RFC 2923, 2.1).
+        largest_bytes: larger IP packets are dropped without an ICMP error: an MTU black hole (RFC 2923, 2.1).
             0: all sizes pass.
     """
 
@@ -152,26 +157,28 @@ class Impairment:
 
     @property
     def chain(self) -> GilbertElliott | None:
-        """The chain of burst loss; None where packets are lost each by itself, or not at all."""
+        """The chain of burst loss; None for independent losses, or none."""
         if self.p > 0:
             return GilbertElliott(self.p, self.r, self.h, self.k)
         return GilbertElliott.of_means(self.loss, self.burst) if self.burst > 0 and 0 < self.loss < 1 else None
 
     @property
     def mean_loss(self) -> float:
-        """Share of packets that do not arrive, corrupted ones included unless those survive."""
+        """Share of packets that do not arrive, including corrupted ones unless ``corrupt_survives``."""
         chain = self.chain
         passing = 1.0 - (chain.mean_loss if chain else self.loss)
         return 1.0 - passing * (1.0 if self.corrupt_survives else 1.0 - self.corrupt)
 
     def least_queue_bytes(self, mtu: int) -> int:
-        """What a queue must hold at least: one full packet of ``mtu`` bytes with its overhead. None of that size would
-        ever pass a smaller one, however idle the line is, on fiberd as in the kernel's tbf."""
+        """Return the minimum size of the queue: one full packet of ``mtu`` bytes with its overhead.
+
+        A smaller queue would drop every full packet, even on an idle line, in fiberd and in the kernel's tbf.
+        """
         return mtu + FRAME_HEADER_BYTES + self.overhead_bytes
 
     @property
     def touches_packets(self) -> bool:
-        """Whether something has a say over single packets, so that a sender's super-packets must be segmented first."""
+        """Whether an impairment applies per packet, so that a sender's super-packets must be segmented first."""
         chances = (self.loss, self.p, self.corrupt, self.duplicate, self.reorder, self.jitter_s)
         return any(chances) or self.largest_bytes > 0
 
@@ -180,81 +187,79 @@ class Impairment:
         return not self.jitter_reorders and not self.reorder
 
     def findings(self) -> Iterator[str]:
-        """What cannot be, each in a sentence that begins with the name of the value as users write it."""
+        """Yield each mistake as a sentence that begins with the key as users write it."""
         yield from self._out_of_range()
         yield from self._contradictions()
 
     def _out_of_range(self) -> Iterator[str]:
         if not 0 <= self.delay_s <= MOST_DELAY_S:
-            yield f"delay: {self.delay_s:g} s is not between 0 and {MOST_DELAY_S:g} s"
+            yield f"delay: {self.delay_s:g} s is out of range; expected 0 to {MOST_DELAY_S:g} s"
         if self.rate_bps != 0 and not LEAST_RATE_BPS <= self.rate_bps <= MOST_RATE_BPS:
-            yield f"rate: {self.rate_bps:g} b/s is neither 0 (unlimited) nor between 1 kb/s and 10 Tb/s"
+            yield f"rate: {self.rate_bps:g} b/s is out of range; expected 0 (unlimited), or 1 kb/s to 10 Tb/s"
         if not 0 <= self.queue_bytes < 2**63:
-            yield f"queue: {self.queue_bytes} B is negative or too much"
+            yield f"queue: {self.queue_bytes} B is out of range; expected 0 to 2^63 - 1 B"
         if self.largest_bytes and not LEAST_LARGEST_BYTES <= self.largest_bytes <= MOST_LARGEST_BYTES:
-            least, most = LEAST_LARGEST_BYTES, MOST_LARGEST_BYTES
-            yield f"largest: {self.largest_bytes} B is neither 0 (all pass) nor between {least} B and {most} B"
+            bounds = f"{LEAST_LARGEST_BYTES} B to {MOST_LARGEST_BYTES} B"
+            yield f"largest: {self.largest_bytes} B is out of range; expected 0 (all sizes pass), or {bounds}"
         if not 0 <= self.overhead_bytes <= MOST_OVERHEAD_BYTES:
-            yield f"overhead: {self.overhead_bytes} B is not between 0 and {MOST_OVERHEAD_BYTES} B a packet"
+            yield f"overhead: {self.overhead_bytes} B is out of range; expected 0 to {MOST_OVERHEAD_BYTES} B per packet"
         for name in ("loss", "p", "r", "h", "k", "corrupt", "duplicate", "reorder"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                yield f"{name}: {value:g} is no probability, which is from 0 to 1"
+                yield f"{name}: {value:g} is out of range; expected 0 to 1"
         if not 0 <= self.jitter_correlation < 1:
-            yield f"correlation: {self.jitter_correlation:g} is not from 0 to below 1"
+            yield f"correlation: {self.jitter_correlation:g} is out of range; expected 0 to below 1"
         if self.jitter_distribution not in DISTRIBUTIONS:
-            yield f"distribution: there is no {self.jitter_distribution!r}; there is {', '.join(DISTRIBUTIONS)}"
+            known = ", ".join(DISTRIBUTIONS)
+            yield f"distribution: unknown distribution {self.jitter_distribution!r} (available: {known})"
         if not 0 <= self.jitter_s <= MOST_DELAY_S:
-            yield f"jitter: {self.jitter_s:g} s is not between 0 and {MOST_DELAY_S:g} s"
+            yield f"jitter: {self.jitter_s:g} s is out of range; expected 0 to {MOST_DELAY_S:g} s"
         if not 0 <= self.reorder_by_s <= MOST_DELAY_S:
-            yield f"reorder_by: {self.reorder_by_s:g} s is not between 0 and {MOST_DELAY_S:g} s"
+            yield f"reorder_by: {self.reorder_by_s:g} s is out of range; expected 0 to {MOST_DELAY_S:g} s"
         if not (self.burst == 0 or 1 <= self.burst <= 1e9):
-            yield f"burst: a burst of {self.burst:g} packets is shorter than one packet, or endless"
+            yield f"burst: {self.burst:g} packets are out of range; expected 1 to 1e9"
 
     def _contradictions(self) -> Iterator[str]:
         below = DISTRIBUTIONS.get(self.jitter_distribution, 0.0) * self.jitter_s
         if 0 < self.delay_s < below * (1 - 1e-9) or (self.jitter_s > 0 and self.delay_s == 0):
             yield (
-                f"jitter: {self.jitter_s * 1e6:g} us, {self.jitter_distribution}, reaches {below * 1e6:g} us below"
-                f" the mean, which is {self.delay_s * 1e6:g} us: packets would arrive before they were sent;"
-                " raise delay, which is the mean, or take less jitter"
+                f"jitter: {self.jitter_s * 1e6:g} us ({self.jitter_distribution}) reaches {below * 1e6:g} us below"
+                f" the mean delay of {self.delay_s * 1e6:g} us, so packets would arrive before they were sent;"
+                " increase delay, or reduce jitter"
             )
         if self.jitter_correlation and not self.jitter_s:
-            yield "correlation: it is that of the jitter, and there is none; give jitter too"
+            yield "correlation: needs jitter; add jitter"
         if self.jitter_reorders and not self.jitter_s:
-            yield "jitter_reorders: there is no jitter that could reorder; give jitter too"
+            yield "jitter_reorders: needs jitter; add jitter"
         if self.burst and not 0 < self.loss < 1:
-            yield f"burst: it needs a loss between 0 and 1 to be the bursts of, and it is {self.loss:g}; give loss too"
+            yield f"burst: needs a loss between 0 and 1, got {self.loss:g}; add loss"
         elif self.burst >= 1 and self.burst < self.loss / (1 - self.loss) * (1 - 1e-9):
             yield (
-                f"burst: a loss of {self.loss:g} has runs of {self.loss / (1 - self.loss):.4g} packets at least,"
-                f" {self.burst:g} is shorter; give a longer burst, or less loss"
+                f"burst: a loss of {self.loss:g} has runs of at least {self.loss / (1 - self.loss):.4g} packets,"
+                f" got {self.burst:g}; increase burst, or reduce loss"
             )
         if self.p > 0:
             if self.loss or self.burst:
-                yield "p: a chain says loss and burst by itself; give either p and r, or loss and burst"
+                yield "p: a chain defines loss and burst itself; write either p and r, or loss and burst"
             if self.r <= 0:
-                yield "r: with p there must be a way back to the good state; give r above 0"
+                yield "r: with p, the chain needs a return to the good state; write r above 0"
         elif self.r or self.h or self.k != 1:
-            yield "p: r, h and k belong to a chain that begins with p above 0; give p too"
+            yield "p: r, h and k belong to a chain with p above 0; add p"
         if self.corrupt_survives and not self.corrupt:
-            yield "corrupt_survives: there is no corruption that could survive; give corrupt too"
+            yield "corrupt_survives: needs corruption; add corrupt"
         if bool(self.reorder) != bool(self.reorder_by_s):
-            yield (
-                "reorder: one half of it is missing; give both, reorder (what share is held back) and reorder_by"
-                " (how long)"
-            )
+            yield "reorder: needs both reorder (the share of packets) and reorder_by (how late); add the missing one"
         if self.reorder and self.jitter_s and not self.jitter_reorders:
-            yield "reorder: jitter cannot keep an order that is broken; give jitter_reorders=true too"
+            yield "reorder: jitter would restore the order; add jitter_reorders=true"
         if self.reorder and self.jitter_correlation:
-            yield "reorder: it cannot be had with a correlation of the jitter; leave one of them out"
+            yield "reorder: cannot be combined with correlation; remove one of them"
 
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a link as the emulator sees it: in at ``ingress``, out at ``egress``, both in the plant.
+    """One direction of a link for the emulator: in at ``ingress``, out at ``egress``, both in the plant.
 
-    ``name`` is ``link:site``, the site being the one that the direction leads to.
+    ``name`` is ``link:site``, with the site that the direction leads to.
     """
 
     name: str

@@ -1,13 +1,13 @@
-"""Optical margin to frame loss: why a fiber is perfect until, within a decibel, it is useless.
+"""Optical margin to frame loss: a fiber is error-free until, within a decibel, it is unusable.
 
-The line is that of IEEE 802.3 client optics at 100 Gb/s a lane: PAM4, corrected by RS(544,514) over 10-bit symbols
-(802.3-2022, clause 119), of which 15 wrong ones in a codeword can be mended. The margin is the light above that at
-which the bit error ratio before correction is 2.4e-4, the limit of the optical clauses (124.1.1); there the standard
-asks for a frame loss ratio of at most 1.7e-12.
+The model is IEEE 802.3 client optics at 100 Gb/s per lane: PAM4 with RS(544,514) over 10-bit symbols (802.3-2022,
+clause 119), which corrects 15 symbols per codeword. The margin is the received power above that at which the bit error
+ratio before correction is 2.4e-4, the limit of the optical clauses (124.1.1); there the standard requires a frame loss
+ratio of at most 1.7e-12.
 
-What is ours: bit errors are independent and the noise is Gaussian and the receiver's own, so that 1 dB less light is
-2 dB less signal to noise; and this one curve stands for all optics. Coherent modems correct with other codes at other
-error ratios, and fall off as steeply.
+Our assumptions: bit errors are independent, and the noise is Gaussian and the receiver's own, so that 1 dB less light
+costs 2 dB of signal-to-noise ratio; one curve represents all optics. Coherent modems use other codes at other error
+ratios, with a fall-off as steep.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LIMIT_BER: Final = 2.4e-4
 """Bit error ratio before correction at a margin of 0."""
 
 LEAST_MARGIN_DB: Final = -2.0
-"""Below it nothing at all arrives."""
+"""Below this margin no frame arrives."""
 
 _MOST_MARGIN_DB: Final = 1.0
 _SYMBOLS, _DATA_SYMBOLS, _MENDED, _SYMBOL_BITS = 544, 514, 15, 10
 _INTERLEAVED: Final = 2
-"""Codewords that share the symbols of a stretch of the line, so that a frame needs both."""
+"""Number of interleaved codewords: a frame needs all of them."""
 
 _TRANSCODED: Final = 257 / 256
 _FRAME_BYTES: Final = 1538
@@ -34,9 +34,9 @@ _FRAME_BYTES: Final = 1538
 
 
 def frame_loss(margin: float, frame_bytes: int = _FRAME_BYTES) -> float:
-    """Probability that a frame is lost at ``margin`` dB of light (negative: too little).
+    """Return the probability that a frame is lost at ``margin`` dB (negative: too little light).
 
-    A frame is lost with any codeword that it touches.
+    A frame is lost with any of its codewords.
 
     >>> f"{frame_loss(0, 84):.1e}", f"{frame_loss(-0.5):.1e}"
     ('1.7e-12', '1.6e-04')
@@ -50,7 +50,7 @@ def frame_loss(margin: float, frame_bytes: int = _FRAME_BYTES) -> float:
 
 
 def margin_db(loss: float, frame_bytes: int = _FRAME_BYTES) -> float:
-    """The margin at which :func:`frame_loss` is ``loss``, from 1e-30 to 1, by bisection."""
+    """Return the margin at which :func:`frame_loss` is ``loss`` (1e-30 to 1), by bisection."""
     low, high = LEAST_MARGIN_DB, _MOST_MARGIN_DB
     for _ in range(60):
         middle = (low + high) / 2
@@ -59,12 +59,12 @@ def margin_db(loss: float, frame_bytes: int = _FRAME_BYTES) -> float:
 
 
 def _bit_error(snr: float) -> float:
-    """Of Gray-coded PAM4 at this ratio of signal power to noise power (Proakis, Digital Communications)."""
+    """Return the bit error ratio of Gray-coded PAM4 at a signal-to-noise ratio (Proakis, Digital Communications)."""
     return 3 / 8 * math.erfc(math.sqrt(snr / 10))
 
 
 def _more_than(most: int, trials: int, p: float) -> float:
-    """Probability of more than ``most`` successes, summed over the terms themselves: the tail goes down to 1e-300."""
+    """Return the probability of more than ``most`` successes, summed term by term to keep precision down to 1e-300."""
     total = 0.0
     for count in range(most + 1, trials + 1):
         combinations = math.lgamma(trials + 1) - math.lgamma(count + 1) - math.lgamma(trials - count + 1)

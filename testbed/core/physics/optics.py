@@ -1,8 +1,8 @@
-"""Optics by class: line rate of a wave, reach, and the standard that says so.
+"""Classes of optics: line rate per wave, reach, and the standard that defines them.
 
-Reach is what the standard is made for, over a line that fits it; a vendor's module may do better. A link that is
-longer than its class reaches is a mistake in a topology, and the message names a class that would do. Where no
-standard states a reach it is ours, and ``source`` says so; docs/physics.md has the reasons.
+Reach is the design target of the standard, over a compliant line; a vendor's module may do better. A link longer than
+its reach is a mistake in a topology, and the message suggests a class with enough reach. Without a standard the reach
+is our assumption, marked in ``source``; docs/physics.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = [
 ]
 
 SPAN_M: Final = 80e3
-"""Fiber between two amplifiers on land: erbium-doped amplifiers stand every 80 to 100 km (docs/physics.md)."""
+"""Length of fiber between two amplifiers on land: every 80 to 100 km (EDFA; docs/physics.md)."""
 
 SUBMARINE_SPAN_M: Final = 60e3
-"""Fiber between two repeaters of a submarine cable: they stand every 40 to 80 km."""
+"""Length of fiber between two repeaters of a submarine cable: every 40 to 80 km."""
 
 REGENERATED_M: Final = 2e6
-"""Fiber after which a wave is received and sent anew (3R) if its class is regenerated: our assumption."""
+"""Length of fiber between 3R regenerators, for regenerated classes: our assumption."""
 
 
 @dataclass(frozen=True)
 class Optics:
-    """``line_rate_bps`` is the client rate of one wave, ``reach_m`` the longest link it is made for.
+    """One class of optics: ``line_rate_bps`` is the client rate of one wave, ``reach_m`` the longest supported link.
 
-    ``span_m`` is the distance between amplifiers on the way; None is a single span, amplified at its ends if at all.
-    ``regenerated_m`` is the distance between 3R regenerators; None is never.
+    ``span_m`` is the distance between amplifiers; None: a single span, amplified at its ends if at all.
+    ``regenerated_m`` is the distance between 3R regenerators; None: no regeneration.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Optics:
     submarine: bool = False
 
     def spans(self, length_m: float) -> int:
-        """Sections of fiber between amplifiers, at least 1; one less is the number of amplifier huts on the way.
+        """Return the number of spans between amplifiers, at least 1; the number of amplifier huts is one less.
 
         >>> OPTICS["OpenZR+"].spans(400e3), OPTICS["800ZR"].spans(100e3)
         (5, 1)
@@ -57,7 +57,7 @@ class Optics:
         return _sections(length_m, self.span_m)
 
     def regenerators(self, length_m: float) -> int:
-        """How often a wave is received and sent anew on ``length_m``."""
+        """Return the number of 3R regenerators on ``length_m``."""
         return _sections(length_m, self.regenerated_m) - 1
 
 
@@ -96,7 +96,7 @@ DEFAULT_OPTICS: Final = "800ZR"
 
 
 def rate_bps(optics: str, waves: int, scale: float) -> float:
-    """Bits per second of a link at ``scale``: waves x line rate / scale.
+    """Return the bits per second of a link at ``scale``: waves x line rate / scale.
 
     >>> rate_bps("800ZR", 1, 1000)
     800000000.0
@@ -105,9 +105,9 @@ def rate_bps(optics: str, waves: int, scale: float) -> float:
 
 
 def that_reach(length_m: float, least_bps: float) -> tuple[Optics, ...]:
-    """The classes for a link of ``length_m``: those with ``least_bps`` a wave first, and the shortest reach first.
+    """Return the classes for a link of ``length_m``: those with ``least_bps`` per wave first, then by reach.
 
-    What is made for the sea comes last: nothing in a topology says that a link lies there.
+    Submarine classes come last, because a topology does not mark submarine links.
     """
     fit = [optics for optics in _CLASSES if optics.reach_m >= length_m]
     return tuple(sorted(fit, key=lambda optics: (optics.line_rate_bps < least_bps, optics.submarine, optics.reach_m)))

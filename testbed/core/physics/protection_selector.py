@@ -1,18 +1,18 @@
-"""Protection of a link by a second path in the optical layer, in the words of ITU-T G.808.1 and G.873.1. Pure.
+"""Protection of a link by a second path in the optical layer, in the terms of ITU-T G.808.1 and G.873.1. Pure.
 
-The *working* path carries the traffic of a healthy link. When it is cut, the ends wait for the *hold-off* time, as
-another layer may mend it first, then *switch* to the *protection* path: what is sent until then is lost, and the
-link's latency is the second path's from then on. When the working path is mended, a *revertive* scheme waits for the
-*wait-to-restore* time, so that a fiber that comes and goes is not followed each time, and switches back; a
-non-revertive one stays.
+The *working* path carries the traffic of a healthy link. When it is cut, the ends wait for the *hold-off* time, since
+another layer may recover first, then *switch* to the *protection* path: packets sent until then are lost, and from
+then on the link has the latency of the second path. After the repair of the working path, a *revertive* scheme waits
+for the *wait-to-restore* time, so that it does not follow a flapping fiber, and switches back; a non-revertive one
+stays.
 
-The two directions of a link move together (bidirectional switching, by the APS protocol). A cut of both paths is one
-of the link. ``1+1``: both paths carry the signal and the receiver takes the better one: a switch takes at most 50 ms
+Both directions of a link switch together (bidirectional switching, by the APS protocol). A cut of both paths cuts the
+link. ``1+1``: both paths carry the signal and the receiver selects the better one; a switch takes at most 50 ms
 (G.808.1, G.841). ``restoration``: a controller finds and lights the second path after the cut, which takes seconds.
 
-Client ports: the equipment keeps them lit through a switch of 50 ms, so that routing never sees it; a restoration takes
-so long that they lose the carrier and routing leads around, where it can, until there is light again. ``carrier`` says
-which of the two a link does.
+Client ports: the equipment keeps them up during a switch of 50 ms, so that routing never notices. A restoration takes
+so long that they lose the carrier, and routing uses another path, if any, until the light is back. ``carrier`` selects
+one of the two behaviours.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ SWITCHED: Final = ("1+1", "restoration")
 PROTECTIONS: Final = ("none", "route", *SWITCHED)
 
 DEFAULT_SWITCH_S: Final = {"1+1": 0.050, "restoration": 3.0}
-"""1+1: the most that G.808.1 and G.841 allow. Restoration: a controller's reckoning and the settling of amplifiers and
-of coherent receivers; seconds to minutes are reported, the least of that is taken."""
+"""1+1: the maximum of G.808.1 and G.841. Restoration: path computation by a controller, then settling of amplifiers and
+coherent receivers; reports range from seconds to minutes, and this is the low end."""
 
 DEFAULT_WAIT_TO_RESTORE_S: Final = 5.0
-"""G.873.1 counts in minutes, 5 to 12 of them; in a lab, whose cuts last seconds, minutes pass as seconds."""
+"""G.873.1 specifies 5 to 12 minutes; a lab, whose cuts last seconds, uses seconds."""
 
 MOST_RETURN_S: Final = 0.050
-"""The way back is planned and the working path is lit before traffic leaves the other: no switch back takes longer."""
+"""Longest switch back: it is planned, and the working path is lit before traffic leaves the other path."""
 
 
 @dataclass(frozen=True)
 class SecondPath:
-    """The protection path of a link and how it is switched to; lengths in m, times in s.
+    """The protection path of a link and its switching parameters; lengths in m, times in s.
 
     Attributes:
-        via: ducts that it passes through, in order.
-        length_m: the sum of theirs.
-        switch_s: how long a switch takes once it is decided.
-        hold_off_s: how long a cut stands before the switch is decided.
-        wait_to_restore_s: how long the working path is sound before the switch back is decided.
-        revertive: whether traffic goes back to the working path at all.
-        carrier_kept: whether client ports keep the carrier while they wait for the switch.
+        via: the ducts of the path, in order.
+        length_m: the sum of their lengths.
+        switch_s: duration of a switch once it is decided.
+        hold_off_s: time from a cut to the decision to switch.
+        wait_to_restore_s: time from the repair of the working path to the decision to switch back.
+        revertive: whether traffic returns to the working path at all.
+        carrier_kept: whether client ports keep the carrier during a switch.
     """
 
     via: tuple[str, ...]
@@ -74,22 +74,22 @@ class SecondPath:
 
     @property
     def return_s(self) -> float:
-        """How long the switch back takes."""
+        """Duration of the switch back."""
         return min(self.switch_s, MOST_RETURN_S)
 
 
 @dataclass(frozen=True)
 class PathCut:
-    """One of the two paths of the link named is dark."""
+    """A cut of one of the two paths of ``link``."""
 
     link: str
     path: Path
 
 
 class Selector:
-    """Which path the traffic of one protected link is on: told what is cut, it says what stands and until when.
+    """State machine that selects the path of one protected link from the cuts of its paths.
 
-    Times are of any one clock, in s, and never go back.
+    Times are in seconds of any one monotonic clock.
     """
 
     def __init__(self, second: SecondPath) -> None:
@@ -97,30 +97,30 @@ class Selector:
         self._cut: frozenset[Path] = frozenset()
         self._doing: Literal["settled", "dark", "switching", "waiting to restore", "returning"] = "settled"
         self.on: Path = "working"
-        """The path that traffic is on, or was on last before it went dark."""
+        """The current path of traffic, or the last one before the link went dark."""
         self.due_t: float | None = None
-        """When :meth:`advance` is to be called next; None: something must be learned before anything happens."""
+        """Time of the next call of :meth:`advance`; None: no transition until the next :meth:`learn`."""
 
     @property
     def state(self) -> str:
-        """``working``, ``protection``, ``switching`` (either way, dark meanwhile) or ``dark``: both paths are cut."""
+        """``working``, ``protection``, ``switching`` (dark, in either direction) or ``dark`` (both paths cut)."""
         if self._doing in ("settled", "waiting to restore"):
             return self.on
         return "dark" if self._doing == "dark" else "switching"
 
     @property
     def carrier(self) -> bool:
-        """Whether client ports see light."""
+        """Whether client ports have carrier."""
         return self._doing != "dark" and (self._doing != "switching" or self._second.carrier_kept)
 
     def learn(self, t: float, cut: Set[Path]) -> None:
-        """From ``t`` on exactly these paths are cut."""
+        """Update the set of cut paths at ``t``."""
         self.advance(t)
         self._cut = frozenset(cut)
         self._decide(t)
 
     def advance(self, t: float) -> None:
-        """Do what is due by ``t``."""
+        """Perform the transitions that are due by ``t``."""
         while self.due_t is not None and self.due_t <= t:
             due_t, self.due_t = self.due_t, None
             if self._doing == "waiting to restore":
@@ -130,7 +130,7 @@ class Selector:
                 self._decide(due_t)
 
     def restore(self, t: float) -> None:
-        """Back to the working path now, if it is sound, whatever the wait or the scheme says: a manual switch."""
+        """Switch back to the working path now if it is not cut, regardless of wait and scheme: a manual switch."""
         self.advance(t)
         if self.on == "protection" and "working" not in self._cut and self._doing != "returning":
             self._enter("returning", t + self._second.return_s)
@@ -140,7 +140,7 @@ class Selector:
             self._enter("dark", None)
         elif self.on in self._cut:
             if self._doing not in ("switching", "returning"):
-                # From darkness: what there was to hold off for has been waited for already.
+                # After both paths were cut, the hold-off time has passed already.
                 hold_off_s = 0.0 if self._doing == "dark" else self._second.hold_off_s
                 self._enter("switching", t + hold_off_s + self._second.switch_s)
         elif self.on == "working" or self._cut or not self._second.revertive:

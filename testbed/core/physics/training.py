@@ -1,16 +1,16 @@
-"""What a way of training pays on the fibers of a step: an alpha + beta x n model, to choose a way, not to predict one.
+"""Communication cost per step of training methods: an alpha + beta x n model, to choose a method, not to predict it.
 
 A collective around a ring of R members takes 2 (R - 1) steps: R - 1 of reduce-scatter, R - 1 of all-gather (Patarasuk
 and Yuan, J. Parallel Distrib. Comput. 69, 117, 2009). Each member sends 2 (R - 1) / R x n bytes in all. So
 
     T(R, n) = 2 (R - 1) x 2 d + 2 (R - 1) / R x n x c
 
-with d the one-way delay of the ring's longest hop, c the seconds a byte takes on the busiest direction of a fiber, and
-2 d a step, for that is what was measured: gloo's all-reduce among 4 ranks at 2 sites took 12 d and put 1.5 n on the
-fiber each way. For more ranks it is an extrapolation, pessimistic where a site has many: their hops are short.
+with d the one-way delay of the ring's longest hop, c the seconds per byte on the busiest direction of a fiber, and 2 d
+per step, as measured: gloo's all-reduce among 4 ranks at 2 sites took 12 d and put 1.5 n on the fiber each way. For
+more ranks it is an extrapolation, pessimistic for sites with many ranks, whose hops are short.
 
 =====================  =============================================================  ==================================
-way                    exposed seconds per step                                       source
+method                 exposed seconds per step                                       source
 =====================  =============================================================  ==================================
 flat DDP               T(ranks, n)                                                    all ranks in one ring
 hierarchical (HSDP)    T(sites, n): inside a site first, its shards cross in parallel  Zhao et al., arXiv:2304.11277
@@ -20,12 +20,13 @@ Streaming DiLoCo       P / H x max(0, T(sites, n / P) - tau x compute), H = 100,
                        P = 8 fragments, tau = 5 steps of overlap
 =====================  =============================================================  ==================================
 
-What it leaves out: DDP hides part of an exchange behind the backward pass (less is exposed) and starts one collective
-per bucket, each with its own latency (more is); TCP needs a window of rate x RTT and slows down with loss (more);
-fabrics inside a site cost nothing (more); deltas of local SGD and DiLoCo are taken to be as large as gradients, though
-Streaming DiLoCo sends 4 bits a value (less). A single path joins two sites; `routing: multipath` spreads flows (less).
-How well a model learns with H steps between exchanges is no matter of fibers and is not judged. DiLoCo's H is
-that of its paper; the other H, P, tau and the verdicts' shares are values we chose.
+The model ignores that DDP hides part of an exchange behind the backward pass (real exposure is lower) and starts one
+collective per bucket, each with its own latency (higher); that TCP needs a window of rate x RTT and slows down with
+loss (higher); and the cost of fabrics inside a site (higher). It assumes that deltas of local SGD and DiLoCo are as
+large as gradients, though Streaming DiLoCo sends 4 bits per value (lower), and that a single path connects two sites,
+though `routing: multipath` spreads flows (lower). Model quality with H steps between exchanges does not depend on
+fibers and is out of scope. DiLoCo's H is that of its paper; the other H, P, tau and the thresholds of verdicts are
+our choice.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ __all__ = [
 ]
 
 GRADIENT_BYTES: Final = 1e9
-"""Gradients of a step by default: half a billion parameters in BF16, a quarter of a billion in FP32."""
+"""Default gradient size of a step: half a billion parameters in BF16, a quarter of a billion in FP32."""
 COMPUTE_S: Final = 1.0
-"""Compute of a step by default, in seconds: our assumption."""
+"""Default compute time of a step, in seconds: our assumption."""
 
 LOCAL_SGD_STEPS: Final = 16
 DILOCO_STEPS: Final = 500
@@ -63,15 +64,15 @@ STREAMING_OVERLAP_STEPS: Final = 5
 
 VIABLE: Final = 0.1
 COSTLY: Final = 0.5
-"""Shares of a step that may be exposed for a way to be called viable, or costly: our assumption."""
+"""Largest exposed share of a step of a viable, or costly, method: our assumption."""
 
 
 @dataclass(frozen=True)
 class Rings:
-    """The rings that cross the fibers of a lab, at its real rates.
+    """The rings across the fibers of a lab, at its real rates.
 
-    ``hop_s`` is the one-way delay of the longest hop from a site to the next, in seconds. ``byte_s`` is how long the
-    busiest direction of a fiber takes for one byte that every site sends to the next, in seconds per byte.
+    ``hop_s`` is the one-way delay of the longest hop from a site to the next, in seconds. ``byte_s`` is the time of the
+    busiest direction of a fiber per byte that every site sends to the next, in seconds per byte.
     """
 
     sites: int
@@ -82,9 +83,9 @@ class Rings:
 
 @dataclass(frozen=True)
 class Way:
-    """A way of training: seconds per step that wait for the fibers, and their share of such a step.
+    """A training method: its exposed communication per step, in seconds and as a share of the step.
 
-    ``every`` is how many steps lie between two exchanges; ``exposed_s`` is the mean over them.
+    ``every`` is the number of steps per exchange; ``exposed_s`` is the mean over them.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Way:
 
 
 def ring_s(members: int, size_bytes: float, hop_s: float, byte_s: float) -> float:
-    """Seconds of one all-reduce of ``size_bytes`` around a ring; 0 for a ring of one.
+    """Return the seconds of one all-reduce of ``size_bytes`` around a ring; 0 for a ring of one.
 
     >>> ring_s(4, 0, 200e-6, 0) == 12 * 200e-6
     True
@@ -105,11 +106,11 @@ def ring_s(members: int, size_bytes: float, hop_s: float, byte_s: float) -> floa
 
 
 def ways(rings: Rings, gradient_bytes: float = GRADIENT_BYTES, compute_s: float = COMPUTE_S) -> tuple[Way, ...]:
-    """Each way of training by what it exposes, in the order of the table above.
+    """Return each training method with its exposed communication, in the order of the table above.
 
     Args:
-        gradient_bytes: gradients of one step, as they are exchanged.
-        compute_s: how long a step computes, in seconds, more than 0.
+        gradient_bytes: gradients of one step, as exchanged.
+        compute_s: compute time of a step in seconds, greater than 0.
     """
     return tuple(
         Way(name, every, exposed_s, exposed_s / (exposed_s + compute_s), _verdict(exposed_s, compute_s))

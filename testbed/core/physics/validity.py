@@ -1,23 +1,23 @@
-"""Where the scale model can be believed: ``scale`` divides rates and payloads, not latency and not packets. Pure.
+"""Validity of the scale model: ``scale`` divides rates and payloads, but neither latency nor packets. Pure.
 
-What takes time at full scale takes the same time in the lab if it is propagation or bytes / rate. The rest is judged
-here, for one direction of a link and one workload, by comparing the lab with full scale (the lab's rate and bytes
-times ``scale``, everything else as it is):
+Propagation and bytes / rate take the same time in the lab as at full scale. This module judges the rest, for one
+direction of a link and one workload, by comparing the lab with full scale (the lab's rate and bytes times ``scale``,
+everything else equal):
 
 ==================  ===================================================================  =============================
-quantity            worked out as                                                        source
+quantity            computed as                                                          source
 ==================  ===================================================================  =============================
-packet time         wire bytes of one MTU packet x 8 / rate, beside the one-way delay    IEEE 802.3 (24 bytes overhead)
+packet time         wire bytes of one MTU packet x 8 / rate, against the one-way delay   IEEE 802.3 (24 bytes overhead)
 slow start          rounds of RTT from 10 packets, doubling, until the pipe is full or   RFC 6928, RFC 5681
                     a step's bytes are sent
-loss                window that loss allows, sqrt(3 / 2p) packets, beside rate x RTT     Mathis et al., CCR 27(3), 1997
-operation size      bytes of one message of a ring collective, beside one packet         Patarasuk and Yuan, 2009
-software cost       messages one after the other x cost of each, beside a step's         measured (``MESSAGE_S``)
-                    propagation and bytes / rate
+loss                window that loss allows, sqrt(3 / 2p) packets, against rate x RTT    Mathis et al., CCR 27(3), 1997
+operation size      bytes of one message of a ring collective, against one packet        Patarasuk and Yuan, 2009
+software cost       sequential messages x cost of each, against a step's propagation     measured (``MESSAGE_S``)
+                    and bytes / rate
 ==================  ===================================================================  =============================
 
-Mathis' law is that of Reno, of loss that hits packets singly; CUBIC is kinder on long fat pipes, and BBR hardly heeds
-loss. A bias is said in the words of the one who reads results: *too kind* means that full scale is slower.
+Mathis' law holds for Reno and independent losses; CUBIC recovers faster on long fat pipes, and BBR largely ignores
+loss. The direction of a bias is that of the results: *too kind* means that full scale is slower.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = ["BIASED", "FAILS", "HOLDS", "QUANTITIES", "Fiber", "Finding", "Worklo
 HOLDS, BIASED, FAILS = "holds", "biased", "does not hold"
 
 EXACT: Final = 0.01
-"""Error, as a share, up to which a quantity is said to hold: ours, half of what certificates allow in rate."""
+"""Largest relative error of a quantity that holds: our choice, half of what certificates allow in rate."""
 TOLERABLE: Final = 0.10
-"""Error up to which a bias is stated rather than the quantity given up: ours."""
+"""Largest relative error of a quantity with a stated bias: our choice."""
 
 INITIAL_WINDOW: Final = 10
 """Packets that TCP sends before the first acknowledgement (RFC 6928)."""
 FRAME_BYTES: Final = 14 + 24
-"""Ethernet's header, and its preamble, check and gap: what a packet of IP costs on the wire beyond its MTU."""
+"""Ethernet's header, preamble, frame check and gap: the wire overhead of an IP packet."""
 HEADER_BYTES: Final = 52
 """IPv4 (20) and TCP with timestamps (32) inside an MTU."""
 MESSAGE_S: Final = 52e-6
-"""Cost of a message in the stacks and the veths between two nodes of a lab: the upper end of the medians, 32 to 52 us,
-measured on two cores under kernel 6.18. A host of its own has its own; a certificate's bare path measures it."""
+"""Cost of a message in the network stacks and veths between two nodes of a lab: the upper end of the medians, 32 to
+52 us, measured on two cores under kernel 6.18. It depends on the host; a certificate's baseline measures it."""
 
 PARAMETERS: Final = 478_272
-"""Of the agents' default model: 4 layers, 4 heads, width 96, context 64, bytes as tokens (as their ``job`` record
-says)."""
+"""Parameters of the agents' default model: 4 layers, 4 heads, width 96, context 64, bytes as tokens (see their ``job``
+record)."""
 FLOAT32_BYTES: Final = 4
 
 QUANTITIES: Final = (
@@ -63,14 +63,14 @@ QUANTITIES: Final = (
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step exchanges: ``gradient_bytes`` as sent in the lab, by one ring all-reduce of all ``ranks``."""
+    """The exchange of a step: ``gradient_bytes`` as sent in the lab, in one ring all-reduce of all ``ranks``."""
 
     ranks: int
     gradient_bytes: float = float(PARAMETERS * FLOAT32_BYTES)
 
     @property
     def crossing_bytes(self) -> float:
-        """What each member of the ring sends to the next in a step: 2 (R - 1) / R x n."""
+        """Bytes that each member of the ring sends to the next in a step: 2 (R - 1) / R x n."""
         return 2 * (self.ranks - 1) / self.ranks * self.gradient_bytes
 
     @property
@@ -79,13 +79,13 @@ class Workload:
 
     @property
     def messages(self) -> int:
-        """One after the other: 4 (R - 1); 12 were measured for gloo among 4 ranks (``training.py``)."""
+        """Number of sequential messages: 4 (R - 1); 12 were measured for gloo among 4 ranks (``training.py``)."""
         return 4 * (self.ranks - 1)
 
 
 @dataclass(frozen=True)
 class Fiber:
-    """One direction of a link in the lab, or both where they are alike; ``rtt_s`` is there and back."""
+    """One direction of a link in the lab, or both if they are equal; ``rtt_s`` is the round trip."""
 
     name: str
     delay_s: float
@@ -97,16 +97,16 @@ class Fiber:
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether one quantity of one fiber can be believed.
+    """Validity of one quantity of one fiber.
 
     Attributes:
         fiber: link, or ``link:site`` where its directions differ.
         quantity: one of :data:`QUANTITIES`.
         verdict: :data:`HOLDS`, :data:`BIASED` or :data:`FAILS`.
         lab, real: the quantity here and at full scale, in ``unit``.
-        error: size of the bias, as a share (0.08 is 8 %).
-        direction: "too kind", "too harsh" or "": the lab against full scale.
-        reason: why, in a sentence; change: what to do about it, empty where nothing need be done.
+        error: relative size of the bias (0.08 is 8 %).
+        direction: "too kind", "too harsh" or "": the lab compared with full scale.
+        reason: why, in a sentence; change: what to do about it, or empty.
     """
 
     fiber: str
@@ -121,7 +121,7 @@ class Finding:
     change: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -131,12 +131,12 @@ class Finding:
 
 
 def check(fibers: Sequence[Fiber], scale: float, workload: Workload) -> tuple[Finding, ...]:
-    """Every quantity of every fiber; those of the workload only where more than one rank exchanges something."""
+    """Judge every quantity of every fiber; those of the workload only if more than one rank takes part."""
     return tuple(finding for fiber in fibers for judge in _JUDGES for finding in judge(fiber, scale, workload))
 
 
 def summary(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """One line on how much of the scale model holds; then each quantity that does not, where it is worst."""
+    """Return one line on the validity of the scale model, then the worst finding of each quantity that fails."""
     fails = _quantities(findings, FAILS)
     biased = [it for it in _quantities(findings, BIASED) if it not in fails]
     parts = [f"does not hold for {', '.join(fails)}"] if fails else ["holds"]
@@ -153,7 +153,7 @@ def _quantities(findings: Sequence[Finding], verdict: str) -> list[str]:
 
 
 def rounds(pipe_packets: float, packets: float) -> int:
-    """Round trips that slow start takes before the sender is held back by the fiber no more, or has sent everything.
+    """Return the round trips of slow start until the window fills the pipe, or everything is sent.
 
     >>> rounds(10, 1e9), rounds(40, 1e9), rounds(1e9, 70)
     (0, 2, 2)
@@ -164,7 +164,7 @@ def rounds(pipe_packets: float, packets: float) -> int:
 
 
 def loss_window(loss: float) -> float:
-    """Packets that a Reno sender has in flight on average under a random ``loss``: sqrt(3 / 2p).
+    """Return the mean packets in flight of a Reno sender under a random ``loss``: sqrt(3 / 2p).
 
     >>> round(loss_window(1e-4), 1)
     122.5
@@ -175,7 +175,7 @@ def loss_window(loss: float) -> float:
 def _propagation(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
     yield Finding(
         fiber.name, QUANTITIES[0], HOLDS, fiber.delay_s, fiber.delay_s, "s", 0.0, "",
-        "latency is not scaled, and payloads are divided by what rates are divided by",
+        "latency is not scaled, and payloads are divided by the same factor as rates",
     )  # fmt: skip
 
 
@@ -185,8 +185,8 @@ def _packet_time(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Fin
     most = scale * TOLERABLE / error if error else scale
     yield Finding(
         fiber.name, "packet time", _verdict(error), lab, lab / scale, "s", error, "too harsh" if error else "",
-        f"a packet of {fiber.mtu} bytes is {lab * 1e6:.3g} us on the wire here and {lab / scale * 1e6:.3g} us at full"
-        f" scale: {_percent(error)} of the one-way delay too late,"
+        f"a packet of {fiber.mtu} bytes takes {lab * 1e6:.3g} us on the wire here and {lab / scale * 1e6:.3g} us at"
+        f" full scale: late by {_percent(error)} of the one-way delay,"
         f" {_percent(_ratio(lab - lab / scale, fiber.rtt_s))} of the RTT",
         f"set scale to {_round_down(most)} or less" if error > TOLERABLE else "",
     )  # fmt: skip
@@ -204,24 +204,24 @@ def _slow_start(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Find
         fiber.name, "slow start", BIASED if real > lab else HOLDS, lab, real, "rounds", error,
         "too kind" if real > lab else "",
         f"the pipe holds {_count(pipe)} packets here and {_count(pipe * scale)} at full scale:"
-        f" a connection that starts cold is {missing_s * 1e3:.3g} ms too quick",
-        "leave out steps after a cold start, or judge reconnections with scale 1" if real > lab else "",
+        f" a cold start of a connection is {missing_s * 1e3:.3g} ms too fast",
+        "exclude steps after a cold start, or study reconnections at scale 1" if real > lab else "",
     )  # fmt: skip
 
 
 def _loss(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
     if not 0 < fiber.loss < 1:
-        yield Finding(fiber.name, "loss", HOLDS, 0.0, 0.0, "share of rate", 0.0, "", "no random loss is asked for")
+        yield Finding(fiber.name, "loss", HOLDS, 0.0, 0.0, "share of rate", 0.0, "", "no random loss is configured")
         return
     pipe = max(fiber.rate_bps * fiber.rtt_s / 8 / fiber.mtu, 1.0)
     window = loss_window(fiber.loss)
     lab, real = min(1.0, window / pipe), min(1.0, window / (pipe * scale))
     kind = lab / real
-    # At scale 1 there is nothing to be wrong about; at any other, loss is marked even where the pipe stays full.
+    # Scale 1 has no bias; at any other scale, loss is flagged even if the pipe stays full.
     verdict = HOLDS if scale <= 1 else BIASED if kind - 1 <= TOLERABLE else FAILS
     yield Finding(
         fiber.name, "loss", verdict, lab, real, "share of rate", kind - 1, "too kind" if kind > 1 else "",
-        f"at a loss of {fiber.loss:g} Reno keeps {window:.3g} packets in flight where the pipe holds"
+        f"at a loss of {fiber.loss:g} Reno keeps {window:.3g} packets in flight, while the pipe holds"
         f" {_count(pipe)} here and {_count(pipe * scale)} at full scale: goodput is {kind:.3g} times too kind",
         f"read goodput as an upper bound; {fiber.loss:g} here fills the pipe as {fiber.loss / scale**2:.2g} does there"
         if verdict == FAILS
@@ -234,7 +234,7 @@ def _operation_size(fiber: Fiber, scale: float, workload: Workload) -> Iterator[
         return
     segment = fiber.mtu - HEADER_BYTES
     lab, real = workload.message_bytes, workload.message_bytes * scale
-    # The last packet of a message is not full, but costs as much latency; at full scale it does not show.
+    # The last packet of a message is not full but costs as much latency; at full scale that is negligible.
     error = _ratio(segment, lab) * (1 - 1 / scale) / 2 if scale > 1 else 0.0
     verdict = FAILS if lab < segment and scale > 1 else _verdict(error)
     yield Finding(
@@ -252,9 +252,9 @@ def _software(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Findin
     error = _ratio(cost, cost + transfer)
     yield Finding(
         fiber.name, "software cost", _verdict(error), cost, cost, "s", error, "too harsh",
-        f"{workload.messages} messages one after the other cost {cost * 1e3:.3g} ms of software here, beside"
+        f"{workload.messages} sequential messages cost {cost * 1e3:.3g} ms of software here, against"
         f" {transfer * 1e3:.3g} ms of fiber",
-        "train more parameters, or with fewer ranks" if error > TOLERABLE else "",
+        "train more parameters, or use fewer ranks" if error > TOLERABLE else "",
     )  # fmt: skip
 
 
@@ -268,7 +268,7 @@ def _verdict(error: float) -> str:
 
 
 def _ratio(part: float, whole: float) -> float:
-    """0 where there is nothing; a fiber without delay is all packet time."""
+    """Return ``part`` / ``whole``; 0 without a part, 1 without a whole (a fiber without delay is all packet time)."""
     return part / whole if whole else (1.0 if part else 0.0)
 
 
@@ -281,7 +281,7 @@ def _percent(share: float) -> str:
 
 
 def _round_down(value: float) -> str:
-    """To one leading digit: a number that people set."""
+    """Round down to one leading digit, as a user would set it."""
     if value < 1:
         return "1"
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,1 +1,1 @@
-"""A user's topology file to a frozen, resolved Topology."""
+"""Topologies: parse and validate a user's file, resolve it to a frozen Topology, derive facts."""

@@ -1,8 +1,8 @@
-"""What a link does to packets in each direction: its length, optics and buffer, and what its file lays over that.
+"""The impairment of each direction of a link: from its length, optics and buffer, overlaid with values of the file.
 
-From the general to the particular, each over those before it: the link's own delay, rate and ``loss``; ``impair`` of
-the default link; its ``toward`` the site; ``impair`` of the link; its ``toward`` the site. A link that says its own
-rate, optics or loss means them instead of what ``impair`` of the default link says; a default burst goes with any loss.
+Each layer overrides those before it: the link's own delay, rate and ``loss``; ``impair`` of the default link; its
+``toward`` the site; ``impair`` of the link; its ``toward`` the site. Rate, optics or loss written with the link itself
+override ``impair`` of the default link; a default burst applies to any loss.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.parameters import Misread, judge, lay
 from testbed.core.topology.topology_schema import Buffer, LinkDefaults, LinkText, Mistakes
 from testbed.core.units import format_rate
-from testbed.core.user_text import nearest, shown
+from testbed.core.user_text import shown, unknown
 from testbed.core.yamltext import Path
 
 __all__ = ["LEAST_RATE_BPS", "Layer", "Own", "check", "check_default", "layers", "resolved"]
 
 LEAST_RATE_BPS: Final = 10e3
-"""One packet of 1500 B then takes more than a second: nothing can be measured any more."""
+"""Below it one packet of 1500 B takes more than a second, too slow to measure anything."""
 
 _LOSS = ("loss", "p", "r", "h", "k")
 
 Layer = tuple[Path, Mapping[str, Any]]
-"""Where in the file, and the values there, by key of PARAMETERS, in SI units; the rate already scaled."""
+"""(path in the file, values there by key of PARAMETERS), in SI units; the rate is already scaled."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a link is without ``impair``: one-way delay in s, rate in bit/s after scale, loss, what may wait, MTU."""
+    """A link without ``impair``: one-way delay in s, rate in bit/s after scale, loss, buffer, MTU."""
 
     delay_s: float
     rate_bps: float
@@ -44,9 +44,9 @@ class Own:
 def layers(
     name: str, link: LinkText, default: LinkDefaults, scale: float = 1.0, toward: str | None = None
 ) -> list[Layer]:
-    """What lies over a link's own values, lowest first; ``toward`` None: what holds in both directions.
+    """Return the layers over a link's own values, lowest first; ``toward`` None: those of both directions.
 
-    A rate is as fast as it is in the world, over ``scale``.
+    Rates are full-scale rates divided by ``scale``.
     """
     hidden = {
         *(("rate",) if link.rate is not None or link.optics is not None else ()),
@@ -70,8 +70,11 @@ def _written(name: str, link: LinkText, default: LinkDefaults, toward: str | Non
 
 
 def resolved(own: Own, over: Sequence[Layer]) -> Impairment:
-    """The whole of one direction. The queue is rate x delay + buffer of that direction, unless it is written, and one
-    full packet at least: 0 would be no limit, and through less nothing would pass."""
+    """Return the complete impairment of one direction.
+
+    Unless written, the queue is rate x delay + buffer of that direction, and at least one full packet: 0 would mean
+    unlimited, and a smaller queue would pass nothing.
+    """
     result = Impairment(own.delay_s, own.rate_bps, loss=own.loss)
     for _, values in over:
         result = lay(values, result)
@@ -82,12 +85,12 @@ def resolved(own: Own, over: Sequence[Layer]) -> Impairment:
 
 
 def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: Own | None, mistakes: Mistakes) -> None:
-    """Every ``toward`` names an end, and what is laid over ``own`` (None: it is not known) fits together."""
+    """Check that every ``toward`` names an end and that the layers over ``own`` (None: unknown) fit together."""
     between = link.between or ()
     for site in link.toward or {}:
         if between and site not in between:
-            message = f"link {shown(name)} does not lead to {shown(site)}"
-            mistakes.note(("links", name, "toward", site), message, nearest(site, between))
+            message, fix = unknown("end", site, between)
+            mistakes.note(("links", name, "toward", site), f"toward of link {shown(name)}: {message}", fix)
     if own is None:
         return
     wrong: dict[tuple[Path, str, str], list[str]] = {}
@@ -95,7 +98,7 @@ def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: O
         over = layers(name, link, default, scale, site)
         for it in _judge(resolved(own, over), over, scale, own.mtu):
             places = [(*path, it.key) for path, values in over if it.key in values]
-            # A value that is missing has no line: that of what should have had it.
+            # A missing value has no line: use that of its parent.
             path = places[-1] if places else over[-1][0] if over else ("links", name)
             wrong.setdefault((path, it.key, it.why), []).append(site)
     for (path, key, why), sites in wrong.items():
@@ -107,14 +110,15 @@ def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: O
 def _judge(impairment: Impairment, over: Sequence[Layer], scale: float, mtu: int) -> Iterator[Misread]:
     rates = [values["rate"] for _, values in over if "rate" in values]
     if rates and rates[-1] < LEAST_RATE_BPS:
-        fix = f"a link keeps at least {format_rate(LEAST_RATE_BPS)}"
-        yield Misread("rate", f"it is {rates[-1]:.3g} b/s after scale {scale:g}; {fix}")
+        fix = f"write a rate of at least {format_rate(LEAST_RATE_BPS)} after scale"
+        yield Misread("rate", f"{rates[-1]:.3g} b/s after scale {scale:g}; {fix}")
     yield from (it for it in judge(impairment, mtu) if it.key != "rate" or not rates or rates[-1] >= LEAST_RATE_BPS)
 
 
 def check_default(default: LinkDefaults, sites: Mapping[str, object], mistakes: Mistakes) -> None:
-    """Every ``toward`` of the default link names a site."""
+    """Check that every ``toward`` of the default link names a site."""
     for site in default.toward or {}:
         if site not in sites:
             path = ("defaults", "link", "toward", site)
-            mistakes.note(path, f"'toward' of the default link: no site named {shown(site)}", nearest(site, sites))
+            message, fix = unknown("site", site, sites)
+            mistakes.note(path, f"toward of the default link: {message}", fix)

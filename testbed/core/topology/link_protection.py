@@ -1,7 +1,7 @@
-"""``protection:`` of a link, as written, and the second path that it makes.
+"""``protection:`` of a link as written, and the second path that follows from it.
 
 ``protection: route`` or ``none``; ``{type: 1+1, via: [coast]}`` or ``{type: restoration, via: […]}`` with ``switch``,
-``hold_off``, ``wait_to_restore``, ``revertive``, ``carrier``. What each means: ``core/physics/protection_selector.py``.
+``hold_off``, ``wait_to_restore``, ``revertive``, ``carrier``; ``core/physics/protection_selector.py`` defines each.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from testbed.core.physics.protection_selector import (
     SWITCHED,
     SecondPath,
 )
-from testbed.core.units import Unreadable, format_delay, format_duration, parse_duration_s
-from testbed.core.user_text import nearest, shown
+from testbed.core.units import Unreadable, format_delay, format_duration, parse_choice, parse_duration_s
+from testbed.core.user_text import expected, out_of_range, shown, unknown
 
 __all__ = ["ProtectionText", "parse", "second_path", "text"]
 
@@ -29,7 +29,7 @@ _MOST_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class ProtectionText:
-    """What is written; times in s, None is: not written. ``via`` is there where ``type`` is 1+1 or restoration."""
+    """The parsed text: times in s, None if not written; ``via`` is set if ``type`` is 1+1 or restoration."""
 
     type: str
     via: tuple[str, ...] = ()
@@ -41,14 +41,14 @@ class ProtectionText:
 
 
 def parse(value: object) -> ProtectionText:
-    """Raises Unreadable for the first thing that is wrong."""
+    """Parse ``protection:``. Raises Unreadable for the first mistake."""
     if not isinstance(value, Mapping):
         kind = _type(value)
         if kind in SWITCHED:
-            raise Unreadable(f"{kind} names no second path", f"write {_EXAMPLE.replace('1+1', kind)}")
+            raise Unreadable(f"{kind} needs a second path", f"write {_EXAMPLE.replace('1+1', kind)}")
         return ProtectionText(kind)
     if "type" not in value:
-        raise Unreadable("it has no type", f"write {_EXAMPLE}")
+        raise Unreadable("missing type", f"write {_EXAMPLE}")
     kind = _type(value["type"])
     rest = {key: it for key, it in value.items() if key != "type"}
     if kind not in SWITCHED:
@@ -58,19 +58,20 @@ def parse(value: object) -> ProtectionText:
     found: dict[str, Any] = {}
     for key, it in rest.items():
         if key not in _KEYS:
-            raise Unreadable(f"unknown key {shown(key)} of {kind}", nearest(str(key), _KEYS))
+            message, fix = unknown("key", str(key), _KEYS)
+            raise Unreadable(f"{kind}: {message}", fix)
         field, read = _KEYS[key]
         try:
             found[field] = read(it)
         except Unreadable as error:
             raise Unreadable(f"{key}: {error.message}", error.fix) from error
     if "via" not in found:
-        raise Unreadable(f"{kind} names no second path", f"add via: [DUCT, …], as in {_EXAMPLE.replace('1+1', kind)}")
+        raise Unreadable(f"{kind} needs a second path", f"add via: [DUCT, …], as in {_EXAMPLE.replace('1+1', kind)}")
     return ProtectionText(kind, **found)
 
 
 def second_path(written: ProtectionText, length_m: float) -> SecondPath | None:
-    """With every default filled in; None where there is no second path."""
+    """Return the second path with every default filled in; None if the type has none."""
     if written.type not in SWITCHED:
         return None
 
@@ -89,10 +90,10 @@ def second_path(written: ProtectionText, length_m: float) -> SecondPath | None:
 
 
 def text(protection: str, second: SecondPath | None) -> str:
-    """As people read it."""
+    """Format the protection of a link for display."""
     if second is None:
         return protection
-    back = f"back {format_duration(second.wait_to_restore_s)} after the mending" if second.revertive else "never back"
+    back = f"back {format_duration(second.wait_to_restore_s)} after the repair" if second.revertive else "non-revertive"
     hold_off = f", hold-off {format_delay(second.hold_off_s)}" if second.hold_off_s else ""
     carrier = "carrier kept" if second.carrier_kept else "carrier lost"
     switch = f"switch {format_duration(second.switch_s)}"
@@ -100,18 +101,15 @@ def text(protection: str, second: SecondPath | None) -> str:
 
 
 def _type(value: object) -> str:
-    if not isinstance(value, str) or value not in PROTECTIONS:
-        fix = nearest(value, PROTECTIONS) if isinstance(value, str) else f"write {', '.join(PROTECTIONS)}"
-        raise Unreadable("there is no value" if value is None else f"{shown(value)} is not known here", fix)
-    return value
+    return parse_choice(value, PROTECTIONS, "type")
 
 
 def _via(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(it, str) for it in names):
-        raise Unreadable(f"{shown(value)} is no list of ducts", "write via: [DUCT, …]")
+        raise Unreadable(*expected("a list of ducts", value, "write via: [DUCT, …]"))
     if len({*names}) < len(names):
-        raise Unreadable("it passes through a duct twice", "name each duct once")
+        raise Unreadable("a duct occurs twice", "name each duct once")
     return tuple(names)
 
 
@@ -119,9 +117,7 @@ def _time(least_s: float) -> Callable[[object], float]:
     def read(value: object) -> float:
         seconds = parse_duration_s(value)
         if not least_s <= seconds <= _MOST_S:
-            raise Unreadable(
-                f"{shown(value)} is out of range", f"write {format_duration(least_s)} to {format_duration(_MOST_S)}"
-            )
+            raise Unreadable(*out_of_range(value, format_duration(least_s), format_duration(_MOST_S)))
         return seconds
 
     return read
@@ -129,13 +125,13 @@ def _time(least_s: float) -> Callable[[object], float]:
 
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise Unreadable(f"{shown(value)} is neither true nor false", "write true or false")
+        raise Unreadable(*expected("a boolean", value, "write true or false"))
     return value
 
 
 def _carrier(value: object) -> bool:
     if value not in ("kept", "lost"):
-        raise Unreadable(f"{shown(value)} is not known here", "write kept or lost")
+        raise Unreadable(*expected("kept or lost", value, "write carrier: kept or carrier: lost"))
     return value == "kept"
 
 

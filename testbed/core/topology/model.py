@@ -1,6 +1,7 @@
-"""A topology as resolved: frozen, every default filled in, SI units (m, s, bit/s, bytes).
+"""The topology as resolved: frozen, every default filled in, SI units (m, s, bit/s, bytes).
 
-As written is ``schema.py``; as deployed is ``testbed.lab``. ``resolve.py`` turns the first into this.
+``topology_schema.py`` has the topology as written, which ``resolve.py`` turns into this one; ``testbed.lab`` has it as
+deployed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Duct:
-    """A trench or pipe that links share: one dig cuts every link inside (a shared-risk group)."""
+    """A trench or pipe shared by links: one dig cuts every link inside (a shared-risk group)."""
 
     name: str
     length_m: float
@@ -45,16 +46,16 @@ class Link:
     """One lit route between the two sites of ``between``.
 
     ``via`` names its duct segments in order; a link written with a bare ``km`` has one private duct of its own name.
-    ``delay_s`` is one way, ``rate_bps`` already divided by the topology's scale, ``queue_bytes`` is how
-    many wire bytes may wait for their turn in a direction: rate x delay + buffer. ``loss`` is a probability per MTU
-    segment. ``delay_s`` holds ``optics_latency_s`` (FEC, DSP; both ends together) and that of ``huts`` amplifier
-    huts already, as ``queue_bytes`` holds ``buffer_bytes``; these three are kept to be shown.
+    ``delay_s`` is one way, ``rate_bps`` is already divided by the topology's scale, ``queue_bytes`` is the number of
+    wire bytes that may queue in a direction: rate x delay + buffer. ``loss`` is a probability per MTU segment.
+    ``delay_s`` includes ``optics_latency_s`` (FEC, DSP; both ends together) and the latency of ``huts`` amplifier
+    huts, and ``queue_bytes`` includes ``buffer_bytes``; these three are kept for display.
 
-    ``impairments`` says the whole of each of ``directions``, in that order, where the file says more than the values
-    above (``impair:``, ``toward:``); it is empty where they are all there is. What ``impair:`` says of delay, rate
-    and loss is in the values above too; only a direction of its own may differ. Ask :meth:`impairment`, which knows.
+    ``impairments`` has the complete impairment of each of ``directions``, in that order, where the file sets more than
+    the values above (``impair:``, ``toward:``); else it is empty. Delay, rate and loss of ``impair:`` are in the values
+    above, too; only a single direction (``toward:``) may differ. Call :meth:`impairment` rather than choose.
 
-    ``second_path`` is there where ``protection`` is ``1+1`` or ``restoration``.
+    ``second_path`` is set if ``protection`` is ``1+1`` or ``restoration``.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Link:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Names of the two interfaces in the plant: ``-a`` faces ``between[0]``, ``-b`` faces ``between[1]``."""
+        """The names of the two interfaces in the plant: ``-a`` faces ``between[0]``, ``-b`` faces ``between[1]``."""
         return (f"{self.name}-a", f"{self.name}-b")
 
     @property
@@ -87,7 +88,7 @@ class Link:
         return (f"{self.name}:{self.between[1]}", f"{self.name}:{self.between[0]}")
 
     def impairment(self, direction: str) -> Impairment:
-        """What this link does to packets of one of its ``directions`` while it is healthy."""
+        """Return the impairment of one of ``directions`` on the healthy link."""
         if direction not in self.directions:
             raise KeyError(direction)
         if self.impairments:
@@ -95,7 +96,7 @@ class Link:
         return Impairment(self.delay_s, self.rate_bps, self.queue_bytes, self.loss)
 
     def switched(self, direction: str) -> Impairment:
-        """What this link does to packets of ``direction`` on its second path: the same but for the fiber's delay."""
+        """Return the impairment of ``direction`` on the second path: only the fiber's delay differs."""
         own = self.impairment(direction)
         if self.second_path is None:
             raise ValueError(f"link {self.name} has no second path")
@@ -104,12 +105,12 @@ class Link:
 
     @property
     def rtt_s(self) -> float:
-        """There and back, whatever the difference between the two directions."""
+        """Round trip: the sum of both directions, which may differ."""
         return sum(self.impairment(direction).delay_s for direction in self.directions)
 
     @property
     def switched_rtt_s(self) -> float:
-        """There and back over the second path."""
+        """Round trip over the second path."""
         return sum(self.switched(direction).delay_s for direction in self.directions)
 
 
@@ -117,8 +118,8 @@ class Link:
 class Topology:
     """``scale`` divides rates and payloads, never latency. ``routing`` is ``shortest`` or ``multipath``.
 
-    ``origins`` says for each dotted field (``links.north.km``) where its value came from: ``default``,
-    ``--set`` or ``file:line``.
+    ``origins`` maps each dotted field (``links.north.km``) to the source of its value: ``default``, ``--set`` or
+    ``file:line``.
     """
 
     name: str
@@ -139,7 +140,7 @@ class Topology:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """Nodes in rank order: all of the first site, then all of the second, as a ring collective likes them."""
+        """Nodes in rank order, site by site, so that a ring collective crosses each site boundary once each way."""
         return tuple(node for site in self.sites for node in site.node_names)
 
     def site_of(self, node: str) -> Site:
@@ -150,20 +151,20 @@ Part = TypeVar("Part", "Site", "Link", "Duct", Impairment, SecondPath)
 
 
 def topology_to_dict(topology: Topology) -> dict[str, Any]:
-    """``topology`` as plain JSON data, with nothing left out: the content of ``topology.json``."""
+    """Return ``topology`` as JSON data with every field: the content of ``topology.json``."""
     plain: dict[str, Any] = _lists(dataclasses.asdict(topology))
     return plain
 
 
 def _lists(value: Any) -> Any:
-    """``value`` with lists in place of its tuples, at any depth."""
+    """Return ``value`` with tuples replaced by lists, at any depth."""
     if isinstance(value, Mapping):
         return {key: _lists(it) for key, it in value.items()}
     return [_lists(it) for it in value] if isinstance(value, list | tuple) else value
 
 
 def topology_from_dict(data: Mapping[str, Any]) -> Topology:
-    """The inverse of :func:`topology_to_dict`; keys that a later version may add are left out.
+    """Invert :func:`topology_to_dict`; keys added by a later version are ignored.
 
     Raises:
         ValueError: ``data`` is not a topology.
@@ -185,11 +186,11 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
                 topology.site(site)
         return topology
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, StopIteration) as error:
-        raise ValueError(f"this is not a resolved topology: {type(error).__name__} {error}") from error
+        raise ValueError(f"expected a resolved topology, got {type(error).__name__} {error}") from error
 
 
 def _link(data: Mapping[str, Any]) -> Link:
-    # Written before there were impairments of single directions, a topology has none.
+    # Files from before impairments per direction lack the key.
     impairments = tuple(_part(Impairment, it) for it in data.get("impairments", ()))
     pairs = {key: tuple(data[key]) for key in ("between", "via")}
     second = data.get("second_path")
@@ -203,10 +204,10 @@ def _part(kind: type[Part], data: Mapping[str, Any]) -> Part:
 
 
 def _value(name: str, kind: str, value: Any) -> Any:
-    """``value`` if it is what the field takes: a text where a number belongs would fail far from here."""
+    """Return ``value`` if it has the field's type: a string in place of a number would fail far from here."""
     takes = {"str": str, "int": int, "float": int | float, "bool": bool}.get(kind)
     if takes is not None and (not isinstance(value, takes) or (isinstance(value, bool) and takes is not bool)):
-        raise ValueError(f"{name} is {value!r}")
+        raise ValueError(f"{name}: expected {kind}, got {value!r}")
     if kind.startswith("tuple[str") and not all(isinstance(each, str) for each in value):
-        raise ValueError(f"{name} is {value!r}")
+        raise ValueError(f"{name}: expected strings, got {value!r}")
     return float(value) if kind == "float" else value

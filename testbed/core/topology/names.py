@@ -1,7 +1,7 @@
-"""Which names sites, links and ducts may have: they become interfaces, hosts and the targets of faults.
+"""Valid names of sites, links and ducts, which become interfaces, hosts and targets of faults.
 
-The kernel's limit for an interface is 15 characters (IFNAMSIZ, include/uapi/linux/if.h). ``<site>-255`` and
-``<link>-a`` must fit. Names of sites, nodes, gateways, links and ducts are one space, so that a fault's target is never
+The kernel limits interface names to 15 characters (IFNAMSIZ, include/uapi/linux/if.h); ``<site>-255`` and
+``<link>-a`` must fit. Sites, nodes, gateways, links and ducts share one name space, so that a fault's target is never
 ambiguous.
 """
 
@@ -23,7 +23,7 @@ _RESERVED: Final = frozenset({"all", "any", "default", "host", "lo", "localhost"
     {"fabric", "fabric0", "mgmt", "mgmt0", "management", "gw", "step", "link", "site", "duct", "node"}
 )
 
-# ip-link(8), ip-address(8), ip-route(8): where a name may stand, a word of these or a beginning of one is taken for it.
+# ip-link(8), ip-address(8), ip-route(8): in the place of a name, ip reads these keywords and any prefix of them.
 # fmt: off
 _IP_WORDS: Final = (
     "add", "address", "addrgenmode", "alias", "allmulticast", "arp", "bridge", "broadcast", "carrier", "change",
@@ -37,22 +37,22 @@ _IP_WORDS: Final = (
 
 
 def check_name(kind: str, name: str) -> None:
-    """``kind`` is a key of :data:`LONGEST`.
+    """Check that ``name`` is valid for a ``kind``, a key of :data:`LONGEST`.
 
     Raises:
-        Unreadable: ``name`` cannot be the name of such a thing.
+        Unreadable: with the reason.
     """
     longest = LONGEST[kind]
     if not _SHAPE.fullmatch(name):
-        fix = "use lower-case letters, digits and single dashes, a letter first and no dash last"
-        raise Unreadable(f"{shown(name)} cannot be the name of a {kind}", fix)
+        fix = "use lower-case letters, digits and single dashes, starting with a letter and not ending with a dash"
+        raise Unreadable(f"invalid {kind} name {shown(name)}", fix)
     if len(name) > longest:
-        raise Unreadable(f"{shown(name)} has {len(name)} characters", f"a {kind} has at most {longest} in its name")
+        raise Unreadable(f"{kind} name {shown(name)} has {len(name)} characters", f"use at most {longest}")
     if name in _RESERVED:
-        raise Unreadable(f"{shown(name)} means something else here", "choose another name")
+        raise Unreadable(f"{shown(name)} is a reserved name", "choose another name")
     if kind == "link":
         if len(name) < 2:
-            raise Unreadable(f"{shown(name)} is too short for a link", "use at least 2 characters")
+            raise Unreadable(f"link name {shown(name)} is too short", "use at least 2 characters")
         taken = [word for word in _IP_WORDS if word.startswith(name)]
         if taken:
-            raise Unreadable(f"{shown(name)} is what the ip command reads as '{taken[0]}'", "choose another name")
+            raise Unreadable(f"the ip command reads {shown(name)} as '{taken[0]}'", "choose another name")

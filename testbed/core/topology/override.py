@@ -1,8 +1,8 @@
-"""``--set links.north.km=80``: a value laid over a topology file before it is checked.
+"""Override values of a topology file before it is checked, as in ``--set links.north.km=80``.
 
-Keys are dotted and may hold ``*``: ``links.*.fiber=hollow-core``. A key can only change or fill in what the
-file has: it makes no site, link or duct. The value is read as YAML, so ``links.north.via=[coast, bridge]`` is a list.
-``links.*.toward.west.delay`` means every link that leads to west.
+Keys are dotted and may contain ``*``: ``links.*.fiber=hollow-core``. A key can change or add a field of an existing
+site, link or duct, but creates none of these. The value is parsed as YAML, so ``links.north.via=[coast, bridge]`` is
+a list. ``links.*.toward.west.delay`` matches every link that leads to west.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _DEFAULTS: Final = {"site": tuple(SiteText.model_fields), "link": tuple(LinkDefa
 
 
 def split(assignment: str) -> tuple[str, str]:
-    """``K=V`` in two.
+    """Split ``K=V`` into key and value.
 
     Raises:
-        UserError: there is no ``=``, or nothing before it.
+        UserError: without ``=``, or with an empty key.
     """
     key, equals, value = assignment.partition("=")
     if not equals or not key.strip():
-        raise UserError(f"--set {shown(assignment)} is not KEY=VALUE; write it as in --set links.north.km=80")
+        raise UserError(f"--set: expected KEY=VALUE, got {shown(assignment)}; write --set links.north.km=80")
     return key.strip(), value.strip()
 
 
 def apply(document: Document, overrides: Mapping[str, object]) -> Written:
-    """``document`` with each of ``overrides`` (dotted key to value; text is read as YAML) laid over it, in order.
+    """Apply ``overrides`` (dotted key to value; strings are parsed as YAML) to ``document``, in order.
 
     Raises:
-        UnknownName: a key names a field or a thing that there is not.
-        UserError: a key or value that cannot be read.
+        UnknownName: a key names a field, site, link or duct that does not exist.
+        UserError: a key or value cannot be parsed.
     """
     if not overrides or not isinstance(document.data, Mapping):
         return Written(document)
@@ -74,7 +74,7 @@ def _value(key: str, value: object) -> object:
 
 
 def _paths(key: str, data: Mapping[str, Any]) -> list[Path]:
-    """The paths in ``data`` that ``key`` means; at least one, unless the file itself is wrong there."""
+    """Return the paths in ``data`` that ``key`` matches; at least one, unless the file itself is invalid there."""
     parts = tuple(key.split("."))
     first = parts[0]
     if first in _TOP and len(parts) == 1:
@@ -94,11 +94,11 @@ def _paths(key: str, data: Mapping[str, Any]) -> list[Path]:
 
 
 def _below(key: str, parts: tuple[str, ...], field: int) -> bool:
-    """Whether ``parts`` goes on below its field, as ``impair`` and ``toward`` do. Raises UnknownName."""
+    """Return whether ``parts`` continues below its field, as for ``impair`` and ``toward``. Raises UnknownName."""
     place, depth = ".".join(parts[: field + 1]), {"impair": 1, "toward": 2}.get(parts[field], 0)
     more = parts[field + 1 :]
     if not more or (len(more) == 1 == depth - 1):
-        return bool(more)  # all of it at once: links.north.impair={loss: 1%}
+        return bool(more)  # the whole mapping: links.north.impair={loss: 1%}
     if len(more) != depth:
         like = {1: (f"{place}.loss",), 2: (f"{place}.SITE.loss",)}.get(depth, (place,))
         raise UnknownName("field", key, like)
@@ -116,7 +116,7 @@ def _in_section(key: str, parts: tuple[str, ...], section: object) -> list[Path]
         raise UnknownName("field", key, (f"{first}.{parts[1]}.{name}" for name in fields))
     deeper = bool(fields) and _below(key, parts, 2)
     if section is not None and not isinstance(section, Mapping):
-        return []  # the file's own mistake, which is found when the file is checked
+        return []  # a mistake of the file, reported when the file is checked
     names = [name for name in section or {} if fnmatch.fnmatchcase(name, parts[1])]
     if not names:
         raise UnknownName(what, parts[1], [name for name in section or () if name.isprintable()])
@@ -126,7 +126,7 @@ def _in_section(key: str, parts: tuple[str, ...], section: object) -> list[Path]
 
 
 def _toward(parts: tuple[str, ...], links: Mapping[str, Any]) -> list[Path]:
-    """Of ``links`` those that lead to a site as in ``parts``; the site may hold ``*`` too."""
+    """Return the paths for those of ``links`` that lead to the site in ``parts``, which may contain ``*``."""
     ends = {name: link.get("between") if isinstance(link, Mapping) else None for name, link in links.items()}
     sites = {
         name: [it for it in there if isinstance(it, str)] for name, there in ends.items() if isinstance(there, list)
@@ -143,7 +143,7 @@ def _toward(parts: tuple[str, ...], links: Mapping[str, Any]) -> list[Path]:
 
 
 def _put(data: dict[str, Any], path: Path, value: object) -> None:
-    """Set ``path``, filling in what is missing above it; a scalar above it is the file's mistake and stays."""
+    """Set ``path``, creating missing parents; a scalar among them is a mistake of the file and stays."""
     here = data
     for part in path[:-1]:
         below = here.get(str(part))

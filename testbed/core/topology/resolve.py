@@ -1,7 +1,7 @@
-"""A topology file to a :class:`Topology`: every default filled in, every mistake found, each value's origin kept.
+"""Resolve a topology file to a :class:`Topology`: fill in defaults, find every mistake, keep each value's origin.
 
-The steps of :func:`load_text`: text to data (``yamltext``), ``--set`` laid over it (``override``), each value
-read by itself (``schema``), then what must fit together is checked here, and only then is anything built.
+:func:`load_text` parses the text (``yamltext``), applies ``--set`` (``override``), parses each value by itself
+(``topology_schema``), checks here what must fit together, and only then builds the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.core.topology.model import Duct, Link, Site, Topology, topology_fro
 from testbed.core.topology.names import check_name
 from testbed.core.topology.topology_schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
 from testbed.core.units import Unreadable, format_length, format_rate
-from testbed.core.user_text import nearest, shown
+from testbed.core.user_text import shown, unknown
 from testbed.errors import FileMistakes, Finding
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 MOST_SITES: Final = 200
 MOST_LINKS: Final = 1000
 MOST_DUCTS: Final = 2000
-MOST_NODES: Final = 1000  # a Linux bridge has 1023 ports (BR_MAX_PORTS), and all nodes share the management bridge
+MOST_NODES: Final = 1000  # all nodes share the management bridge, and a Linux bridge has 1023 ports (BR_MAX_PORTS)
 _MOST: Final = {"sites": MOST_SITES, "links": MOST_LINKS, "ducts": MOST_DUCTS}
 
 DEFAULT_SCALE: Final = 1000.0
@@ -46,18 +46,18 @@ DEFAULT_MTU: Final = 1500
 DEFAULT_PROTECTION: Final = ProtectionText("route")
 
 _EXAMPLE: Final = (
-    "the least is sites: {east: {nodes: 2}, west: {nodes: 2}}, links: {north: {between: [east, west], km: 40}}"
+    "write at least sites: {east: {nodes: 2}, west: {nodes: 2}}, links: {north: {between: [east, west], km: 40}}"
 )
 
 
 def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = None) -> Topology:
-    """The topology in ``text``; ``label`` is the file's name in messages and its stem the topology's name.
+    """Return the topology in ``text``; ``label`` is the file name in messages and its stem the topology's name.
 
     ``overrides`` maps dotted keys (``links.north.km``, ``links.*.fiber``) to values, as ``--set`` does.
 
     Raises:
         FileMistakes: with every mistake found.
-        UnknownName: a key of ``overrides`` means nothing in this file.
+        UnknownName: a key of ``overrides`` does not exist in this file.
         UserError: a value of ``overrides`` is not YAML.
     """
     document = yamltext.read(text, label)
@@ -69,8 +69,8 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
     _check_sizes(content, mistakes)
     _check_names(content, mistakes)
     if (default := content.defaults.link.protection) is not None and default.via:
-        fix = "write it with each link that has one"
-        mistakes.note(("defaults", "link", "protection"), "a second path is a link's own, no default", fix)
+        fix = "write protection with each link that has a second path"
+        mistakes.note(("defaults", "link", "protection"), "the default link cannot have a second path", fix)
     link_impairments.check_default(content.defaults.link, content.sites, mistakes)
     for name, link in content.links.items():
         _check_link(name, link, content, mistakes)
@@ -81,7 +81,7 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
 
 def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
     if not content.sites and not {(), ("sites",)} & mistakes.bad:
-        mistakes.note(("sites",), "there are no sites", _EXAMPLE)
+        mistakes.note(("sites",), "no sites", _EXAMPLE)
     sections = {
         "sites": (content.sites, MOST_SITES),
         "links": (content.links, MOST_LINKS),
@@ -89,12 +89,12 @@ def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
     }
     large = {kind: most for kind, (section, most) in sections.items() if len(section) > most}
     for kind, most in large.items():
-        mistakes.note((kind,), f"{len(sections[kind][0])} {kind}", f"a topology has at most {most}")
+        mistakes.note((kind,), f"too many {kind}: {len(sections[kind][0])}", f"use at most {most}")
     if large:
-        mistakes.raise_if_any()  # looking up the nearest of so many names could take minutes
+        mistakes.raise_if_any()  # suggesting the closest of so many names could take minutes
     nodes = sum(_nodes(site, content) for site in content.sites.values())
     if nodes > MOST_NODES:
-        mistakes.note(("sites",), f"{nodes} nodes in all", f"a topology has at most {MOST_NODES}")
+        mistakes.note(("sites",), f"too many nodes: {nodes} in total", f"use at most {MOST_NODES}")
 
 
 def _nodes(site: SiteText, content: TopologyText) -> int:
@@ -102,7 +102,7 @@ def _nodes(site: SiteText, content: TopologyText) -> int:
 
 
 def _check_names(content: TopologyText, mistakes: Mistakes) -> None:
-    """Every name is fit for what it becomes, and no two things share one."""
+    """Check that every name is valid for its kind and unique."""
     taken: dict[str, str] = {}
     for kind, section in (("site", content.sites), ("link", content.links), ("duct", content.ducts)):
         for name in section:
@@ -113,15 +113,14 @@ def _check_names(content: TopologyText, mistakes: Mistakes) -> None:
                 mistakes.note(path, error.message, error.fix)
                 continue
             if name in taken:
-                mistakes.note(path, f"{kind} '{name}' has the name of {taken[name]}", "rename one of them")
+                mistakes.note(path, f"{kind} '{name}' has the same name as {taken[name]}", "rename one of them")
             taken.setdefault(name, f"a {kind}")
     for name, site in content.sites.items():
         for made, what in [(f"{name}-gw", "gateway"), *((f"{name}-{i}", "node") for i in range(_nodes(site, content)))]:
             if made in taken:
                 kind = taken[made].split()[-1]
-                mistakes.note(
-                    (f"{kind}s", made), f"{taken[made]} has the name of a {what} of site {shown(name)}", "rename it"
-                )
+                message = f"{kind} {shown(made)} has the same name as a {what} of site {shown(name)}"
+                mistakes.note((f"{kind}s", made), message, f"rename the {kind}")
     if content.name is not None:
         try:
             check_name("topology", content.name)
@@ -136,24 +135,22 @@ def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mist
     if link.between is not None:
         for site in link.between:
             if site not in content.sites:
-                mistakes.note(
-                    (*path, "between"), f"link {shown(name)}: no site named {shown(site)}", nearest(site, content.sites)
-                )
+                message, fix = unknown("site", site, content.sites)
+                mistakes.note((*path, "between"), f"link {shown(name)}: {message}", fix)
         if link.between[0] == link.between[1]:
-            fix = "a link joins two sites; nodes of one site are joined by its fabric"
-            mistakes.note((*path, "between"), f"link {shown(name)} leads from {shown(link.between[0])} to itself", fix)
+            fix = "name two sites; the nodes of one site are connected by its fabric"
+            mistakes.note((*path, "between"), f"link {shown(name)} connects {shown(link.between[0])} to itself", fix)
     elif whole and "between" not in bad:
-        mistakes.note(path, f"link {shown(name)} joins no sites", "add between: [SITE, SITE]")
+        mistakes.note(path, f"link {shown(name)} connects no sites", "add between: [SITE, SITE]")
     if link.km is not None and link.via is not None:
-        fix = "keep km for a duct of its own, or via, whose lengths are summed"
+        fix = "keep km for a private duct, or via for shared ducts, whose lengths are summed"
         mistakes.note((*path, "km"), f"link {shown(name)} has both km and via", fix)
     elif link.km is None and link.via is None and whole and not bad & {"km", "via"}:
         mistakes.note(path, f"link {shown(name)} has no length", "add km: 40, or via: [DUCT, …]")
     for duct in link.via or ():
         if duct not in content.ducts:
-            mistakes.note(
-                (*path, "via"), f"link {shown(name)}: no duct named {shown(duct)}", nearest(duct, content.ducts)
-            )
+            message, fix = unknown("duct", duct, content.ducts)
+            mistakes.note((*path, "via"), f"link {shown(name)}: {message}", fix)
     if link.via is not None and len(set(link.via)) < len(link.via):
         mistakes.note((*path, "via"), f"link {shown(name)} passes through a duct twice", "name each duct once")
     length_m = _length_m(link, content)
@@ -172,8 +169,8 @@ def _check_second_path(name: str, link: LinkText, content: TopologyText, mistake
     path = ("links", name, "protection")
     lacking = [duct for duct in link.protection.via if duct not in content.ducts]
     for duct in lacking:
-        message = f"second path of link {shown(name)}: no duct named {shown(duct)}"
-        mistakes.note(path, message, nearest(duct, content.ducts) or f"add it: ducts: {{{duct}: 60 km}}")
+        message, fix = unknown("duct", duct, content.ducts)
+        mistakes.note(path, f"second path of link {shown(name)}: {message}", fix)
     length_m = _second_length_m(link.protection, content)
     if not lacking and length_m is not None:
         _check_reach(name, link, length_m, content, mistakes, "protection")
@@ -191,11 +188,11 @@ def _check_reach(
     if length_m <= chosen.reach_m:
         return
     far = optics.that_reach(length_m, chosen.line_rate_bps)
-    fix = f"use optics: {far[0].name}, which reaches {format_length(far[0].reach_m)}" if far else "make it shorter"
+    fix = f"use optics: {far[0].name} (reach {format_length(far[0].reach_m)})" if far else "shorten it"
     what = f"the second path of link {shown(name)}" if blamed else f"link {shown(name)}"
     mistakes.note(
         ("links", name, blamed or ("optics" if link.optics else "via" if link.via else "km")),
-        f"{what} is {format_length(length_m)} long and {chosen.name} reaches {format_length(chosen.reach_m)}",
+        f"{what} is {format_length(length_m)} long, beyond the reach of {chosen.name}, {format_length(chosen.reach_m)}",
         fix,
     )
 
@@ -203,13 +200,13 @@ def _check_reach(
 def _check_rate(name: str, link: LinkText, content: TopologyText, mistakes: Mistakes) -> None:
     rate_bps = _rate_bps(link, content)
     if rate_bps < LEAST_RATE_BPS:
-        fix = f"choose a smaller scale: a link keeps at least {format_rate(LEAST_RATE_BPS)}"
+        fix = f"choose a smaller scale: a link needs at least {format_rate(LEAST_RATE_BPS)}"
         scaled = f"link {shown(name)} runs at {rate_bps:.3g} b/s after scale {content.scale or DEFAULT_SCALE:g}"
         mistakes.note(("links", name, "rate" if link.rate else "optics"), scaled, fix)
 
 
 def _length_m(link: LinkText, content: TopologyText) -> float | None:
-    """Metres, None if that cannot be known because of a mistake that has been noted."""
+    """Return metres; None if unknown because of a mistake that has been noted."""
     if link.via is None:
         return link.km
     lengths = [content.ducts.get(duct) for duct in link.via]
@@ -228,7 +225,7 @@ def _rate_bps(link: LinkText, content: TopologyText) -> float:
 
 
 def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
-    """Every site must be reachable from the first, else ranks could never meet; said only if all links are known."""
+    """Check that every site is reachable from the first, so that all ranks can connect; needs valid links."""
     known = all(link.between is not None and set(link.between) <= set(content.sites) for link in content.links.values())
     if not known or not content.sites or {("links",), ("sites",)} & mistakes.bad:
         return
@@ -247,9 +244,9 @@ def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
         elif site not in reached:
             beside = _reachable(site, neighbours)
             reached |= beside
-            more = f" and {len(beside) - 1} more joined to it" if len(beside) > 1 else ""
-            message = f"no links lead from site {shown(first)} to site {shown(site)}{more}"
-            mistakes.note(("sites", site), message, "join them by a link")
+            more = f" and {len(beside) - 1} more connected to it" if len(beside) > 1 else ""
+            message = f"no path from site {shown(first)} to site {shown(site)}{more}"
+            mistakes.note(("sites", site), message, "add a link between them")
 
 
 def _reachable(site: str, neighbours: Mapping[str, set[str]]) -> set[str]:
@@ -262,7 +259,7 @@ def _reachable(site: str, neighbours: Mapping[str, set[str]]) -> set[str]:
 
 
 def _name_of(label: str) -> str:
-    """The stem of a file's name, made fit: ``My lab.yaml`` is ``my-lab``."""
+    """Turn the stem of a file name into a valid name: ``My lab.yaml`` gives ``my-lab``."""
     stem = label.rpartition("/")[2]
     stem = re.sub(r"\.(ya?ml)$", "", stem, flags=re.IGNORECASE)
     fit = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:32].strip("-")
@@ -274,7 +271,7 @@ def _name_of(label: str) -> str:
 
 
 def _build(content: TopologyText, written: Written, label: str) -> Topology:
-    """Everything has been checked."""
+    """Build the topology from fully checked content."""
     scale = content.scale or DEFAULT_SCALE
     sites = tuple(
         Site(name, _nodes(site, content), site.power or content.defaults.site.power or name)
@@ -297,7 +294,7 @@ def _build(content: TopologyText, written: Written, label: str) -> Topology:
 
 
 def _own(link: LinkText, content: TopologyText, length_m: float) -> link_impairments.Own:
-    """What the link is without ``impair``."""
+    """Return the link without ``impair``."""
     default = content.defaults.link
     kind, latency_s, huts = _path(link, content)
     return link_impairments.Own(
@@ -310,7 +307,7 @@ def _own(link: LinkText, content: TopologyText, length_m: float) -> link_impairm
 
 
 def _path(link: LinkText, content: TopologyText) -> tuple[str, float, int]:
-    """Kind of fiber, latency of the optics in seconds, amplifier huts."""
+    """Return (fiber type, latency of the optics in seconds, number of amplifier huts)."""
     default = content.defaults.link
     return (
         link.fiber or default.fiber or fiber.DEFAULT_FIBER,
@@ -352,7 +349,7 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
 
 
 def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str]]:
-    """Dotted field and where its value came from, for every field that a file can set."""
+    """Yield (dotted field, source of its value) for every field that a file can set."""
 
     def origin(*paths: tuple[str, ...]) -> str:
         return next((written.origin(path) for path in paths if written.has(path)), "default")
@@ -369,7 +366,7 @@ def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str
             if key in ("impair", "toward") or (key in ("km", "via") and getattr(link, key) is None):
                 continue
             path, default = ("links", name, key), ("defaults", "link", key)
-            # The optics of a link take precedence over a rate that is only the default of all.
+            # The optics of a link take precedence over a default rate.
             hidden = key == "rate" and link.optics is not None and link.rate is None
             over = [
                 (*place, key)
@@ -382,7 +379,7 @@ def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str
 
 
 def _impair_origins(name: str, link: LinkText, content: TopologyText, written: Written) -> Iterator[tuple[str, str]]:
-    """``links.north.impair.loss``, ``links.north.toward.west.loss``: those that are written, by whoever has the say."""
+    """Yield the same for written impairments (``links.north.impair.loss``, ``….toward.west.loss``): the winning one."""
     for toward in (None, *(link.between or ())):
         where = f"links.{name}." + ("impair" if toward is None else f"toward.{toward}")
         for place, values in link_impairments.layers(name, link, content.defaults.link, toward=toward):

@@ -1,7 +1,7 @@
-"""What follows from a topology: distances and round trips, what its links are, which ways of training it allows. Pure.
+"""Facts derived from a topology: distances, round trips, properties of its links, viable training methods. Pure.
 
-Between two sites traffic takes the shortest fiber, as the gateways of a healthy lab do (``core/plan/routing.py``).
-Rates and sizes called real are those before scale; latency has no scale.
+Between two sites traffic takes the shortest path over the fibers, as in a healthy lab (``core/plan/routing.py``).
+"Real" rates and sizes are those before scale; latency is never scaled.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["LinkFacts", "PairFacts", "Survey", "survey", "validity_of"]
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """Of one link: lengths in m, times in s, rates in bit/s, sizes in bytes.
+    """Facts of one link: lengths in m, times in s, rates in bit/s, sizes in bytes.
 
-    ``margin_m`` is what its optics reach beyond its length. ``spans`` are the sections between amplifiers, so
-    ``spans - 1`` huts stand on the way, whether or not the topology counts their delay (``huts``).
-    ``bandwidth_delay_bytes`` is rate x RTT: what a sender has unacknowledged when it fills the link.
+    ``margin_m`` is the reach of its optics beyond its length. ``spans`` is the number of sections between amplifiers,
+    so the route has ``spans - 1`` huts, whether or not the topology counts their delay (``huts``).
+    ``bandwidth_delay_bytes`` is rate x RTT: the unacknowledged bytes of a sender that fills the link.
     """
 
     link: str
@@ -46,7 +46,7 @@ class LinkFacts:
 
 @dataclass(frozen=True)
 class PairFacts:
-    """Of two sites: the links in between, in order, along the shortest fiber; and the least round trip over them."""
+    """Facts of a pair of sites: the links of the shortest path, in order, and its minimum round trip."""
 
     between: tuple[str, str]
     via: tuple[str, ...]
@@ -56,7 +56,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class Survey:
-    """``radius_class`` is that of the two sites that are farthest apart; None for a single site."""
+    """All facts; ``radius_class`` is that of the two sites farthest apart, None for a single site."""
 
     radius_class: str | None
     links: tuple[LinkFacts, ...]
@@ -71,7 +71,7 @@ def survey(
     gradient_bytes: float = training.GRADIENT_BYTES,
     compute_s: float = training.COMPUTE_S,
 ) -> Survey:
-    """All facts of ``topology``; the last two are what a step exchanges, in bytes, and how long it computes."""
+    """Return all facts of ``topology``, for steps that exchange ``gradient_bytes`` and compute ``compute_s`` seconds."""
     paths = {site.name: _shortest(topology, site.name) for site in topology.sites}
     pairs = tuple(
         _pair(one.name, other.name, paths[one.name][other.name])
@@ -89,9 +89,9 @@ def survey(
 
 
 def validity_of(topology: Topology, workload: validity.Workload | None = None) -> tuple[validity.Finding, ...]:
-    """Where the scale model can be believed, per link and workload; by default that of the agents' model.
+    """Return how far the scale model is valid, per link, for ``workload`` (default: the agents' model).
 
-    A link whose directions differ is judged by each of them.
+    A link whose directions differ has findings for each.
     """
     ranks = len(topology.node_names)
     fibers = [fiber for link in topology.links for fiber in _fibers(link)]
@@ -135,7 +135,7 @@ def _pair(one: str, other: str, path: tuple[Link, ...]) -> PairFacts:
 
 
 def _rings(topology: Topology, paths: Mapping[str, Mapping[str, tuple[Link, ...]]]) -> training.Rings | None:
-    """The rings of a lab: sites in their order, the last one joined to the first; None if no fiber is crossed."""
+    """Return the rings of a lab: sites in order, the last connected to the first; None if they cross no fiber."""
     names = [site.name for site in topology.sites]
     if len(names) < 2:
         return None
@@ -152,14 +152,14 @@ def _rings(topology: Topology, paths: Mapping[str, Mapping[str, tuple[Link, ...]
 
 
 def _directions(here: str, path: tuple[Link, ...]) -> Iterator[str]:
-    """The direction (``link:site``) of each fiber on the way from ``here``."""
+    """Yield the direction (``link:site``) of each link of ``path`` from ``here``."""
     for link in path:
         here = link.between[1 - link.between.index(here)]
         yield f"{link.name}:{here}"
 
 
 def _shortest(topology: Topology, origin: str) -> dict[str, tuple[Link, ...]]:
-    """Dijkstra by length: the links from ``origin`` to every site; of ways as long the one first written."""
+    """Return the links from ``origin`` to every site (Dijkstra by length; among equals the first one written)."""
     lines: dict[str, list[Link]] = {site.name: [] for site in topology.sites}
     for link in topology.links:
         for site in link.between:

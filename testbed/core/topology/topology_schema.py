@@ -1,8 +1,8 @@
-"""A topology as written: which keys there are, what each takes, and every mistake of a file at once.
+"""The topology as written: its keys, the values each takes, and every mistake of a file reported at once.
 
-Every field of the models is optional, so that what is right in a file can be looked at further although something else
-in it is wrong: :func:`check` drops what it finds bad and remembers where. What must be there, and what must fit
-together, is for ``resolve.py`` to say.
+Every field of the models is optional, so that the valid parts of a file are checked further even if others are
+wrong: :func:`check` drops invalid values and records their paths. ``resolve.py`` checks which fields are mandatory and
+how values fit together.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from testbed.core.topology import link_protection
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.units import (
     Unreadable,
+    parse_choice,
     parse_delay_s,
     parse_length_m,
     parse_number,
@@ -27,7 +28,7 @@ from testbed.core.units import (
     parse_rate_bps,
     parse_size_bytes,
 )
-from testbed.core.user_text import nearest, shown
+from testbed.core.user_text import expected, out_of_range, shown, unknown
 from testbed.core.yamltext import MOST_FINDINGS, Document, Path
 from testbed.errors import FileMistakes, Finding
 
@@ -53,14 +54,13 @@ LinkPart = TypeVar("LinkPart", bound="LinkDefaults")
 
 
 def whole(low: int, high: int) -> Callable[[object], int]:
-    """A validator: a whole number, ``low`` to ``high``, both included."""
+    """Return a validator for a whole number, ``low`` to ``high``, both included."""
 
     def parse(value: object) -> int:
-        fix = f"write a whole number from {low} to {high}"
         if isinstance(value, bool) or not isinstance(value, int):
-            raise Unreadable(f"{shown(value)} is not a whole number" if value is not None else "there is no value", fix)
+            raise Unreadable(*expected("a whole number", value, f"write {low} to {high}"))
         if not low <= value <= high:
-            raise Unreadable(f"{shown(value)} is out of range", fix)
+            raise Unreadable(*out_of_range(value, str(low), str(high)))
         return value
 
     return parse
@@ -70,43 +70,34 @@ def _one_of(known: Iterable[str]) -> Callable[[object], str]:
     names = tuple(known)
 
     def parse(value: object) -> str:
-        if not isinstance(value, str) or value not in names:
-            fix = nearest(value, names) if isinstance(value, str) else f"write {' or '.join(names)}"
-            raise Unreadable(f"{shown(value)} is not known here" if value is not None else "there is no value", fix)
-        return value
+        return parse_choice(value, names)
 
     return parse
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value or len(value) > 64 or not value.isprintable():
-        what = "there is no value" if value is None else f"{shown(value)} is no name"
-        raise Unreadable(what, "write a name of at most 64 characters")
+        raise Unreadable(*expected("a name", value, "write at most 64 printable characters"))
     return value
 
 
 def _pair(value: object) -> tuple[str, str]:
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(site, str) for site in value):
-        raise Unreadable(
-            f"{shown(value)} is not a pair of sites" if value is not None else "there is no value",
-            "write two sites in brackets, as in [east, west]",
-        )
+        raise Unreadable(*expected("a pair of sites", value, "write two sites in brackets, as in [east, west]"))
     return value[0], value[1]
 
 
 def _names(value: object) -> tuple[str, ...]:
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not listed or not all(isinstance(duct, str) for duct in listed):
-        raise Unreadable(
-            f"{shown(value)} is not a list of ducts" if value is not None else "there is no value",
-            "write ducts in brackets in their order, as in [river-bridge, motorway]",
-        )
+        fix = "write ducts in brackets in their order, as in [river-bridge, motorway]"
+        raise Unreadable(*expected("a list of ducts", value, fix))
     return tuple(listed)
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """What may wait beyond rate x delay: a time at the link's rate, or a size; one of the two is None."""
+    """Queue capacity beyond rate x delay: a time at the link's rate, or a size; one of the two is None."""
 
     time_s: float | None = None
     size_bytes: int | None = None
@@ -123,8 +114,7 @@ def _buffer(value: object) -> Buffer:
     if value == 0 and not isinstance(value, bool):
         return Buffer(size_bytes=0)
     if not isinstance(value, str) or value.strip()[-1:] != "s":
-        what = "there is no value" if value is None else f"{shown(value)} is neither a time nor a size"
-        raise Unreadable(what, "write a buffer such as 10 ms or 1 MB")
+        raise Unreadable(*expected("a time or a size", value, "write a buffer such as 10 ms or 1 MB"))
     return Buffer(time_s=parse_delay_s(value, most_s=10.0))
 
 
@@ -134,7 +124,7 @@ def _optics_latency(value: object) -> float:
 
 def _scale(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < float("inf"):
-        raise Unreadable(f"{shown(value)} is no scale", "write a number above 0; 1000 runs 800G as 800 Mb/s")
+        raise Unreadable(*expected("a finite number above 0", value, "write 1000 to run 800G as 800 Mb/s"))
     return parse_number(value, low=1e-3, high=1e9)
 
 
@@ -148,10 +138,10 @@ class SiteText(_Part):
 
 
 class LinkDefaults(_Part):
-    """What ``defaults: {link: …}`` may say: all of a link but where it lies.
+    """The keys of ``defaults: {link: …}``: all of a link but its sites and its route.
 
-    ``impair`` are values by key of PARAMETERS, in SI units, for both directions; ``toward`` the same by the site that
-    a direction leads to. :func:`check` leaves them as written, :func:`read` reads them.
+    ``impair`` maps keys of PARAMETERS to values in SI units, for both directions; ``toward`` maps the site that a
+    direction leads to to the same. :func:`check` leaves both as written, :func:`read` parses them.
     """
 
     fiber: Annotated[str | None, BeforeValidator(_one_of(FIBERS))] = None
@@ -198,7 +188,7 @@ class DefaultsText:
 
 @dataclass(frozen=True)
 class TopologyText:
-    """A file's content, each value parsed; lengths in m, times in s, rates in bit/s. None is: not written."""
+    """The content of a file, each value parsed: lengths in m, times in s, rates in bit/s; None if not written."""
 
     name: str | None
     scale: float | None
@@ -212,13 +202,13 @@ class TopologyText:
 
 @dataclass(frozen=True)
 class Written:
-    """A document after ``--set``: ``sets`` holds the paths that came from there, with the key as it was typed."""
+    """A document after ``--set``: ``sets`` maps each path set there to its key as typed."""
 
     document: Document
     sets: Mapping[Path, str] = field(default_factory=dict)
 
     def place(self, path: Path) -> tuple[str, int]:
-        """File and line of ``path``; of a value that was set, ``--set KEY`` and 0."""
+        """Return file and line of ``path``; for a value from the command line ``--set KEY`` and 0."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.sets:
                 return f"--set {self.sets[path[:length]]}", 0
@@ -228,14 +218,14 @@ class Written:
         return path in self.sets or path in self.document.lines
 
     def origin(self, path: Path) -> str:
-        """``file:line`` or ``--set``."""
+        """Return ``file:line`` or ``--set``."""
         file, line = self.place(path)
         return f"{file}:{line}" if line else "--set" if file.startswith("--set ") else file
 
 
 @dataclass
 class Mistakes:
-    """Findings as they are collected, those of the text first; ``bad`` holds the paths of values that were dropped."""
+    """Collected findings, those of the YAML text first; ``bad`` holds the paths of dropped values."""
 
     written: Written
     findings: list[Finding] = field(default_factory=list)
@@ -249,7 +239,7 @@ class Mistakes:
         self.findings.append(Finding(file, line, message, fix))
         self.bad.add(path)
         if len(self.findings) >= MOST_FINDINGS:
-            self.raise_if_any()  # what follows helps nobody, and a hostile file could have tens of thousands
+            self.raise_if_any()  # more would help no reader, and a hostile file could cause tens of thousands
 
     def raise_if_any(self) -> None:
         if self.findings:
@@ -257,13 +247,13 @@ class Mistakes:
 
 
 def check(model: type[Model], raw: object, path: Path, what: str, mistakes: Mistakes) -> Model:
-    """``raw`` as a ``model``, without its bad fields, which become findings. ``what`` names the thing: "a link"."""
+    """Validate ``raw`` as a ``model``; invalid fields are dropped and become findings. ``what``: such as "a link"."""
     keys = [field.alias or name for name, field in model.model_fields.items()]
     if raw is None:
         raw = {}
     if not isinstance(raw, Mapping):
-        fix = f"write it as {{key: value}} with keys of {', '.join(keys)}"
-        mistakes.note(path, f"{what} is {shown(raw)}, which has no keys", fix)
+        message, fix = expected("a mapping", raw, f"write {{key: value}} with keys of {', '.join(keys)}")
+        mistakes.note(path, f"{what}: {message}", fix)
         raw = {}
     try:
         return model.model_validate(raw)
@@ -274,26 +264,28 @@ def check(model: type[Model], raw: object, path: Path, what: str, mistakes: Mist
             good.pop(key, None)
             reason = problem.get("ctx", {}).get("error")
             if problem["type"] == "extra_forbidden":
-                mistakes.note((*path, key), f"unknown key {shown(key)} in {what}", nearest(key, keys))
+                message, fix = unknown("key", key, keys)
+                mistakes.note((*path, key), f"{what}: {message}", fix)
             elif isinstance(reason, Unreadable):
                 mistakes.note((*path, key), f"{key} of {what}: {reason.message}", reason.fix)
             else:
-                mistakes.note((*path, key), f"{key} of {what}: {shown(raw.get(key))} is not understood")
+                mistakes.note((*path, key), f"{key} of {what}: invalid value {shown(raw.get(key))}")
         return model.model_validate(good)
 
 
 def _section(raw: object, path: Path, example: str, mistakes: Mistakes) -> Mapping[str, Any]:
-    """A mapping from names to things; anything else is a finding."""
+    """Return ``raw`` if it is a mapping from names to values; anything else becomes a finding."""
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
-        mistakes.note(path, f"'{path[-1]}' must map names to values", f"write it as {example}")
+        message, fix = expected("a mapping of names to values", raw, f"write {example}")
+        mistakes.note(path, f"{path[-1]}: {message}", fix)
         return {}
     return raw
 
 
 def read(written: Written, mistakes: Mistakes) -> TopologyText:
-    """``written`` as a :class:`TopologyText`; mistakes go to ``mistakes`` and what has them is left out."""
+    """Parse ``written`` to a :class:`TopologyText`; findings go to ``mistakes``, invalid values are left out."""
     top = check(_Top, written.document.data, (), "a topology", mistakes)
     defaults = check(_Defaults, top.defaults, ("defaults",), "defaults", mistakes)
     sites = _section(top.sites, ("sites",), "sites: {east: {nodes: 2}, west: {nodes: 2}}", mistakes)
@@ -320,21 +312,22 @@ def read(written: Written, mistakes: Mistakes) -> TopologyText:
 
 def _link(model: type[LinkPart], raw: object, path: Path, what: str, mistakes: Mistakes) -> LinkPart:
     found = check(model, raw, path, what, mistakes)
-    impair = _impairment(found.impair, (*path, "impair"), f"'impair' of {what}", mistakes)
+    impair = _impairment(found.impair, (*path, "impair"), f"impair of {what}", mistakes)
     towards = _section(found.toward, (*path, "toward"), "toward: {west: {loss: 1%, delay: 250us}}", mistakes)
     toward = {
-        site: _impairment(it, (*path, "toward", site), f"'toward' {shown(site)} of {what}", mistakes)
+        site: _impairment(it, (*path, "toward", site), f"toward {shown(site)} of {what}", mistakes)
         for site, it in towards.items()
     }
     return found.model_copy(update={"impair": impair, "toward": toward})
 
 
 def _impairment(raw: object, path: Path, what: str, mistakes: Mistakes) -> dict[str, Any]:
-    """Values by key, in SI units; whether they fit together only a whole link can tell (``resolve.py``)."""
+    """Return values by key, in SI units; ``resolve.py`` checks whether they fit together on the link."""
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
-        mistakes.note(path, f"{what} is {shown(raw)}, which has no keys", "write it as {jitter: 20us, loss: 0.01%}")
+        message, fix = expected("a mapping", raw, "write {jitter: 20us, loss: 0.01%}")
+        mistakes.note(path, f"{what}: {message}", fix)
         return {}
     values, misread = parse(raw)
     for it in misread:
@@ -342,7 +335,8 @@ def _impairment(raw: object, path: Path, what: str, mistakes: Mistakes) -> dict[
             message, _, fix = it.why.partition("; ")
             mistakes.note((*path, it.key), f"{it.key} of {what}: {message}", fix)
         else:
-            mistakes.note((*path, it.key), f"unknown key {shown(it.key)} in {what}", nearest(it.key, PARAMETERS))
+            message, fix = unknown("key", it.key, PARAMETERS)
+            mistakes.note((*path, it.key), f"{what}: {message}", fix)
     return values
 
 
