@@ -6,8 +6,10 @@
 
 SHELL := /bin/bash
 VENV := .venv
+# -W --keep-going: every warning is an error, and all of them are shown; -n: unresolved references are warnings.
+BUILD_DOCS = $(VENV)/bin/python -m sphinx -W --keep-going -n -q -j auto -b html -d build/doctrees docs build/docs
 
-.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check bench soak fuzz clean
+.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check docs bench soak fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,7 +18,8 @@ help:
 	@echo "make test-netem  the tests of the netem emulator alone, on a kernel that has it: User-Mode Linux (docs/netem.md)"
 	@echo "make test-netem-containers  docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
 	@echo "make test-ansible  Ansible prepares a bare host (a container) twice and runs a lab on it (root, ~4 min; docs/ansible.md)"
-	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make check   ruff, mypy --strict, import-linter, and the documentation builds"
+	@echo "make docs    build the pages of docs/ into build/docs: offline, broken links and anchors fail"
 	@echo "make test-thorough  all tests, and those that take long and show more of the same"
 	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
 	@echo "make soak    a job under random faults for SOAK_SECONDS (3600), watched from outside (root; docs/soak.md)"
@@ -59,7 +62,12 @@ check:
 	@tools/verdict.sh "check (format; mend it with: $(VENV)/bin/ruff format .)" "" $(VENV)/bin/ruff format --check .
 	@tools/verdict.sh "check (mypy)" "" $(VENV)/bin/mypy
 	@tools/verdict.sh "check (import-linter)" "" $(VENV)/bin/lint-imports --no-cache --no-logo
-	@echo "make check: ruff, mypy --strict and import-linter are content"
+	@tools/verdict.sh "check (docs)" "" $(BUILD_DOCS)
+	@echo "make check: ruff, mypy --strict, import-linter and the documentation are content"
+
+docs:
+	@tools/setup.sh docs
+	@tools/verdict.sh docs "open build/docs/index.html" $(BUILD_DOCS)
 
 bench:
 	@tools/setup.sh bench

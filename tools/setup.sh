@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh demo|test|check|bench|soak: everything that this target of the Makefile needs, in .venv; nothing when it is there.
+# setup.sh demo|test|check|docs|bench|soak: everything that this target of the Makefile needs, in .venv; nothing when it is there.
 #
 # Outside of this folder only Debian packages and containerlab for tests (as root, where apt-get is) and pip's cache
 # are written.
@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly target=${1:?usage: tools/setup.sh demo|test|check|bench|soak}
+readonly target=${1:?usage: tools/setup.sh demo|test|check|docs|bench|soak}
 readonly venv=.venv
 readonly stamp=$venv/.set-up            # line 1: fingerprint of what was installed from; line 2: its extras
 readonly log=$venv/set-up.log
@@ -203,7 +203,7 @@ install_project() {
         "$python" -m venv --clear "$venv" || die "python's venv module failed; try: apt-get install python3-venv"
     fi
     : >"$log"
-    install_torch
+    [[ ",$extras," != *,agents,* ]] || install_torch
     say "installing the project and what it needs (extras: $extras)"
     pip_or_die "the project" install --editable ".[$extras]"
     if [ ! -x testbed/fiberd/fiberd ]; then
@@ -220,14 +220,26 @@ give_back() {
     fi
 }
 
+# What was set up once stays so when the sources change and another target is next.
+with_extras_before() {
+    case "$1 $2" in
+        *agents,test,ansible*) echo agents,test,ansible ;;
+        *agents*docs* | *docs*agents*) echo agents,docs ;;
+        *) echo "$1" ;;
+    esac
+}
+
 main() {
     check_machine
-    local extras=agents installed=''
-    [ "$target" = demo ] || extras=agents,test,ansible
+    local extras installed=''
+    case "$target" in
+        demo) extras=agents ;;
+        docs) extras=docs ;;
+        *) extras=agents,test,ansible ;; # test includes docs
+    esac
     if [ -f "$stamp" ]; then
         [ "$(sed -n 1p "$stamp")" != "$(fingerprint)" ] || installed=$(sed -n 2p "$stamp")
-        # What was set up for tests stays so when the sources change and a demo is next.
-        [ "$(sed -n 2p "$stamp")" != agents,test,ansible ] || extras=agents,test,ansible
+        extras=$(with_extras_before "$extras" "$(sed -n 2p "$stamp")")
     fi
     # Packages and containerlab come while pip works: on a bare machine that saves minutes.
     if [ "$target" = test ]; then
