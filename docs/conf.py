@@ -35,7 +35,6 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-add_module_names = False
 
 html_theme = "furo"
 html_title = project
