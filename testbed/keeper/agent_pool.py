@@ -1,7 +1,7 @@
-"""The hand that deploys the agents: one process per rank, forked from a warm parent that has torch imported already.
+"""The handler that deploys the agents: one process per rank, forked by a fork server that has imported torch already.
 
-Nodes that are namespaces share one parent, started ahead of time, whose ranks enter their node. A container has a
-parent of its own, inside: nothing may enter it from outside.
+Nodes that are namespaces share one fork server, started ahead of time; its ranks enter their nodes. A container has a
+fork server of its own, inside: nothing may enter it from outside.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from testbed.keeper.protocol import AgentState
 from testbed.keeper.throttle import Throttle
 
 AGENTS_BOUND_S = 90.0
-"""How long importing torch and forking may take on a machine that does much else."""
+"""How long importing torch and forking may take on a busy machine."""
 
 KILL_BOUND_S = 10.0
 
-EVERYBODY = ""
-"""Key of the one parent of all ranks."""
+SHARED = ""
+"""Key of the one fork server of all ranks."""
 
 
 class AgentPool:
-    """Deploys one agent per rank and knows what each is doing.
+    """Deploys one agent per rank and tracks the state of each.
 
-    ``heard`` is called with every event of a parent, from a thread. ``containers`` are where the nodes are, if they are
-    containers.
+    ``on_event`` is called with every event of a fork server, from its thread. ``containers`` is None where nodes are
+    namespaces.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class AgentPool:
         driver: NetnsDriver,
         handles: Path,
         log: Path,
-        heard: Callable[[dict[str, Any]], None],
+        on_event: Callable[[dict[str, Any]], None],
         containers: Containerlab | None = None,
     ) -> None:
-        self._lab, self._driver, self._handles, self._log, self._tell = lab, driver, handles, log, heard
+        self._lab, self._driver, self._handles, self._log, self._on_event = lab, driver, handles, log, on_event
         self._containers = containers
         self._changed = threading.Condition()
-        self._parents: dict[str, ForkServer] = {}
+        self._servers: dict[str, ForkServer] = {}
         self._abandoned = False
         self._held: Counter[int] = Counter()
-        """Ranks that no process may be deployed for, and how many faults say so."""
+        """For each rank, how many faults keep it from getting a process."""
         self._paused: set[int] = set()
         self._slowed: dict[int, float] = {}
         self._throttle, self._throttled = Throttle(lab, driver.path), set[int]()
         self._signalled: Counter[int] = Counter()
-        """How many signals each rank's parent has said to have sent."""
+        """How many signals to each rank its fork server has confirmed."""
         self.ranks: dict[int, Rank] = {}
         self.states: dict[int, AgentState] = {}
 
     def prepare(self) -> None:
-        """Start importing torch while the rest of the lab is being built; containers are not there yet."""
+        """Start importing torch while the rest of the lab is built. Containers do not exist by then."""
         if self._containers is None:
-            self._start(EVERYBODY)
+            self._start(SHARED)
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Agents)
@@ -79,122 +79,130 @@ class AgentPool:
         for key in dict.fromkeys(self._key(rank) for rank in step.ranks):
             self._start(key)
         self.refresh(self.ranks)
-        return {"parents": [[parent.pid, parent.began] for parent in self._parents.values()]}
+        return {"parents": [[server.pid, server.began] for server in self._servers.values()]}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        if self._parents:
-            stopping = [threading.Thread(target=parent.stop) for parent in self._parents.values()]
+        if self._servers:
+            stopping = [threading.Thread(target=server.stop) for server in self._servers.values()]
             for thread in stopping:
                 thread.start()
             for thread in stopping:
                 thread.join()
-            self._parents.clear()
+            self._servers.clear()
             self.ranks.clear()
         else:
-            end_parents(facts)
+            end_servers(facts)
 
-    def assign(self, settings: Sequence[Property]) -> None:
+    def assign(self, properties: Sequence[Property]) -> None:
         return None
 
-    # ---- what happens to ranks (keeper/rank_faults.py)
+    # ---- faults of ranks (rank_faults.py)
 
     def hold(self, ranks: Sequence[int]) -> None:
         """Kill the processes of these ranks, and deploy none for them until :meth:`release`."""
-        with self._changed:  # or a job that begins now might deploy one behind our back
+        with self._changed:  # a job that begins now must not deploy one in between
             self._held.update(ranks)
             for rank in ranks:
-                self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGKILL"})
+                self._tell_server(rank, {"do": "signal", "rank": rank, "signal": "SIGKILL"})
 
-    def await_end(self, ranks: Sequence[int], with_parents: bool = False) -> None:
-        """Return when the processes of these ranks, which are held, are gone. Raises LabError.
+    def await_end(self, ranks: Sequence[int], with_servers: bool = False) -> None:
+        """Wait until the processes of these held ranks are gone. Raises LabError.
 
-        ``with_parents``: their parents were killed too, so nobody is left who could be late. Else a rank whose parent
-        still imports torch is not waited for: it dies as soon as it is born.
+        ``with_servers``: their fork servers were killed too, so all processes are waited for. Otherwise a rank whose
+        fork server still imports torch is not: its process is killed as soon as it is forked.
         """
 
         def is_left(number: int) -> bool:
             if self.states.get(number, {"state": "gone"})["state"] == "gone":
                 return False
-            parent = self._parents.get(self._key(self.ranks[number]))
-            return with_parents or (parent is not None and parent.warm)
+            server = self._servers.get(self._key(self.ranks[number]))
+            return with_servers or (server is not None and server.warm)
 
         with self._changed:
             if not self._changed.wait_for(lambda: not any(map(is_left, ranks)), KILL_BOUND_S):
                 raise LabError(f"ranks {[it for it in ranks if is_left(it)]} do not end")
 
     @property
-    def parents_inside(self) -> bool:
-        """Whether each node has a parent of its own, inside, which goes when the node is emptied."""
+    def servers_inside(self) -> bool:
+        """Whether each node has a fork server of its own inside, which is killed when the node loses power."""
         return self._containers is not None
 
     def release(self, ranks: Sequence[int]) -> None:
-        """Agents may come back: now, or with the next job where one is going on. Until then all see who died."""
+        """Allow processes for these ranks again: now, or where a job is training with the next job, so that its other
+        ranks notice the loss.
+        """
         free = [it for it in ranks if self._held[it] == 1 and it in self.ranks and not self._abandoned]
         for key in {self._key(self.ranks[it]) for it in free}:
-            if (parent := self._parents.get(key)) is None or parent.exited.is_set():
-                self._parents.pop(key, None)
+            if (server := self._servers.get(key)) is None or server.exited.is_set():
+                self._servers.pop(key, None)
                 self._start(key)
-        # Not before a parent is there: who fails here is called again, and must not let go twice.
+        # Only once the fork servers run: if starting one fails, release is called again and must not count twice.
         self._held.subtract(ranks)
         if not any(it["state"] == "training" for it in self.states.values()):
             for rank in free:
-                with contextlib.suppress(LabError):  # its parent has just ended: it comes with the next job
+                with contextlib.suppress(LabError):  # its fork server has just ended: the next job deploys it
                     self._deploy(rank)
 
     def is_down(self, rank: int) -> bool:
-        """Whether a fault keeps a job from beginning on this rank."""
+        """Whether a fault keeps jobs from starting on this rank."""
         return self._held[rank] > 0 or rank in self._paused
 
     def revive(self) -> None:
-        """Start a parent again that has ended; its ranks ended with it. From a thread that lives as long as we do."""
-        for key, parent in list(self._parents.items()):
-            if parent.exited.is_set():
-                del self._parents[key]
+        """Restart fork servers that have ended; their ranks ended with them.
+
+        Call it from a thread that lives as long as the keeper: a fork server ends with the thread that started it.
+        """
+        for key, server in list(self._servers.items()):
+            if server.exited.is_set():
+                del self._servers[key]
                 self._start(key)
 
     def pause(self, rank: int, paused: bool) -> None:
+        """Stop or continue the process of a rank; return when the signal was sent. Raises LabError."""
         (self._paused.add if paused else self._paused.discard)(rank)
         before = self._signalled[rank]
-        if self._speak_of(rank, {"do": "signal", "rank": rank, "signal": "SIGSTOP" if paused else "SIGCONT"}):
-            with self._changed:  # a fault has begun when it has happened, not when it was asked for
+        if self._tell_server(rank, {"do": "signal", "rank": rank, "signal": "SIGSTOP" if paused else "SIGCONT"}):
+            with self._changed:  # a fault counts from when it is in force, not from the request
                 if not self._changed.wait_for(lambda: self._signalled[rank] > before, KILL_BOUND_S):
-                    raise LabError(f"rank {rank} could not be {'paused' if paused else 'let go on'}")
+                    raise LabError(
+                        f"rank {rank} could not be {'paused' if paused else 'resumed'} within {KILL_BOUND_S:g} s"
+                    )
 
     def slow(self, rank: int, by: float) -> None:
-        """``by`` 0.5: half as long more."""
+        """Make the compute of a rank take ``1 + by`` times as long."""
         self._slowed[rank] = by
-        self._speak_of(rank, {"do": "slow", "rank": rank, "by": by})
+        self._tell_server(rank, {"do": "slow", "rank": rank, "by": by})
 
     def throttle(self, rank: int, node: str, cpu: float | None) -> None:
-        """At most ``cpu`` CPUs for the process of a rank, in a container for all that runs there; None: no limit."""
-        with self._changed:  # a fresh process may be coming up
+        """Limit the process of a rank, or the whole container of its node, to ``cpu`` CPUs; None: no limit."""
+        with self._changed:  # a fresh process may be starting
             self._throttle.set(node, cpu, self.states[rank]["pid"] if rank in self.states else 0)
             (self._throttled.discard if cpu is None else self._throttled.add)(rank)
 
-    def _speak_of(self, rank: int, message: Mapping[str, Any]) -> bool:
-        """To the parent of a rank; False where there is none: then nothing is there that could be changed."""
-        if rank in self.ranks and self._parents:
+    def _tell_server(self, rank: int, message: Mapping[str, Any]) -> bool:
+        """Send to the fork server of a rank; False where there is none, so no process to act on."""
+        if rank in self.ranks and self._servers:
             with contextlib.suppress(LabError):
-                self._parent(self.ranks[rank]).say(message)
+                self._server(self.ranks[rank]).say(message)
                 return True
         return False
 
     def abandon(self) -> None:
-        """Whoever waits for ranks to come up waits in vain: the lab goes."""
+        """Stop waiting for ranks to start: the lab is being taken down."""
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
 
     def refresh(self, ranks: Mapping[int, Rank] | None = None) -> None:
-        """Have a fresh process for each of ``ranks`` (default: those that are gone or have a job behind them).
+        """Deploy a fresh process for each of ``ranks`` (default: those that are gone or have run a job).
 
-        Returns when all answer /metrics; raises LabError when one does not come up in time.
+        Return when all answer /metrics. Raises LabError when one does not start in time.
         """
         if ranks is None:
             ranks = {number: self.ranks[number] for number, it in self.states.items() if it["state"] != "waiting"}
         with self._changed:
             if held := [number for number in ranks if self.is_down(number)]:
-                raise LabError(f"ranks {held} are down, or paused, by a fault: heal it first")
+                raise LabError(f"ranks {held} are down or paused by a fault; heal it first")
             for number in ranks:
                 self._deploy(number)
         until = time.monotonic() + AGENTS_BOUND_S
@@ -202,22 +210,20 @@ class AgentPool:
             while late := [n for n in ranks if self.states[n]["state"] == "starting"]:
                 if self._abandoned:
                     raise LabError("the lab is being taken down")
-                if any(self._parent(ranks[n]).exited.is_set() for n in late):
-                    raise LabError(
-                        f"the training agents ended while they were starting; their last words: {self._words()}"
-                    )
+                if any(self._server(ranks[n]).exited.is_set() for n in late):
+                    raise LabError(f"the training agents ended while they were starting: {self._last_line()}")
                 if not self._changed.wait(min(1.0, until - time.monotonic())) and time.monotonic() >= until:
-                    raise LabError(f"ranks {late} did not answer within {AGENTS_BOUND_S:g} s: {self._words()}")
+                    raise LabError(f"ranks {late} did not answer within {AGENTS_BOUND_S:g} s: {self._last_line()}")
             failed = [n for n in ranks if self.states[n]["state"] != "waiting"]
         if failed:
-            raise LabError(f"ranks {failed} ended while they were starting: {self._words()}")
+            raise LabError(f"ranks {failed} ended while they were starting: {self._last_line()}")
 
     def _deploy(self, number: int) -> None:
-        """Ask for a fresh process; :meth:`refresh` waits for it."""
+        """Request a fresh process; :meth:`refresh` waits for it."""
         rank = self.ranks[number]
         with self._changed:
             self.states[number] = {"state": "starting", "pid": 0, "reason": "", "ended_t": None}
-        self._parent(rank).say(
+        self._server(rank).say(
             {
                 "do": "rank",
                 "rank": number,
@@ -227,14 +233,14 @@ class AgentPool:
                 "metrics": [rank.metrics, rank.port],
             }
         )
-        # A fault of the rank's is not over because its process is another one now.
+        # Faults of the rank also apply to its new process.
         if self._slowed.get(number):
             self.slow(number, self._slowed[number])
         if number in self._paused:
             self.pause(number, True)
 
     def train(self, message: Mapping[str, Any]) -> None:
-        """Give all ranks a job. Raises LabError, StorageError."""
+        """Start a job on all ranks. Raises LabError, StorageError."""
         self.refresh()
         if self._containers is not None:
             nodes = [rank.node for rank in self.ranks.values()]
@@ -246,64 +252,65 @@ class AgentPool:
             for state in self.states.values():
                 state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
                 state |= {"saved": False, "storage": False}
-        for key, parent in list(self._all_parents().items()):
+        for key, server in list(self._all_servers().items()):
             ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
-            parent.say({"do": "train", "ranks": ranks, **message})
+            server.say({"do": "train", "ranks": ranks, **message})
 
     def stop(self, job: str, save: bool = False) -> None:
-        """Have all ranks end a job after the step that they are in; ``save``: with a checkpoint of it."""
-        for parent in list(self._all_parents().values()):
-            with contextlib.suppress(LabError):  # it is gone, and its ranks with it
-                parent.say({"do": "stop", "job": job, "save": save})
+        """Have all ranks end a job after their current step; ``save``: with a checkpoint of it."""
+        for server in list(self._all_servers().values()):
+            with contextlib.suppress(LabError):  # it has ended, and its ranks with it
+                server.say({"do": "stop", "job": job, "save": save})
 
-    # ---- parents
+    # ---- fork servers
 
     def _key(self, rank: Rank) -> str:
-        return EVERYBODY if self._containers is None else rank.node
+        return SHARED if self._containers is None else rank.node
 
     def _start(self, key: str) -> None:
-        if key in self._parents:
+        if key in self._servers:
             return
         argv: Sequence[str] = ()
-        if key != EVERYBODY:
+        if key != SHARED:
             assert self._containers is not None
             place = ContainerPlace(container_name(self._lab, key), self._containers.docker, agent_user())
             argv = place.speak(["python", "-m", agent_host.MODULE])
-        self._parents[key] = ForkServer(self._log, lambda event: self._heard(key, event), argv)
+        self._servers[key] = ForkServer(self._log, lambda event: self._handle(key, event), argv)
 
-    def _parent(self, rank: Rank) -> ForkServer:
+    def _server(self, rank: Rank) -> ForkServer:
         try:
-            return self._all_parents()[self._key(rank)]
+            return self._all_servers()[self._key(rank)]
         except KeyError:
             raise LabError(f"there is no agent on {rank.node}") from None
 
-    def _all_parents(self) -> dict[str, ForkServer]:
-        """Whoever goes through them copies first: a node that gets its power back gets another in between."""
-        if not self._parents:
+    def _all_servers(self) -> dict[str, ForkServer]:
+        """Copy before iterating: a node whose power returns gets a new one meanwhile. Raises LabError."""
+        if not self._servers:
             raise LabError("this lab has no training agents")
-        return self._parents
+        return self._servers
 
     def _namespaces(self, rank: Rank) -> dict[str, str]:
-        """What the process of a rank enters; nothing in a container, where it is inside already."""
+        """Namespaces that the process of a rank enters; none in a container, where it is inside already."""
         if self._containers is not None:
             return {}
         handles = {kind: str(self._handles / rank.node / kind) for kind in ("mnt", "uts", "ipc")}
         return {"net": str(self._driver.path(rank.node)), **handles}
 
-    def _words(self) -> str:
+    def _last_line(self) -> str:
+        """Last line of the agents' log, for an error."""
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
-            return "none"
-        return lines[-1] if lines else "none"
+            return "their log cannot be read"
+        return lines[-1] if lines else "their log is empty"
 
-    def _heard(self, key: str, event: dict[str, Any]) -> None:
+    def _handle(self, key: str, event: dict[str, Any]) -> None:
         with self._changed:
             state = self.states.get(event.get("rank", -1))
             if event["event"] == "gone":
                 for number, it in self.states.items():
                     if self._key(self.ranks[number]) == key:
-                        reason = "down by a fault" if self._held[number] else f"the warm parent {event['how']}"
+                        reason = "down by a fault" if self._held[number] else f"its fork server {event['how']}"
                         it |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
                 self._signalled.update(number for number in self.states if self._key(self.ranks[number]) == key)
             elif event["event"] == "signalled":
@@ -315,14 +322,14 @@ class AgentPool:
                 if event["rank"] in self._throttled:
                     try:
                         self._throttle.join(self.ranks[event["rank"]].node, event["pid"])
-                    except HostError as error:  # the fault stands, and is not felt: said where others look
-                        log(f"rank {event['rank']} is not held back: {error}")
+                    except HostError as error:  # the fault is active without effect: report it in the log
+                        log(f"rank {event['rank']} is not throttled: {error}")
             elif event["event"] == "finished":
                 state |= {
                     "state": "finished" if event["status"] == "ok" else event["status"],
                     "reason": event["reason"],
                     "ended_t": event["t"],
-                    "saved": event["status"] == "saved",  # also when its process is gone by then
+                    "saved": event["status"] == "saved",  # kept when its process is gone later
                     "storage": event.get("storage", False),
                 }
             elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
@@ -330,10 +337,10 @@ class AgentPool:
                 reason = f"the process of rank {event['rank']} {how}"
                 state |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
             self._changed.notify_all()
-        self._tell(event)
+        self._on_event(event)
 
 
-def end_parents(facts: Mapping[str, Any]) -> None:
-    """End the parents that ``make`` wrote down, wherever they are still there."""
+def end_servers(facts: Mapping[str, Any]) -> None:
+    """End the fork servers that ``make`` recorded in its facts, where they still run."""
     for pid, began in facts.get("parents", ()):
         process.end(pid, began)

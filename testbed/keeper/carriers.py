@@ -1,4 +1,4 @@
-"""The carriers of a live lab: listened to at all gateways, told as events, and led around where they are dark."""
+"""The carriers of a live lab: watched at all gateways, reported as events, and routed around where a link is down."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from testbed.keeper.event_log import EventLog
 __all__ = ["DETOURS", "Carriers"]
 
 DETOURS = "detours"
-"""Owner of the routes that lead around dark links elsewhere."""
+"""Owner of the routes that bypass links that are down elsewhere."""
 
 
 class Carriers:
-    """See the module. ``submit`` has work done in the engine's thread, and does not wait for it."""
+    """Watches carriers. ``submit`` queues work for the engine's thread without waiting for it."""
 
     def __init__(self, engine: Engine, submit: Callable[[Callable[[], None]], object], events: EventLog) -> None:
         self._engine, self._submit, self._events = engine, submit, events
@@ -30,7 +30,7 @@ class Carriers:
         self._reroute_due = False
 
     def watch(self, topology: Topology, path: Callable[[str], Path]) -> None:
-        """Listen from now on; ``path`` is the handle of a gateway's namespace."""
+        """Start watching; ``path`` returns the handle of a gateway's namespace."""
         self._topology = topology
         watched: dict[str, set[str]] = {}
         for link in topology.links:
@@ -46,11 +46,11 @@ class Carriers:
             self._watch.stop()
 
     def dark(self) -> frozenset[str]:
-        """Links without a carrier at one of their ends at least."""
+        """Return the links without a carrier at either end or both."""
         return frozenset() if self._watch is None else frozenset(self._watch.dark())
 
     def states(self) -> dict[tuple[str, str], CarrierState]:
-        """As of :meth:`CarrierWatch.states`; empty before anybody listens."""
+        """Return :meth:`CarrierWatch.states`; empty before :meth:`watch`."""
         return {} if self._watch is None else self._watch.states()
 
     def _changed(self, change: Change) -> None:
@@ -59,14 +59,14 @@ class Carriers:
             self._events.add("carrier-missed", t=change.t, **where, count=change.missed)
         if change.turned:
             self._events.add("carrier", t=change.t, **where, up=change.lit, changes=change.changes)
-        # Between two sites the kernels' own failover is all there is to do.
+        # Between two sites the kernels' own failover suffices.
         if self._topology is not None and len(self._topology.sites) > 2 and not self._reroute_due:
             self._reroute_due = True
-            with contextlib.suppress(RuntimeError):  # the worker is shut down: so is the lab
+            with contextlib.suppress(RuntimeError):  # the engine's thread has ended, and the lab with it
                 self._submit(self._reroute)
 
     def _reroute(self) -> None:
-        """Lead packets around what is dark by now; in the engine's thread."""
+        """Route around the links that are down; in the engine's thread."""
         self._reroute_due = False
         if self._topology is None or self._watch is None or self._engine.journal.state not in ("up", "kept"):
             return

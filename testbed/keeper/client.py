@@ -21,10 +21,13 @@ PATIENCE_S = 60.0
 
 
 class Connection:
-    """A connection to a keeper. Raises LabError when there is no keeper."""
+    """A connection to a lab's keeper. Raises LabError when there is none.
+
+    What belongs to a connection ends with it: a build, scheduled faults, a job's wait.
+    """
 
     def __init__(self, lab: LabFolder, patience_s: float = PATIENCE_S) -> None:
-        self._lab = lab
+        self._lab, self._patience_s = lab, patience_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(patience_s)
         try:
@@ -60,17 +63,19 @@ class Connection:
                 line = self._stream.readline()
                 if not line:
                     self._lab.refuse_gone()
-                    raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{request.verb}'")
+                    raise LabError(f"the keeper of lab {self._lab.name} ended while it handled '{request.verb}'")
                 message = json.loads(line)
                 if (text := protocol.decode_notice(message)) is None:
                     break
                 if notice is not None:
                     notice(text)
         except TimeoutError as error:
-            raise LabError(f"the keeper of lab {self._lab.name} is stuck in '{request.verb}'") from error
+            raise LabError(
+                f"the keeper of lab {self._lab.name} did not answer '{request.verb}' within {self._patience_s:g} s"
+            ) from error
         except OSError as error:
             self._lab.refuse_gone()
-            raise LabError(f"the keeper of lab {self._lab.name} ended in the middle of '{request.verb}'") from error
+            raise LabError(f"the keeper of lab {self._lab.name} ended while it handled '{request.verb}'") from error
         return protocol.decode_answer(request, message)
 
 

@@ -1,8 +1,8 @@
-"""What the keeper of an observed lab tells Prometheus, collected when it is asked.
+"""Metrics that the keeper of an observed lab exports to Prometheus, collected at each scrape.
 
-A scrape only reads: the emulator's counters by one question, carriers and faults from memory, counters of gateways from
-files that stay open, the certificate again only when its file has changed. It takes no lock that a fault waits for, but
-the emulator's for the time of that one question, and never the engine's thread.
+A scrape only reads: the emulator's counters by one query, carriers and faults from memory, counters of gateways from
+files that stay open, the certificate only when its file has changed. It never uses the engine's thread, and the only
+lock that a fault may wait for is the emulator's, for the time of that one query.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ __all__ = ["Exporter", "Sources"]
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the keeper's knowledge is; each is called at every scrape, from the scrape's thread.
+    """Sources of the metrics; each is called at every scrape, from the scrape's thread.
 
-    ``emulator`` is None when it died; ``ranks`` are those of the keeper's verb `ranks`; ``carriers`` those of gateways'
-    interfaces, by (gateway, link); ``faults`` are (type, target) of those in force, and how many of each type began.
+    Attributes:
+        emulator: returns None once the emulator has died.
+        ranks: as the request ``Ranks`` answers.
+        carriers: of gateways' interfaces, by (gateway, link).
+        faults: (type, target) of those in force, and how many of each type have begun.
+        certificate: its file.
     """
 
     emulator: Callable[[], Emulator | None]
@@ -56,7 +60,7 @@ class Sources:
 
 
 class Exporter(Collector):
-    """See the module. ``gateways`` are handles of network namespaces, by the gateway's name. Close it."""
+    """Collector of one lab. ``gateways`` are handles of network namespaces, by the gateway's name. Must be closed."""
 
     def __init__(self, topology: Topology, sources: Sources, gateways: Mapping[str, Path]) -> None:
         self._topology, self._sources = topology, sources
@@ -64,7 +68,7 @@ class Exporter(Collector):
         self._leaves = {
             direction: (link.name, site)
             for link in topology.links
-            # A direction is named for the site that it leads to; a series, for the one that it leaves.
+            # A direction is named after the site that it leads to, a series after the one that it leaves.
             for direction, site in zip(link.directions, link.between, strict=True)
         }
         self._healthy = [
@@ -78,11 +82,11 @@ class Exporter(Collector):
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """Everything by now, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # else registering would collect once, before there is anything
+        return ()  # otherwise registering would collect once, before there is an emulator
 
     def close(self) -> None:
         for counters in self._counters.values():
@@ -107,7 +111,7 @@ class Exporter(Collector):
             try:
                 counted = emulator.stats()
             except LabError:
-                emulator = None  # gone, or so late that it was ended for it
+                emulator = None  # it has ended, or was killed because it did not answer
         yield _family(series.EMULATOR_UP, [((), float(emulator is not None))])
         if emulator is not None:
             info = emulator.info
@@ -115,14 +119,14 @@ class Exporter(Collector):
             if emulator.pid is not None:
                 yield _family(series.EMULATOR_CPU, [((), process.cpu_seconds(emulator.pid))])
         yield from self._counts({self._leaves[it.direction]: it for it in counted})
-        yield _family(series.FIBER_DELAY, [(way, it.delay_s) for way, it in self._healthy])
-        yield _family(series.FIBER_RATE, [(way, it.rate_bps) for way, it in self._healthy])
+        yield _family(series.FIBER_DELAY, [(labels, it.delay_s) for labels, it in self._healthy])
+        yield _family(series.FIBER_RATE, [(labels, it.rate_bps) for labels, it in self._healthy])
 
     @staticmethod
     def _counts(counted: Mapping[tuple[str, str], DirectionStats]) -> Iterator[Metric]:
         def each(what: Series, value: Callable[[DirectionStats], int | None]) -> Metric:
-            values = [(way, value(it)) for way, it in counted.items()]
-            return _family(what, [(way, found) for way, found in values if found is not None])
+            values = [(labels, value(it)) for labels, it in counted.items()]
+            return _family(what, [(labels, found) for labels, found in values if found is not None])
 
         yield each(series.FIBER_PACKETS, lambda it: it.packets)
         yield each(series.FIBER_SEGMENTS, lambda it: it.segments)
@@ -131,14 +135,14 @@ class Exporter(Collector):
         yield each(series.FIBER_DUPLICATED, lambda it: it.duplicated)
         yield each(series.FIBER_HELD_BACK, lambda it: it.held_back)
         yield each(series.FIBER_QUEUE, lambda it: it.queue_bytes)
-        drops = [((*way, cause), n) for way, it in counted.items() for cause, n in it.drops.items()]
+        drops = [((*labels, cause), n) for labels, it in counted.items() for cause, n in it.drops.items()]
         yield _family(series.FIBER_DROPPED, drops)
-        yield _lateness({way: it for way, it in counted.items() if it.lateness_counts})
+        yield _lateness({labels: it for labels, it in counted.items() if it.lateness_counts})
 
     def _links(self) -> Iterator[Metric]:
         seen = {(link, self._sites[gateway]): it for (gateway, link), it in self._sources.carriers().items()}
-        yield _family(series.LINK_UP, [(way, float(it.lit)) for way, it in seen.items()])
-        yield _family(series.LINK_CARRIER_CHANGES, [(way, it.changes) for way, it in seen.items()])
+        yield _family(series.LINK_UP, [(labels, float(it.lit)) for labels, it in seen.items()])
+        yield _family(series.LINK_CARRIER_CHANGES, [(labels, it.changes) for labels, it in seen.items()])
 
     def _interfaces(self) -> Iterator[Metric]:
         found = [
@@ -149,10 +153,10 @@ class Exporter(Collector):
         yield _family(series.TRANSMITTED, [(labels, it.sent_bytes) for labels, it in found])
         yield _family(series.RECEIVED, [(labels, it.received_bytes) for labels, it in found])
 
-    # ---- what else the keeper knows
+    # ---- ranks, faults, certificate
 
     def _ranks(self) -> Iterator[Metric]:
-        # A process that is being started has no pid yet.
+        # A process that is starting has no pid yet.
         alive = [
             ((it["site"], it["node"], str(it["rank"])), float(it["state"] != "gone" and it["pid"] != 0))
             for it in self._sources.ranks()
@@ -160,9 +164,9 @@ class Exporter(Collector):
         yield _family(series.RANK_UP, alive)
 
     def _faults(self) -> Iterator[Metric]:
-        standing, began = self._sources.faults()
-        yield _family(series.FAULT_ACTIVE, Counter(standing).items())
-        # From zero on: a counter that begins with its first fault has no increase that a query could see.
+        active, began = self._sources.faults()
+        yield _family(series.FAULT_ACTIVE, Counter(active).items())
+        # Zeros too: a counter that appears with its first fault shows no increase to a query.
         yield _family(series.FAULTS, [((kind,), began.get(kind, 0)) for kind in registry()])
 
     def _certified(self) -> Iterator[Metric]:
@@ -170,16 +174,16 @@ class Exporter(Collector):
         if found is None:
             return
         directions = [(self._leaves.get(it.direction), it) for link in found.links for it in link.directions]
-        known = [(way, it) for way, it in directions if way is not None]
+        known = [(labels, it) for labels, it in directions if labels is not None]
         yield _family(series.CERTIFIED, [((), float(found.certified))])
         yield _family(series.CERTIFICATE_TIME, [((), found.taken_unix_s)])
-        yield _family(series.CERTIFICATE_OK, [(way, float(it.ok)) for way, it in known])
-        yield _family(series.CERTIFICATE_TOLERANCE, [(way, it.tolerance_s) for way, it in known])
-        errors = [(way, it.error_median_s) for way, it in known]
-        yield _family(series.CERTIFICATE_ERROR, [(way, error) for way, error in errors if error is not None])
+        yield _family(series.CERTIFICATE_OK, [(labels, float(it.ok)) for labels, it in known])
+        yield _family(series.CERTIFICATE_TOLERANCE, [(labels, it.tolerance_s) for labels, it in known])
+        errors = [(labels, it.error_median_s) for labels, it in known]
+        yield _family(series.CERTIFICATE_ERROR, [(labels, error) for labels, error in errors if error is not None])
 
     def _read_certificate(self) -> Certificate | None:
-        """Read again only when another file is there by now: it is replaced as a whole, never written over."""
+        """Return the certificate, read again only when the file was replaced; it is never overwritten in place."""
         try:
             found = self._sources.certificate.stat()
             version = (found.st_mtime_ns, found.st_ino)
@@ -198,7 +202,7 @@ _FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
 
 
 def _family(what: Series, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    """All samples of one series; ``values`` are (values of its labels, value)."""
+    """Return all samples of one series; ``values`` are (label values, value)."""
     if what.kind == "info":
         info = InfoMetricFamily(what.name.removesuffix("_info"), what.meaning)
         for labels, _ in values:
@@ -211,15 +215,15 @@ def _family(what: Series, values: Iterable[tuple[tuple[str, ...], float]]) -> Me
 
 
 def _lateness(counted: Mapping[tuple[str, str], DirectionStats]) -> Metric:
-    """The emulator's histogram, whose counts are each bucket's own, made cumulative. It has no sum."""
+    """Return the emulator's histogram with cumulative buckets. It has no sum."""
     what = series.FIBER_LATENESS
     family = HistogramMetricFamily(what.name, what.meaning, labels=what.labels)
-    for way, it in counted.items():
+    for labels, it in counted.items():
         total = 0
         buckets = []
         for bound, count in zip((*it.lateness_bounds_s, float("inf")), it.lateness_counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
-        family.add_metric(way, buckets, None)
-        family.add_sample(f"{what.name}_count", dict(zip(what.labels, way, strict=True)), total)
+        family.add_metric(labels, buckets, None)
+        family.add_sample(f"{what.name}_count", dict(zip(what.labels, labels, strict=True)), total)
     return family

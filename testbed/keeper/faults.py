@@ -1,8 +1,8 @@
-"""The faults of a live lab: begun, led through their phases, ended, by the keeper and at their times.
+"""The faults of a live lab: the keeper begins, advances and ends each of them on time.
 
-A fault owns what stands for it in the journal. A phase is what stands instead of the phase before, so that whoever
-undoes the fault, also after a crash in the middle of one, needs to know nothing of phases. One thread sleeps until
-something is due; the work itself is done in the engine's thread.
+A fault owns its Steps in the journal. Each phase replaces the Steps of the one before, so undoing a fault, even after a
+crash in the middle of a phase, needs no knowledge of phases. One thread sleeps until something is due; the work itself
+runs in the engine's thread.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Do(Protocol):
 
 
 Cut = Callable[[str, tuple[PathCut, ...]], None]
-"""(fault, paths that it cuts from now on): what follows is the protection's (``protection.py``)."""
+"""(fault, the paths that it cuts from now on) to ``protection.py``, which switches the links."""
 
 
 @dataclass
-class _Standing:
-    """A fault that goes on. ``ahead`` are its phases to come, ``due`` the first of them; times are monotonic.
+class _Active:
+    """A fault in force. ``due`` is its next phase, ``ahead`` are those after it; times are of CLOCK_MONOTONIC.
 
-    ``half_undone``: it stands no more, but what has the say over its keys now could not be set everywhere.
+    ``half_undone``: its Steps are withdrawn, but not all of their keys could be set to the value that wins now.
     """
 
     record: FaultRecord
@@ -57,49 +57,49 @@ class _Standing:
 
     @property
     def next_t(self) -> float | None:
-        """When something is to be done about it next."""
+        """When it next needs work; None: never."""
         due_t = None if self.due is None else self.record["ack_t"] + self.due.at_s
         return min((t for t in (due_t, self.ends_t) if t is not None), default=None)
 
 
 class Faults:
-    """All faults since the lab is up; see the module. Safe for several threads but :meth:`run`, which has its own."""
+    """All faults since the lab came up. Thread-safe, except :meth:`run`, which has a thread of its own."""
 
     def __init__(self, engine: Engine, do: Do, events: EventLog, cut: Cut) -> None:
         self._engine, self._do, self._events, self._cut = engine, do, events, cut
         self._journal = engine.journal
         self._records: dict[str, FaultRecord] = {}
-        self._standing: dict[str, _Standing] = {}
+        self._active: dict[str, _Active] = {}
         self._began: Counter[str] = Counter()
         self._timers: list[tuple[float, str]] = []
         self._timers_changed = threading.Condition()
 
     def records(self) -> list[FaultRecord]:
-        """One of each fault, in their order. ``phase`` is the one that it is in, or was in last."""
+        """Return a copy of the record of every fault, in the order in which they began."""
         return [it.copy() for it in list(self._records.values())]
 
     def counts(self) -> tuple[list[tuple[str, str]], dict[str, int]]:
-        """(type, target) of those in force, and how many of each type began since the lab is up."""
-        standing = [it.record for it in list(self._standing.values())]
-        return [(it["type"], it["target"]) for it in standing], dict(self._began)
+        """Return (type, target) of those in force, and how many of each type have begun since the lab came up."""
+        active = [it.record for it in list(self._active.values())]
+        return [(it["type"], it["target"]) for it in active], dict(self._began)
 
     def warning(self, node: str) -> str:
-        """What will take the power of a node that still has it, in words; empty if nothing is announced."""
-        standing = (it.record for it in list(self._standing.values()))
+        """Return the fault that has announced a loss of power of this node, for people; empty if there is none."""
+        active = (it.record for it in list(self._active.values()))
         return next(
-            (f"{it['type']} {it['target']}" for it in standing if it["phase"] == WARNED and node in it["nodes"]), ""
+            (f"{it['type']} {it['target']}" for it in active if it["phase"] == WARNED and node in it["nodes"]), ""
         )
 
     def inject(self, fault: CompiledFault, compiled: Compiled) -> FaultRecord:
-        """Begin a fault; its record. ``fault`` has type, target, links, parameters and for_s (seconds or None)."""
+        """Begin a fault; return its record. Raises TestbedError."""
         return self.begin([(fault, compiled)])[0]
 
     def begin(self, wanted: Sequence[tuple[CompiledFault, Compiled]]) -> list[FaultRecord]:
-        """Begin faults as one: written down together, set together. All of them begin, or none does."""
+        """Begin faults together: journalled in one write, set in one call; all or none begin. Raises TestbedError."""
 
         def work() -> list[FaultRecord]:
             if self._journal.state in ("going", "down"):
-                raise LabError("the lab goes down")
+                raise LabError("the lab is being taken down")
             number = 1 + sum(1 for note in self._journal.notes if note["note"] == "fault")
             now = {"began_unix_s": time.time(), "command_t": time.monotonic()}
             records = [
@@ -116,7 +116,7 @@ class Faults:
                     self._cut(record["id"], first.cuts)
             except TestbedError:
                 for record in records:
-                    with contextlib.suppress(TestbedError):  # `heal` settles what could not be set back
+                    with contextlib.suppress(TestbedError):  # `heal` sets what could not be reset here
                         self._engine.undo(record["id"])
                     with contextlib.suppress(TestbedError):
                         self._cut(record["id"], ())
@@ -125,28 +125,28 @@ class Faults:
             ack_t = time.monotonic()
             for record, first, ahead, (_, compiled) in zip(records, firsts, timelines, wanted, strict=True):
                 record |= {"command_t": command_t, "ack_t": ack_t, "ended_t": None, "phase": first.name}
-                self._stand(record, compiled, ahead)
+                self._activate(record, compiled, ahead)
             return records
 
         records = self._do(work)
         for record in records:
-            self._plan(record["id"])
+            self._set_timer(record["id"])
         return [record.copy() for record in records]
 
-    def _stand(self, record: FaultRecord, compiled: Compiled, ahead: Iterator[Phase]) -> None:
-        """Remember a fault that has begun, and tell of it; in the engine's thread."""
+    def _activate(self, record: FaultRecord, compiled: Compiled, ahead: Iterator[Phase]) -> None:
+        """Register a fault that has begun, and add its event; in the engine's thread."""
         lasts_s = record["lasts_s"] = min(
             (it for it in (record["for_s"], compiled.lasts_s) if it is not None), default=None
         )
         ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
         self._records[record["id"]] = record
-        self._standing[record["id"]] = _Standing(record, compiled, ahead, next(ahead, None), ends_t)
+        self._active[record["id"]] = _Active(record, compiled, ahead, next(ahead, None), ends_t)
         self._began[record["type"]] += 1
         self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record))
 
     def heal(self, ids: list[str]) -> list[FaultRecord]:
-        """Undo these faults; records of those that were not over already. All are tried, then the first failure is
-        raised."""
+        """Undo these faults; return the records of those that were active. Every one is tried, then the first failure
+        is raised."""
         ended: list[FaultRecord] = []
         failures: list[TestbedError] = []
         for fault in ids:
@@ -161,7 +161,7 @@ class Faults:
         return ended
 
     def run(self, ended: threading.Event) -> None:
-        """Do what is due when it is due, until ``ended``."""
+        """Advance and end faults when it is due, until ``ended``."""
         use_realtime_priority()
         while not ended.is_set():
             with self._timers_changed:
@@ -177,51 +177,51 @@ class Faults:
             try:
                 self._do(partial(self._act, fault))
             except RuntimeError:
-                return  # the worker is shut down: so is the lab
+                return  # the engine's thread has ended, and the lab with it
             except Exception as error:
-                self._tell_of_failure(fault, error)
-            self._plan(fault)
+                self._report_failure(fault, error)
+            self._set_timer(fault)
 
-    def _tell_of_failure(self, fault: str, error: Exception) -> None:
-        """Neither its next phase nor its end may fail unseen: a run would judge what did not happen as written."""
+    def _report_failure(self, fault: str, error: Exception) -> None:
+        """Add an event: a run must not judge a fault whose next phase, or end, did not happen as planned."""
         record = self._records[fault]
-        why = f"it could not be led on: {error}"
-        told = {"type": record["type"], "target": record["target"], **plan_of(record)}
-        self._events.add("fault-failed", fault=fault, why=why, **told)
+        why = f"its next phase or its end could not be applied: {error}"
+        content = {"type": record["type"], "target": record["target"], **plan_of(record)}
+        self._events.add("fault-failed", fault=fault, why=why, **content)
 
-    def _plan(self, fault: str) -> None:
-        standing = self._standing.get(fault)
-        if standing is None or standing.next_t is None:
+    def _set_timer(self, fault: str) -> None:
+        active = self._active.get(fault)
+        if active is None or active.next_t is None:
             return
         with self._timers_changed:
-            heapq.heappush(self._timers, (standing.next_t, fault))
+            heapq.heappush(self._timers, (active.next_t, fault))
             self._timers_changed.notify()
 
     # ---- in the engine's thread
 
     def _act(self, fault: str) -> None:
-        standing = self._standing.get(fault)
-        if standing is None:
+        active = self._active.get(fault)
+        if active is None:
             return
         if self._journal.state in ("going", "down"):
-            standing.due = standing.ends_t = None
+            active.due = active.ends_t = None
             return
-        if standing.ends_t is not None and time.monotonic() >= standing.ends_t:
+        if active.ends_t is not None and time.monotonic() >= active.ends_t:
             try:
                 self._end(fault)
             finally:
-                standing.ends_t = None  # what cannot be undone now is not tried for ever; `heal` can
-        elif standing.due is not None:
-            phase, standing.due = standing.due, next(standing.ahead, None)
-            # Late, as on a machine that is busy: of a ramp only where it should be by now matters. What repeats is
-            # played in full, so that a fiber is dark as often as was asked.
-            while not standing.compiled.period_s and standing.due is not None and self._is_due(standing, standing.due):
-                phase, standing.due = standing.due, next(standing.ahead, None)
-            self._enter(standing.record, phase)
+                active.ends_t = None  # one attempt: if it fails, `heal` can undo the fault later
+        elif active.due is not None:
+            phase, active.due = active.due, next(active.ahead, None)
+            # When late, on a busy machine, a ramp skips to the phase that is due by now. A periodic fault plays every
+            # phase, so that a fiber goes down as often as requested.
+            while not active.compiled.period_s and active.due is not None and self._is_due(active, active.due):
+                phase, active.due = active.due, next(active.ahead, None)
+            self._enter(active.record, phase)
 
     @staticmethod
-    def _is_due(standing: _Standing, phase: Phase) -> bool:
-        return bool(time.monotonic() >= standing.record["ack_t"] + phase.at_s)
+    def _is_due(active: _Active, phase: Phase) -> bool:
+        return time.monotonic() >= active.record["ack_t"] + phase.at_s
 
     def _enter(self, record: FaultRecord, phase: Phase) -> None:
         command_t = time.monotonic()
@@ -232,24 +232,24 @@ class Faults:
         self._events.add("fault-phase", t=times["ack_t"], phase=phase.name, **{**_of(record), **times})
 
     def _end(self, fault: str) -> FaultRecord | None:
-        standing = self._standing.get(fault)
-        if standing is None:
+        active = self._active.get(fault)
+        if active is None:
             return None
-        record = standing.record
+        record = active.record
         command_t = time.monotonic()
         try:
-            if standing.half_undone:
+            if active.half_undone:
                 self._engine.settle()
             self._engine.undo(fault)
             self._cut(fault, ())
         except TestbedError:
-            standing.half_undone, standing.due = True, None
+            active.half_undone, active.due = True, None
             raise
-        del self._standing[fault]
+        del self._active[fault]
         record["ended_t"] = time.monotonic()
         times = {"command_t": command_t, "ack_t": record["ended_t"]}
         self._events.add("fault-ended", t=record["ended_t"], **{**_of(record), **times})
-        with contextlib.suppress(StorageError):  # it is over, whether or not a full disk lets us say so
+        with contextlib.suppress(StorageError):  # it has ended, even if a full disk keeps that from being recorded
             self._journal.note("fault-ended", id=fault, t=record["ended_t"])
         return record
 
@@ -262,7 +262,7 @@ def plan_of(fault: CompiledFault) -> dict[str, Any]:
 
 
 def _of(record: FaultRecord) -> dict[str, Any]:
-    """What every event of a fault says."""
+    """Fields that every event of a fault has."""
     return {
         "fault": record["id"],
         "type": record["type"],

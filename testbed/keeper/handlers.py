@@ -1,4 +1,4 @@
-"""The hands of the engine beside the drivers' and the agents': the emulator's, and the one that only clears away."""
+"""Which handler applies each kind of Step, with and without a keeper; the emulator's handler."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from testbed.host.emulators.netem import Netem
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import rank_faults
-from testbed.keeper.agent_pool import AgentPool, end_parents
+from testbed.keeper.agent_pool import AgentPool, end_servers
 from testbed.keeper.prometheus_handler import PrometheusCleanup, PrometheusHandler
 from testbed.keeper.rank_faults import RankFaultHandler
 from testbed.keeper.throttle import Throttle
 
 
 class EmulatorHandler:
-    """Starts the emulator, sets directions, stops it. ``died`` is called, from a thread, when it ends unasked."""
+    """Starts, shapes and stops the emulator. ``died`` is called, from a thread, if it ends unexpectedly."""
 
     def __init__(self, driver: NetnsDriver, log: Path, died: Callable[[int | None], None]) -> None:
         self._driver, self._log, self._died = driver, log, died
@@ -48,23 +48,23 @@ class EmulatorHandler:
         return {} if emulator.pid is None else {"pid": emulator.pid, "began": process.started(emulator.pid)}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        self._stopping = True  # before we look: what ends from here on has not died
+        self._stopping = True  # first: an emulator that ends from here on has not died
         if (emulator := self.emulator) is not None:
             emulator.stop()
             self.emulator = None
         elif facts:
             process.end(facts["pid"], facts["began"], grace_s=1.0)
 
-    def assign(self, settings: Sequence[Property]) -> None:
+    def assign(self, properties: Sequence[Property]) -> None:
         if (emulator := self.emulator) is None:
-            return  # it died: there is no light to shape, and the ends are down
-        shapes = [it for it in settings if isinstance(it, Shape)]
+            return  # it has died: the ends of all fibers are down
+        shapes = [it for it in properties if isinstance(it, Shape)]
         changes = {it.direction: it.impairment for it in shapes}
         emulator.set(changes, flush={it.direction for it in shapes if it.flush})
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
-        """For each end in the plant the gateway's end of the same cable, which is called as the link is."""
-        # What an end lets out leads to the site that it faces.
+        """Return the gateway's end of each cable of the plant, by the plant's end; it is named after the link."""
+        # The egress end faces the site that the direction leads to.
         return {it.egress: (self._driver.path(f"{it.toward}-gw"), it.link) for it in directions}
 
     def _supervise(self, emulator: Emulator) -> None:
@@ -75,28 +75,28 @@ class EmulatorHandler:
 
 
 class Cleanup:
-    """Clears away what a dead keeper's children may have left; makes and sets nothing."""
+    """Removes what a dead keeper's children may have left; creates and sets nothing."""
 
     def make(self, step: Step) -> Facts:
-        raise LabError("the keeper of this lab is gone: take it down and up again")
+        raise LabError("the keeper of this lab is gone; take the lab down and bring it up again")
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
         if "pid" in facts:
             process.end(facts["pid"], facts["began"], grace_s=0.5)
-        end_parents(facts)
+        end_servers(facts)
 
-    def assign(self, settings: Sequence[Property]) -> None:
+    def assign(self, properties: Sequence[Property]) -> None:
         return None
 
 
 class ThrottleCleanup(Cleanup):
-    """Takes the limits off, and removes the groups, of ranks that have died with their keeper."""
+    """Removes the CPU limits and the control groups of ranks that died with their keeper."""
 
     def __init__(self, throttle: Throttle) -> None:
         self._throttle = throttle
 
-    def assign(self, settings: Sequence[Property]) -> None:
-        for it in settings:
+    def assign(self, properties: Sequence[Property]) -> None:
+        for it in properties:
             if isinstance(it, Throttled):
                 self._throttle.set(it.node, it.cpu)
 
@@ -108,28 +108,28 @@ def of_keeper(
     prometheus: PrometheusHandler,
     containers: Containerlab | None,
 ) -> dict[type[Step], Handler]:
-    """Who does what while the keeper lives."""
-    makers: dict[type[Step], Handler] = dict.fromkeys(driver.kinds, driver)
+    """Return the handler of each kind of Step while the keeper runs."""
+    drivers: dict[type[Step], Handler] = dict.fromkeys(driver.kinds, driver)
     if containers is not None:
-        makers |= dict.fromkeys(containers.kinds, containers)
-    struck = RankFaultHandler(agents, driver.path)
+        drivers |= dict.fromkeys(containers.kinds, containers)
+    rank_fault_handler = RankFaultHandler(agents, driver.path)
     residents: dict[type[Step], Handler] = {
         Fibers: emulator,
         Shape: emulator,
         Agents: agents,
         Prometheus: prometheus,
     }
-    return {**makers, **dict.fromkeys(rank_faults.KINDS, struck), **residents}
+    return {**drivers, **dict.fromkeys(rank_faults.KINDS, rank_fault_handler), **residents}
 
 
 def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab | None) -> dict[type[Step], Handler]:
-    """Who does what when the keeper is gone and only its journal is left."""
+    """Return the handler of each kind of Step when the keeper is gone and only its journal is left."""
     residue = Cleanup()
-    makers: dict[type[Step], Handler] = dict.fromkeys(driver.kinds, driver)
+    drivers: dict[type[Step], Handler] = dict.fromkeys(driver.kinds, driver)
     if containers is not None:
-        makers |= dict.fromkeys(containers.kinds, containers)
+        drivers |= dict.fromkeys(containers.kinds, containers)
     return {
-        **makers,
+        **drivers,
         **dict.fromkeys((Fibers, Shape, Agents, *rank_faults.KINDS), residue),
         Throttled: ThrottleCleanup(Throttle(lab.name, driver.path)),
         Prometheus: PrometheusCleanup(lab),

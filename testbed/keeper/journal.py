@@ -1,8 +1,8 @@
-"""The journal of a lab: every Step is written down before it is applied.
+"""The journal of a lab: a write-ahead log of every Step.
 
-One JSON object a line, append-only. A line names an *owner*: ``lab`` for the lab itself, a fault's id, a
-certification. What a SIGKILL leaves behind is therefore always known: a Step that was intended may or may not be there,
-and undoing what is not there is no error.
+One JSON object per line, append-only. A line names an *owner*: ``lab`` for the lab itself, a fault's id, a
+certification. So what a SIGKILL leaves behind is always known: an intended Step may or may not be there, and undoing a
+Step that is not there is no error.
 
 ::
 
@@ -14,12 +14,12 @@ and undoing what is not there is no error.
     {"state": "up"}
     {"note": "fault", …}
 
-A *setting* that stands no more is forgotten first: it has no say over its key from then on, but that key has yet to be
-given the value that has. Only once it was given is the setting undone. So the journal tells at any moment which keys
-may have another value than they must, also a key of which nothing says anything any more.
+A property that is withdrawn is *forgotten* first: it no longer competes for its key, but the key has yet to be set to
+the value that wins now. Once that is done the property is *undone*. So the journal lists at any moment every key that
+may have a wrong value on the host, including keys that no owner sets any more.
 
-Owners have an order: that of their first line. Of two faults that set the same key the one that began later has the
-say, however often the earlier one changes what it sets.
+Owners are ordered by their first line. Of two faults that set the same key the one that began later wins, however often
+the earlier one changes its value.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from testbed.core.plan.step import Step
 from testbed.errors import LabError, StorageError
 
 VERSION = 2
-"""1 did not know what is forgotten; it is read too."""
+"""Version 1 has no ``forgotten`` lines; it can be read too."""
 
 EMULATOR_DIED: Final = "emulator-died"
-"""The owner of the cut that takes every fiber down when the emulator died, or when no keeper watches it any more."""
+"""Owner of the cut that takes every fiber down once the emulator has died, or once no keeper watches it."""
 
 FIBERS_DARK: Final = "the emulator died, so all fibers are dark"
-"""The sentence that tells a user of it."""
+"""What users are told about it."""
 
 PROTECTED: Final = "protection "
-"""The owner of what stands for the protection of a link: this and the link's name."""
+"""Prefix of the owner of a link's protection Steps; the link's name follows."""
 
 _OTHER_VERSION = "{path} was written by another version of the testbed; take the lab down with that one"
 
 
 @dataclass
 class Entry:
-    """One Step that stands, or was at least intended."""
+    """A Step that is in force, or was at least intended."""
 
     id: int
     owner: str
@@ -63,16 +63,16 @@ class Entry:
 
 
 class Journal:
-    """What stands on the host because of one lab, and the file that says so."""
+    """The Steps of one lab that are in force on the host, and the file that records them."""
 
     def __init__(self, path: Path, lab: str, boot: str) -> None:
         self.path, self.lab, self.boot = path, lab, boot
         self.keeper: tuple[int, int] = (0, 0)
         self.state = "building"
         self.entries: dict[int, Entry] = {}
-        """What stands, or was at least intended."""
+        """Steps that are in force, or were at least intended."""
         self.forgotten: dict[int, Entry] = {}
-        """Settings that stand no more, of whose keys it is not known that they have another value by now."""
+        """Properties withdrawn from the journal whose keys may not have been reset on the host yet."""
         self.notes: list[dict[str, Any]] = []
         self._order: dict[str, int] = {}
         self._next = 1
@@ -81,7 +81,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, lab: str, boot: str, keeper: tuple[int, int]) -> Journal:
-        """A new journal on disk. Raises StorageError."""
+        """Create a journal on disk. Raises StorageError."""
         journal = cls(path, lab, boot)
         journal.keeper = keeper
         journal._write([{"journal": VERSION, "lab": lab, "boot": boot, "keeper": list(keeper)}])
@@ -89,10 +89,10 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal:
-        """The journal as it stands on disk; a torn last line (a crash in the middle of a write) is dropped.
+        """Read the journal from disk; a torn last line (a crash in the middle of a write) is dropped.
 
-        A line counts once its newline is there: before that nobody had begun to act on it. Without any it is
-        :attr:`empty`. Raises LabError if there is none, it is damaged, or was written by a version that we do not know.
+        A line counts once its newline is there: before that no process has acted on it. A journal without any line is
+        :attr:`empty`. Raises LabError if there is no journal, it is damaged, or an unknown version wrote it.
         """
         try:
             lines = path.read_bytes().splitlines(keepends=True)
@@ -106,7 +106,7 @@ class Journal:
             try:
                 record = json.loads(line)
                 if number == 1 and isinstance(record, dict) and "journal" not in record:
-                    # Without its boot it would pass for that of another one, of which nothing stands any more.
+                    # Without a boot id it would pass for a journal of an earlier boot, with nothing left of its lab.
                     raise LabError(f"{path}:1: not the first line of a journal")
                 journal._replay(record)
             except (ValueError, TypeError, AttributeError, IndexError) as error:
@@ -117,8 +117,8 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether it does not even say of which boot it is. Its keeper died at once, and nothing stands; or somebody
-        emptied it, and everything may."""
+        """Whether it lacks even the first line: its keeper died at once, and nothing is on the host, or somebody
+        emptied the file, and everything may be."""
         return not self.boot
 
     def _replay(self, record: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class Journal:
             self.keeper = (record["keeper"][0], record["keeper"][1])
         elif "intend" in record:
             entry = Entry(record["id"], record["owner"], codec.from_dict(record["intend"]))
-            self._stand([entry])
+            self._add([entry])
         elif "done" in record:
             self.entries[record["id"]].done = True
             self.entries[record["id"]].facts = record["done"]
@@ -145,51 +145,51 @@ class Journal:
             raise LabError(_OTHER_VERSION.format(path=self.path))
 
     def intend(self, owner: str, plan: Iterable[Step]) -> list[Entry]:
-        """Write down a plan, all of it in one write, before any of it is applied."""
+        """Record a plan in one write, before any of it is applied."""
         return self.exchange(owner, (), plan)
 
     def intend_all(self, plans: Mapping[str, Iterable[Step]]) -> list[Entry]:
-        """Write down the plans of several owners, all of them in one write."""
+        """Record the plans of several owners in one write."""
         owned = [(owner, step) for owner, plan in plans.items() for step in plan]
         fresh = [Entry(number, owner, step) for number, (owner, step) in enumerate(owned, self._next)]
         self._write({"id": it.id, "owner": it.owner, "intend": codec.to_dict(it.step)} for it in fresh)
-        self._stand(fresh)
+        self._add(fresh)
         return fresh
 
     def exchange(self, owner: str, old: Iterable[Entry], plan: Iterable[Step]) -> list[Entry]:
-        """Forget the settings ``old`` and write down ``plan`` in their place, in one write: a crash leaves either,
+        """Forget the properties ``old`` and record ``plan`` in their place, in one write: a crash leaves one of them,
         never neither."""
-        gone = list(old)
+        withdrawn = list(old)
         fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
         self._write(
             [
                 *({"id": it.id, "owner": owner, "intend": codec.to_dict(it.step)} for it in fresh),
-                *({"id": it.id, "forgotten": True} for it in gone),
+                *({"id": it.id, "forgotten": True} for it in withdrawn),
             ]
         )
-        self._stand(fresh)
-        self._forget(gone)
+        self._add(fresh)
+        self._forget(withdrawn)
         return fresh
 
-    def _stand(self, fresh: Iterable[Entry]) -> None:
+    def _add(self, fresh: Iterable[Entry]) -> None:
         for it in fresh:
             self.entries[it.id] = it
             self._order.setdefault(it.owner, it.id)
             self._next = it.id + 1
 
     def precedence(self, entry: Entry) -> tuple[int, int]:
-        """Of two entries that set the same key, the one for which this is greater has the say."""
+        """Return the rank of an entry among those that set the same key: the greatest wins."""
         return self._order[entry.owner], entry.id
 
     def done(self, entries: Iterable[Entry]) -> None:
+        """Record that these are in force, with the facts that undoing them needs. Raises StorageError."""
         entries = list(entries)
         self._write({"id": it.id, "done": it.facts} for it in entries)
         for it in entries:
             it.done = True
 
     def forget(self, entries: Iterable[Entry]) -> None:
-        """These settings have no say any more, from now on. Should the disk be full they are forgotten in memory only:
-        undoing twice is no error."""
+        """Withdraw these properties. On a full disk they are forgotten in memory only: undoing twice is no error."""
         entries = list(entries)
         with contextlib.suppress(StorageError):
             self._write({"id": it.id, "forgotten": True} for it in entries)
@@ -201,7 +201,7 @@ class Journal:
             self.forgotten[it.id] = it
 
     def undone(self, entries: Iterable[Entry]) -> None:
-        """Nothing is left of them. On a full disk as :meth:`forget`."""
+        """Record that these are gone from the host. On a full disk as :meth:`forget`."""
         entries = list(entries)
         with contextlib.suppress(StorageError):
             self._write({"id": it.id, "undone": True} for it in entries)
@@ -213,30 +213,31 @@ class Journal:
             self.forgotten.pop(number, None)
 
     def set_state(self, state: str) -> None:
+        """Record the state of the lab. Raises StorageError."""
         self._write([{"state": state}])
         self.state = state
 
     def note(self, kind: str, **content: Any) -> None:
-        """Something to remember across a crash that is not a Step (a fault's times)."""
+        """Record what must survive a crash and is not a Step (a fault's times). Raises StorageError."""
         self.note_all(kind, [content])
 
     def note_all(self, kind: str, contents: Iterable[Mapping[str, Any]]) -> None:
-        """Several notes in one write."""
+        """Record several notes in one write. Raises StorageError."""
         records = [{"note": kind, **content} for content in contents]
         self._write(records)
         self.notes.extend(records)
 
     def owned(self, owner: str) -> list[Entry]:
-        """What stands of ``owner``. Any thread may ask, while the engine's goes on writing."""
-        # A copy, made in one piece: looking through the entries themselves fails when one comes or goes meanwhile.
+        """Return the entries of ``owner``. Safe from any thread while the engine's thread writes."""
+        # list() copies in one step; iterating over the dict itself fails when it changes meanwhile.
         return [it for it in list(self.entries.values()) if it.owner == owner]
 
     def forgotten_by(self, owner: str) -> list[Entry]:
-        """What ``owner`` has forgotten, and whose keys are still to be given their value."""
+        """Return the properties that ``owner`` has withdrawn and whose keys are still to be set."""
         return [it for it in list(self.forgotten.values()) if it.owner == owner]
 
     def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append all of ``records`` or none: half a line would make what follows it unreadable."""
+        """Append all of ``records`` or none: half a line would make the following ones unreadable."""
         data = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
         if not data:
             return
@@ -248,7 +249,7 @@ class Journal:
             before = os.fstat(self._file).st_size
             try:
                 while data:
-                    # No fsync: namespaces and processes do not outlive what would lose the page cache.
+                    # No fsync: an event that loses the page cache ends the namespaces and processes too.
                     data = data[os.write(self._file, data) :]
             except OSError:
                 os.ftruncate(self._file, before)

@@ -1,12 +1,12 @@
-"""The keeper: it owns what of a lab must outlive a command, in a small resident process per lab (``main.py``).
+"""The keeper: a small resident process per lab (``main.py``) that owns all that must outlive a command.
 
 It holds the lab's lock and its journal, runs the engine, supervises the emulator (a dead emulator is a cut: both ends
-of every fiber go down), deploys and watches the agents, leads faults through their times, and listens to link events.
-Commands talk to it over a socket in the lab's folder (``service.py``, ``verbs.py``).
+of every fiber go down), deploys and watches the agents, advances faults, and listens to link events. Commands send
+requests over a socket in the lab's folder (``protocol.py``, ``service.py``, ``verbs.py``).
 
-Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events,
-faults' times, scheduled faults, protection's times, the emulator and the agents. If the keeper dies its children die
-with it; `down` and `heal` then work from the journal alone (``testbed.lab.teardown``).
+Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events, active
+faults, scheduled faults, protection, the emulator and the agents. If the keeper dies its children die with it; `down`
+and `heal` then work from the journal alone (``testbed.lab.teardown``).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from testbed.keeper.exporter import Exporter
 
 BUILDER_PATIENCE_S = 15.0
-"""How long a fresh keeper waits for whoever started it to connect."""
+"""How long a fresh keeper waits for the command that started it to connect."""
 
 T = TypeVar("T")
 
 
 class Keeper:
-    """See the module. ``serve`` returns when the lab is down."""
+    """Owner of one lab. :meth:`serve` returns when the lab is down."""
 
     def __init__(self, lab: LabFolder, *, agents: bool, containers: bool) -> None:
         self.lab = lab
@@ -66,8 +66,8 @@ class Keeper:
             Containerlab(lab.name, lab.path, lab_nodes.docker(lab), self._container_died) if containers else None
         )
         self.dead_containers: list[str] = []
-        elsewhere = self.containers.path if self.containers else nowhere
-        self.driver = NetnsDriver(lab.name, lab.handles, elsewhere)
+        container_path = self.containers.path if self.containers else nowhere
+        self.driver = NetnsDriver(lab.name, lab.handles, container_path)
         self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
         self.agents = AgentPool(lab.name, self.driver, lab.handles, lab.agents_log, self._agent_event, self.containers)
         self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
@@ -82,53 +82,55 @@ class Keeper:
         self.schedule = Schedule(self.faults, self.events)
         self.carriers = Carriers(self.engine, self._worker.submit, self.events)
         self.waits: dict[Caller, str] = {}
-        """What jobs wait for that are to begin again, by the connection of whoever begins them."""
+        """What each job that is to restart waits for, by the connection of the command that runs it."""
         self._ended = threading.Event()
         self.builder: Caller | None = None
         self.topology: Topology | None = None
         self.up_since = time.time()
         if agents:
-            # In the engine's thread, which lives as long as we do: PDEATHSIG follows the thread that forks.
+            # In the engine's thread, which lives as long as the process: PDEATHSIG follows the thread that forks.
             self.do(self.agents.prepare)
 
     # ---- serving
 
     def serve(self) -> None:
+        """Serve requests until the lab is down; print "ready" first."""
         threading.Thread(target=self.faults.run, args=(self._ended,), name="faults", daemon=True).start()
         threading.Thread(target=self.schedule.run, args=(self._ended,), name="schedule", daemon=True).start()
         threading.Thread(target=self.protection.run, args=(self._ended,), name="protection", daemon=True).start()
         print("ready", flush=True)
         self._ended.wait(BUILDER_PATIENCE_S)
         if self.builder is None:
-            self.down()  # whoever started us is gone before it could say what to build
+            self.down()  # the command that started this keeper is gone: nothing will be built
         self._ended.wait()
 
     def terminate(self) -> None:
-        """SIGTERM: the machine goes down, or somebody wants us gone: take the lab down."""
+        """Take the lab down on SIGTERM: the machine shuts down, or somebody ends the keeper."""
         threading.Thread(target=self.down, daemon=True).start()
 
     def closed(self, caller: Caller) -> None:
-        self.schedule.cancel(caller)  # whoever planned these faults is gone, and nobody would end them
+        """Release what belongs to a connection that has ended."""
+        self.schedule.cancel(caller)  # the command that planned these faults is gone and would not end them
         self.waits.pop(caller, None)
         if self.builder is caller and self.journal.state == "building":
-            # Whoever was building this lab is gone before it was whole: a failed `up` undoes itself.
+            # The command that built this lab is gone before it was complete: a failed `up` undoes itself.
             self.down()
         if self.journal.state == "down":
             self._ended.set()
 
     def do(self, work: Callable[[], T]) -> T:
-        """Run in the engine's thread and wait."""
+        """Run in the engine's thread and wait for the result."""
         future: Future[T] = self._worker.submit(work)
         return future.result()
 
     def know_topology(self) -> None:
-        """Which it is its file says: a plan of containers has no cables of its own."""
+        """Read the topology from its file (a plan of containers has no links) and start watching carriers."""
         self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
         self.protection.know(self.topology)
         self.carriers.watch(self.topology, self.driver.path)
 
     def rank_states(self) -> list[RankState]:
-        """Of each rank where it is, and what it does."""
+        """Return place and state of each rank, in order."""
         return [
             {
                 "rank": rank.rank,
@@ -140,13 +142,13 @@ class Keeper:
                 **self.agents.states[number],
             }
             for number, rank in sorted(self.agents.ranks.items())
-            if number in self.agents.states  # else its parent is only being started
+            if number in self.agents.states  # otherwise its fork server is still starting
         ]
 
-    # ---- what happens by itself
+    # ---- events
 
     def _emulator_died(self, status: int | None) -> None:
-        """Take both ends of every fiber down: neither a perfect wire nor a silent black hole may be left."""
+        """Take both ends of every fiber down: without an emulator it must neither forward freely nor drop silently."""
         ends = [it for entry in self.journal.owned(LAB) for it in _fiber_ends(entry.step)]
         plan = tuple(Carrier(PLANT, end, False) for end in ends)
 
@@ -154,15 +156,15 @@ class Keeper:
             if self.journal.state != "down":
                 self.engine.apply(EMULATOR_DIED, plan)
 
-        with contextlib.suppress(RuntimeError):  # the worker is shut down: so is the lab
+        with contextlib.suppress(RuntimeError):  # the engine's thread has ended, and the lab with it
             self.do(work)
         self.events.add("emulator-died", status=status)
 
     def _prometheus_died(self, how: str) -> None:
-        self.events.add("note", text=f"prometheus {how}: the lab goes on, unobserved")
+        self.events.add("note", text=f"prometheus {how}; the lab continues without monitoring")
 
     def _exporter(self) -> Exporter:
-        """What an observed lab tells; its module takes time and memory that others do not need."""
+        """Build the exporter of an observed lab. Imported here: other labs need not spend the time and memory."""
         from testbed.keeper.exporter import Exporter, Sources
 
         topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
@@ -185,16 +187,16 @@ class Keeper:
             self.events.add(kinds[event["event"]], **{key: value for key, value in event.items() if key != "event"})
 
     def down(self) -> None:
-        """Undo everything, and end; afterwards only the folder is left, for whoever asked to remove.
+        """Undo everything and end; only the folder is left, for the caller to remove. Raises HostError.
 
-        What does not go stays in the journal, for `testbed down`: a keeper that waited for docker to come back might
-        wait for ever.
+        What cannot be undone stays in the journal for `testbed down`: waiting here for docker to come back might take
+        for ever.
         """
 
         def work() -> None:
             if self.journal.state == "down":
                 return
-            with contextlib.suppress(StorageError):  # a full disk keeps no lab from going
+            with contextlib.suppress(StorageError):  # a full disk must not keep the lab up
                 self.journal.set_state("going")
             self.carriers.stop()
             self.engine.undo_all()
@@ -207,13 +209,13 @@ class Keeper:
         try:
             self.do(work)
         except TestbedError as error:
-            log(f"not all of lab {self.lab.name} went, the journal keeps the rest: {error}")
+            log(f"lab {self.lab.name} could not be removed completely; the journal keeps the rest: {error}")
             raise
         finally:
-            self._ended_soon()
+            self._end_soon()
 
-    def _ended_soon(self) -> None:
-        """Let the answer to `down` reach its asker before the process ends."""
+    def _end_soon(self) -> None:
+        """End the process shortly, so that the answer to `down` is delivered first."""
         threading.Timer(0.05, self._ended.set).start()
 
 

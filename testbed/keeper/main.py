@@ -1,4 +1,4 @@
-"""The process of a lab's keeper, one per lab, from its beginning to its end."""
+"""Entry point of a lab's keeper process."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from testbed.keeper.service import Service
 from testbed.keeper.verbs import Verbs
 
 SWITCH_S = 0.0005
-"""How long a thread may go on where another waits for its turn: a fault that is due waits for whoever answers
-a question. Python's own 5 ms is as long as a scheduled fault may be late."""
+"""Interval of the interpreter's thread switch: a fault that is due waits so long for a thread that answers a request.
+Python's default of 5 ms is all the lateness that a scheduled fault may have."""
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m testbed.keeper.main FOLDER [--agents] [--containers]``; says "ready" once it listens."""
+    """``python -m testbed.keeper.main FOLDER [--agents] [--containers]``; prints "ready" once it listens."""
     folder = LabFolder(Path(arguments[0]))
     process.allow_many_files()
     sys.setswitchinterval(SWITCH_S)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():
-        return 3  # taken down while we were starting: nothing of it may come back
+        return 3  # the lab was taken down meanwhile: nothing of it may come back
     try:
         keeper = Keeper(folder, agents="--agents" in arguments, containers="--containers" in arguments)
     except TimeoutError:
-        print(f"the lab {folder.name} has a keeper already", flush=True)
+        print(f"lab {folder.name} already has a keeper", flush=True)
         return 3
     except TestbedError as error:
         print(error, flush=True)
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     service = Service(folder.socket, Verbs(keeper).answer, keeper.closed)
     keeper.serve()
     service.close()
-    gc.freeze()  # whoever takes the lab down waits for our end: nothing is left to be collected
+    gc.freeze()  # `down` waits for this process to end: skip collecting garbage on exit
     return 0
 
 

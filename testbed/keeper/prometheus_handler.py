@@ -1,4 +1,4 @@
-"""The hand that has a lab observed: the keeper's exporter, and a Prometheus server that scrapes it and the agents."""
+"""The handler of an observed lab: the keeper's exporter, and a Prometheus server that scrapes it and the agents."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["PrometheusCleanup", "PrometheusHandler"]
 
 
 class PrometheusHandler:
-    """``path`` gives the handle of a namespace; ``exporter`` is made when it is needed, and closed here.
+    """Starts and stops the server. ``path`` returns the handle of a namespace; ``exporter`` is called when needed.
 
-    ``died`` is called, from a thread, with how the server ended when nobody asked it to: nothing else stops for that.
+    ``died`` is called, from a thread, with how the server ended if that was unexpected; the rest of the lab goes on.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class PrometheusHandler:
         self._server: PrometheusServer | None = None
         self._stopping = False
         self.address = ""
-        """``address:port`` in the management network while the lab is observed; else empty."""
+        """``address:port`` in the management network while the server runs; otherwise empty."""
         self.ended = ""
-        """How the server ended, in words, if nobody asked it to."""
+        """How the server ended, for people, if that was unexpected."""
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Prometheus)
-        prometheus_host.find()  # before anything is written
+        prometheus_host.find()  # raises before anything is written
         lab, netns = self._lab, self._path(step.namespace)
         try:
             self._exporter = self._make_exporter()
@@ -74,13 +74,13 @@ class PrometheusHandler:
         return {"pid": server.pid, "began": server.began}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        self._stopping = True  # before we look: what ends from here on has not died
+        self._stopping = True  # first: a server that ends from here on has not died
         if (server := self._server) is not None:
             server.stop()
         self._server, self.address = None, ""
         self._close()
 
-    def assign(self, settings: Sequence[Property]) -> None:
+    def assign(self, properties: Sequence[Property]) -> None:
         return None
 
     def _close(self) -> None:
@@ -98,18 +98,18 @@ class PrometheusHandler:
 
 
 class PrometheusCleanup:
-    """Ends what a dead keeper may have left; the kernel has ended it already but for a moment while it started."""
+    """Ends a server that a dead keeper may have left: the kernel ends it with its keeper, except while it starts."""
 
     def __init__(self, lab: LabFolder) -> None:
         self._lab = lab
 
     def make(self, step: Step) -> Facts:
-        raise LabError("the keeper of this lab is gone: take it down and up again")
+        raise LabError("the keeper of this lab is gone; take the lab down and bring it up again")
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
         if "pid" in facts:
             process.end(facts["pid"], facts["began"])
         prometheus_host.end_left_in(self._lab.prometheus)
 
-    def assign(self, settings: Sequence[Property]) -> None:
+    def assign(self, properties: Sequence[Property]) -> None:
         return None

@@ -1,11 +1,11 @@
 """The protection of a live lab's links: what the optical layer does when one of a link's two paths is cut.
 
-Faults say which paths they cut (``Phase.cuts``); of each protected link a :class:`Selector` says which path its traffic
-is on, and what stands for that in the journal is owned by ``protection LINK``. So the switch back outlives the fault
-that began it, two faults on one link add up, and `down` needs to know nothing of protection.
+Faults name the paths that they cut (``Phase.cuts``). A :class:`Selector` per protected link decides which path carries
+the traffic; the Steps for that are owned by ``protection LINK`` in the journal. So the switch back outlives the fault
+that caused the switch, two faults on one link combine, and `down` needs no knowledge of protection.
 
-What stands: nothing on the working path; the second path's delay on that; while it is switched both directions lose
-all that enters them and what was under way, and where the carrier is lost both ends are down.
+The Steps: none on the working path; the second path's delay on the protection path; during a switch both directions
+drop all packets that enter and all in flight; and where the carrier is lost both ends are down.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ __all__ = ["Protection"]
 
 
 class Protection:
-    """All protected links of one lab. What is not said to be otherwise is called in the engine's thread."""
+    """All protected links of one lab. Methods run in the engine's thread unless they say otherwise."""
 
     def __init__(self, engine: Engine, do: Callable[[Callable[[], None]], None], events: EventLog) -> None:
         self._engine, self._do, self._events = engine, do, events
         self._links: dict[str, Link] = {}
         self._selectors: dict[str, Selector] = {}
         self._cuts: dict[str, frozenset[PathCut]] = {}
-        self._told: dict[str, str] = {}
+        self._states: dict[str, str] = {}
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
 
     def know(self, topology: Topology) -> None:
-        """Which links there are; before the first fault."""
+        """Learn the protected links; called before the first fault."""
         for link in topology.links:
             if link.second_path is not None:
                 self._links[link.name], self._selectors[link.name] = link, Selector(link.second_path)
-                self._told[link.name] = "working"
+                self._states[link.name] = "working"
 
     def states(self) -> dict[str, str]:
-        """Of each protected link ``working``, ``protection``, ``switching`` or ``dark``. From any thread."""
-        return dict(self._told)
+        """Return each link's state: ``working``, ``protection``, ``switching`` or ``dark``. From any thread."""
+        return dict(self._states)
 
     def cut(self, fault: str, cuts: Iterable[PathCut]) -> None:
-        """From now on exactly these paths are cut by ``fault``. Raises TestbedError if a direction cannot be set."""
+        """Set the paths that ``fault`` cuts from now on. Raises TestbedError if a direction cannot be set."""
         t, before = time.monotonic(), self._cuts.get(fault, frozenset())
         self._cuts[fault] = frozenset(cuts)
         if not self._cuts[fault]:
@@ -64,14 +64,14 @@ class Protection:
         self._follow(links, t)
 
     def restore(self) -> None:
-        """Every link whose working path is sound goes back to it now: somebody wants everything healed."""
+        """Revert every link whose working path is intact, without its wait-to-restore. Raises TestbedError."""
         t = time.monotonic()
         for selector in self._selectors.values():
             selector.restore(t)
         self._follow(self._selectors, t)
 
     def run(self, ended: threading.Event) -> None:
-        """Switch when it is due, until ``ended``; in a thread of its own."""
+        """Switch links when it is due, until ``ended``; in a thread of its own."""
         use_realtime_priority()
         while not ended.is_set():
             with self._changed:
@@ -83,7 +83,7 @@ class Protection:
             try:
                 self._do(self._advance)
             except RuntimeError:
-                return  # the worker is shut down: so is the lab
+                return  # the engine's thread has ended, and the lab with it
             except Exception as error:
                 self._events.add("note", text=f"a protected link could not be switched: {error}")
 
@@ -92,7 +92,7 @@ class Protection:
         with self._changed:
             links = [name for name, due_t in self._due.items() if due_t <= t]
             for name in links:
-                del self._due[name]  # what cannot be set now is not tried for ever
+                del self._due[name]  # one attempt: a switch that fails is not repeated for ever
         if self._engine.journal.state in ("going", "down"):
             return
         for name in links:
@@ -102,20 +102,20 @@ class Protection:
     def _cut_of(self, link: str) -> frozenset[Path]:
         return frozenset(it.path for cuts in self._cuts.values() for it in cuts if it.link == link)
 
-    def _follow(self, links: Iterable[str], asked_t: float) -> None:
-        """Have stand what the selectors of ``links`` say."""
+    def _follow(self, links: Iterable[str], planned_t: float) -> None:
+        """Apply the Steps of the selectors' current states. Raises the first failure."""
         failures: list[TestbedError] = []
         for name in sorted(links):
             link, selector = self._links[name], self._selectors[name]
             command_t = time.monotonic()
             try:
-                self._engine.replace(PROTECTED + name, _standing(link, selector))
+                self._engine.replace(PROTECTED + name, _steps(link, selector))
             except TestbedError as error:
                 failures.append(error)
                 continue
-            if self._told[name] != selector.state:
-                was, self._told[name] = self._told[name], selector.state
-                times = {"planned_t": asked_t, "command_t": command_t, "ack_t": time.monotonic()}
+            if self._states[name] != selector.state:
+                was, self._states[name] = self._states[name], selector.state
+                times = {"planned_t": planned_t, "command_t": command_t, "ack_t": time.monotonic()}
                 self._events.add(
                     "protection-switched", t=times["ack_t"], link=name, was=was, to=selector.state, **times
                 )
@@ -128,8 +128,8 @@ class Protection:
             raise failures[0]
 
 
-def _standing(link: Link, selector: Selector) -> Plan:
-    """What the fiber does while the selector is where it is."""
+def _steps(link: Link, selector: Selector) -> Plan:
+    """Return the Steps of the fiber in the selector's current state."""
     if not selector.carrier:
         return tuple(Carrier(PLANT, end, False) for end in link.ends)
     if selector.state == "switching":

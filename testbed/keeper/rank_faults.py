@@ -1,8 +1,8 @@
-"""The hand of what happens to ranks and nodes: paused, slowed, killed, without power.
+"""The handler of faults of ranks and nodes: paused, slowed, throttled, killed, without power.
 
-A rank is spoken of to its warm parent, which knows its process by a pidfd: no pid of another is ever hit, in containers
-neither. A node without power is emptied: every process in its network namespace is ended, but for a container's first,
-whose end would take the container's cables away for good.
+Signals go through the rank's fork server, which holds a pidfd, so a recycled pid is never hit, in containers neither. A
+node loses power by the end of every process in its network namespace, except a container's first: its end would remove
+the container's links for good.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: tuple[type[Step], ...] = (Paused, Slowed, Throttled, Killed, Unpowered)
 
 
 class RankFaultHandler:
-    """``path`` gives the handle of a node's network namespace."""
+    """Applies faults of ranks; ``path`` returns the handle of a node's network namespace."""
 
     def __init__(self, agents: AgentPool, path: Callable[[str], Path]) -> None:
         self._agents, self._path = agents, path
@@ -37,7 +37,7 @@ class RankFaultHandler:
         elif isinstance(step, Unpowered):
             self._agents.hold(step.ranks)
             self._empty(step.node)
-            self._agents.await_end(step.ranks, with_parents=self._agents.parents_inside)
+            self._agents.await_end(step.ranks, with_servers=self._agents.servers_inside)
         return {}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
@@ -46,8 +46,8 @@ class RankFaultHandler:
         elif isinstance(step, Unpowered):
             self._agents.release(step.ranks)
 
-    def assign(self, settings: Sequence[Property]) -> None:
-        for it in settings:
+    def assign(self, properties: Sequence[Property]) -> None:
+        for it in properties:
             if isinstance(it, Paused):
                 self._agents.pause(it.rank, it.paused)
             elif isinstance(it, Slowed):
@@ -56,10 +56,10 @@ class RankFaultHandler:
                 self._agents.throttle(it.rank, it.node, it.cpu)
 
     def _empty(self, node: str) -> None:
-        """End everything that runs on a node. Raises HostError when something does not end."""
+        """End every process of a node. Raises HostError when one does not end."""
         inode = namespace.inode(self._path(node))
         inside = process.inside({inode}) if inode else []
-        # Started while we looked: once more, and a third time finds nobody who could start anything.
+        # Processes may fork meanwhile: the second pass ends those, the third finds none.
         for _ in range(3):
             victims = [(pid, began) for pid, began in inside if not process.is_first(pid)]
             if not victims:

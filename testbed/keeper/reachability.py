@@ -1,4 +1,4 @@
-"""Which sites do not answer each other, whatever their carriers say: a silent cut takes no carrier."""
+"""Which sites do not reach each other: a silent cut leaves the carriers up."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["unreachable_sites"]
 
 
 def unreachable_sites(topology: Topology, ranks: Iterable[Rank], path: Callable[[str], Path]) -> list[tuple[str, str]]:
-    """Pairs of sites of which one does not answer the other; ``path`` is the handle of a node's namespace.
+    """Return the pairs of sites that do not reach each other; ``path`` returns the handle of a node's namespace.
 
-    Asked are the nodes of the first rank of each site. Takes seconds where there are such pairs.
+    Probes between the nodes of each site's first rank. Takes seconds where there are such pairs.
     """
     firsts = {rank.site: rank.node for rank in sorted(ranks, key=lambda it: it.rank, reverse=True)}
     addresses = {site: str(Addressing(topology).node(node)[0]) for site, node in firsts.items()}
-    asking = list(combinations(sorted(firsts), 2))
+    pairs = list(combinations(sorted(firsts), 2))
 
-    def ask(site: str) -> frozenset[str]:
-        others = [addresses[other] for one, other in asking if one == site]
+    def probe(site: str) -> frozenset[str]:
+        others = [addresses[other] for one, other in pairs if one == site]
         return reachability_probe.answering(path(firsts[site]), others)
 
-    with ThreadPoolExecutor(len(firsts) or 1, thread_name_prefix="hearing") as each:
-        heard = dict(zip(firsts, each.map(ask, firsts), strict=True))
-    return [(one, other) for one, other in asking if addresses[other] not in heard[one]]
+    with ThreadPoolExecutor(len(firsts) or 1, thread_name_prefix="reachability") as pool:
+        reached = dict(zip(firsts, pool.map(probe, firsts), strict=True))
+    return [(one, other) for one, other in pairs if addresses[other] not in reached[one]]

@@ -1,7 +1,7 @@
-"""Faults that are due at times fixed beforehand: the keeper injects them, however busy whoever asked for them is.
+"""Faults with times fixed beforehand: the keeper injects them on time, however busy the command that planned them is.
 
-Those of one time begin as one. A schedule is its owner's, a connection: it ends with it, so that nobody's faults
-come after he is gone.
+Faults of one time begin together. A schedule belongs to a connection and ends with it: once the command is gone, none
+of its faults begins.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from testbed.keeper.protocol import CompiledFault
 __all__ = ["Schedule"]
 
 Wanted = tuple[CompiledFault, Compiled]
-"""As :meth:`Faults.inject` takes it; ``planned_t`` is when it is due, of CLOCK_MONOTONIC."""
+"""As :meth:`Faults.inject` takes it; ``planned_t``, of CLOCK_MONOTONIC, is when it is due."""
 
 
 class Schedule:
-    """See the module. Safe for several threads but :meth:`run`, which has its own."""
+    """The scheduled faults of one lab. Thread-safe, except :meth:`run`, which has a thread of its own."""
 
     def __init__(self, faults: Faults, events: EventLog) -> None:
         self._faults, self._events = faults, events
         self._due: list[tuple[float, int, object, Wanted]] = []
-        self._numbers = itertools.count()  # of the same time, the one that was added first
+        self._numbers = itertools.count()  # orders faults of the same time by when they were added
         self._changed = threading.Condition()
         self._beginning: object = None
-        """The owner of what is being injected right now."""
+        """The owner of the faults that are being injected right now."""
 
     def add(self, owner: object, wanted: Iterable[Wanted]) -> None:
-        """What is due already is injected at once."""
+        """Add faults; those that are due already are injected at once."""
         with self._changed:
             for it in wanted:
                 heapq.heappush(self._due, (it[0]["planned_t"], next(self._numbers), owner, it))
             self._changed.notify_all()
 
     def cancel(self, owner: object) -> int:
-        """How many of ``owner`` were still to come. After that none begins any more."""
+        """Drop the faults of ``owner`` that have not begun; return their number. None begins after the return."""
         with self._changed:
             left = [it for it in self._due if it[2] is not owner]
             cancelled = len(self._due) - len(left)
@@ -54,7 +54,7 @@ class Schedule:
             return cancelled
 
     def run(self, ended: threading.Event) -> None:
-        """Inject what is due when it is due, until ``ended``."""
+        """Inject faults when they are due, until ``ended``."""
         use_realtime_priority()
         while not ended.is_set():
             with self._changed:
@@ -73,8 +73,8 @@ class Schedule:
                 self._faults.begin([it for _, _, _, it in together])
             except Exception as error:
                 for _, _, _, (fault, _) in together:
-                    told = {"type": fault["type"], "target": fault["target"], **plan_of(fault)}
-                    self._events.add("fault-failed", why=str(error), **told)
+                    content = {"type": fault["type"], "target": fault["target"], **plan_of(fault)}
+                    self._events.add("fault-failed", why=str(error), **content)
             finally:
                 with self._changed:
                     self._beginning = None

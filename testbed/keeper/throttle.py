@@ -1,8 +1,8 @@
-"""How much of a CPU the ranks of a lab may use, by control groups (``host/linux/cgroup.py``).
+"""CPU limits of a lab's ranks, by control groups (``host/linux/cgroup.py``).
 
-Of a node that is a namespace its rank's process is put into a group of ours, called ``testbed.<lab>.<node>``, which is
-removed again. A container has a group of docker's: its limit is set, and taken off. The lab's containers are made
-without one; where somebody has given them one since, we refuse rather than lose it.
+On a node that is a namespace the rank's process is moved into a group ``testbed.<lab>.<node>``, which is removed with
+the limit. A container has docker's group, whose limit is set and removed. The lab's containers are created without a
+limit; one that somebody has set since is refused rather than overwritten.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ __all__ = ["Throttle"]
 
 
 class Throttle:
-    """``path`` gives the handle of a node's network namespace; a container's is a link to its first process's.
+    """Sets and removes limits, without state in memory: every limit can be removed with the journal alone.
 
-    Keeps nothing in memory: whoever finds only a lab's journal can take every limit off.
+    ``path`` returns the handle of a node's network namespace; a container's is a symbolic link to that of its first
+    process.
     """
 
     def __init__(self, lab: str, path: Callable[[str], Path]) -> None:
         self._lab, self._path = lab, path
 
     def set(self, node: str, cpu: float | None, pid: int = 0) -> None:
-        """At most ``cpu`` CPUs for the rank on ``node``, whose process is ``pid`` (0: it has none now); None: no limit.
+        """Limit the rank on ``node``, whose process is ``pid`` (0: none at present), to ``cpu`` CPUs; None: no limit.
 
         Raises HostError.
         """
         where = cgroup.hierarchy()
         if cpu is None and self._is_container(node) and not self._first(node).exists():
-            return  # its group went with it
-        if (theirs := self._of_container(node)) is not None:
-            somebodys = theirs.limited and not theirs.is_ours
-            if somebodys and cpu is not None:
-                raise HostError(f"the container of {node} has a CPU limit of somebody's already ({theirs.limited})")
-            if not somebodys:
-                theirs.limit(cpu)
+            return  # the container is gone, and its group with it
+        if (group := self._of_container(node)) is not None:
+            foreign = group.limited and not group.is_ours
+            if foreign and cpu is not None:
+                raise HostError(
+                    f"the container of {node} already has a CPU limit that is not the testbed's ({group.limited})"
+                )
+            if not foreign:
+                group.limit(cpu)
         elif cpu is None:
             self._group(node).remove(where.of() or where.group("."))
         else:
@@ -48,12 +51,12 @@ class Throttle:
             self.join(node, pid)
 
     def join(self, node: str, pid: int) -> None:
-        """The rank of a node that is limited has another process now. Raises HostError."""
+        """Apply the limit of a node to the new process of its rank. Raises HostError."""
         if pid and not self._is_container(node):
             self._group(node).add(pid)
 
     def sweep(self) -> None:
-        """Remove every group of this lab, whether a journal tells of it or not. Raises HostError."""
+        """Remove every group of this lab, listed in a journal or not. Raises HostError."""
         where = cgroup.hierarchy()
         for path in where.root.glob(f"testbed.{self._lab}.*"):
             CpuGroup(path, where.unified).remove(where.of() or where.group("."))
@@ -66,13 +69,13 @@ class Throttle:
         return self._path(node).is_symlink()
 
     def _of_container(self, node: str) -> CpuGroup | None:
-        """The group of a node that is a container."""
+        """Return the group of a node's container; None for a namespace. Raises HostError."""
         if not self._is_container(node):
             return None
         if (found := cgroup.hierarchy().of(self._first(node).name)) is None:
-            raise HostError(f"the control group of the container of {node} is not to be seen from here")
+            raise HostError(f"cannot find the control group of the container of {node} on this host")
         return found
 
     def _first(self, node: str) -> Path:
-        """Of a container, ``/proc/PID`` of its first process."""
+        """Return ``/proc/PID`` of a container's first process."""
         return Path(*self._path(node).readlink().parts[:3])

@@ -132,7 +132,7 @@ class Verbs:
     def _compiled(self, fault: FaultSpec) -> tuple[CompiledFault, Compiled]:
         """Compile a fault for this lab. Raises UserError, UnknownName, HostError, LabError."""
         if self._keeper.topology is None:
-            raise LabError("the lab is not whole yet")
+            raise LabError("the lab is still being built")
         if self._keeper.dead_containers:
             raise LabError(containerlab.dead(self._keeper.lab.name, self._keeper.dead_containers[0]))
         compiled = compile_fault(self._keeper.topology, fault["type"], fault["target"], fault["parameters"])

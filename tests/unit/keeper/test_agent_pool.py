@@ -11,7 +11,7 @@ import pytest
 
 from testbed.core.plan.resources import Rank
 from testbed.errors import HostError, LabError
-from testbed.keeper.agent_pool import EVERYBODY, AgentPool
+from testbed.keeper.agent_pool import SHARED, AgentPool
 
 
 class Parent:
@@ -32,7 +32,7 @@ def workers(tmp_path: Path) -> AgentPool:
     made = AgentPool("lab", cast(Any, driver), tmp_path, tmp_path / "log", lambda event: None)
     made.ranks = {0: Rank(0, "east-0", "east", "172.31.0.3", 9100)}
     made.states = {0: {"state": "gone", "pid": 0, "reason": "", "ended_t": None}}
-    made._parents[EVERYBODY] = cast(Any, Parent())
+    made._servers[SHARED] = cast(Any, Parent())
     return made
 
 
@@ -45,7 +45,7 @@ def test_what_two_faults_keep_away_comes_back_with_the_last_of_them(workers: Age
         workers.refresh({0: workers.ranks[0]})
     workers.release([0])
     assert not workers.is_down(0)
-    assert [it["do"] for it in cast(Any, workers._parents[EVERYBODY]).said] == ["signal", "signal", "rank"]
+    assert [it["do"] for it in cast(Any, workers._servers[SHARED]).said] == ["signal", "signal", "rank"]
 
 
 def test_one_that_could_not_be_let_go_is_let_go_once(workers: AgentPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +55,13 @@ def test_one_that_could_not_be_let_go_is_let_go_once(workers: AgentPool, monkeyp
         raise HostError("no memory for another process")
 
     workers.hold([0])
-    workers._parents[EVERYBODY].exited.set()
+    workers._servers[SHARED].exited.set()
     with monkeypatch.context() as patched:
         patched.setattr(workers, "_start", refuse)
         with pytest.raises(HostError):
             workers.release([0])
     assert workers.is_down(0)
-    workers._parents[EVERYBODY] = cast(Any, Parent())
+    workers._servers[SHARED] = cast(Any, Parent())
     workers.release([0])
     assert not workers.is_down(0)
     workers.hold([0])
@@ -70,6 +70,6 @@ def test_one_that_could_not_be_let_go_is_let_go_once(workers: AgentPool, monkeyp
 
 def test_a_parent_that_ends_meanwhile_is_no_reason_to_fail(workers: AgentPool) -> None:
     workers.hold([0])
-    cast(Any, workers._parents[EVERYBODY]).gone = True
+    cast(Any, workers._servers[SHARED]).gone = True
     workers.release([0])
     assert not workers.is_down(0)
