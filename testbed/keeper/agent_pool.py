@@ -120,7 +120,7 @@ class AgentPool:
 
         with self._changed:
             if not self._changed.wait_for(lambda: not any(map(is_left, ranks)), KILL_BOUND_S):
-                raise LabError(f"ranks {[it for it in ranks if is_left(it)]} do not end")
+                raise LabError(f"ranks {[it for it in ranks if is_left(it)]} did not end within {KILL_BOUND_S:g} s")
 
     @property
     def servers_inside(self) -> bool:
@@ -281,7 +281,7 @@ class AgentPool:
         try:
             return self._all_servers()[self._key(rank)]
         except KeyError:
-            raise LabError(f"there is no agent on {rank.node}") from None
+            raise LabError(f"no training agent runs on {rank.node}") from None
 
     def _all_servers(self) -> dict[str, ForkServer]:
         """Copy before iterating: a node whose power returns gets a new one meanwhile. Raises LabError."""

@@ -48,7 +48,7 @@ FIBERS_DARK: Final = "the emulator died, so all fibers are dark"
 PROTECTED: Final = "protection "
 """Prefix of the owner of a link's protection Steps; the link's name follows."""
 
-_OTHER_VERSION = "{path} was written by another version of the testbed; take the lab down with that one"
+_OTHER_VERSION = "{path} was written by another version of the testbed; take the lab down with that version"
 
 
 @dataclass

@@ -123,7 +123,7 @@ class Keeper:
         future: Future[T] = self._worker.submit(work)
         return future.result()
 
-    def know_topology(self) -> None:
+    def load_topology(self) -> None:
         """Read the topology from its file (a plan of containers has no links) and start watching carriers."""
         self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
         self.protection.know(self.topology)

@@ -65,5 +65,5 @@ class RankFaultHandler:
             if not victims:
                 return
             if stuck := process.end_all(victims):
-                raise HostError(f"processes {stuck} of {node} do not end")
+                raise HostError(f"processes {stuck} of {node} did not end after SIGKILL")
             inside = process.inside({inode})

@@ -93,7 +93,7 @@ class Verbs:
     def _build(self, request: protocol.Build, caller: Caller) -> None:
         self._keeper.builder = caller
         self._keeper.do(lambda: self._keeper.engine.apply(LAB, request.plan, caller.notice))
-        self._keeper.know_topology()
+        self._keeper.load_topology()
 
     def _open(self, request: protocol.Open, caller: Caller) -> None:
         self._keeper.do(lambda: self._keeper.journal.set_state(request.state))
@@ -138,7 +138,7 @@ class Verbs:
         compiled = compile_fault(self._keeper.topology, fault["type"], fault["target"], fault["parameters"])
         steps = [step for phase in compiled.phases for step in phase.steps]
         if not self._keeper.agents.ranks and any(isinstance(it, Killed | Paused | Slowed | Throttled) for it in steps):
-            raise UserError(f"{fault['type']}: this lab has no training agents, which is what it happens to")
+            raise UserError(f"{fault['type']}: this lab has no training agents for it to act on")
         if any(isinstance(it, Throttled) for it in steps):
             try:
                 cgroup.hierarchy()
