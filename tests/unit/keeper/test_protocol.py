@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(texts, values(get_args(hint)[1]), max_size=3)
     if typing.is_typeddict(hint):
         return st.fixed_dictionaries({key: values(it) for key, it in typing.get_type_hints(hint).items()})
+    if get_origin(hint) is types.UnionType:
+        return st.one_of([values(it) for it in get_args(hint)])
     if hint is float:
         return st.floats(allow_nan=False, allow_infinity=False)
     return st.from_type(hint)
