@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from testbed.core.checkers.checks import Checked
 from testbed.core.checkers.finding import Checker
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["FOUND_HEAD", "HEAD", "LEAD", "found_rows", "right", "rows", "sentence"]
+__all__ = ["LEAD", "found_table", "right", "sentence", "table"]
 
-HEAD = ("checker", "what was looked at", "found", "held")
-FOUND_HEAD = ("checker", "attempt", "step", "collective", "what was found")
+_HEAD = ("checker", "what was looked at", "found", "held")
+_FOUND_HEAD = ("checker", "attempt", "step", "collective", "what was found")
 LEAD = (
     "Collectives are tagged with attempt, step and sequence; all was judged after the run, from the ranks' records."
     " Of several things found, the first is likely the cause of the others."
@@ -54,16 +55,24 @@ def sentence(checked: Checked) -> str:
     return f"{sums}: {held}; {said}." if said else f"{sums}: {held}, no collective hung."
 
 
-def rows(checkers: Iterable[Checker]) -> Iterable[tuple[str, ...]]:
-    """As :data:`HEAD`."""
+def table(checkers: Iterable[Checker]) -> Table | None:
+    """What each checker looked at, and what it found."""
+    return Table.of(_HEAD, _rows(checkers), "Checkers", (2,), verdicts=3)
+
+
+def _rows(checkers: Iterable[Checker]) -> Iterator[tuple[str, ...]]:
     for each in checkers:
         looked_at = each.looked_at + (f"; {each.why}" if each.why else "")
         found = formats.UNKNOWN if each.holds is None else formats.count(each.found)
         yield _NAMES[each.id], looked_at, found, "unknown" if each.holds is None else "yes" if each.holds else "no"
 
 
-def found_rows(checkers: Sequence[Checker]) -> Iterable[tuple[str, ...]]:
-    """As :data:`FOUND_HEAD`."""
+def found_table(checkers: Iterable[Checker]) -> Table | None:
+    """Each finding with its place."""
+    return Table.of(_FOUND_HEAD, _found_rows(checkers), "What the checkers found", (1, 2, 3))
+
+
+def _found_rows(checkers: Iterable[Checker]) -> Iterator[tuple[str, ...]]:
     for each in checkers:
         for found in each.findings:
             collective = formats.UNKNOWN if found.sequence is None else str(found.sequence)

@@ -31,7 +31,18 @@ from testbed.core.report.hypothesis import Steady
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
 
-__all__ = ["VERSION", "Answer", "EventLine", "Fault", "FiberSeries", "Report", "StepSeries", "build", "to_json"]
+__all__ = [
+    "VERSION",
+    "Answer",
+    "EventLine",
+    "Fault",
+    "FiberSeries",
+    "Report",
+    "StepSeries",
+    "build",
+    "json_values",
+    "to_json",
+]
 
 VERSION = 1
 
@@ -219,16 +230,17 @@ def to_json(report: Report) -> dict[str, object]:
     wired["cuts"] = [{**dataclasses.asdict(cut), "ok": cut.ok} for cut in report.wire.cuts]
     if report.topology:
         document["topology"].pop("origins")
-    plain = _plain(document)
+    plain = json_values(document)
     assert isinstance(plain, dict)
     return plain
 
 
-def _plain(value: object) -> object:
+def json_values(value: object) -> object:
+    """Return ``value`` with lists for tuples, and null for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_values(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

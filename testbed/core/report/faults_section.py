@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.recovery import BACK, FaultRecovery
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["HEAD", "Fault", "lines", "rows", "sentence", "summary"]
+__all__ = ["Fault", "lines", "sentence", "summary", "table"]
 
-HEAD = (
+_HEAD = (
     "#",
     "fault",
     "began",
@@ -67,8 +68,12 @@ def lines(faults: Iterable[FaultRecovery], origin: float) -> tuple[Fault, ...]:
     )
 
 
-def rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
-    """As :data:`HEAD`; the number is that of the plots."""
+def table(faults: Iterable[Fault]) -> Table | None:
+    """The faults; their numbers are those of the plots."""
+    return Table.of(_HEAD, _rows(faults), "Faults", (0, *range(2, 8)), verdicts=8)
+
+
+def _rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
     for number, fault in enumerate(faults, 1):
         yield (
             str(number),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from testbed.core.fields import integer, text
 from testbed.core.records.run_info import RunInfo, SteadyCheck
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["HEAD", "Steady", "Violated", "missing_faults", "rows", "sentence", "steady"]
+__all__ = ["Steady", "Violated", "missing_faults", "sentence", "steady", "table"]
 
-HEAD = ("when", "condition", "measured", "to be compared with", "violated", "held")
+_HEAD = ("when", "condition", "measured", "to be compared with", "violated", "held")
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,12 @@ def sentence(check: Steady) -> str:
     return f"{said}.{measured}"
 
 
-def rows(checks: Iterable[Steady]) -> Iterable[tuple[str, ...]]:
-    """As :data:`HEAD`."""
+def table(checks: Iterable[Steady]) -> Table | None:
+    """The conditions, and when they were violated."""
+    return Table.of(_HEAD, _rows(checks), "Steady state", (2, 3), verdicts=5)
+
+
+def _rows(checks: Iterable[Steady]) -> Iterator[tuple[str, ...]]:
     for check in checks:
         yield (
             check.when,

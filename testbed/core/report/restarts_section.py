@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.attempt_history import Attempt, Standstill
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["HEAD", "AttemptLine", "lines", "measured", "rows", "sentence"]
+__all__ = ["AttemptLine", "lines", "measured", "sentence", "table"]
 
-HEAD = (
+_HEAD = (
     "attempt",
     "began",
     "from step",
@@ -100,8 +101,14 @@ def _one(attempt: AttemptLine, following: AttemptLine | None) -> str:
     return f"{said}; {lost} lost; training went on {where} after {formats.duration(attempt.time_to_resume_s)}."
 
 
-def rows(attempts: Iterable[AttemptLine]) -> Iterable[tuple[str, ...]]:
-    """As :data:`HEAD`."""
+def table(attempts: Sequence[AttemptLine]) -> Table | None:
+    """The attempts; None if the job was never restarted."""
+    if len(attempts) < 2:
+        return None
+    return Table.of(_HEAD, _rows(attempts), "Attempts", (0, 1, 2, 3, 5, 6, 7, 8))
+
+
+def _rows(attempts: Iterable[AttemptLine]) -> Iterator[tuple[str, ...]]:
     for it in attempts:
         yield (
             str(it.number),

@@ -41,6 +41,9 @@ class Mark:
     sign: str
     word: str
 
+    def __str__(self) -> str:
+        return f"{self.sign} {self.word}".strip()
+
 
 @dataclass(frozen=True)
 class Entry:

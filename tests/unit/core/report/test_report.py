@@ -21,7 +21,6 @@ from testbed.core.report import fidelity_section
 from testbed.core.report.document import build, to_json
 from testbed.core.report.figures import figures
 from testbed.core.report.markdown import markdown
-from testbed.core.report.markup import Markup, element
 from testbed.core.report.run_page import facts, html
 from testbed.host.files.store import RunDirectory
 
@@ -363,10 +362,6 @@ def test_what_users_write_stays_text(run):
     assert "<img" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert "<script" not in markdown(report)
     assert "<img" not in markdown(report)
-
-
-def test_markup_escapes_all_but_markup():
-    assert element("p", "a<b", Markup("<i>c</i>"), None, title='"') == '<p title="&quot;">a&lt;b<i>c</i></p>'
 
 
 def test_markdown_has_the_facts(run):
