@@ -119,11 +119,12 @@ def test_hostile_names_stay_text_on_the_page_of_a_run(tmp_path: Path) -> None:
 def test_hostile_names_stay_text_on_the_page_of_a_validation() -> None:
     cell = dataclasses.replace(factory.CELLS[1], detail=HOSTILE, errors=(HOSTILE,), fault=HOSTILE)
     hostile = factory.library(HOSTILE, title=HOSTILE, version=HOSTILE, why=(HOSTILE,), cells=(cell,))
-    usual = factory.library("a", title="a", version="1", why=("a",), cells=(factory.CELLS[1],))
+    plain = dataclasses.replace(factory.CELLS[1], detail="a", errors=("a",), fault="a")
+    usual = factory.library("a", title="a", version="1", why=("a",), cells=(plain,))
     named = factory.validation(hostile, topology=HOSTILE, machine=HOSTILE, versions={HOSTILE: HOSTILE})
     read = Reader(validation_page.html(named))
     expected = Reader(validation_page.html(factory.validation(usual, versions={"a": "1"})))
-    assert read.elements == [*expected.elements]
+    assert read.elements == expected.elements
     assert read.attributes == expected.attributes
     assert sum(HOSTILE in text for text in read.texts) >= 12
 
