@@ -1,4 +1,4 @@
-"""Certificate, fidelity under load and scale model as rows of text: the same for the page and for Markdown."""
+"""Certificate, fidelity under load and scale model as tables for the page and for Markdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 Row = tuple[str, ...]
 
 _HEAD = ("fiber", "target us", "median us", "error us, min / median", "± us", "jitter us", "lost", "rate", "verdict")
-_CHECKS_HEAD = ("fiber", "quantity", "was to be", "measured", "accepted", "verdict", "why")
+_CHECKS_HEAD = ("fiber", "quantity", "expected", "measured", "accepted", "verdict", "why")
 _VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
 _LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
 
@@ -135,13 +135,13 @@ def _validity_rows(run: RunInfo) -> Iterator[Row]:
 
 
 def validity_lead(run: RunInfo) -> str:
-    """In a sentence, how much of the scale model holds; empty where it was not checked."""
+    """Return a sentence about how much of the scale model holds; empty if it was not checked."""
     if not run.validity:
         return ""
     holding = sum(1 for each in run.validity if text(each, "verdict") == "holds")
     return (
         f"Rates and payloads are divided by the scale, latency is not: {holding} of {len(run.validity)} quantities hold"
-        " as they are."
+        " unchanged."
     )
 
 
@@ -152,7 +152,7 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def headroom(certificate: Certificate | None, host: Machine) -> str:
-    """What the machine had free, before and while the job ran; empty where neither is known."""
+    """Return the machine's CPU headroom before and during the job; empty if neither is known."""
     said = []
     if certificate is not None and certificate.took_s is not None:
         said.append(f"{formats.share(certificate.headroom.free)} while it was certified")
@@ -165,20 +165,25 @@ def headroom(certificate: Certificate | None, host: Machine) -> str:
 
 
 def notes(certificate: Certificate) -> tuple[str, ...]:
-    """What could not be told, or trusted, in sentences."""
+    """Return the certificate's caveats as sentences."""
     return tuple(f"Note: {note}." for note in certificate.notes)
 
 
 def segmentation(certificate: Certificate) -> str:
-    """Who cut super-packets into MTU-sized ones, in a sentence; empty of a certificate that does not say."""
+    """Return what segmented super-packets into MTU-sized ones; empty if the certificate does not say."""
     by: dict[str, list[str]] = {}
     for link in certificate.links:
         for each in link.directions:
             by.setdefault(each.segmentation, []).append(each.direction)
     if set(by) == {"emulator"}:
-        return f"{certificate.emulator} takes super-packets apart by itself: chance strikes MTU-sized packets."
+        return f"{certificate.emulator} segments super-packets itself: random impairments apply to MTU-sized packets."
     if "sender" in by:
         return (
-            f"Segmentation offload is off at the sender of {', '.join(by['sender'])}: chance strikes MTU-sized packets."
+            f"Segmentation offload is off at the sender of {', '.join(by['sender'])}: random impairments apply to"
+            " MTU-sized packets."
         )
-    return "Chance has no say over single packets, so segmentation offload stays on." if set(by) == {"none"} else ""
+    return (
+        "No random impairment of single packets is configured, so segmentation offload stays on."
+        if set(by) == {"none"}
+        else ""
+    )

@@ -18,7 +18,7 @@ __all__ = ["escape", "markdown", "section", "table"]
 
 
 def markdown(report: Report) -> str:
-    """The whole of ``report.md``."""
+    """Return the whole of ``report.md``."""
     training = report.training
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
@@ -113,7 +113,7 @@ def table(shown: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """A user's text stays text: no HTML, no emphasis or code, no further column or line of a table."""
+    """Escape a user's text: no HTML, no emphasis or code, no additional column or line of a table."""
     for mark, instead in (("\\", "\\\\"), ("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("*", "\\*")):
         text = text.replace(mark, instead)
     return " ".join(text.split())

@@ -87,7 +87,7 @@ def _fidelity(report: Report) -> dict[str, object]:
         "validity_table": certification_section.validity_table(report.run),
     }
     if certificate := report.certificate:
-        around = "Nothing was found to go around the fiber." if certificate.around_ok else certificate.around_why
+        around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why
         sentences = (around, certification_section.segmentation(certificate))
         values |= {
             "certificate_table": certification_section.table(certificate),
@@ -105,7 +105,7 @@ def events_table(report: Report) -> Table | None:
 
 
 def facts(report: Report) -> tuple[tuple[str, str], ...]:
-    """Names and values of what the run was made with and on."""
+    """Return names and values of the software, the workload and the machine."""
     run, training = report.run, report.training
     listed: list[tuple[str, str]] = [
         ("lab", run.lab),
@@ -144,7 +144,7 @@ def _flat(prefix: str, values: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def _sysctls(values: Mapping[str, object], used: object) -> list[tuple[str, str]]:
-    """By their own names. What a connection over a fiber ``used`` may differ from the sysctl: its route names one."""
+    """Keep the sysctls' own names. A connection over a fiber may have ``used`` another value, which its route sets."""
     listed: list[tuple[str, str]] = []
     for name, value in values.items():
         overridden = name == "net.ipv4.tcp_congestion_control" and used not in (None, "", value)
@@ -154,7 +154,7 @@ def _sysctls(values: Mapping[str, object], used: object) -> list[tuple[str, str]
 
 
 def shortcomings(report: Report) -> tuple[str, ...]:
-    """What of the run directory was missing or could not be read, in sentences."""
+    """Return sentences about the files that were missing or could not be read."""
     said = [f"Missing from the run directory: {', '.join(report.missing)}."] if report.missing else []
     said += [
         f"{formats.plural(lines, 'line')} of {name} could not be read." for name, lines in report.malformed.items()

@@ -15,7 +15,7 @@ __all__ = ["markdown"]
 
 
 def markdown(validation: Validation, comparison: Comparison | None = None) -> str:
-    """The whole of ``validate.md``."""
+    """Return the whole of ``validate.md``."""
     verdict = VERDICTS[validation.verdict]
     blocks = [f"# {verdict.sign} {escape(headline(validation))}"]
     if not validation.certified:

@@ -25,7 +25,7 @@ __all__ = ["html"]
 _CHANGES = {"worse": Mark("bad", "✗", "worse"), "better": Mark("good", "✓", "better")}
 
 _SHOWN_CASES = 60
-"""Of one library's cases that are not right; the rest is in validate.json."""
+"""Cases shown of one library that are not right; the rest is in validate.json."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _library(library: LibraryResult) -> _Library:
         more_reasons=formats.plural(more, "more reason") if more > 0 else "",
         correctness=validation_tables.grid_table(library.cases, f"Correctness of {library.title}"),
         not_right=Table.of(
-            validation_tables.NOT_RIGHT_HEAD, bad[:_SHOWN_CASES], f"What was not right of {library.title}", (3,)
+            validation_tables.NOT_RIGHT_HEAD, bad[:_SHOWN_CASES], f"Incorrect cases of {library.title}", (3,)
         ),
         more_cases=formats.count(len(bad) - _SHOWN_CASES) if len(bad) > _SHOWN_CASES else "",
         speed=validation_tables.speed_table(library.speeds),

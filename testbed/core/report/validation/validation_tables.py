@@ -1,4 +1,4 @@
-"""The detail behind the matrix as rows of text: the same for the page and for Markdown."""
+"""The detail behind the matrix as tables for the page and for Markdown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 Text = tuple[str, ...]
 
-NOT_RIGHT_HEAD = ("", "operation", "type", "elements", "group", "what was seen")
+NOT_RIGHT_HEAD = ("", "operation", "type", "elements", "group", "detail")
 _SPEED_HEAD = (
     "operation",
     "size",
@@ -47,21 +47,21 @@ _SPEED_HEAD = (
     "efficiency",
     "algorithm / bus bandwidth",
 )
-_WIRE_HEAD = ("operation", "size", "crossed, by direction", "must cross", "crossed ÷ must", "looks like")
+_WIRE_HEAD = ("operation", "size", "crossed, by direction", "required", "crossed ÷ required", "looks like")
 _LINKS_HEAD = ("direction", "one way", "payload rate")
 CHANGES_HEAD = ("", "library", "what", "baseline", "now")
 FAULT_FACTS = ("began after", "result", "last error", "healed", "bound", "communicator afterwards")
 
 LEADS = {
     "speed": (
-        "Time = last finish − common start. The bound is what physics leaves: one one-way delay, and the bytes that"
-        " must cross at the certified rate; efficiency = bound ÷ median. Bandwidths as nccl-tests define them."
+        "Time = last finish − common start. The bound is the physical minimum: one one-way delay, plus the required"
+        " bytes at the certified rate; efficiency = bound ÷ median. Bandwidths as nccl-tests define them."
     ),
     "wire": (
-        "Bytes of one operation on each fiber, by the emulator's counters. What must cross is what no algorithm can"
-        " do without, toward the site that gets most."
+        "Bytes of one operation on each fiber, by the emulator's counters. Required is the minimum of any algorithm,"
+        " toward the site that receives most."
     ),
-    "faults": "Times count from the beginning of the fault, which began after a stated share of the bytes had crossed.",
+    "faults": "Times count from the start of the fault, which began after the stated share of the bytes had crossed.",
     "links": "As certified before the validation.",
 }
 """What a reader must know of each kind of table."""
@@ -90,7 +90,7 @@ class Efficiency:
 
 
 def grid(cases: Sequence[CaseResult]) -> Grid:
-    """Operations in the order in which they were asked, each reduction by itself."""
+    """Return the operations in the order of the tests, with a row for each reduction."""
     by: dict[tuple[str, str], list[CaseResult]] = {}
     for each in cases:
         by.setdefault((_operation(each), each.type), []).append(each)
@@ -183,7 +183,7 @@ def wire_rows(speeds: Iterable[Speed]) -> Iterator[Text]:
 
 
 def _most(crossing: Mapping[str, int]) -> int:
-    """Bytes toward the site that got most, over all links: a direction is ``link:site``."""
+    """Return the bytes toward the site that received most, over all links; a direction is ``link:site``."""
     toward: Counter[str] = Counter()
     for direction, count in crossing.items():
         toward[direction.rpartition(":")[2]] += count
@@ -206,7 +206,7 @@ def fault_facts(cell: Cell) -> Text:
 
 
 def error_rows(cell: Cell) -> Iterator[tuple[str, str]]:
-    """(who, the library's words): ranks that say the same are one row."""
+    """Yield (ranks, error message); ranks with the same message share a row."""
     by: dict[str, list[str]] = {}
     for error in cell.errors:
         rank = re.match(r"rank (\d+): ", error)
@@ -233,7 +233,7 @@ def change_rows(comparison: Comparison) -> Iterator[Text]:
 
 
 def facts(validation: Validation) -> tuple[tuple[str, str], ...]:
-    """Names and values of what it was made with and on."""
+    """Return names and values of the software and the machine."""
     listed = [
         ("suite", validation.suite),
         ("topology", validation.topology),
@@ -273,5 +273,5 @@ def _rate(byte_per_s: float | None) -> str:
 
 
 def summary(cell: Cell) -> str:
-    """A fault's outcome on one line: what happened, and when."""
+    """Return a fault's outcome on one line: what happened, and when."""
     return "; ".join(part for part in (times(cell), cell.detail) if part)

@@ -127,7 +127,7 @@ def test_the_certificate_is_shown_quantity_by_quantity(run):
             "delay, median",
             "duplication",
             "150 us to 250 us",
-            "takes super-packets apart",
+            "segments super-packets itself",
         ):
             assert fact in page
         assert "CPU headroom: 89.0 % while it was certified" in page
@@ -141,7 +141,7 @@ def test_netem_says_what_cannot_be_measured_and_what_was_watched(tmp_path):
     for words in (
         "Certified before the job",
         "not measurable on netem",
-        "dropped none of its own",
+        "dropped no packets itself",
         "0 kB",
         "CPU headroom",
     ):
