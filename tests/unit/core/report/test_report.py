@@ -385,6 +385,17 @@ def test_a_file_that_is_missing_or_empty_breaks_nothing(run, gone, empty):
         assert gone in report.missing
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_topology_with_a_number_that_is_not_finite_is_left_out(run, value):
+    topology = json.loads((run / "topology.json").read_text())
+    topology["links"][0]["rate_bps"] = value
+    (run / "topology.json").write_text(json.dumps(topology))
+    report = report_of(run)
+    assert report.topology is None
+    assert report.malformed == {"topology.json": 1}
+    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+
+
 def test_an_empty_directory(tmp_path):
     report = report_of(tmp_path)
     assert report.verdict == "unknown"
