@@ -138,7 +138,7 @@ def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -
     left = report.attempts[0]
     assert (left.in_order, left.cause, left.steps_lost, left.detection_s) == (True, "evacuation west", 0, None)
     assert report.training.steps_lost == 0
-    assert "Attempt 1 was ended in order" in next(it.text for it in report.answers if it.id == "restarted")
+    assert "Attempt 1 was stopped in order" in next(it.text for it in report.answers if it.id == "restarted")
     assert all(it.holds for it in report.checkers), report.checkers
     noted = json.loads((ranks_folder(lab).parent / "run.json").read_text())["attempts"]
     assert [(it["attempt"], it["in_order"], it["resumed_from"]) for it in noted] == [

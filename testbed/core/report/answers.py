@@ -1,4 +1,4 @@
-"""The questions that a reader of a report asks first, answered from the evidence, and the verdict that follows."""
+"""The questions that a reader of a report asks first, with answers from the evidence, and the verdict."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = ["Answer", "Evidence", "answer", "headline", "verdict"]
 class Answer:
     """One question that a reader asks first.
 
-    ``answer`` is yes, no, unknown, or not measurable (by this emulator, which is no failure and needs no other run);
-    ``text`` says why, with numbers; ``lines`` are what it sums up, if it does.
+    ``answer`` is yes, no, unknown, or not measurable (by this emulator, which is not a failure and needs no further
+    run); ``text`` gives the reason with numbers; ``lines`` are the details that ``text`` sums up, if any.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the questions are answered from; ``emulator`` is the one that the fibers were made by."""
+    """The evidence for all answers; ``emulator`` is the one that emulated the fibers."""
 
     info: RunInfo
     job: JobEvidence
@@ -60,16 +60,16 @@ class Evidence:
 
 
 def answer(found: Evidence) -> tuple[Answer, ...]:
-    """The most important first. Of a program that was launched less is asked: what it must do is not known to us."""
+    """Return the answers, most important first. A launched program gets fewer questions: its purpose is unknown."""
     told = _answer(found)
     return tuple(_untold(it, why) for it in told) if (why := found.info.unknown_because) else told
 
 
 def _untold(told: Answer, why: str) -> Answer:
-    """What is bad where the lab failed may be so because of that: of the job and the fibers it tells nothing."""
+    """Turn a no into unknown: the failure of the lab may have caused it, so it says nothing about job or fibers."""
     if told.answer != "no":
         return told
-    return replace(told, answer="unknown", text=f"{told.text} That may be because of this: {why.rstrip('.')}.")
+    return replace(told, answer="unknown", text=f"{told.text} The cause may be: {why.rstrip('.')}.")
 
 
 def _answer(found: Evidence) -> tuple[Answer, ...]:
@@ -80,11 +80,15 @@ def _answer(found: Evidence) -> tuple[Answer, ...]:
         *([_came_through(found.faults)] if found.faults and not launched else []),
         *([_went_on(found.attempts)] if len(found.attempts) > 1 else []),
         _held(found.emulator, info.uncertified, found.certificate, found.under_load, found.machine),
-        *([] if launched else [Answer("wire", "Did the bytes cross it?", word(found.wire.ok), found.wire.sentence)]),
+        *(
+            []
+            if launched
+            else [Answer("wire", "Did the bytes cross the fiber?", word(found.wire.ok), found.wire.sentence)]
+        ),
         *_right(found.checked),
         *_happened(info),
         *(
-            Answer(f"steady-{index}", "Steady state?", word(each.holds), hypothesis.sentence(each))
+            Answer(f"steady-{index}", "Did the steady state hold?", word(each.holds), hypothesis.sentence(each))
             for index, each in enumerate(found.steady, 1)
         ),
         *(_expected(index, each) for index, each in enumerate(info.expectations, 1)),
@@ -101,7 +105,7 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
         why = "; ".join(job.failures) or info.reason or "no step was committed by all ranks"
         return Answer("trained", question, "no" if info.status == "failed" else "unknown", f"It did not train: {why}.")
     if first is None or last is None:
-        return Answer("trained", question, "unknown", f"{steps}{ranks}, but no train_loss that is a number.")
+        return Answer("trained", question, "unknown", f"{steps}{ranks}, but train_loss has no numeric value.")
     went = f"train_loss went from {formats.loss(first)} to {formats.loss(last)} in {steps}{ranks}"
     if job.failures:
         return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures)}.")
@@ -112,7 +116,7 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
 
 
 def _ran(info: RunInfo, command: str) -> Answer:
-    """Of a program that was launched: how its ranks ended is all that we know of it."""
+    """Judge a launched program by the exit statuses of its ranks, the only evidence there is."""
     statuses = [it if isinstance(it, int) else None for it in sequence(info.workload, "statuses")]
     bad = [f"rank {rank} with {status}" for rank, status in enumerate(statuses) if status]
     ended = [f"rank {rank}" for rank, status in enumerate(statuses) if status is None]
@@ -120,7 +124,7 @@ def _ran(info: RunInfo, command: str) -> Answer:
     if bad:
         return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.")
     if not statuses or ended:
-        how = f"; ended by us: {', '.join(ended)}" if ended else ""
+        how = f"; ended by the testbed: {', '.join(ended)}" if ended else ""
         return Answer("ran", "Did it run?", "unknown", f"{said}{how}.")
     return Answer("ran", "Did it run?", "yes", f"{said}; each ended with status 0.")
 
@@ -135,7 +139,7 @@ def _came_through(faults: tuple[Fault, ...]) -> Answer:
 
 def _went_on(tried: tuple[AttemptLine, ...]) -> Answer:
     resumed = all(it.time_to_resume_s is not None for it in tried[:-1]) and not tried[-1].why
-    return Answer("restarted", "Did it go on?", word(resumed), restarts_section.sentence(tried))
+    return Answer("restarted", "Did it resume?", word(resumed), restarts_section.sentence(tried))
 
 
 def _held(
@@ -146,18 +150,22 @@ def _held(
     told = word(_all((certified, held)))
     if told == "unknown" and certified and any(fidelity_section.NOT_MEASURABLE in each.verdict for each in loaded):
         told = fidelity_section.NOT_MEASURABLE
-    return Answer("fidelity", "Did the fiber hold its promise?", told, f"{before}; {during}.")
+    return Answer("fidelity", "Did the fiber stay within tolerance?", told, f"{before}; {during}.")
 
 
 def _right(found: Checked) -> tuple[Answer, ...]:
-    """Not asked of a job whose ranks record nothing for the checkers."""
+    """Skip the question if the ranks recorded nothing for the checkers."""
     if not found.checkers:
         return ()
-    return (Answer("checked", "Is it right?", word(checkers_section.right(found)), checkers_section.sentence(found)),)
+    return (
+        Answer(
+            "checked", "Is the training correct?", word(checkers_section.right(found)), checkers_section.sentence(found)
+        ),
+    )
 
 
 def _happened(info: RunInfo) -> tuple[Answer, ...]:
-    """What did not happen cannot have been survived."""
+    """A fault that did not happen proves nothing: the verdict stays open."""
     said = hypothesis.missing_faults(info)
     return (Answer("scheduled", "Did all faults happen?", "unknown", said),) if said else ()
 
@@ -167,7 +175,9 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     measured = "" if value is None else f" Measured: {value:.4g}."
     if value is not None and value > 1 and expectation.text.startswith("goodput"):
         measured = f" Measured: {value:.4g}, {formats.goodput_means(value)}."
-    return Answer(f"expected-{index}", "As expected?", word(expectation.holds), f"{expectation.text}.{measured}")
+    return Answer(
+        f"expected-{index}", "Was the expectation met?", word(expectation.holds), f"{expectation.text}.{measured}"
+    )
 
 
 def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
@@ -192,7 +202,7 @@ def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: t
     if info.status == "interrupted":
         return "The run was interrupted; this is what was measured."
     if info.status == "running":
-        return "The run has no end: it is still going, or was killed. This is what was measured."
+        return "The run has not ended: it is still going, or was killed. This is what was measured."
     if info.status == "failed" and (why := info.unknown_because or info.reason):
         return f"The run failed: {why.rstrip('.')}."
     if verdict == "fail":
@@ -201,9 +211,9 @@ def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: t
             "ran": "The program did not end well.",
             "trained": "It did not train as planned.",
             "recovered": "It did not come through the fault.",
-            "fidelity": "It ran, but the fiber did not hold its promise.",
+            "fidelity": "It ran, but the fiber did not stay within tolerance.",
             "wire": "It ran, but not over the fiber.",
-            "checked": "It ran, but what it trained is wrong.",
+            "checked": "It ran, but the training is incorrect.",
             "steady": "It ran, but its steady state did not hold.",
         }.get(failed.partition("-")[0], "It ran, but not as expected.")
     return "Too little was measured for a verdict."
@@ -214,7 +224,7 @@ def word(ok: bool | None) -> str:
 
 
 def _all(answers: Iterable[bool | None]) -> bool | None:
-    """False if any is False, else None if any is None or there is none, else True."""
+    """Return False if any is False, else None if any is None or there are no answers, else True."""
     listed = list(answers)
     if False in listed:
         return False

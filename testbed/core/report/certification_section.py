@@ -1,4 +1,4 @@
-"""Certificate, fidelity under load and scale model as rows of text: the same for the page and for Markdown."""
+"""Certificate, fidelity under load and scale model as tables for the page and for Markdown."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from testbed.core.fields import number, text
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
 from testbed.core.report.fidelity_section import Fidelity, Machine
+from testbed.core.report.report_table import Table
 
 __all__ = [
-    "CHECKS_HEAD",
-    "HEAD",
-    "LOAD_HEAD",
-    "VALIDITY_HEAD",
-    "check_rows",
+    "checks_table",
     "headroom",
-    "load_rows",
+    "load_table",
     "notes",
-    "rows",
     "segmentation",
+    "table",
     "validity_lead",
-    "validity_rows",
+    "validity_table",
 ]
 
 Row = tuple[str, ...]
 
-HEAD = ("fiber", "target us", "median us", "error us, min / median", "± us", "jitter us", "lost", "rate", "verdict")
-CHECKS_HEAD = ("fiber", "quantity", "was to be", "measured", "accepted", "verdict", "why")
-VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
-LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
+_HEAD = ("fiber", "target us", "median us", "error us, min / median", "± us", "jitter us", "lost", "rate", "verdict")
+_CHECKS_HEAD = ("fiber", "quantity", "expected", "measured", "accepted", "verdict", "why")
+_VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
+_LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
 
 
-def rows(certificate: Certificate) -> Iterator[Row]:
+def table(certificate: Certificate) -> Table:
+    """The certificate, direction by direction."""
+    return Table(_HEAD, tuple(_rows(certificate)), "Certificate", range(1, 8), verdicts=8)
+
+
+def _rows(certificate: Certificate) -> Iterator[Row]:
     """A row per direction, and one per round trip below those of its link."""
     for link in certificate.links:
         for each in link.directions:
@@ -61,8 +63,12 @@ def _times(each: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
     )
 
 
-def check_rows(certificate: Certificate) -> Iterator[Row]:
-    """Every quantity of every fiber, what was accepted of it, and what was said of it."""
+def checks_table(certificate: Certificate) -> Table | None:
+    """Every quantity of every fiber, the range that was accepted, and the verdict."""
+    return Table.of(_CHECKS_HEAD, _check_rows(certificate), "Every quantity of the certificate", (2, 3, 4), verdicts=5)
+
+
+def _check_rows(certificate: Certificate) -> Iterator[Row]:
     for link in certificate.links:
         for name, check in _checks(link):
             accepted = formats.UNKNOWN
@@ -96,7 +102,12 @@ def _value(check: Check, value: float | None) -> str:
     return f"{value * 100:.3g} %"
 
 
-def load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
+def load_table(found: Sequence[Fidelity]) -> Table | None:
+    """What each direction did while the job ran."""
+    return Table.of(_LOAD_HEAD, _load_rows(found), "Fidelity under load", (1, 2, 3, 4), verdicts=5)
+
+
+def _load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
     for each in found:
         queue = each.queue_bytes_most
         yield (
@@ -109,8 +120,12 @@ def load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
         )
 
 
-def validity_rows(run: RunInfo) -> Iterator[Row]:
-    """What of the scale model does not hold as it is, a row each; nothing where nothing is scaled."""
+def validity_table(run: RunInfo) -> Table | None:
+    """The quantities that scaling biases; None if nothing is scaled."""
+    return Table.of(_VALIDITY_HEAD, _validity_rows(run), "Scale model", (2, 3))
+
+
+def _validity_rows(run: RunInfo) -> Iterator[Row]:
     for each in run.validity:
         if text(each, "verdict") != "holds":
             why = "; ".join(it for it in (text(each, "reason"), text(each, "change")) if it)
@@ -120,13 +135,13 @@ def validity_rows(run: RunInfo) -> Iterator[Row]:
 
 
 def validity_lead(run: RunInfo) -> str:
-    """In a sentence, how much of the scale model holds; empty where it was not checked."""
+    """Return a sentence about how much of the scale model holds; empty if it was not checked."""
     if not run.validity:
         return ""
     holding = sum(1 for each in run.validity if text(each, "verdict") == "holds")
     return (
         f"Rates and payloads are divided by the scale, latency is not: {holding} of {len(run.validity)} quantities hold"
-        " as they are."
+        " unchanged."
     )
 
 
@@ -137,7 +152,7 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def headroom(certificate: Certificate | None, host: Machine) -> str:
-    """What the machine had free, before and while the job ran; empty where neither is known."""
+    """Return the machine's CPU headroom before and during the job; empty if neither is known."""
     said = []
     if certificate is not None and certificate.took_s is not None:
         said.append(f"{formats.share(certificate.headroom.free)} while it was certified")
@@ -150,20 +165,25 @@ def headroom(certificate: Certificate | None, host: Machine) -> str:
 
 
 def notes(certificate: Certificate) -> tuple[str, ...]:
-    """What could not be told, or trusted, in sentences."""
+    """Return the certificate's caveats as sentences."""
     return tuple(f"Note: {note}." for note in certificate.notes)
 
 
 def segmentation(certificate: Certificate) -> str:
-    """Who cut super-packets into MTU-sized ones, in a sentence; empty of a certificate that does not say."""
+    """Return what segmented super-packets into MTU-sized ones; empty if the certificate does not say."""
     by: dict[str, list[str]] = {}
     for link in certificate.links:
         for each in link.directions:
             by.setdefault(each.segmentation, []).append(each.direction)
     if set(by) == {"emulator"}:
-        return f"{certificate.emulator} takes super-packets apart by itself: chance strikes MTU-sized packets."
+        return f"{certificate.emulator} segments super-packets itself: random impairments apply to MTU-sized packets."
     if "sender" in by:
         return (
-            f"Segmentation offload is off at the sender of {', '.join(by['sender'])}: chance strikes MTU-sized packets."
+            f"Segmentation offload is off at the sender of {', '.join(by['sender'])}: random impairments apply to"
+            " MTU-sized packets."
         )
-    return "Chance has no say over single packets, so segmentation offload stays on." if set(by) == {"none"} else ""
+    return (
+        "No random impairment of single packets is configured, so segmentation offload stays on."
+        if set(by) == {"none"}
+        else ""
+    )

@@ -1,27 +1,28 @@
-"""The checkers in a report: was what was trained right?"""
+"""The checkers in a report: was the training correct?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from testbed.core.checkers.checks import Checked
 from testbed.core.checkers.finding import Checker
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["FOUND_HEAD", "HEAD", "LEAD", "found_rows", "right", "rows", "sentence"]
+__all__ = ["LEAD", "found_table", "right", "sentence", "table"]
 
-HEAD = ("checker", "what was looked at", "found", "held")
-FOUND_HEAD = ("checker", "attempt", "step", "collective", "what was found")
+_HEAD = ("checker", "what was checked", "found", "held")
+_FOUND_HEAD = ("checker", "attempt", "step", "collective", "finding")
 LEAD = (
-    "Collectives are tagged with attempt, step and sequence; all was judged after the run, from the ranks' records."
-    " Of several things found, the first is likely the cause of the others."
+    "Collectives are tagged with attempt, step and sequence, and checked after the run from the ranks' records."
+    " Of several findings, the first is likely the cause of the others."
 )
 
 _NAMES: Final = {
     "sums": "sums are right",
     "hangs": "no collective hangs",
-    "parameters": "all train on the same parameters",
+    "parameters": "all ranks train on the same parameters",
     "updates": "no update is lost",
 }
 _FOUND: Final = {
@@ -33,14 +34,14 @@ _FOUND: Final = {
 
 
 def right(checked: Checked) -> bool | None:
-    """Whether the training is what it should be. A hang makes it late, not wrong: whether one was to be expected only
-    the experiment can say."""
+    """Return whether the training is correct. A hang makes it late, not wrong: only the experiment knows whether a hang
+    was expected."""
     told = [each.holds for each in checked.checkers if each.id != "hangs"]
     return False if False in told else None if None in told or not told else True
 
 
 def sentence(checked: Checked) -> str:
-    """What was found, in words; of what could not be told, why."""
+    """Return the findings in words, or why nothing could be determined."""
     bad = [each for each in checked.checkers if each.found]
     said = "; ".join(f"{_count(each)}: {_where(each)}" for each in bad)
     verdict = right(checked)
@@ -48,22 +49,30 @@ def sentence(checked: Checked) -> str:
         return f"{said[:1].upper()}{said[1:]}."
     if verdict is None:
         untold = next((each.why for each in checked.checkers if each.holds is None), "too little was recorded")
-        return f"It cannot be told: {untold}."
+        return f"Could not be determined: {untold}."
     sums = next((each.looked_at for each in checked.checkers if each.id == "sums"), "")
     held = "every sum is right, no rank trained on other parameters, no update was lost"
     return f"{sums}: {held}; {said}." if said else f"{sums}: {held}, no collective hung."
 
 
-def rows(checkers: Iterable[Checker]) -> Iterable[tuple[str, ...]]:
-    """As :data:`HEAD`."""
+def table(checkers: Iterable[Checker]) -> Table | None:
+    """What each checker looked at, and what it found."""
+    return Table.of(_HEAD, _rows(checkers), "Checkers", (2,), verdicts=3)
+
+
+def _rows(checkers: Iterable[Checker]) -> Iterator[tuple[str, ...]]:
     for each in checkers:
         looked_at = each.looked_at + (f"; {each.why}" if each.why else "")
         found = formats.UNKNOWN if each.holds is None else formats.count(each.found)
         yield _NAMES[each.id], looked_at, found, "unknown" if each.holds is None else "yes" if each.holds else "no"
 
 
-def found_rows(checkers: Sequence[Checker]) -> Iterable[tuple[str, ...]]:
-    """As :data:`FOUND_HEAD`."""
+def found_table(checkers: Iterable[Checker]) -> Table | None:
+    """Each finding with its place."""
+    return Table.of(_FOUND_HEAD, _found_rows(checkers), "What the checkers found", (1, 2, 3))
+
+
+def _found_rows(checkers: Iterable[Checker]) -> Iterator[tuple[str, ...]]:
     for each in checkers:
         for found in each.findings:
             collective = formats.UNKNOWN if found.sequence is None else str(found.sequence)

@@ -1,6 +1,6 @@
-"""The report as a value: ``build`` makes it of a run directory, ``to_json`` turns it into report.json.
+"""The report as a value: ``build`` makes it from a run directory, ``to_json`` turns it into report.json.
 
-Times that end in ``_s`` and begin at the job (``began_s``, ``t_s``) count from the moment the first rank began it.
+Times that end in ``_s`` and refer to the job (``began_s``, ``t_s``) count from the moment its first rank started.
 """
 
 from __future__ import annotations
@@ -31,14 +31,25 @@ from testbed.core.report.hypothesis import Steady
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
 
-__all__ = ["VERSION", "Answer", "EventLine", "Fault", "FiberSeries", "Report", "StepSeries", "build", "to_json"]
+__all__ = [
+    "VERSION",
+    "Answer",
+    "EventLine",
+    "Fault",
+    "FiberSeries",
+    "Report",
+    "StepSeries",
+    "build",
+    "json_values",
+    "to_json",
+]
 
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Training:
-    """Of all ranks together; ``compute_s``, ``peer_wait_s`` and ``network_s`` are rank-seconds."""
+    """The training of all ranks together; ``compute_s``, ``peer_wait_s`` and ``network_s`` are rank-seconds."""
 
     world_size: int | None
     steps_planned: int | None
@@ -86,7 +97,7 @@ class FiberSeries:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run came to. ``verdict`` is pass, fail or unknown; ``answers`` say why, most important first."""
+    """The result of a run. ``verdict`` is pass, fail or unknown; ``answers`` give the reasons, most important first."""
 
     version: int
     verdict: str
@@ -113,7 +124,7 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Everything that was asked was measured, and is good."""
+        """Whether every question was measured and answered with yes."""
         return self.verdict == "pass"
 
     @property
@@ -122,7 +133,7 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """Pace against that without faults: committed tokens x fault-free seconds per token / wall time.
+        """Pace relative to the fault-free pace: committed tokens x fault-free seconds per token / wall time.
 
         0..1 but for noise: the fault-free pace is a median of this job's own steps, and may be a little too slow.
         """
@@ -148,7 +159,7 @@ class Report:
 
 
 def build(run: RunData) -> Report:
-    """Judge a run from what its directory holds; every file of it may be missing."""
+    """Judge a run by the contents of its directory, of which every file may be missing."""
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event == "job-ended"]
     logs = attempt_history.fenced(run.ranks)
@@ -212,23 +223,24 @@ def build(run: RunData) -> Report:
 
 
 def to_json(report: Report) -> dict[str, object]:
-    """Plain JSON values only; a number that is not finite is null. Its schema is ``report.schema.json``."""
+    """Return plain JSON values; a number that is not finite is null. The schema is ``report.schema.json``."""
     document = dataclasses.asdict(report)
     document["certificate"] = report.certificate.to_dict() if report.certificate else None
     wired = document["wire"]
     wired["cuts"] = [{**dataclasses.asdict(cut), "ok": cut.ok} for cut in report.wire.cuts]
     if report.topology:
         document["topology"].pop("origins")
-    plain = _plain(document)
+    plain = json_values(document)
     assert isinstance(plain, dict)
     return plain
 
 
-def _plain(value: object) -> object:
+def json_values(value: object) -> object:
+    """Return ``value`` with lists for tuples, and null for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_values(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -277,7 +289,7 @@ def _throughput(fibers: Iterable[FiberSample], origin: float) -> tuple[FiberSeri
         times, rates = [], []
         for before, after in pairwise(track):
             moved = after.byte_count - before.byte_count
-            # An emulator that was started again counts from zero; what it moved in between is not known.
+            # A restarted emulator counts from zero; what it moved in between is unknown.
             if after.t > before.t and moved >= 0:
                 times.append(after.t - origin)
                 rates.append(8.0 * moved / (after.t - before.t))

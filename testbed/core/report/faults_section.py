@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.recovery import BACK, FaultRecovery
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["HEAD", "Fault", "lines", "rows", "sentence", "summary"]
+__all__ = ["Fault", "lines", "sentence", "summary", "table"]
 
-HEAD = (
+_HEAD = (
     "#",
     "fault",
     "began",
@@ -25,7 +26,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Fault:
-    """``ended_s`` is None when its end is not in the record: it stood longer than that."""
+    """One fault; ``ended_s`` is None if the record does not hold its end, so it was still active then."""
 
     fault: str
     type: str
@@ -67,8 +68,12 @@ def lines(faults: Iterable[FaultRecovery], origin: float) -> tuple[Fault, ...]:
     )
 
 
-def rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
-    """As :data:`HEAD`; the number is that of the plots."""
+def table(faults: Iterable[Fault]) -> Table | None:
+    """The faults; their numbers are those of the plots."""
+    return Table.of(_HEAD, _rows(faults), "Faults", (0, *range(2, 8)), verdicts=8)
+
+
+def _rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
     for number, fault in enumerate(faults, 1):
         yield (
             str(number),
@@ -84,7 +89,7 @@ def rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
 
 
 def summary(faults: Sequence[Fault]) -> str:
-    """How many there were, how many the job came through, and what the worst cost."""
+    """Return how many faults there were, how many the job came through, and the cost of the worst."""
     told = [it for it in faults if it.recovered is not None]
     bad = [it for it in told if not it.recovered]
     if not told:
@@ -101,7 +106,7 @@ def summary(faults: Sequence[Fault]) -> str:
 
 
 def sentence(fault: Fault) -> str:
-    """What happened, and what became of the job."""
+    """Return what happened, and how the job fared."""
     lasted = ", to the end of the record" if fault.ended_s is None else f" for {fault.lasted}"
     began = f"{fault.label} at {formats.duration(fault.began_s)}{lasted}"
     began = began[:1].upper() + began[1:]
@@ -109,10 +114,12 @@ def sentence(fault: Fault) -> str:
         return f"{began}: it fell outside the training, so there is no recovery to measure."
     gap = f"longest gap between commits {formats.duration(fault.longest_gap_s)}"
     if not fault.recovered:
-        return f"{began}: {gap}, and training had not come back when the job ended."
+        return f"{began}: {gap}, and training had not recovered when the job ended."
     if fault.back_s == 0:
         after = (
-            f", back to that {formats.duration(fault.back_after_end_s)} after its end" if fault.back_after_end_s else ""
+            f", and steps were back to that {formats.duration(fault.back_after_end_s)} after its end"
+            if fault.back_after_end_s
+            else ""
         )
         return f"{began}: {gap}; no step near its beginning took more than {BACK:g} × the median{after}."
     return f"{began}: {gap}; back to {BACK:g} × the median step after {formats.duration(fault.back_s)}."

@@ -1,7 +1,7 @@
-"""Did the fibers hold their promise? The part of the report that says so: certified before, watched under load.
+"""Fidelity: were the fibers within tolerance, certified before the job and observed under load?
 
-fiberd times each packet itself, so that what it did under load is measured. netem keeps no times: what can be watched
-there (drops, backlog, the machine's headroom) is reported, and the rest is said to be not measurable, never guessed.
+fiberd times each packet itself, so its behavior under load is measured. netem keeps no times: the report gives what can
+be observed there (drops, backlog, the machine's headroom) and marks the rest as not measurable.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from testbed.core.report import formats
 __all__ = ["NOT_MEASURABLE", "Fidelity", "Machine", "certified", "direction", "machine", "under_load"]
 
 NOT_MEASURABLE = "not measurable"
-"""An answer of its own: nothing failed and nothing is missing, but this emulator cannot tell."""
+"""A separate answer: nothing failed and nothing is missing, but this emulator does not provide the measurement."""
 
 _BUSY_HEADROOM = 0.05
-"""Share of all cores; ours. Where less is free, whatever sends packets waits for a core now and then."""
+"""Share of all cores, chosen by us. With less free, senders of packets sometimes wait for a core."""
 
 _NO_TIMES = frozenset({"netem"})
-"""Emulators that tell no packet's lateness."""
+"""Emulators that do not measure the lateness of packets."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fidelity:
     """One direction under load; ``median_s``, ``p99_s`` are None when nothing crossed or beyond the last bound.
 
     ``verdict`` is held, did not hold, nothing crossed, unknown, or not measurable on netem. ``queue_bytes_most`` is the
-    longest queue that was seen, in bytes; None where none was looked at.
+    longest queue observed, in bytes; None if queues were not sampled.
     """
 
     direction: str
@@ -51,10 +51,10 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class Machine:
-    """Over the job: share 0..1 of all cores that was busy, and cores that the emulator used.
+    """The machine during the job: share 0..1 of all cores that was busy, and cores that the emulator used.
 
-    ``cpu_busy`` and ``cpu_headroom`` are medians of what was busy and free; ``cpu_headroom_least`` is the 5th
-    percentile of what was free: the busiest twentieth of the time had less.
+    ``cpu_busy`` and ``cpu_headroom`` are medians; ``cpu_headroom_least`` is the 5th percentile of the headroom: in the
+    busiest twentieth of the time there was less.
     """
 
     cpu_busy: float | None = None
@@ -91,7 +91,7 @@ def direction(each: fidelity.DirectionFidelity, emulator: str) -> Fidelity:
 
 
 def machine(hosts: Iterable[HostSample], began_t: float | None, ended_t: float | None) -> Machine:
-    """From the samples of [``began_t``, ``ended_t``] (None: no limit on that side)."""
+    """Summarize the samples in [``began_t``, ``ended_t``]; None means no limit on that side."""
     during = [
         sample
         for sample in hosts
@@ -113,7 +113,7 @@ def _free(busy: float) -> float:
 
 
 def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool | None, str]:
-    """Whether it was certified before the job, and that as the beginning of a sentence."""
+    """Return whether the fibers were certified before the job, and the first half of a sentence that says so."""
     if certificate is None:
         return (False if uncertified else None), "There is no certificate of the fibers"
     if not certificate.certified:
@@ -129,7 +129,7 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
 
 
 def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:
-    """Whether it held while the job ran, and that as the end of a sentence."""
+    """Return whether fidelity held while the job ran, and the second half of a sentence that says so."""
     crossed = [each for each in found if each.packets]
     headroom = _headroom(host)
     if any(each.held is False for each in found):
@@ -142,15 +142,15 @@ def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple
     if emulator not in _NO_TIMES:
         return None, f"what it did under load was not measured{headroom}"
     queues = [each.queue_bytes_most for each in crossed if each.queue_bytes_most is not None]
-    backlog = f", at most {formats.count(max(queues) / 1e3)} kB waiting" if queues else ""
+    backlog = f", at most {formats.count(max(queues) / 1e3)} kB queued" if queues else ""
     return None, (
-        f"under load not measurable on {emulator}, which keeps no times of packets: it dropped none of its own"
-        f"{backlog}; how late packets left cannot be known{headroom}"
+        f"under load not measurable on {emulator}, which keeps no per-packet times: it dropped no packets itself"
+        f"{backlog}; how late packets left is unknown{headroom}"
     )
 
 
 def _broken(found: Sequence[Fidelity]) -> str:
-    """Each reason once, after all that it holds of: ``on north and south, both ways: …; on east:b: …``."""
+    """Return each reason once, after its directions: ``on north and south, both ways: …; on east:b: …``."""
     ways: dict[str, set[str]] = {}
     for each in found:
         ways.setdefault(_link(each), set()).add(each.direction)
@@ -175,7 +175,7 @@ def _link(each: Fidelity) -> str:
 
 
 def _remedy(host: Machine) -> str:
-    """Why and what to do where the machine had nothing free; empty where it had."""
+    """Return the cause and the fix if the machine was too busy; empty otherwise."""
     least = host.cpu_headroom_least
     if host.cpu_headroom is not None and host.cpu_headroom < _BUSY_HEADROOM:
         busy = f"{formats.share(1 - host.cpu_headroom)} busy at the median"

@@ -1,28 +1,27 @@
-"""The plots of the report, as plotly figures in its JSON form.
+"""The plots of the report as JSON for plotly.js.
 
-They carry no colours of text, grid or paper: the page gives them those of its theme. The series' colours are Okabe and
-Ito's (https://jfly.uni-koeln.de/color/), which the colour-blind tell apart and which stand out on light and on dark; a
-direction is told by its dash as well.
+The figures set no color of text, grid or paper: the page gives them those of its theme. The colors of the series are
+Okabe and Ito's (https://jfly.uni-koeln.de/color/), which color-blind readers can tell apart and which stand out on
+light and on dark. The dash of a line also tells the direction.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import plotly.graph_objects as go
-
 from testbed.core.analysis.recovery import BACK
 from testbed.core.report import formats
-from testbed.core.report.document import Fault, Report
+from testbed.core.report.document import Fault, Report, json_values
 from testbed.core.report.hypothesis import Steady
 
-__all__ = ["CYCLE", "Figure", "figures", "made", "plain"]
+__all__ = ["CYCLE", "Figure", "Json", "axis", "figures", "made", "plain"]
+
+Json = dict[str, object]
 
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
-# page.js knows a brighter form of each for dark paper.
+# page.js has a brighter form of each for dark paper.
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 _SHADE = "rgba(213, 94, 0, 0.16)"
 _SHOWN_RANKS = 16
@@ -40,56 +39,63 @@ class Figure:
     spec: Mapping[str, object]
 
 
+@dataclass(frozen=True)
+class Marks:
+    """What is drawn over the series: plotly's shapes and annotations."""
+
+    shapes: tuple[Json, ...] = ()
+    annotations: tuple[Json, ...] = ()
+
+    def __add__(self, more: Marks) -> Marks:
+        return Marks(self.shapes + more.shapes, self.annotations + more.annotations)
+
+
 def figures(report: Report) -> tuple[Figure, ...]:
-    """Every plot that there is data for, in the order of the page."""
+    """Return every plot that there is data for, in the order of the page."""
     drawn = (_train_loss(report), _time_of_ranks(report), _step_time(report), _throughput(report), _lateness(report))
     return tuple(figure for figure in drawn if figure is not None)
 
 
-def made(id: str, title: str, summary: str, figure: go.Figure) -> Figure:
-    """``figure`` in its JSON form."""
-    # Without this, plotly adds its own theme of 7 kB to every figure.
-    figure.layout.template = None
-    return Figure(id, title, summary, json.loads(figure.to_json()))
+def made(id: str, title: str, summary: str, data: Sequence[Json], layout: Json, marks: Marks | None = None) -> Figure:
+    """Return the figure with ``marks`` in its layout; JSON has no NaN, so numbers that are not finite become null."""
+    over = marks or Marks()
+    drawn: Json = {"shapes": over.shapes, "annotations": over.annotations}
+    spec = json_values({"data": data, "layout": layout | {name: each for name, each in drawn.items() if each}})
+    assert isinstance(spec, dict)
+    return Figure(id, title, summary, spec)
 
 
-def _shade(figure: go.Figure, faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> None:
+def axis(title: str, **more: object) -> Json:
+    return {"title": {"text": title}, **more}
+
+
+def plain(text: str) -> str:
+    """Escape ``text``: plotly reads some HTML in its texts, and a user's text must be shown as it is."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _shaded(faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> Marks:
     """Mark each fault from its beginning to its end, ``last_s`` if it has none."""
     lefts = [place(fault.began_s) for fault in faults]
+    across: Json = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
+    shapes: list[Json] = []
     for fault, left in zip(faults, lefts, strict=True):
-        figure.add_shape(
-            type="rect",
-            xref="x",
-            yref="paper",
-            x0=left,
-            x1=place(last_s if fault.ended_s is None else fault.ended_s),
-            y0=0,
-            y1=1,
-            fillcolor=_SHADE,
-            line_width=0,
-            layer="below",
-        )
+        right = place(last_s if fault.ended_s is None else fault.ended_s)
+        bare: Json = {"fillcolor": _SHADE, "line": {"width": 0}, "layer": "below"}
+        shapes.append({"type": "rect", "x0": left, "x1": right, **across, **bare})
         # A fault of milliseconds would be too narrow to see.
-        figure.add_shape(
-            type="line", xref="x", yref="paper", x0=left, x1=left, y0=0, y1=1, line={"color": VERMILLION, "width": 1}
-        )
-    for left, text in _labels([fault.label for fault in faults], lefts, place(last_s)):
-        figure.add_annotation(
-            text=plain(text),
-            x=left,
-            xref="x",
-            y=1,
-            yref="paper",
-            xanchor="left",
-            yanchor="top",
-            xshift=3,
-            showarrow=False,
-        )
+        shapes.append({"type": "line", "x0": left, "x1": left, **across, "line": {"color": VERMILLION, "width": 1}})
+    at: Json = {"xref": "x", "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
+    annotations = (
+        {"text": plain(text), "x": left, **at, "showarrow": False}
+        for left, text in _labels([fault.label for fault in faults], lefts, place(last_s))
+    )
+    return Marks(tuple(shapes), tuple(annotations))
 
 
 def _labels(names: Sequence[str], lefts: Sequence[float], last: float) -> list[tuple[float, str]]:
-    """(where, text), so that none lies over another: names where there is room for all, else the faults' numbers, and
-    one label for numbers that lie close together."""
+    """Return (where, text) so that no label covers another: names if there is room for all, else the faults' numbers,
+    with one label for numbers that are close together."""
     first = min([0.0, *lefts])
     span = max([last, *lefts]) - first or 1.0
     places = sorted((left, number) for number, left in enumerate(lefts, 1))
@@ -112,37 +118,23 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, sorted(numbers))) if len(numbers) < 4 else f"{first} … {last}"
 
 
-def _mark_violations(figure: go.Figure, checks: tuple[Steady, ...]) -> None:
-    """A bar at the foot of a plot over time for each time in which the steady state did not hold."""
-    for check in checks:
-        for each in check.violations:
-            figure.add_shape(
-                type="rect",
-                xref="x",
-                yref="paper",
-                x0=each.began_s,
-                x1=each.ended_s,
-                y0=0,
-                y1=0.05,
-                fillcolor=PURPLE,
-                line_width=0,
-            )
-        for each in check.violations[:1]:  # one name for all of them: they may lie close together
-            figure.add_annotation(
-                text=plain(f"not {check.text}"),
-                x=each.began_s,
-                xref="x",
-                y=0.05,
-                yref="paper",
-                xanchor="left",
-                yanchor="bottom",
-                showarrow=False,
-            )
-
-
-def plain(text: str) -> str:
-    """Plotly reads some HTML in its texts; a user's text is to be shown as it is."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _violations(checks: tuple[Steady, ...]) -> Marks:
+    """A bar at the foot of a plot for each interval in which the steady state was violated."""
+    foot: Json = {"xref": "x", "yref": "paper", "y0": 0, "y1": 0.05, "fillcolor": PURPLE, "line": {"width": 0}}
+    at: Json = {"xref": "x", "y": 0.05, "yref": "paper", "xanchor": "left", "yanchor": "bottom", "showarrow": False}
+    return Marks(
+        tuple(
+            {"type": "rect", "x0": each.began_s, "x1": each.ended_s, **foot}
+            for check in checks
+            for each in check.violations
+        ),
+        # One label for all intervals of a condition: they may be close together.
+        tuple(
+            {"text": plain(f"not {check.text}"), "x": check.violations[0].began_s, **at}
+            for check in checks
+            if check.violations
+        ),
+    )
 
 
 def _last_s(report: Report) -> float:
@@ -155,29 +147,28 @@ def _train_loss(report: Report) -> Figure | None:
     steps = report.steps
     if not any(value is not None for value in steps.train_loss):
         return None
-    figure = go.Figure(
-        go.Scatter(
-            x=list(steps.step),
-            y=list(steps.train_loss),
-            mode="lines",
-            name="train_loss",
-            line={"color": BLUE, "width": 2},
-            hovertemplate="step %{x}: %{y:.3f}<extra></extra>",
-        )
-    )
 
     def step_at(t_s: float) -> float:
         return next((step for step, t in zip(steps.step, steps.t_s, strict=True) if t >= t_s), steps.step[-1])
 
     during = tuple(fault for fault in report.faults if fault.began_s <= steps.t_s[-1])
-    _shade(figure, during, steps.t_s[-1], step_at)
-    figure.update_layout(xaxis_title="step", yaxis_title="train_loss (nats per byte)", showlegend=False)
+    line: Json = {
+        "type": "scatter",
+        "x": steps.step,
+        "y": steps.train_loss,
+        "mode": "lines",
+        "name": "train_loss",
+        "line": {"color": BLUE, "width": 2},
+        "hovertemplate": "step %{x}: %{y:.3f}<extra></extra>",
+    }
     return made(
         "train-loss",
         "train_loss",
         f"train_loss over steps, from {formats.loss(report.train_loss_first)}"
         f" to {formats.loss(report.train_loss_last)}.",
-        figure,
+        [line],
+        {"xaxis": axis("step"), "yaxis": axis("train_loss (nats per byte)"), "showlegend": False},
+        _shaded(during, steps.t_s[-1], step_at),
     )
 
 
@@ -186,81 +177,82 @@ def _step_time(report: Report) -> Figure | None:
     median = report.training.median_step_s
     if not steps.step:
         return None
-    figure = go.Figure(
-        go.Scatter(
-            x=list(steps.t_s),
-            y=[1e3 * value for value in steps.duration_s],
-            customdata=list(steps.step),
-            mode="lines+markers",
-            name="step time",
-            line={"color": BLUE, "width": 1},
-            marker={"size": 4},
-            hovertemplate="step %{customdata} at %{x:.1f} s: %{y:.0f} ms<extra></extra>",
-        )
-    )
-    if median:
-        figure.add_shape(
-            type="line",
-            xref="paper",
-            x0=0,
-            x1=1,
-            y0=1e3 * BACK * median,
-            y1=1e3 * BACK * median,
-            line={"color": GREEN, "width": 1.5, "dash": "dash"},
-        )
-        figure.add_annotation(
-            text=f"{BACK:g} × median",
-            x=1,
-            xref="paper",
-            y=1e3 * BACK * median,
-            xanchor="right",
-            yanchor="bottom",
-            showarrow=False,
-        )
-        if max(steps.duration_s) > 20 * median:
-            figure.update_yaxes(type="log")
-    _shade(figure, report.faults, _last_s(report), lambda t_s: t_s)
-    _mark_violations(figure, report.steady)
-    figure.update_layout(xaxis_title="time since the job began (s)", yaxis_title="step time (ms)", showlegend=False)
-    figure.update_yaxes(rangemode="tozero")
+    line: Json = {
+        "type": "scatter",
+        "x": steps.t_s,
+        "y": [1e3 * value for value in steps.duration_s],
+        "customdata": steps.step,
+        "mode": "lines+markers",
+        "name": "step time",
+        "line": {"color": BLUE, "width": 1},
+        "marker": {"size": 4},
+        "hovertemplate": "step %{customdata} at %{x:.1f} s: %{y:.0f} ms<extra></extra>",
+    }
+    marks = _back(median) if median else Marks()
+    marks += _shaded(report.faults, _last_s(report), lambda t_s: t_s) + _violations(report.steady)
+    scale: Json = {"type": "log"} if median and max(steps.duration_s) > 20 * median else {}
     return made(
         "step-time",
         "Step time",
         f"Time between commits, with the faults shaded; the fault-free median is {formats.duration(median)}.",
-        figure,
+        [line],
+        {
+            "xaxis": axis("time since the job began (s)"),
+            "yaxis": axis("step time (ms)", rangemode="tozero", **scale),
+            "showlegend": False,
+        },
+        marks,
     )
+
+
+def _back(median_s: float) -> Marks:
+    """The line below which training is back at its pace."""
+    height = 1e3 * BACK * median_s
+    line: Json = {"color": GREEN, "width": 1.5, "dash": "dash"}
+    at: Json = {"x": 1, "xref": "paper", "y": height, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
+    return Marks(
+        ({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height, "line": line},),
+        ({"text": f"{BACK:g} × median", **at},),
+    )
+
+
+def _links(directions: Sequence[str]) -> list[tuple[str, str, bool]]:
+    """Return each direction with its link's color, and whether it is not the first of its link."""
+    links = [direction.partition(":")[0] for direction in directions]
+    order = list(dict.fromkeys(links))
+    return [
+        (direction, CYCLE[order.index(link) % len(CYCLE)], link in links[:index])
+        for index, (direction, link) in enumerate(zip(directions, links, strict=True))
+    ]
 
 
 def _throughput(report: Report) -> Figure | None:
     shown = [series for series in report.fibers if series.t_s]
     if not shown:
         return None
-    figure = go.Figure()
-    links = list(dict.fromkeys(series.direction.partition(":")[0] for series in shown))
-    seen: set[str] = set()
-    for series in shown:
-        link = series.direction.partition(":")[0]
-        figure.add_scatter(
-            x=list(series.t_s),
-            y=[value / 1e6 for value in series.bps],
-            mode="lines",
-            name=plain(series.direction),
-            line={
-                "color": CYCLE[links.index(link) % len(CYCLE)],
-                "dash": "dot" if link in seen else "solid",
-                "width": 2,
-            },
-            hovertemplate="%{x:.1f} s: %{y:.1f} Mb/s",
-        )
-        seen.add(link)
-    _shade(figure, report.faults, _last_s(report), lambda t_s: t_s)
-    figure.update_layout(xaxis_title="time since the job began (s)", yaxis_title="throughput (Mb/s)", showlegend=True)
-    figure.update_yaxes(rangemode="tozero")
+    lines: list[Json] = [
+        {
+            "type": "scatter",
+            "x": series.t_s,
+            "y": [value / 1e6 for value in series.bps],
+            "mode": "lines",
+            "name": plain(direction),
+            "line": {"color": color, "dash": "dot" if second else "solid", "width": 2},
+            "hovertemplate": "%{x:.1f} s: %{y:.1f} Mb/s",
+        }
+        for series, (direction, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
+    ]
     return made(
         "throughput",
         "Throughput per fiber",
         "Megabits per second of each fiber and direction, from the emulator's counters, with the faults shaded.",
-        figure,
+        lines,
+        {
+            "xaxis": axis("time since the job began (s)"),
+            "yaxis": axis("throughput (Mb/s)", rangemode="tozero"),
+            "showlegend": True,
+        },
+        _shaded(report.faults, _last_s(report), lambda t_s: t_s),
     )
 
 
@@ -269,37 +261,37 @@ def _time_of_ranks(report: Report) -> Figure | None:
         return None
     if len(report.ranks) <= _SHOWN_RANKS:
         groups = {f"{each.rank} · {each.node}": [each] for each in report.ranks}
-        axis = "rank"
+        name = "rank"
     else:
-        groups = {
-            site: [each for each in report.ranks if each.site == site] for site in {r.site: 0 for r in report.ranks}
-        }
-        axis = "site (all of its ranks)"
-    figure = go.Figure()
+        sites = dict.fromkeys(each.site for each in report.ranks)
+        groups = {site: [each for each in report.ranks if each.site == site] for site in sites}
+        name = "site (all of its ranks)"
     parts = (("compute", "compute_s", BLUE), ("peer wait", "peer_wait_s", PURPLE), ("network", "network_s", VERMILLION))
-    for name, field, colour in parts:
-        figure.add_bar(
-            x=[sum(getattr(each, field) for each in ranks) for ranks in groups.values()],
-            y=[plain(group) for group in groups],
-            name=name,
-            orientation="h",
-            marker={"color": colour},
-            hovertemplate="%{y}: %{x:.1f} s",
-        )
-    figure.update_layout(
-        barmode="stack",
-        legend_traceorder="normal",
-        xaxis_title="rank-seconds",
-        yaxis_title=axis,
-        showlegend=True,
-        bargap=0.35,
-    )
-    figure.update_yaxes(type="category", autorange="reversed")
+    bars: list[Json] = [
+        {
+            "type": "bar",
+            "x": [sum(getattr(each, field) for each in ranks) for ranks in groups.values()],
+            "y": [plain(group) for group in groups],
+            "name": part,
+            "orientation": "h",
+            "marker": {"color": color},
+            "hovertemplate": "%{y}: %{x:.1f} s",
+        }
+        for part, field, color in parts
+    ]
     return made(
         "time-of-ranks",
         "Compute and exposed communication",
         "Seconds that each rank computed, waited for a peer, and waited for the network.",
-        figure,
+        bars,
+        {
+            "barmode": "stack",
+            "legend": {"traceorder": "normal"},
+            "xaxis": axis("rank-seconds"),
+            "yaxis": axis(name, type="category", autorange="reversed"),
+            "showlegend": True,
+            "bargap": 0.35,
+        },
     )
 
 
@@ -308,31 +300,30 @@ def _lateness(report: Report) -> Figure | None:
     if not shown or any(each.bounds_s != shown[0].bounds_s for each in shown):
         return None
     used = 1 + max(index for each in shown for index, count in enumerate(each.counts) if count > 0)
-    bounds = shown[0].bounds_s
-    labels = [f"≤ {formats.duration(bound)}" for bound in bounds] + ["later"]
-    figure = go.Figure()
-    links = list(dict.fromkeys(each.direction.partition(":")[0] for each in shown))
-    seen: set[str] = set()
-    for each in shown:
-        link = each.direction.partition(":")[0]
-        figure.add_bar(
-            x=labels[:used],
-            y=[100.0 * count / sum(each.counts) for count in each.counts[:used]],
-            name=plain(each.direction),
-            marker={
-                "color": CYCLE[links.index(link) % len(CYCLE)],
-                "pattern": {"shape": "/" if link in seen else "", "fillmode": "overlay", "fgopacity": 0.6},
+    labels = [f"≤ {formats.duration(bound)}" for bound in shown[0].bounds_s] + ["later"]
+    bars: list[Json] = [
+        {
+            "type": "bar",
+            "x": labels[:used],
+            "y": [100.0 * count / sum(each.counts) for count in each.counts[:used]],
+            "name": plain(direction),
+            "marker": {
+                "color": color,
+                "pattern": {"shape": "/" if second else "", "fillmode": "overlay", "fgopacity": 0.6},
             },
-            hovertemplate="%{x}: %{y:.2f} %",
-        )
-        seen.add(link)
-    figure.update_layout(
-        barmode="group", xaxis_title="lateness (sent − due)", yaxis_title="share of packets (%)", showlegend=True
-    )
-    figure.update_xaxes(type="category")
+            "hovertemplate": "%{x}: %{y:.2f} %",
+        }
+        for each, (direction, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
+    ]
     return made(
         "lateness",
         "Lateness under load",
         "How late the emulator sent packets while the job ran, as shares of all packets per direction.",
-        figure,
+        bars,
+        {
+            "barmode": "group",
+            "xaxis": axis("lateness (sent − due)", type="category"),
+            "yaxis": axis("share of packets (%)"),
+            "showlegend": True,
+        },
     )

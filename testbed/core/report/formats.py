@@ -1,4 +1,4 @@
-"""Numbers as a reader meets them: three digits, with their unit; an en dash for what is not known."""
+"""Numbers for a reader: three digits with a unit; an en dash for an unknown value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = "–"
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    """``value`` in the largest unit of ``steps`` that it reaches, to three digits but never in powers of ten."""
+    """Format ``value`` in the largest unit of ``steps`` that it reaches, to three digits, without an exponent."""
     factor, unit = next((step for step in steps if abs(value) >= step[0]), steps[-1])
     scaled = value / factor
     digits = max(0, 2 - math.floor(math.log10(abs(scaled)))) if scaled else 0
@@ -45,12 +45,12 @@ def duration(seconds: float | None) -> str:
 
 
 def microseconds(seconds: float | None) -> str:
-    """Always in us, for columns that are compared; ``> last bound`` is written by the caller."""
+    """Format always in us, so that a column can be compared; the caller writes ``> last bound``."""
     return UNKNOWN if seconds is None or not math.isfinite(seconds) else f"{seconds * 1e6:.1f}"
 
 
 def moment(unix_s: float | None) -> str:
-    """``2026-11-21 05:40 UTC``; empty when it is not known."""
+    """``2026-11-21 05:40 UTC``; empty if unknown."""
     try:
         return "" if unix_s is None else datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%F %H:%M UTC")
     except (OverflowError, OSError, ValueError):
@@ -93,10 +93,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def goodput_means(goodput: float | None) -> str:
-    """What it is; of one beyond 1, what that means."""
+    """Return what goodput means; beyond 1, why that can happen."""
     if goodput is None or goodput <= 1:
-        return "pace against that without faults; noise may carry it a little above 100 %"
+        return "pace relative to the fault-free pace; noise may lift it slightly above 100 %"
     return (
-        "over 100 %: nothing was lost, to within the noise of step times; the pace without faults is that of the steps"
-        " outside them, and those were by chance the slower ones"
+        "over 100 %: nothing was lost, to within the noise of step times; the fault-free pace comes from the steps"
+        " outside the faults, which happened to be the slower ones"
     )

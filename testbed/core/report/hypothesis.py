@@ -1,22 +1,23 @@
-"""The steady state in a report: each condition, what came out, and when it was violated."""
+"""The steady state in a report: each condition, its result, and when it was violated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from testbed.core.fields import integer, text
 from testbed.core.records.run_info import RunInfo, SteadyCheck
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["HEAD", "Steady", "Violated", "missing_faults", "rows", "sentence", "steady"]
+__all__ = ["Steady", "Violated", "missing_faults", "sentence", "steady", "table"]
 
-HEAD = ("when", "condition", "measured", "to be compared with", "violated", "held")
+_HEAD = ("when", "condition", "measured", "bound", "violated", "held")
 
 
 @dataclass(frozen=True)
 class Violated:
-    """A time in which a condition did not hold; ``measured`` is its worst."""
+    """An interval in which a condition did not hold; ``measured`` is its worst value."""
 
     began_s: float
     ended_s: float
@@ -25,7 +26,7 @@ class Violated:
 
 @dataclass(frozen=True)
 class Steady:
-    """A condition of the steady state; ``bound`` is what ``measured`` was compared with."""
+    """A condition of the steady state; ``measured`` was compared with ``bound``."""
 
     when: str
     text: str
@@ -37,7 +38,7 @@ class Steady:
 
 
 def steady(info: RunInfo, origin: float) -> tuple[Steady, ...]:
-    """Times from ``origin``, the job's beginning."""
+    """Return the conditions, with times counted from ``origin``, the start of the job."""
     return tuple(_steady(each, origin) for each in info.hypothesis)
 
 
@@ -47,20 +48,24 @@ def _steady(check: SteadyCheck, origin: float) -> Steady:
 
 
 def sentence(check: Steady) -> str:
-    """What came out, in words."""
+    """Return the result in words."""
     said = f"{check.when}: {check.text}"
     if check.violations:
         times = "; ".join(_words(each) for each in check.violations[:3])
         more = len(check.violations) - 3
         return f"{said} was violated {times}{f'; and {more} more times' if more > 0 else ''}."
     if check.holds is not True:
-        return f"{said} {check.why or 'is not known'}."
+        return f"{said} {check.why or 'could not be determined'}."
     measured = "" if check.measured is None else f" Measured last: {check.measured:.4g}."
     return f"{said}.{measured}"
 
 
-def rows(checks: Iterable[Steady]) -> Iterable[tuple[str, ...]]:
-    """As :data:`HEAD`."""
+def table(checks: Iterable[Steady]) -> Table | None:
+    """The conditions, and when they were violated."""
+    return Table.of(_HEAD, _rows(checks), "Steady state", (2, 3), verdicts=5)
+
+
+def _rows(checks: Iterable[Steady]) -> Iterator[tuple[str, ...]]:
     for check in checks:
         yield (
             check.when,
@@ -73,14 +78,14 @@ def rows(checks: Iterable[Steady]) -> Iterable[tuple[str, ...]]:
 
 
 def missing_faults(info: RunInfo) -> str:
-    """A sentence about faults that were planned and did not happen; empty if all did."""
+    """Return a sentence about planned faults that did not happen; empty if all did."""
     planned = sum(integer(it, "repeat") or 1 for it in info.schedule)
     missing = [it for it in info.schedule if (integer(it, "began") or 0) < (integer(it, "repeat") or 1)]
     if not missing:
         return ""
     names = ", ".join(dict.fromkeys(f"{text(it, 'inject')} {text(it, 'target')}" for it in missing))
     began = sum(integer(it, "began") or 0 for it in info.schedule)
-    return f"{began} of {formats.plural(planned, 'fault')} happened; not, or not as often as planned: {names}."
+    return f"{began} of {formats.plural(planned, 'fault')} happened; missing, or fewer than planned: {names}."
 
 
 def _words(each: Violated) -> str:

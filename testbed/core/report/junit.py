@@ -12,8 +12,8 @@ __all__ = ["junit", "junit_of_error", "printable", "suite_of", "written"]
 
 
 def junit(report: Report) -> str:
-    """The whole file. What does not hold is a failure; what is unknown an error, never a pass; what this emulator
-    cannot measure is skipped."""
+    """Return the whole file. A no is a failure; unknown is an error, never a pass; what this emulator cannot measure is
+    skipped."""
     suite = suite_of(str(report.run.experiment.get("name") or report.run.name or "run"))
     expected = {f"expected-{index}": it.text for index, it in enumerate(report.run.expectations, 1)}
     steady = {f"steady-{index}": f"{it.when}: {it.text}" for index, it in enumerate(report.steady, 1)}
@@ -28,7 +28,7 @@ def junit(report: Report) -> str:
         elif answer.answer != "yes":
             case.result = [Skipped(text)]
         suite.add_testcase(case)
-    if report.run.status != "finished":  # it may have ended before anything could be asked
+    if report.run.status != "finished":  # the run may have ended before any question could be answered
         case = _case(suite, "Did the run reach its end?")
         case.result = [Error(printable(report.headline), "Unknown")]
         suite.add_testcase(case)
@@ -36,7 +36,7 @@ def junit(report: Report) -> str:
 
 
 def junit_of_error(name: str, message: str) -> str:
-    """Of a run that ended before there was anything to report."""
+    """Return the file of a run that ended before there was anything to report."""
     suite = suite_of(name)
     case = _case(suite, "Could it be run?")
     case.result = [Error(printable(message), "NotRun")]
@@ -53,17 +53,17 @@ def _case(suite: TestSuite, name: str) -> TestCase:
 
 
 def printable(text: str) -> str:
-    """XML has no place for control characters; what a rank printed last may be a reason."""
+    """Replace control characters, which XML cannot hold: a reason may be the last output of a rank."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
 def written(name: str, suites: Sequence[TestSuite], took_s: float | None) -> str:
-    """The whole file; ``took_s`` is the time of a suite that stands alone."""
+    """Return the whole file; ``took_s`` is the time of a single suite."""
     whole = JUnitXml(name)
     took = [took_s if took_s is not None and len(suites) == 1 else suite.time or None for suite in suites]
     for suite in suites:
         whole.add_testsuite(suite)
-    whole.update_statistics()  # which takes the sum of the cases for the time of a suite
+    whole.update_statistics()  # sets the time of each suite to the sum of its cases
     for suite, own in zip(whole, took, strict=True):
         suite.time = suite.time if own is None else own
     whole.time = round(sum(suite.time for suite in whole), 3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from testbed.core.report import (
     certification_section,
     checkers_section,
@@ -13,13 +11,14 @@ from testbed.core.report import (
     restarts_section,
 )
 from testbed.core.report.document import Report
-from testbed.core.report.run_page import facts, shortcomings
+from testbed.core.report.report_table import Table
+from testbed.core.report.run_page import events_table, facts, shortcomings
 
-__all__ = ["escape", "markdown", "table"]
+__all__ = ["escape", "markdown", "section", "table"]
 
 
 def markdown(report: Report) -> str:
-    """The whole of ``report.md``."""
+    """Return the whole of ``report.md``."""
     training = report.training
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
@@ -27,7 +26,7 @@ def markdown(report: Report) -> str:
     status, named = report.run.status or "unknown", report.run.name or "without a name"
     blocks.append(escape(f"Run {named}, status {status}; verdict: {report.verdict}."))
     blocks.append(
-        table(("", "question", "why"), [(answer.answer, answer.question, answer.text) for answer in report.answers])
+        table(Table(("", "question", "why"), [(each.answer, each.question, each.text) for each in report.answers]))
     )
     measured = (
         ("train_loss", f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}"),
@@ -43,24 +42,15 @@ def markdown(report: Report) -> str:
         ("median step", formats.duration(training.median_step_s)),
         ("wall time", formats.duration(training.wall_s)),
     )
-    blocks += ["## Training", table(("quantity", "value"), measured)]
-    blocks += _links(report) + _fidelity(report) + _faults(report)
-    if len(report.attempts) > 1:
-        blocks += ["## Attempts", table(restarts_section.HEAD, restarts_section.rows(report.attempts))]
-    if report.checkers:
-        blocks += [
-            "## Checkers",
-            checkers_section.LEAD,
-            table(checkers_section.HEAD, checkers_section.rows(report.checkers)),
-        ]
-        found = list(checkers_section.found_rows(report.checkers))
-        blocks += [table(checkers_section.FOUND_HEAD, found)] if found else []
-    if report.steady:
-        blocks += ["## Steady state", table(hypothesis.HEAD, hypothesis.rows(report.steady))]
-    if report.events:
-        rows = [(f"{event.t_s:.3f}", event.event, event.text) for event in report.events]
-        blocks += ["## Events", table(("time s", "event", "what"), rows)]
-    blocks += ["## Run and host", table(("fact", "value"), facts(report))]
+    blocks += ["## Training", table(Table(("quantity", "value"), measured))]
+    blocks += _links(report) + _fidelity(report)
+    blocks += section("## Faults", shown=faults_section.table(report.faults))
+    blocks += section("## Attempts", shown=restarts_section.table(report.attempts))
+    blocks += section("## Checkers", checkers_section.LEAD, shown=checkers_section.table(report.checkers))
+    blocks += section(shown=checkers_section.found_table(report.checkers))
+    blocks += section("## Steady state", shown=hypothesis.table(report.steady))
+    blocks += section("## Events", shown=events_table(report))
+    blocks += ["## Run and host", table(Table(("fact", "value"), facts(report)))]
     blocks += [escape(sentence) for sentence in shortcomings(report)]
     return "\n\n".join(blocks) + "\n"
 
@@ -83,51 +73,47 @@ def _links(report: Report) -> list[str]:
         )
         for link in report.topology.links
     ]
-    return ["## Topology", escape(report.topology.name), table(("link", "between", "km", "one way", "rate"), rows)]
+    return [
+        "## Topology",
+        escape(report.topology.name),
+        table(Table(("link", "between", "km", "one way", "rate"), rows)),
+    ]
 
 
 def _fidelity(report: Report) -> list[str]:
     blocks = ["## Fidelity"]
     certificate = report.certificate
     if certificate:
-        blocks.append(table(certification_section.HEAD, certification_section.rows(certificate)))
+        blocks.append(table(certification_section.table(certificate)))
         said = [
             *certificate.why,
             *certification_section.notes(certificate),
             certification_section.segmentation(certificate),
         ]
         blocks += [escape(each) for each in said if each]
-        checks = list(certification_section.check_rows(certificate))
-        if checks:
-            blocks.append(table(certification_section.CHECKS_HEAD, checks))
+        blocks += section(shown=certification_section.checks_table(certificate))
     else:
         blocks.append("No certificate.")
-    if report.fidelity:
-        blocks += [
-            "### Under load",
-            table(certification_section.LOAD_HEAD, certification_section.load_rows(report.fidelity)),
-        ]
+    blocks += section("### Under load", shown=certification_section.load_table(report.fidelity))
     if said_of_cpu := certification_section.headroom(certificate, report.machine):
         blocks.append(said_of_cpu)
     if lead := certification_section.validity_lead(report.run):
-        rows = list(certification_section.validity_rows(report.run))
-        blocks += ["## Scale model", lead, *([table(certification_section.VALIDITY_HEAD, rows)] if rows else [])]
+        blocks += ["## Scale model", lead, *section(shown=certification_section.validity_table(report.run))]
     return blocks
 
 
-def _faults(report: Report) -> list[str]:
-    if not report.faults:
-        return []
-    return ["## Faults", table(faults_section.HEAD, faults_section.rows(report.faults))]
+def section(*before: str, shown: Table | None) -> list[str]:
+    """Return ``before`` and the table; nothing if there is no table."""
+    return [*before, table(shown)] if shown else []
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([escape(cell) for cell in row] for row in rows)]
+def table(shown: Table) -> str:
+    lines = [shown.head, ["---"] * len(shown.head), *([escape(str(cell)) for cell in row] for row in shown.rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def escape(text: str) -> str:
-    """A user's text stays text: no HTML, no emphasis or code, no further column or line of a table."""
+    """Escape a user's text: no HTML, no emphasis or code, no additional column or line of a table."""
     for mark, instead in (("\\", "\\\\"), ("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("*", "\\*")):
         text = text.replace(mark, instead)
     return " ".join(text.split())

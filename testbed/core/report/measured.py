@@ -1,4 +1,4 @@
-"""What expectations are judged by: the numbers of a report by the names of ``core.experiment.expect.METRICS``."""
+"""The metrics of a report by which expectations are judged, named as in ``core.experiment.expect.METRICS``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["measured"]
 
 
 def measured(report: Report) -> dict[str, float | None]:
-    """In SI units. A metric that is not in here, or None, was not measured: what is expected of it is unknown."""
+    """Return the metrics in SI units. A metric that is absent or None was not measured; its expectation is unknown."""
     training = report.training
     first, last = training.train_loss_first, training.train_loss_last
     crossed, minimum = report.wire.measured_bytes, report.wire.minimum_bytes

@@ -1,32 +1,33 @@
-"""A job's attempts in a report: what ended each, what it cost, and when the next one went on."""
+"""A job's attempts in a report: what ended each, what it cost, and when the next one resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.attempt_history import Attempt, Standstill
 from testbed.core.report import formats
+from testbed.core.report.report_table import Table
 
-__all__ = ["HEAD", "AttemptLine", "lines", "measured", "rows", "sentence"]
+__all__ = ["AttemptLine", "lines", "measured", "sentence", "table"]
 
-HEAD = (
+_HEAD = (
     "attempt",
     "began",
     "from step",
     "ended",
     "why",
-    "known after",
+    "detected after",
     "steps lost",
-    "went on after",
+    "resumed after",
     "goodput",
-    "stood still",
+    "stalled",
 )
 
 
 @dataclass(frozen=True)
 class AttemptLine:
-    """As :class:`testbed.core.analysis.attempt_history.Attempt`, in seconds since the job began."""
+    """An :class:`testbed.core.analysis.attempt_history.Attempt` in seconds since the job began."""
 
     number: int
     began_s: float
@@ -65,7 +66,7 @@ def lines(attempts: Iterable[Attempt], origin: float) -> tuple[AttemptLine, ...]
 
 
 def measured(attempts: Sequence[AttemptLine]) -> dict[str, float | None]:
-    """What expectations are judged by, in SI units; nothing is known of a job without attempts."""
+    """Return the metrics for expectations, in SI units; all None for a job without attempts."""
     detections = [it.detection_s for it in attempts if it.detection_s is not None]
     resumes = [it.time_to_resume_s for it in attempts if it.time_to_resume_s is not None]
     count = float(len(attempts)) if attempts else None
@@ -78,7 +79,7 @@ def measured(attempts: Sequence[AttemptLine]) -> dict[str, float | None]:
 
 
 def sentence(attempts: Sequence[AttemptLine]) -> str:
-    """What each attempt cost that was not the job's end."""
+    """Return, for each attempt that did not complete the job, what it cost."""
     return " ".join(
         _one(it, attempts[index + 1] if index + 1 < len(attempts) else None)
         for index, it in enumerate(attempts)
@@ -88,20 +89,26 @@ def sentence(attempts: Sequence[AttemptLine]) -> str:
 
 def _one(attempt: AttemptLine, following: AttemptLine | None) -> str:
     cause = f" after {attempt.cause}" if attempt.cause else ""
-    known = "" if attempt.detection_s is None else f", known {formats.duration(attempt.detection_s)} later"
-    ended = "was ended in order" if attempt.in_order else "ended"
+    known = "" if attempt.detection_s is None else f", detected {formats.duration(attempt.detection_s)} later"
+    ended = "was stopped in order" if attempt.in_order else "ended"
     said = f"Attempt {attempt.number} {ended} at {formats.duration(attempt.ended_s)}{cause}{known}"
     lost = formats.plural(attempt.steps_lost, "step")
     if following is None:
         return f"{said}; none followed."
     where = f"from step {following.resumed_from}" if following.resumed_from else "from the beginning"
     if attempt.time_to_resume_s is None:
-        return f"{said}; {lost} lost; the next one began {where}, and committed no step."
-    return f"{said}; {lost} lost; training went on {where} after {formats.duration(attempt.time_to_resume_s)}."
+        return f"{said}; {lost} lost; the next one started {where} but committed no step."
+    return f"{said}; {lost} lost; training resumed {where} after {formats.duration(attempt.time_to_resume_s)}."
 
 
-def rows(attempts: Iterable[AttemptLine]) -> Iterable[tuple[str, ...]]:
-    """As :data:`HEAD`."""
+def table(attempts: Sequence[AttemptLine]) -> Table | None:
+    """The attempts; None if the job was never restarted."""
+    if len(attempts) < 2:
+        return None
+    return Table.of(_HEAD, _rows(attempts), "Attempts", (0, 1, 2, 3, 5, 6, 7, 8))
+
+
+def _rows(attempts: Iterable[AttemptLine]) -> Iterator[tuple[str, ...]]:
     for it in attempts:
         yield (
             str(it.number),
@@ -113,10 +120,10 @@ def rows(attempts: Iterable[AttemptLine]) -> Iterable[tuple[str, ...]]:
             str(it.steps_lost),
             formats.duration(it.time_to_resume_s),
             formats.share(it.goodput),
-            "; ".join(_stood_still(site) for site in it.blast) or formats.UNKNOWN,
+            "; ".join(_stall(site) for site in it.blast) or formats.UNKNOWN,
         )
 
 
-def _stood_still(site: Standstill) -> str:
+def _stall(site: Standstill) -> str:
     lost = f" (lost {formats.plural(len(site.lost_ranks), 'rank')})" if site.lost_ranks else ""
     return f"{site.site} {formats.duration(site.stood_still_s)}{lost}"

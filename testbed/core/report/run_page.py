@@ -1,65 +1,62 @@
-"""A report as one self-contained HTML page: style, script, plots and drawing inline."""
+"""The HTML page of a run: what its template, ``run.html``, shows of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
-from testbed.core.certification.certificate import Certificate
 from testbed.core.report import (
     certification_section,
     checkers_section,
     drawing,
     faults_section,
     formats,
+    html_page,
     hypothesis,
-    parts,
     restarts_section,
 )
 from testbed.core.report.document import Report
-from testbed.core.report.figures import Figure, figures
-from testbed.core.report.markup import Markup, element, join
-from testbed.core.report.parts import table
+from testbed.core.report.figures import figures
+from testbed.core.report.report_table import Table
 
-__all__ = ["html"]
+__all__ = ["events_table", "facts", "html", "shortcomings"]
 
-_WIDE = frozenset({"step-time", "throughput", "lateness"})
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}
 
 
 def html(report: Report) -> str:
-    """The whole page."""
-    plots = figures(report)
-    title = f"{report.run.name or 'Run'}: {_VERDICTS[report.verdict]}"
-    body = element(
-        "body",
-        _top(report),
-        element(
-            "main",
-            _topology(report),
-            _fidelity(report),
-            _scale_model(report),
-            _plots(plots),
-            _faults(report),
-            _attempts(report),
-            _checkers(report),
-            _steady(report),
-            _events(report),
-            _host(report),
-        ),
-        element("footer", _footer(report)),
-        *parts.scripts(plots),
+    """Return the whole page."""
+    run = report.run
+    verdict = _VERDICTS[report.verdict]
+    eyebrow = (run.name, str(run.experiment.get("name") or ""), formats.moment(run.started_unix_s))
+    lost = ("steps lost", formats.count(report.training.steps_lost))  # Markdown shows it with the training
+    return html_page.render(
+        "run.html",
+        figures(report),
+        title=f"{run.name or 'Run'}: {verdict}",
+        eyebrow=" · ".join(each for each in eyebrow if each),
+        report=report,
+        verdict=verdict,
+        tiles=_tiles(report),
+        drawing=drawing.draw(report.topology, report.faults) if report.topology else None,
+        **_fidelity(report),
+        faults_table=faults_section.table(report.faults),
+        attempts_table=restarts_section.table(report.attempts),
+        checkers_lead=checkers_section.LEAD,
+        checkers_table=checkers_section.table(report.checkers),
+        found_table=checkers_section.found_table(report.checkers),
+        steady_table=hypothesis.table(report.steady),
+        events_table=events_table(report),
+        host_facts=(lost, *facts(report)),
+        shortcomings=shortcomings(report),
     )
-    return parts.page(title, body)
 
 
-def _top(report: Report) -> Markup:
-    run, training = report.run, report.training
-    eyebrow = " · ".join(
-        each for each in (run.name, str(run.experiment.get("name") or ""), formats.moment(run.started_unix_s)) if each
-    )
+def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
+    """Name, value and note of each of the figures at the top."""
+    training = report.training
     done = formats.count(training.steps_committed)
     of = f" of {formats.count(training.steps_planned)}" if training.steps_planned else ""
-    tiles = (
+    return (
         (
             "train_loss",
             f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}",
@@ -78,189 +75,37 @@ def _top(report: Report) -> Markup:
             f"all ranks; median step {formats.duration(training.median_step_s)}",
         ),
     )
-    return element(
-        "header",
-        element("p", eyebrow, class_="eyebrow"),
-        _banner(report),
-        element("h1", report.headline),
-        element("span", _VERDICTS[report.verdict], class_=f"badge {report.verdict}"),
-        element("p", run.reason, class_="lead") if run.reason and run.reason not in report.headline else None,
-        element(
-            "dl",
-            *(
-                element(
-                    "div",
-                    element("dt", name),
-                    element("dd", value, element("span", note, class_="note")),
-                    class_="tile",
-                )
-                for name, value, note in tiles
-            ),
-            class_="tiles",
-        ),
-        element(
-            "ul",
-            *(
-                element(
-                    "li",
-                    element("span", each.answer, class_=f"answer {each.answer.replace(' ', '-')}"),
-                    element("span", each.question, class_="question"),
-                    element(
-                        "div",
-                        each.text,
-                        element("ol", *(element("li", line) for line in each.lines)) if each.lines else None,
-                        class_="text",
-                    ),
-                )
-                for each in report.answers
-            ),
-            class_="answers",
-        ),
-        class_="top",
-    )
 
 
-def _banner(report: Report) -> Markup | None:
-    if not report.run.uncertified:
-        return None
-    return element(
-        "p",
-        "Uncertified: the fibers were not measured to be within tolerance, and the run was made all the same. Trust no"
-        " number of this page to tell what real fiber would do.",
-        class_="banner",
-        role="alert",
-    )
+def _fidelity(report: Report) -> dict[str, object]:
+    """The certificate, fidelity under load, and the scale model."""
+    values: dict[str, object] = {
+        "certificate": report.certificate,
+        "load_table": certification_section.load_table(report.fidelity),
+        "headroom": certification_section.headroom(report.certificate, report.machine),
+        "scale_model": certification_section.validity_lead(report.run),
+        "validity_table": certification_section.validity_table(report.run),
+    }
+    if certificate := report.certificate:
+        around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why
+        sentences = (around, certification_section.segmentation(certificate))
+        values |= {
+            "certificate_table": certification_section.table(certificate),
+            "around": " ".join(each for each in sentences if each),
+            "notes": certification_section.notes(certificate),
+            "checks_table": certification_section.checks_table(certificate),
+        }
+    return values
 
 
-def _topology(report: Report) -> Markup | None:
-    topology = report.topology
-    if topology is None:
-        return None
-    scale = f"Rates and payloads are divided by {topology.scale:g}, distances are not. " if topology.scale != 1 else ""
-    return element(
-        "section",
-        element("h2", "Topology"),
-        element("p", f"{topology.name}. {scale}Delays are one way.", class_="lead"),
-        element("div", drawing.draw(topology, report.faults), class_="scroll"),
-    )
-
-
-def _fidelity(report: Report) -> Markup:
-    certificate = report.certificate
-    lead = (
-        "Error = measured − target − bare path, which is the same path without delay. Lateness = sent − due, in the"
-        " emulator, while the job ran."
-    )
-    shown: list[Markup | None] = [element("h2", "Fidelity"), element("p", lead, class_="lead")]
-    if certificate:
-        shown += _certificate(certificate)
-    elif not report.fidelity:
-        shown.append(element("p", "Nothing was measured."))
-    if report.fidelity:
-        shown.append(element("h3", "Under load"))
-        rows = [(*row[:-1], _word(row[-1])) for row in certification_section.load_rows(report.fidelity)]
-        shown.append(table(certification_section.LOAD_HEAD, rows, (1, 2, 3, 4), "Fidelity under load"))
-    if said := certification_section.headroom(certificate, report.machine):
-        shown.append(element("p", said, class_="lead"))
-    return element("section", *shown)
-
-
-def _scale_model(report: Report) -> Markup | None:
-    lead, rows = certification_section.validity_lead(report.run), list(certification_section.validity_rows(report.run))
-    if not lead:
-        return None
-    made = table(certification_section.VALIDITY_HEAD, rows, (2, 3), "Scale model") if rows else None
-    return element("section", element("h2", "Scale model"), element("p", lead, class_="lead"), made)
-
-
-def _certificate(certificate: Certificate) -> Iterable[Markup]:
-    word = "Certified before the job" if certificate.certified else "Outside tolerance before the job"
-    yield element("h3", word)
-    rows = [(*row[:-1], _word(row[-1])) for row in certification_section.rows(certificate)]
-    yield table(certification_section.HEAD, rows, range(1, 8), "Certificate")
-    for why in certificate.why:
-        yield element("p", why, class_="finding")
-    around = "Nothing was found to go around the fiber." if certificate.around_ok else certificate.around_why
-    said = " ".join(each for each in (around, certification_section.segmentation(certificate)) if each)
-    yield element("p", said, class_="lead" if certificate.around_ok else "banner")
-    if certificate.notes:
-        yield element("ul", *(element("li", note) for note in certification_section.notes(certificate)), class_="notes")
-    checks = [(*row[:5], _word(row[5]), row[6]) for row in certification_section.check_rows(certificate)]
-    if checks:
-        yield element(
-            "details",
-            element("summary", "Every quantity: what it was to be, what it was measured to be, what is accepted"),
-            table(certification_section.CHECKS_HEAD, checks, (2, 3, 4), "Every quantity of the certificate"),
-        )
-
-
-def _word(text: str) -> Markup:
-    """A verdict in the colour of what it says."""
-    word = text.partition(":")[0]
-    good, bad = {"certified", "held", "ok"}, {"outside tolerance", "did not hold", "bad"}
-    return element("strong", text, class_="yes" if word in good else "no" if word in bad else "unknown")
-
-
-def _plots(plots: Sequence[Figure]) -> Markup | None:
-    if not plots:
-        return None
-    instead = "The plots need JavaScript; report.md has the same facts as text."
-    return element("section", element("h2", "What happened"), parts.plots(plots, instead, _WIDE))
-
-
-def _faults(report: Report) -> Markup | None:
-    if not report.faults:
-        return None
-    rows = [(*row[:-1], _yes(row[-1])) for row in faults_section.rows(report.faults)]
-    lead = "Faults that stand at once have their gaps in common. The plots show their numbers where names have no room."
-    made = table(faults_section.HEAD, rows, (0, *range(2, 8)), "Faults")
-    return element("section", element("h2", "Faults"), element("p", lead, class_="lead"), made)
-
-
-def _attempts(report: Report) -> Markup | None:
-    if len(report.attempts) < 2:
-        return None
-    lead = "A job that fails begins again after the newest checkpoint that all ranks have, as soon as the lab allows."
-    made = table(restarts_section.HEAD, restarts_section.rows(report.attempts), (0, 1, 2, 3, 5, 6, 7, 8), "Attempts")
-    return element("section", element("h2", "Attempts"), element("p", lead, class_="lead"), made)
-
-
-def _checkers(report: Report) -> Markup | None:
-    if not report.checkers:
-        return None
-    rows = [(*row[:-1], _yes(row[-1])) for row in checkers_section.rows(report.checkers)]
-    found = list(checkers_section.found_rows(report.checkers))
-    return element(
-        "section",
-        element("h2", "Checkers"),
-        element("p", checkers_section.LEAD, class_="lead"),
-        table(checkers_section.HEAD, rows, (2,), "Checkers"),
-        table(checkers_section.FOUND_HEAD, found, (1, 2, 3), "What the checkers found") if found else None,
-    )
-
-
-def _steady(report: Report) -> Markup | None:
-    if not report.steady:
-        return None
-    rows = [(*row[:-1], _yes(row[-1])) for row in hypothesis.rows(report.steady)]
-    lead = "What was to hold of the job before, during and after its faults. A grace is allowed; see the experiment."
-    made = table(hypothesis.HEAD, rows, (2, 3), "Steady state")
-    return element("section", element("h2", "Steady state"), element("p", lead, class_="lead"), made)
-
-
-def _yes(word: str) -> Markup:
-    return element("strong", word, class_=word)
-
-
-def _events(report: Report) -> Markup | None:
-    if not report.events:
-        return None
-    rows = [(f"{each.t_s:.3f}", each.event, each.text) for each in report.events]
-    return element("section", element("h2", "Events"), table(("time s", "event", "what"), rows, (0,), "Events"))
+def events_table(report: Report) -> Table | None:
+    """The events of the run; None if there are none."""
+    rows = ((f"{each.t_s:.3f}", each.event, each.text) for each in report.events)
+    return Table.of(("time s", "event", "what"), rows, "Events", (0,))
 
 
 def facts(report: Report) -> tuple[tuple[str, str], ...]:
-    """Names and values of what the run was made with and on."""
+    """Return names and values of the software, the workload and the machine."""
     run, training = report.run, report.training
     listed: list[tuple[str, str]] = [
         ("lab", run.lab),
@@ -299,7 +144,7 @@ def _flat(prefix: str, values: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def _sysctls(values: Mapping[str, object], used: object) -> list[tuple[str, str]]:
-    """By their own names. What a connection over a fiber ``used`` may differ from the sysctl: its route names one."""
+    """Keep the sysctls' own names. A connection over a fiber may have ``used`` another value, which its route sets."""
     listed: list[tuple[str, str]] = []
     for name, value in values.items():
         overridden = name == "net.ipv4.tcp_congestion_control" and used not in (None, "", value)
@@ -308,23 +153,10 @@ def _sysctls(values: Mapping[str, object], used: object) -> list[tuple[str, str]
     return listed
 
 
-def _host(report: Report) -> Markup:
-    lost = ("steps lost", formats.count(report.training.steps_lost))  # in Markdown it stands with the training
-    return element("section", element("h2", "Run and host"), parts.facts((lost, *facts(report))))
-
-
 def shortcomings(report: Report) -> tuple[str, ...]:
-    """What of the run directory was missing or could not be read, in sentences."""
+    """Return sentences about the files that were missing or could not be read."""
     said = [f"Missing from the run directory: {', '.join(report.missing)}."] if report.missing else []
     said += [
         f"{formats.plural(lines, 'line')} of {name} could not be read." for name, lines in report.malformed.items()
     ]
     return tuple(said)
-
-
-def _footer(report: Report) -> Markup:
-    said = [
-        *shortcomings(report),
-        "Made from the run directory alone; the same facts are in report.json and report.md.",
-    ]
-    return join(element("p", each) for each in said)

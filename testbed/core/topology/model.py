@@ -7,6 +7,7 @@ deployed.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -208,6 +209,9 @@ def _value(name: str, kind: str, value: Any) -> Any:
     takes = {"str": str, "int": int, "float": int | float, "bool": bool}.get(kind)
     if takes is not None and (not isinstance(value, takes) or (isinstance(value, bool) and takes is not bool)):
         raise ValueError(f"{name}: expected {kind}, got {value!r}")
+    # JSON as Python reads it has Infinity and NaN; report.json has neither.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}: expected a finite number, got {value!r}")
     if kind.startswith("tuple[str") and not all(isinstance(each, str) for each in value):
         raise ValueError(f"{name}: expected strings, got {value!r}")
     return float(value) if kind == "float" else value

@@ -1,1 +1,1 @@
-"""What ``testbed validate`` found, as a page, Markdown and JUnit XML."""
+"""The result of ``testbed validate`` as a page, Markdown and JUnit XML."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-import plotly.graph_objects as go
-
-from testbed.core.report.figures import CYCLE, Figure, made, plain
+from testbed.core.report.figures import CYCLE, Figure, Json, axis, made, plain
 from testbed.core.report.validation.validation_matrix import anchor
 from testbed.core.validation.result import LibraryResult, Speed, Validation
 
@@ -29,45 +27,51 @@ def _of(operation: str, libraries: Sequence[LibraryResult]) -> Figure | None:
     sizes = {speed.size for speeds in by.values() for speed in speeds}
     if len(sizes) < 2:
         return None
-    figure = go.Figure()
     # Physics knows of no library: the same size has the same bound.
     bounds = {speed.size: speed.bound_s for speeds in by.values() for speed in speeds if _drawable(speed.bound_s)}
-    figure.add_scatter(
-        x=sorted(bounds),
-        y=[bounds[size] for size in sorted(bounds)],
-        name="physical bound",
-        mode="lines",
-        line={"color": _GREY, "dash": "dash", "width": 2},
-        hovertemplate="bound: %{y:.3s}s",
-    )
-    for index, (name, speeds) in enumerate(by.items()):
-        if not speeds:
-            continue
-        figure.add_scatter(
-            x=[speed.size for speed in speeds],
-            y=[speed.median_s for speed in speeds],
-            name=plain(name),
-            mode="lines+markers",
-            line={"color": CYCLE[index % len(CYCLE)], "width": 2},
-            marker={"symbol": _SIGNS[index % len(_SIGNS)], "size": 9},
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": [max(0.0, speed.high_s - speed.median_s) for speed in speeds],
-                "arrayminus": [max(0.0, speed.median_s - speed.low_s) for speed in speeds],
-            },
-            hovertemplate=f"{plain(name)}: %{{y:.3s}}s",
-        )
-    figure.update_layout(hovermode="x", showlegend=True)
-    # Decades alone: plotly would write every digit between two of them.
-    figure.update_xaxes(type="log", title_text="size", ticksuffix="B", tickformat="~s", dtick=1)
-    figure.update_yaxes(type="log", title_text="time", ticksuffix="s", tickformat="~s", dtick=1)
+    bound: Json = {
+        "type": "scatter",
+        "x": sorted(bounds),
+        "y": [bounds[size] for size in sorted(bounds)],
+        "name": "physical bound",
+        "mode": "lines",
+        "line": {"color": _GREY, "dash": "dash", "width": 2},
+        "hovertemplate": "bound: %{y:.3s}s",
+    }
+    lines = [_line(index, name, speeds) for index, (name, speeds) in enumerate(by.items()) if speeds]
+    # Only powers of ten: plotly would label every digit between two of them.
+    decades: Json = {"type": "log", "tickformat": "~s", "dtick": 1}
     return made(
         anchor("time-of", operation),
         operation,
         f"Median time of {operation} against size, with its 95 % interval; the dashed line is the physical bound.",
-        figure,
+        [bound, *lines],
+        {
+            "hovermode": "x",
+            "showlegend": True,
+            "xaxis": axis("size", ticksuffix="B", **decades),
+            "yaxis": axis("time", ticksuffix="s", **decades),
+        },
     )
+
+
+def _line(index: int, name: str, speeds: Sequence[Speed]) -> Json:
+    return {
+        "type": "scatter",
+        "x": [speed.size for speed in speeds],
+        "y": [speed.median_s for speed in speeds],
+        "name": plain(name),
+        "mode": "lines+markers",
+        "line": {"color": CYCLE[index % len(CYCLE)], "width": 2},
+        "marker": {"symbol": _SIGNS[index % len(_SIGNS)], "size": 9},
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, speed.high_s - speed.median_s) for speed in speeds],
+            "arrayminus": [max(0.0, speed.median_s - speed.low_s) for speed in speeds],
+        },
+        "hovertemplate": f"{plain(name)}: %{{y:.3s}}s",
+    }
 
 
 def _shown(speeds: Iterable[Speed], operation: str) -> list[Speed]:

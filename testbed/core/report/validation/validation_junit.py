@@ -21,10 +21,12 @@ _PASSES = frozenset({"right", "right after healing", "error within its bound"})
 
 
 def junit(validation: Validation, comparison: Comparison | None = None) -> str:
-    """The whole file. What does not hold is a failure; what could not be told an error, never a pass; what a library
-    does not offer, and a library that is not installed, is skipped; that all of them are is an error. The verdict is a
-    case too, so that nothing that speaks against a library can be missing; with a ``comparison``, each regression is
-    one."""
+    """Return the whole file. What does not hold is a failure; what is unknown an error, never a pass.
+
+    What a library does not support is skipped, and so is a library that is not installed; if all of them are, that is
+    an error. The verdict is a case too, so that no reason against a library is missing; with a ``comparison``, each
+    regression is one.
+    """
     suites = [_suite(validation, each, comparison) for each in validation.libraries]
     whole = suite_of("validation")
     if validation.interrupted or all(each.verdict == "skipped" for each in validation.libraries):
@@ -45,7 +47,7 @@ def _suite(validation: Validation, library: LibraryResult, comparison: Compariso
     for name, cases in _by_operation(library.cases):
         _add(suite, f"correctness: {name}", _of_cases(cases))
     for speed in library.speeds:
-        why = f"bound ÷ median is {speed.efficiency:.3g}: something went around the fiber, or the certificate is wrong"
+        why = f"bound ÷ median is {speed.efficiency:.3g}: traffic bypassed the fiber, or the certificate is wrong"
         told = Failure(why, "FasterThanLight") if too_fast(speed) else None
         _add(suite, f"speed: {speed.operation}, {formats.size(speed.size)}", told, speed.median_s)
     for cell in library.cells:
@@ -82,7 +84,7 @@ def _of_cases(cases: Sequence[CaseResult]) -> Told:
     where = f"{formats.count(worst.count)} elements, group {worst.group}"
     said = printable(f"{count} of {len(cases)} {worst.state}; {where}: {worst.detail}".removesuffix(": "))
     if worst.state == "unsupported":
-        # Right in all that the library offers is right.
+        # Right in everything that the library supports is right.
         return None if any(each.state == "right" for each in cases) else Skipped(said)
     return Error(said, "Unknown") if worst.state == "not run" else Failure(said, _type(worst.state))
 

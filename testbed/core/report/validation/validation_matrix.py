@@ -1,6 +1,6 @@
-"""The table that is read at a glance: a column for each library, a row for each thing that was asked of it.
+"""The summary table of a validation: a column for each library, a row for each thing that was tested.
 
-What an entry says is said three times, by colour, by a sign and by a word, so that none of them is needed.
+Each entry is coded three times, by color, by a sign and by a word, so that a reader can do without any of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Kind = Literal["good", "fair", "bad", "worst", "unknown", "absent", "plain"]
-"""Good; tolerable; not so; wrong and nobody was told; not to be said; not there; a number without judgement."""
+"""Good; tolerable; bad; wrong without an error; unknown; absent; a number without a judgement."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,13 @@ class Mark:
     sign: str
     word: str
 
+    def __str__(self) -> str:
+        return f"{self.sign} {self.word}".strip()
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One field of the matrix: ``note`` is a second, smaller line, ``anchor`` leads to the detail on the page."""
+    """One field of the matrix: ``note`` is a second, smaller line, ``anchor`` links to the detail on the page."""
 
     mark: Mark
     note: str = ""
@@ -87,18 +90,18 @@ STATES: Final[dict[CaseState, Mark]] = {
     "not run": Mark("unknown", "·", "not run"),
     "unsupported": Mark("absent", "–", "unsupported"),
 }
-"""The worst that may be said of a case first, but for ``right``."""
+"""The worst state first, except ``right``."""
 
 LEGEND: Final[tuple[tuple[Mark, str], ...]] = (
-    (OUTCOMES["right"], "the answer was right although the fiber failed"),
-    (OUTCOMES["right after healing"], "it waited, and was right once the fiber was back"),
-    (OUTCOMES["error within its bound"], "it said so, on every rank, as early as its timeout promises"),
-    (OUTCOMES["error late"], "it said so, but later than its timeout promises"),
-    (OUTCOMES["hang"], "it neither answered nor said that it cannot, and had to be ended"),
+    (OUTCOMES["right"], "the result was correct despite the fault"),
+    (OUTCOMES["right after healing"], "waited, and returned the correct result after the fiber was restored"),
+    (OUTCOMES["error within its bound"], "every rank reported an error within the library's timeout"),
+    (OUTCOMES["error late"], "reported an error, but later than the library's timeout"),
+    (OUTCOMES["hang"], "neither returned nor failed, and had to be killed"),
     (OUTCOMES["crash"], "a process that the fault did not touch died"),
-    (OUTCOMES["wrong result"], "the answer was wrong, and no error was raised: the worst"),
-    (OUTCOMES["fault not exercised"], "it was over before the fault began, so nothing can be said"),
-    (OUTCOMES["unsupported"], "the library does not offer what was asked for"),
+    (OUTCOMES["wrong result"], "wrong result without an error: the worst outcome"),
+    (OUTCOMES["fault not exercised"], "finished before the fault began, so the fault was not tested"),
+    (OUTCOMES["unsupported"], "the library does not support the operation"),
 )
 
 _PLURALS: Final[dict[CaseState, str]] = {"error": "errors", "hang": "hangs", "crash": "crashes"}
@@ -107,7 +110,7 @@ _ASIDE: Final = frozenset({"unsupported", "not run"})
 
 
 def matrix(validation: Validation) -> tuple[Row, ...]:
-    """Rows in the order in which they were asked: verdict, correctness, speed, each fault that any was put to."""
+    """Return the rows in the order of the tests: verdict, correctness, speed, each fault of any library."""
     libraries = validation.libraries
     faults = dict.fromkeys(cell.fault for library in libraries for cell in library.cells)
     rows = [
@@ -120,7 +123,7 @@ def matrix(validation: Validation) -> tuple[Row, ...]:
 
 
 def headline(validation: Validation) -> str:
-    """The verdict in a sentence, the worst first."""
+    """Return the verdict in a sentence, the worst first."""
     by: dict[Verdict, list[str]] = {}
     for each in validation.libraries:
         by.setdefault(each.verdict, []).append(each.name)
@@ -136,15 +139,15 @@ def headline(validation: Validation) -> str:
     if by.get("holds"):
         said.append(f"{_list(by['holds'])} {'holds' if len(by['holds']) == 1 else 'hold'}")
     if by.get("unknown"):
-        said.append(f"of {_list(by['unknown'])} it cannot be told")
+        said.append(f"the verdict on {_list(by['unknown'])} is unknown")
     begin = f"On {validation.topology}, " if said else f"Nothing was validated on {validation.topology}; "
-    if by.get("skipped"):  # it counts for nothing, which must not look as if it held
+    if by.get("skipped"):  # skipped must not look as if it held
         said.append(f"{_list(by['skipped'])} {'was' if len(by['skipped']) == 1 else 'were'} skipped")
     return (begin + "; ".join(said)).removesuffix("; ") + "."
 
 
 def times(cell: Cell) -> str:
-    """When what happened, in a few words; empty where nothing is known."""
+    """Return what happened when, in a few words; empty if unknown."""
     said = ""
     if cell.outcome == "right after healing" and cell.done_s is not None and cell.healed_s is not None:
         said = f"{formats.duration(max(0.0, cell.done_s - cell.healed_s))} after healing"
@@ -163,7 +166,7 @@ def times(cell: Cell) -> str:
 
 
 def anchor(*parts: str) -> str:
-    """The id of a place on the page: letters, digits and hyphens, whatever a library or a fault is called."""
+    """Return the id of a place on the page: letters, digits and hyphens, for any name of a library or a fault."""
     return "-".join(re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") or "x" for part in parts)
 
 
@@ -195,8 +198,8 @@ def _correctness(library: LibraryResult) -> Entry:
 
 
 def _speed(library: LibraryResult) -> Entry:
-    """How near the largest all_reduce came to its bound (of another operation where there is none), and what the
-    smallest message cost."""
+    """Return how close the largest all_reduce (else another operation) came to its bound, and the cost of the smallest
+    message."""
     if not library.speeds:
         return Entry(_NOTHING)
     place = anchor("library", library.name, "speed")

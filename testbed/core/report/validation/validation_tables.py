@@ -1,4 +1,4 @@
-"""The detail behind the matrix as rows of text: the same for the page and for Markdown."""
+"""The detail behind the matrix as tables for the page and for Markdown."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.report import formats
-from testbed.core.report.validation.validation_matrix import STATES, Kind, times, too_fast
+from testbed.core.report.report_table import Table
+from testbed.core.report.validation.validation_matrix import STATES, Kind, Mark, times, too_fast
 from testbed.core.validation.baseline import Comparison
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed, Validation
 
 __all__ = [
     "CHANGES_HEAD",
     "FAULT_FACTS",
-    "LINKS_HEAD",
+    "LEADS",
     "NOT_RIGHT_HEAD",
-    "SPEED_HEAD",
-    "WIRE_HEAD",
+    "Efficiency",
     "Grid",
-    "Sum",
     "change_rows",
     "error_rows",
     "facts",
     "fault_facts",
     "grid",
-    "link_rows",
+    "grid_table",
+    "links_table",
     "not_right_rows",
-    "speed_row",
+    "speed_table",
     "summary",
     "wire_rows",
+    "wire_table",
 ]
 
 Text = tuple[str, ...]
 
-NOT_RIGHT_HEAD = ("", "operation", "type", "elements", "group", "what was seen")
-SPEED_HEAD = (
+NOT_RIGHT_HEAD = ("", "operation", "type", "elements", "group", "detail")
+_SPEED_HEAD = (
     "operation",
     "size",
     "median, 95 % interval",
@@ -46,33 +47,50 @@ SPEED_HEAD = (
     "efficiency",
     "algorithm / bus bandwidth",
 )
-WIRE_HEAD = ("operation", "size", "crossed, by direction", "must cross", "crossed ÷ must", "looks like")
-LINKS_HEAD = ("direction", "one way", "payload rate")
+_WIRE_HEAD = ("operation", "size", "crossed, by direction", "required", "crossed ÷ required", "looks like")
+_LINKS_HEAD = ("direction", "one way", "payload rate")
 CHANGES_HEAD = ("", "library", "what", "baseline", "now")
 FAULT_FACTS = ("began after", "result", "last error", "healed", "bound", "communicator afterwards")
+
+LEADS = {
+    "speed": (
+        "Time = last finish − common start. The bound is the physical minimum: one one-way delay, plus the required"
+        " bytes at the certified rate; efficiency = bound ÷ median. Bandwidths as nccl-tests define them."
+    ),
+    "wire": (
+        "Bytes of one operation on each fiber, by the emulator's counters. Required is the minimum of any algorithm,"
+        " toward the site that receives most."
+    ),
+    "faults": "Times count from the start of the fault, which began after the stated share of the bytes had crossed.",
+    "links": "As certified before the validation.",
+}
+"""What a reader must know of each kind of table."""
 
 _TYPES = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
-class Sum:
-    """All cases of one operation with one type: the worst kind among them and how many there are of it."""
+class Grid:
+    """Operations × types, each with the worst kind among its cases and how many there are of it; None if not asked."""
 
-    kind: Kind
-    sign: str
-    word: str
+    types: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Mark | None, ...]], ...]
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Operations × types; None where nothing was asked."""
+class Efficiency:
+    """A cell of the table of speeds, which the page shows with a bar of ``percent`` of its width."""
 
-    types: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Sum | None, ...]], ...]
+    kind: Kind
+    percent: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def grid(cases: Sequence[CaseResult]) -> Grid:
-    """Operations in the order in which they were asked, each reduction by itself."""
+    """Return the operations in the order of the tests, with a row for each reduction."""
     by: dict[tuple[str, str], list[CaseResult]] = {}
     for each in cases:
         by.setdefault((_operation(each), each.type), []).append(each)
@@ -86,38 +104,41 @@ def _operation(case: CaseResult) -> str:
     return f"{case.operation} {case.reduction}".strip()
 
 
-def _sum(cases: Iterable[CaseResult]) -> Sum | None:
+def grid_table(cases: Sequence[CaseResult], label: str) -> Table | None:
+    """The grid as a table; None without cases."""
+    found = grid(cases)
+    rows = ((operation, *(each or formats.UNKNOWN for each in marks)) for operation, marks in found.rows)
+    return Table.of(("operation", *found.types), rows, label)
+
+
+def _sum(cases: Iterable[CaseResult]) -> Mark | None:
     counted = Counter(each.state for each in cases)
     if not counted:
         return None
     asked = sum(number for state, number in counted.items() if state != "unsupported")
     for state, mark in STATES.items():
         if state not in ("right", "unsupported") and counted[state]:
-            return Sum(mark.kind, mark.sign, f"{counted[state]} of {asked} {mark.word}")
+            return Mark(mark.kind, mark.sign, f"{counted[state]} of {asked} {mark.word}")
     if counted["right"]:
-        return Sum("good", STATES["right"].sign, str(counted["right"]))
-    return Sum("absent", STATES["unsupported"].sign, STATES["unsupported"].word)
+        return Mark("good", STATES["right"].sign, str(counted["right"]))
+    return STATES["unsupported"]
 
 
-def not_right_rows(cases: Iterable[CaseResult]) -> Iterator[tuple[CaseResult, Text]]:
-    """Every case that is not right, the worst first; the text is as :data:`NOT_RIGHT_HEAD` without its first column."""
+def not_right_rows(cases: Iterable[CaseResult]) -> Iterator[Sequence[object]]:
+    """Yield every case that is not right, the worst first, as :data:`NOT_RIGHT_HEAD`."""
     order = list(STATES)
     bad = [each for each in cases if each.state not in ("right", "unsupported", "not run")]
     for each in sorted(bad, key=lambda it: order.index(it.state)):
-        yield (
-            each,
-            (
-                _operation(each),
-                each.type,
-                formats.count(each.count),
-                each.group,
-                each.detail or formats.UNKNOWN,
-            ),
-        )
+        detail = each.detail or formats.UNKNOWN
+        yield STATES[each.state], _operation(each), each.type, formats.count(each.count), each.group, detail
 
 
-def speed_row(speed: Speed) -> Text:
-    """As :data:`SPEED_HEAD`."""
+def speed_table(speeds: Iterable[Speed]) -> Table | None:
+    """Time, bound and bandwidth of each operation and size; None if nothing was timed."""
+    return Table.of(_SPEED_HEAD, (_speed_row(each) for each in speeds), "Speed", (1, 2, 3, 4))
+
+
+def _speed_row(speed: Speed) -> Sequence[object]:
     low, high = formats.duration(speed.low_s), formats.duration(speed.high_s)
     return (
         speed.operation,
@@ -125,13 +146,25 @@ def speed_row(speed: Speed) -> Text:
         f"{formats.duration(speed.median_s)} ({low} – {high})",
         _digits(speed.one_way_delays),
         f"{formats.duration(speed.bound_s)} / {formats.duration(speed.bound_all_s)}",
-        f"{_percent(speed.efficiency)}{': faster than light' if too_fast(speed) else ''}",
+        _efficiency(speed),
         f"{_rate(speed.algorithm_rate)} / {_rate(speed.bus_rate)}" if speed.size else formats.UNKNOWN,
     )
 
 
+def _efficiency(speed: Speed) -> Efficiency:
+    share = 0.0 if math.isnan(speed.efficiency) else min(1.0, max(0.0, speed.efficiency))
+    beyond = too_fast(speed)
+    text = f"{_percent(speed.efficiency)}{': faster than light' if beyond else ''}"
+    return Efficiency("bad" if beyond else "plain", round(share * 100), text)
+
+
+def wire_table(speeds: Iterable[Speed]) -> Table | None:
+    """The bytes that crossed; None if none were counted."""
+    return Table.of(_WIRE_HEAD, wire_rows(speeds), "On the fiber", (1, 3, 4))
+
+
 def wire_rows(speeds: Iterable[Speed]) -> Iterator[Text]:
-    """As :data:`WIRE_HEAD`, for each operation whose bytes were counted."""
+    """Yield a row for each operation whose bytes were counted."""
     for speed in speeds:
         if not speed.crossing:
             continue
@@ -150,7 +183,7 @@ def wire_rows(speeds: Iterable[Speed]) -> Iterator[Text]:
 
 
 def _most(crossing: Mapping[str, int]) -> int:
-    """Bytes toward the site that got most, over all links: a direction is ``link:site``."""
+    """Return the bytes toward the site that received most, over all links; a direction is ``link:site``."""
     toward: Counter[str] = Counter()
     for direction, count in crossing.items():
         toward[direction.rpartition(":")[2]] += count
@@ -173,7 +206,7 @@ def fault_facts(cell: Cell) -> Text:
 
 
 def error_rows(cell: Cell) -> Iterator[tuple[str, str]]:
-    """(who, the library's words): ranks that say the same are one row."""
+    """Yield (ranks, error message); ranks with the same message share a row."""
     by: dict[str, list[str]] = {}
     for error in cell.errors:
         rank = re.match(r"rank (\d+): ", error)
@@ -184,19 +217,23 @@ def error_rows(cell: Cell) -> Iterator[tuple[str, str]]:
         yield named if numbers else formats.plural(len(ranks), "rank"), text
 
 
-def link_rows(validation: Validation) -> Iterator[Text]:
-    for direction, values in validation.links.items():
-        yield direction, formats.duration(values.get("delay_s")), _rate(values.get("rate"))
+def links_table(validation: Validation) -> Table | None:
+    """Delay and rate of each direction; None if no fiber was measured."""
+    rows = (
+        (direction, formats.duration(values.get("delay_s")), _rate(values.get("rate")))
+        for direction, values in validation.links.items()
+    )
+    return Table.of(_LINKS_HEAD, rows, "Fibers", (1, 2))
 
 
 def change_rows(comparison: Comparison) -> Iterator[Text]:
-    """As :data:`CHANGES_HEAD`."""
+    """Yield the regressions, then the improvements, as :data:`CHANGES_HEAD`."""
     for each in comparison.changes:
         yield each.kind, each.library, each.what, each.before, each.after
 
 
 def facts(validation: Validation) -> tuple[tuple[str, str], ...]:
-    """Names and values of what it was made with and on."""
+    """Return names and values of the software and the machine."""
     listed = [
         ("suite", validation.suite),
         ("topology", validation.topology),
@@ -236,5 +273,5 @@ def _rate(byte_per_s: float | None) -> str:
 
 
 def summary(cell: Cell) -> str:
-    """A fault's outcome on one line: what happened, and when."""
+    """Return a fault's outcome on one line: what happened, and when."""
     return "; ".join(part for part in (times(cell), cell.detail) if part)

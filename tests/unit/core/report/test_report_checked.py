@@ -68,7 +68,7 @@ def test_a_wrong_sum_fails_the_run_and_is_named_in_every_form(run: Path) -> None
     collective = {"elements": 4, "began_t": 1007.0, "ended_t": 1007.2, "crc32": "bad"}
     write_checks(run, 2, collectives=[collective])
     report = reported(run)
-    assert (report.verdict, report.headline) == ("fail", "It ran, but what it trained is wrong.")
+    assert (report.verdict, report.headline) == ("fail", "It ran, but the training is incorrect.")
     said = "step 7, collective 0, what came out of it on rank 2 is not what came out on ranks 0, 1, 3"
     assert answer(report) == ("no", f"1 wrong sum: {said}.")
     assert measured(report)["wrong_sums"] == 1
@@ -91,7 +91,7 @@ def test_without_the_records_of_one_rank_there_is_no_pass(run: Path) -> None:
     report = reported(run)
     assert (report.verdict, answer(report)) == (
         "unknown",
-        ("unknown", "It cannot be told: rank 3 has no record of step 1 in attempt 1."),
+        ("unknown", "Could not be determined: rank 3 has no record of step 1 in attempt 1."),
     )
     assert measured(report)["wrong_sums"] is None
 

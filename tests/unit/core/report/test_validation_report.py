@@ -169,7 +169,7 @@ def test_faster_than_light_is_bad_however_fast_the_rest():
             (factory.library(), factory.broken(), factory.too_fast()),
             "On metro-40km, lame-ring gives wrong results without an error; mpich does not hold; torch-gloo holds.",
         ),
-        ((factory.library(verdict="unknown"),), "On metro-40km, of torch-gloo it cannot be told."),
+        ((factory.library(verdict="unknown"),), "On metro-40km, the verdict on torch-gloo is unknown."),
         ((factory.library(), factory.skipped()), "On metro-40km, torch-gloo holds; jax was skipped."),
         ((factory.skipped(),), "Nothing was validated on metro-40km; jax was skipped."),
     ],

@@ -177,7 +177,7 @@ def test_what_is_bad_in_a_lab_that_failed_is_unknown_and_says_why(lab: Lab, tmp_
     answers = {it.id: it for it in run(lab, tmp_path).report.answers}
     assert answers["trained"].answer == "unknown"
     assert "did not reach its last step" in answers["trained"].text
-    assert answers["trained"].text.endswith("because of this: the emulator died, so all fibers are dark.")
+    assert answers["trained"].text.endswith("The cause may be: the emulator died, so all fibers are dark.")
     run_metadata.amend(RunDirectory(lab.folder), unknown_because="")
     assert {it.id: it.answer for it in store.build_report(RunDirectory(lab.folder)).answers}["trained"] == "no"
 
