@@ -14,7 +14,7 @@ from testbed.core.faults.causes import CAUSES
 from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable
-from testbed.core.user_text import unknown
+from testbed.core.user_text import out_of_range, unknown
 from testbed.errors import FileMistakes, Finding, UnknownName, UserError
 
 __all__ = ["MOST_FAULTS", "Planned", "plan", "resolve_target"]
@@ -124,9 +124,8 @@ def _after_step(fault: ScheduledFault, steps: int) -> int | None:
     if fault.trigger.share is not None:
         return min(round(fault.trigger.share * steps), steps - 1)
     if fault.trigger.step is not None and fault.trigger.step >= steps:
-        raise Unreadable(
-            f"step {fault.trigger.step} is not before the last of {steps} steps", f"write a step from 0 to {steps - 1}"
-        )
+        message, fix = out_of_range(fault.trigger.step, "0", str(steps - 1))
+        raise Unreadable(f"step {message}", fix)
     return fault.trigger.step
 
 

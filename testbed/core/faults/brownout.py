@@ -67,9 +67,9 @@ def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) ->
     directions = target_directions(topology, target)
     if ("loss" in parameters) == ("margin" in parameters):
         got = "both" if "loss" in parameters else "neither"
-        raise UserError(f"brown-out: expected one of loss=5% and margin=-0.7dB, got {got}; write exactly one")
+        raise UserError(f"expected one of loss=5% and margin=-0.7dB, got {got}; write exactly one")
     if "over" not in parameters:
-        raise UserError("brown-out: missing over, the duration of the ramp; add over=10s")
+        raise UserError("missing over, the duration of the ramp; add over=10s")
     reader = Reader(parameters)
     end = reader.read("loss", parse_probability, 1.0)
     margin = reader.read("margin", _margin, None)

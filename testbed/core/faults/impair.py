@@ -20,7 +20,7 @@ def impair(topology: Topology, target: str, parameters: Mapping[str, str]) -> Co
     directions = target_directions(topology, target)
     if not parameters:
         keys = ", ".join(f"{key}=…" for key in PARAMETERS)
-        raise UserError(f"impair: expected at least one parameter, got none; write one of {keys}")
+        raise UserError(f"expected at least one parameter, got none; write one of {keys}")
     reader = Reader(parameters)
     steps: list[Shape] = []
     for link, direction in directions:

@@ -35,7 +35,7 @@ def latency_step(topology: Topology, target: str, parameters: Mapping[str, str])
     given = [key for key in _WAYS if key in parameters]
     if len(given) != 1:
         got = " and ".join(given) or "none"
-        raise UserError(f"latency-step: expected one of extra=1ms, km=120 and delay=2ms, got {got}; write exactly one")
+        raise UserError(f"expected one of extra=1ms, km=120 and delay=2ms, got {got}; write exactly one")
     reader = Reader(parameters)
     extra_s = reader.read("extra", parse_delay_s, 0.0)
     length_m = reader.read("km", parse_length_m, 0.0)

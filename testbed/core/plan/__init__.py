@@ -1,1 +1,1 @@
-"""A Topology to a plan: a tuple of Steps."""
+"""Compile a Topology to a plan, a tuple of Steps."""

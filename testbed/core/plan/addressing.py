@@ -1,7 +1,7 @@
-"""Names, addresses and the mark: what a lab's things are called on the host.
+"""Names and addresses of a lab on the host, and the mark of its namespaces.
 
-The mark is the prefix ``tb.<lab>.`` of network namespaces. Dots cannot occur in the names of labs, sites and nodes,
-so the names of two labs never collide and nothing of anybody else's carries the mark of a lab by accident.
+The mark is the prefix ``tb.<lab>.`` of network namespaces. Dots cannot occur in the names of labs, sites and nodes, so
+the names of two labs never collide, and no foreign namespace carries the mark of a lab by accident.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ MANAGEMENT_V4 = IPNetwork("172.31.0.0/16")
 
 
 def namespace_name(lab: str, node: str) -> str:
-    """Name of the network namespace of ``node`` (or gateway, ``plant``, ``mgmt``), as ``ip netns`` shows it."""
+    """Return the name of the network namespace of ``node`` (or gateway, ``plant``, ``mgmt``), as in ``ip netns``."""
     return f"{MARK}.{lab}.{node}"
 
 
 @dataclass(frozen=True)
 class Addressing:
-    """All addresses of a topology, by arithmetic on the order of its sites, nodes and links.
+    """All addresses of a topology, derived from the order of its sites, nodes and links.
 
     Site k (from 1) has 10.k.0.0/16 and fd5c:a1e:ac05:k::/64; its gateway is the first host, its nodes .1.1 and on.
     Link j has the j-th /31 and /127 of the links' prefixes.
@@ -54,7 +54,7 @@ class Addressing:
         return {link.name: index for index, link in enumerate(self.topology.links)}
 
     def site_networks(self, site: str) -> tuple[IPNetwork, IPNetwork]:
-        """(IPv4, IPv6) prefix of a site."""
+        """Return the (IPv4, IPv6) prefixes of a site."""
         k = self._site_index[site]
         v4 = IPNetwork((LAB_V4.first + (k << 16), 16), version=4)
         v6 = IPNetwork((LAB_V6.first + (k << 64), 64), version=6)
@@ -65,30 +65,30 @@ class Addressing:
         return v4[1], v6[1]
 
     def node(self, node: str) -> tuple[IPAddress, IPAddress]:
-        """Fabric addresses of a node."""
+        """Return the fabric addresses of a node."""
         site = self.topology.site_of(node)
         number = site.node_names.index(node) + 1
         v4, v6 = self.site_networks(site.name)
         return v4[256 + number], v6[256 + number]
 
     def link_end(self, link: Link, site: str) -> tuple[IPAddress, IPAddress]:
-        """Addresses of ``site``'s gateway on ``link``."""
+        """Return the addresses of ``site``'s gateway on ``link``."""
         side = link.between.index(site)
         offset = 2 * self._link_index[link.name] + side
         return LINKS_V4[offset], LINKS_V6[offset]
 
     @cached_property
     def management(self) -> dict[str, IPAddress]:
-        """Management address of every node and gateway; the bridge itself is the first host of the prefix."""
+        """The management address of every node and gateway; the bridge itself is the first host of the prefix."""
         names = [*self.topology.node_names, *(site.gateway for site in self.topology.sites)]
         return {name: MANAGEMENT_V4[index] for index, name in enumerate(names, 2)}
 
     @cached_property
     def hosts(self) -> str:
-        """The hosts file of every node: names resolve without a name server, over the fabric.
+        """The hosts file of every node: names resolve without a name server, to fabric addresses.
 
-        An IPv4 address that an IPv6 socket sees (``::ffff:10.1.1.1``, RFC 4291, 2.5.5.2) has a name of its own, or who
-        asks for the name of a peer, as torch does for each that connects, is told of a failure.
+        IPv4-mapped IPv6 addresses (``::ffff:10.1.1.1``, RFC 4291, 2.5.5.2) need names of their own: torch looks up the
+        name of each peer that connects and logs a failure otherwise.
         """
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for node in self.topology.node_names:

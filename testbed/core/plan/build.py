@@ -1,7 +1,7 @@
-"""Topology to Plan: the shape of a lab, decided before anything is touched.
+"""Build the plan of a lab from its topology, before anything on the host changes.
 
-The order is the order of creation: namespaces, cables, bridges, addresses, routes, then the emulator, then the light
-in the fibers (plant ends up), then the agents, then who observes them. Undoing runs backwards.
+Steps are in the order of creation: namespaces, cables, bridges, addresses, routes, then the emulator, then the light
+in the fibers (plant ends up), then the agents, then Prometheus. Undo runs in reverse.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Link, Topology
 
 FIRST_INDEX = 10_001
-"""Interface indices that we choose lie far above those that the kernel counts up in a fresh namespace."""
+"""First interface index set by the testbed, far above those that the kernel assigns in a fresh namespace."""
 
 CONGESTION = "cubic"
-"""The same on every machine, or two machines would give two answers; the certificate says what it really was."""
+"""Fixed, so that results do not depend on the machine's default; the certificate records the one in use."""
 
 FABRIC_BRIDGE = "fabric"
 MANAGEMENT_BRIDGE = "mgmt"
 
-# No autoconfiguration: an idle lab puts not one packet on its fibers. Link-local addresses stay, for a router that
-# resolves a neighbour for a packet that it forwards has no other source to ask from (net/ipv6/ndisc.c).
+# No autoconfiguration: an idle lab sends no packet over its fibers. Link-local addresses stay, because a router has no
+# other source address to resolve the neighbour of a forwarded packet (net/ipv6/ndisc.c).
 _QUIET_IPV6 = tuple(
     (f"net/ipv6/conf/{where}/{key}", value)
     for where in ("all", "default")
@@ -61,7 +61,7 @@ _QUIET_IPV6 = tuple(
 )
 
 _HOST_TCP = (
-    # Windows must hold rate x RTT of the longest fiber; metrics of an old connection must not colour a new one.
+    # Windows must hold rate x RTT of the longest fiber; metrics of an old connection must not affect a new one.
     ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
     ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
     ("net/ipv4/tcp_no_metrics_save", "1"),
@@ -70,7 +70,7 @@ _HOST_TCP = (
 _ROUTER = (
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),
-    # Flows, not packets, are spread over parallel links.
+    # Spread flows, not packets, over parallel links.
     ("net/ipv4/fib_multipath_hash_policy", "1"),
     ("net/ipv6/fib_multipath_hash_policy", "1"),
     # `rp_filter` is the maximum of `all` and the interface: a detour over the other link must not be dropped.
@@ -82,8 +82,8 @@ _FAILOVER = tuple(
     (f"net/{family}/conf/{where}/{key}", value)
     for where in ("all", "default")
     for family, key, value in (
-        # Without the first a dead link goes on attracting traffic for the whole cut; without the others the
-        # neighbours are forgotten and the heal costs 0.7 to 1 s of resolution.
+        # Without the first a dead link keeps attracting traffic for the whole cut; without the others the neighbour
+        # entries are flushed and the heal costs 0.7 to 1 s of resolution.
         ("ipv4", "ignore_routes_with_linkdown", "1"),
         ("ipv6", "ignore_routes_with_linkdown", "1"),
         ("ipv4", "arp_evict_nocarrier", "0"),
@@ -93,7 +93,7 @@ _FAILOVER = tuple(
 
 
 def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd", observe: bool = False) -> Plan:
-    """The whole plan of a lab. Pure: the same topology gives the same plan, whatever the lab is called."""
+    """Return the complete plan of a lab. Pure: it depends on the topology, not on the name of the lab."""
     net = Addressing(topology)
     steps: list[Step] = [
         *_namespaces(topology, net),
@@ -104,9 +104,9 @@ def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd", 
     ]
     if topology.links:
         steps.append(Fibers(PLANT, tuple(directions(topology)), topology.seed, emulator))
-        # What a fault changes must have something to go back to.
+        # The baseline values that the undo of a fault returns to.
         steps += [Shape(direction.name, direction.impairment) for direction in directions(topology)]
-        # Only now is there light: an interface is up when, and only when, an emulator forwards what it receives.
+        # Carrier comes last: an interface is up if and only if an emulator forwards what it receives.
         steps += [Carrier(PLANT, end, True) for link in topology.links for end in link.ends]
     if agents:
         steps.append(Agents(ranks(topology)))
@@ -117,7 +117,7 @@ def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd", 
 
 
 def directions(topology: Topology) -> Iterator[Direction]:
-    """Both directions of every link, as the emulator sees them."""
+    """Yield both directions of every link for the emulator."""
     for link in topology.links:
         a, b = link.ends
         toward_b, toward_a = link.directions
@@ -126,7 +126,7 @@ def directions(topology: Topology) -> Iterator[Direction]:
 
 
 def ranks(topology: Topology) -> tuple[Rank, ...]:
-    """One rank per node, contiguous by site: a ring then crosses each site boundary once each way."""
+    """Return one rank per node, contiguous by site, so that a ring crosses each site boundary once each way."""
     management = Addressing(topology).management
     return tuple(
         Rank(number, node, topology.site_of(node).name, str(management[node]), METRICS_PORT)
@@ -136,7 +136,7 @@ def ranks(topology: Topology) -> tuple[Rank, ...]:
 
 def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
     yield Namespace(PLANT)
-    # The plant has no stack of its own to speak of: what it must not do is answer, resolve or announce.
+    # The plant only forwards frames: its own IP stack must not answer, resolve or announce.
     yield Sysctls(PLANT, (("net/ipv6/conf/all/disable_ipv6", "1"), ("net/ipv6/conf/default/disable_ipv6", "1")))
     yield Namespace(MANAGEMENT)
     yield Sysctls(
@@ -201,12 +201,12 @@ def _addresses(
 
 
 def _fabric_mtu(topology: Topology) -> int:
-    """A site's fabric has the MTU of the fibers: larger frames would need fragmentation at the gateway."""
+    """Return the MTU of the fabrics, that of the fibers: larger frames would need fragmentation at the gateway."""
     return min((link.mtu for link in topology.links), default=1500)
 
 
 def reference(link: Link) -> Plan:
-    """A throw-away path like ``link`` with a zero-delay redirect for the fiber: what a certificate subtracts."""
+    """Return a temporary path like ``link`` with a zero-delay redirect as the fiber: the baseline of certification."""
     middle, a, b = "ref-plant", "ref-a", "ref-b"
     return (
         *(Namespace(name) for name in (middle, a, b)),

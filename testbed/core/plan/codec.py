@@ -1,4 +1,4 @@
-"""Steps as JSON, for the journal and for the keeper's socket."""
+"""Encode Steps as JSON, for the journal and the keeper's socket."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _KINDS: dict[str, type[Step]] = {
 
 
 def to_dict(step: Step) -> dict[str, Any]:
-    """JSON-able form of a Step, for the journal."""
+    """Return a Step as JSON data."""
     return {"step": type(step).__name__, **dataclasses.asdict(step)}
 
 
 class _Build:
-    """How nested values come back from JSON, by field name."""
+    """Decode nested values from JSON, by field name."""
 
     END: ClassVar[tuple[str, ...]] = ("a", "b")
 
@@ -78,7 +78,7 @@ class _Build:
 
 
 def from_dict(data: Mapping[str, Any]) -> Step:
-    """The Step that :func:`to_dict` wrote. Raises KeyError for a kind that this version does not know."""
+    """Invert :func:`to_dict`. Raises KeyError for a kind of Step unknown to this version."""
     fields = {name: _Build.field(name, value) for name, value in data.items() if name != "step"}
     return _KINDS[data["step"]](**fields)
 

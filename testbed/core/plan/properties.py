@@ -1,4 +1,4 @@
-"""Steps that give a key a value, as long as they stand and no later one does."""
+"""Properties: Steps that set a key to a value while they are active and no later one overrides them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.core.plan.step import Property
 
 @dataclass(frozen=True)
 class Carrier(Property):
-    """An interface administratively up or down; its peer sees the carrier."""
+    """An interface administratively up or down, which gives or takes the carrier of its peer."""
 
     namespace: str
     interface: str
@@ -22,8 +22,8 @@ class Carrier(Property):
 
     @property
     def rest(self) -> Carrier:
-        # A fiber's ends have a Carrier of the lab's own below every fault; the ports of fabrics and of the management
-        # network are up from their making on.
+        # A fiber's ends always have a Carrier of the lab below those of faults; ports of fabrics and of the management
+        # network are created up.
         return Carrier(self.namespace, self.interface, True)
 
     @property
@@ -36,7 +36,7 @@ class Carrier(Property):
 
 @dataclass(frozen=True)
 class Shape(Property):
-    """What one direction of a fiber does to packets, from now on; ``flush``: what is under way is lost."""
+    """The impairment of one direction of a fiber; with ``flush``, packets in flight are lost."""
 
     direction: str
     impairment: Impairment
@@ -56,7 +56,7 @@ class Shape(Property):
 
 @dataclass(frozen=True)
 class Paused(Property):
-    """The process of a rank stopped where it is (SIGSTOP), or let go on: its sockets stay open, its peers wait."""
+    """The process of a rank stopped (SIGSTOP) or running; while stopped, its sockets stay open and its peers wait."""
 
     rank: int
     paused: bool
@@ -75,7 +75,7 @@ class Paused(Property):
 
 @dataclass(frozen=True)
 class Slowed(Property):
-    """A rank's compute takes ``1 + by`` times as long: it waits so much longer, and the machine's CPU is not used."""
+    """A rank whose compute takes ``1 + by`` times as long: it sleeps for the difference and uses no CPU meanwhile."""
 
     rank: int
     by: float
@@ -89,12 +89,12 @@ class Slowed(Property):
         return Slowed(self.rank, 0.0)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} computes {self.by:.4g} times as long more"
+        return f"rank {self.rank} computes {100 * self.by:.4g} % slower"
 
 
 @dataclass(frozen=True)
 class Throttled(Property):
-    """The process of a rank gets at most ``cpu`` CPUs (0.3: 30 % of one) from the kernel; None: all there are."""
+    """The kernel's limit on the CPU time of a rank's process: ``cpu`` CPUs (0.3: 30 % of one); None: no limit."""
 
     rank: int
     node: str

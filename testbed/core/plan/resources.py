@@ -1,4 +1,4 @@
-"""Steps that make something: it is there or not, and its inverse removes it."""
+"""Resources: Steps that create something on the host, whose inverse removes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Namespace(Step):
 
 @dataclass(frozen=True)
 class End:
-    """One end of a veth. ``index`` 0 lets the kernel choose; ``up`` False leaves it dark until a Carrier lights it."""
+    """One end of a veth. ``index`` 0 lets the kernel choose; with ``up`` False it stays down until a Carrier Step."""
 
     namespace: str
     name: str
@@ -36,8 +36,8 @@ class End:
 
 @dataclass(frozen=True)
 class Veth(Step):
-    """A cable. One end has an explicit high index: with equal indices on both ends the kernel
-    delays carrier events by up to a second and loses short cuts (net/core/link_watch.c)."""
+    """A cable. One end has an explicit high index: with equal indices on both ends the kernel delays carrier events by
+    up to a second and misses short cuts (net/core/link_watch.c)."""
 
     a: End
     b: End
@@ -71,7 +71,7 @@ class Bridge(Step):
 
 @dataclass(frozen=True)
 class Sysctls(Step):
-    """Values below /proc/sys of a namespace. A key that this kernel does not have is skipped if ``optional``."""
+    """Values in /proc/sys of a namespace. With ``optional``, keys that this kernel lacks are skipped."""
 
     namespace: str
     values: tuple[tuple[str, str], ...]
@@ -118,11 +118,11 @@ class Address(Step):
 
 @dataclass(frozen=True)
 class Route(Step):
-    """A plain metric or multipath route, never a nexthop object: those do not come back after a cut.
+    """A plain metric or multipath route; never a nexthop object, which the kernel does not restore after a cut.
 
     ``hops`` are (gateway address, interface); several make a multipath route, none a blackhole. ``congestion`` is the
-    TCP congestion control of connections over it, where the kernel has it: the sysctl of a namespace takes only those
-    that the host's administrator allows to all.
+    TCP congestion control of connections over the route, if the kernel has it; a route is used because the sysctl of a
+    namespace accepts only algorithms that the host's administrator allows for all.
     """
 
     namespace: str
@@ -143,7 +143,7 @@ class Route(Step):
 
 @dataclass(frozen=True)
 class Redirect(Step):
-    """A wire of zero delay between two interfaces, both ways, by clsact and mirred: the bare path of a certificate."""
+    """A zero-delay wire between two interfaces, both ways, by clsact and mirred: the baseline of certification."""
 
     namespace: str
     a: str
@@ -174,7 +174,7 @@ class Fibers(Step):
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a rank lives. ``metrics`` is its address on the management network."""
+    """The placement of a rank. ``metrics`` is its address on the management network."""
 
     rank: int
     node: str
@@ -185,7 +185,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Agents(Step):
-    """One training agent per rank, forked from one warm parent."""
+    """One training agent per rank, forked from one fork server."""
 
     ranks: tuple[Rank, ...]
 
@@ -195,9 +195,9 @@ class Agents(Step):
 
 @dataclass(frozen=True)
 class Prometheus(Step):
-    """A Prometheus server at ``address`` in ``namespace``, that scrapes ``ranks`` and the keeper's own exporter there.
+    """A Prometheus server at ``address`` in ``namespace`` that scrapes ``ranks`` and the keeper's exporter there.
 
-    Without ``within``: a process has to be ended, it does not go with the namespace that it is in.
+    It has no ``within``: removing the namespace does not end the process.
     """
 
     namespace: str
@@ -213,7 +213,7 @@ class Prometheus(Step):
 
 @dataclass(frozen=True)
 class Killed(Step):
-    """The process of a rank ended by SIGKILL, and no new one while this stands; its inverse deploys a fresh agent."""
+    """A rank's process killed (SIGKILL) and not replaced while active; the inverse deploys a fresh agent."""
 
     rank: int
 
@@ -223,10 +223,9 @@ class Killed(Step):
 
 @dataclass(frozen=True)
 class Unpowered(Step):
-    """Everything that runs on a node ended by SIGKILL, and no agent on it while this stands.
+    """All processes of a node killed (SIGKILL), and no agent on it while active.
 
-    The node's cables are a matter of :class:`Carrier`. Its inverse deploys fresh agents; programs of others
-    do not come back.
+    :class:`Carrier` Steps handle the node's cables. The inverse deploys fresh agents; other programs are not restarted.
     """
 
     node: str

@@ -1,12 +1,12 @@
-"""Which way packets go: shortest fiber first, and what changes when fibers are dark. Pure.
+"""Routing: shortest path over the fibers, with detours while links are down. Pure.
 
-Every gateway has plain metric routes to every other site, the shortest way first and loop-free detours behind it:
-the kernel itself moves traffic within milliseconds when a link *of its own* loses the carrier. Carrier says nothing
-of links elsewhere, so the keeper adds :func:`detours` where the shortest way over what is still lit is another one.
+Every gateway has plain metric routes to every other site, the shortest path first and loop-free alternates behind it:
+the kernel itself moves traffic within milliseconds when a link *of its own* loses the carrier. A gateway has no carrier
+of remote links, so the keeper adds :func:`detours` where the shortest path over the links still up is another one.
 
-Nothing takes the place of a link whose protection is ``none``: no route stands behind the one over it, and none is
-added when it is dark. What would have taken it waits for the heal. Only flows that are spread over several links
-(``routing: multipath``) go on over the others: the kernel sees to that by itself.
+Nothing replaces a link with protection ``none``: its route has no alternates, and the keeper adds no detour when it is
+down. Traffic that would use it waits for the heal. Only flows spread over several links (``routing: multipath``)
+continue over the others, by the kernel itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from testbed.core.topology.model import Link, Site, Topology
 
 LAST_RESORT_METRIC = 4_294_967_295
 FIRST_METRIC = 10
-"""The metric of the best route; the next ones have multiples of it."""
+"""The metric of the best route; alternates have multiples of it."""
 DETOUR_METRIC = 5
-"""Smaller than that of any route that a healthy lab has."""
+"""Smaller than the metric of any route of a healthy lab."""
 
 
 def routes(topology: Topology) -> Iterator[Route]:
-    """All routes of all gateways of a healthy lab."""
+    """Yield all routes of all gateways of a healthy lab."""
     plan = _at_rest(topology)
     for site in topology.sites:
         for prefix in (LAB_V4, LAB_V6):
-            # A cut must end at a blackhole, never fall through to some default route of the host's.
+            # During a cut packets must end at a blackhole, never at a default route.
             yield Route(site.gateway, str(prefix), (), LAST_RESORT_METRIC)
         for remote in topology.sites:
             if remote.name != site.name:
@@ -40,16 +40,16 @@ def routes(topology: Topology) -> Iterator[Route]:
 
 
 def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
-    """Routes that gateways need on top while the links named in ``dark`` carry nothing.
+    """Return the additional routes that gateways need while the links named in ``dark`` are down.
 
-    Only where the kernels' own choice among the healthy routes is not the shortest lit way, or leads nowhere: two
-    gateways that each see the other as their detour to a third site would send packets round in a circle.
+    They exist only where the kernels' own choice among the healthy routes is not the shortest path left, or leads
+    nowhere: two gateways that are each other's alternate to a third site would form a loop.
     """
     gone = dark
     dark -= {link.name for link in topology.links if link.protection == "none"}
     if not dark:
         return ()
-    # `lit` is what routing believes: it does not know of links that nothing takes the place of.
+    # `lit` is the map for routing: links with protection `none` count as up even if they are down.
     plan, lit = _at_rest(topology), _Map(topology, dark)
     found: list[tuple[str, float, list[Route]]] = []
     for site in topology.sites:
@@ -62,18 +62,18 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
             by_itself, wanted = ways, lit.downhill(site.name, remote.name)
             if topology.routing != "multipath":
                 by_itself, wanted = [it for it in ways if it.name not in gone][:1], wanted[:1]
-            # A kernel passes over a route that is dark, to one that may lead back: none of those is ever wanted.
+            # A kernel skips a route whose link is down for one that may loop: never install such a route.
             by_itself, wanted = ([it for it in some if it.name not in gone] for some in (by_itself, wanted))
             if wanted != by_itself:
                 distance = lit.distance(site.name, remote.name)
                 found.append((remote.name, distance, list(plan.route(site, remote, wanted, DETOUR_METRIC))))
-    # One destination after the other, and of each the nearest gateways first: then none ever leads to one that still
-    # leads back (RFC 6976's order), and a destination need not wait for all others. Undone backwards, as plans are.
+    # One destination after the other, and for each the nearest gateways first: then no route leads to a gateway that
+    # still routes back (the order of RFC 6976), and no destination waits for all others. Undo runs in reverse.
     return tuple(route for _, _, some in sorted(found, key=lambda it: it[:2]) for route in some)
 
 
 def fewest_links(topology: Topology, origin: str) -> dict[str, int]:
-    """How many links a packet of the site ``origin`` crosses at least, by site that it can reach; none to itself."""
+    """Return the minimum number of links from the site ``origin`` to each reachable site; 0 for itself."""
     found, edge = {origin: 0}, [origin]
     while edge:
         beyond = []
@@ -87,7 +87,7 @@ def fewest_links(topology: Topology, origin: str) -> dict[str, int]:
 
 
 class _AtRest:
-    """What of a topology does not change while fibers go and come: reckoned once, for detours must be quick."""
+    """Routing data of the healthy topology, computed once because detours must be fast."""
 
     def __init__(self, topology: Topology) -> None:
         net, healthy = Addressing(topology), _Map(topology, frozenset())
@@ -106,14 +106,14 @@ class _AtRest:
         }
 
     def route(self, site: Site, remote: Site, ways: list[Link], metric: int) -> Iterator[Route]:
-        """The same route for IPv4 and IPv6; no ways make a blackhole."""
+        """Yield the same route for IPv4 and IPv6; without next hops a blackhole."""
         for family, network in enumerate(self._networks[remote.name]):
             hops = tuple(self._hops[link.name, site.name][family] for link in ways)
             yield Route(site.gateway, network, hops, metric)
 
 
 def prepare(topology: Topology) -> None:
-    """Reckon ahead of time what :func:`detours` needs of a healthy lab: 35 ms with 64 sites, too long at a cut."""
+    """Precompute the healthy routing for :func:`detours`: 35 ms with 64 sites, too long during a cut."""
     _at_rest(topology)
 
 
@@ -132,13 +132,13 @@ def _healthy(plan: _AtRest, site: Site, remote: Site, multipath: bool) -> Iterat
 
 
 def _as_protected(ways: list[Link], topology: Topology) -> list[Link]:
-    """Without those behind the first one that nothing takes the place of."""
+    """Drop the alternates behind the first link with protection ``none``."""
     last = next((place for place, link in enumerate(ways) if link.protection == "none"), len(ways))
     return ways if topology.routing == "multipath" else ways[: last + 1]
 
 
 class _Map:
-    """The lit fibers of a topology and the shortest distances over them, in metres."""
+    """The links of a topology that are up, and the shortest distances over them, in metres."""
 
     def __init__(self, topology: Topology, dark: frozenset[str]) -> None:
         self.multipath = topology.routing == "multipath"
@@ -150,23 +150,22 @@ class _Map:
         self._distance = {site: self._from(site) for site in self._links}
 
     def distance(self, site: str, remote: str) -> float:
-        """In metres; infinite where nothing leads there."""
+        """Return the distance in metres; infinite if unreachable."""
         return self._distance[site].get(remote, math.inf)
 
     def still_shortest(self, site: str, remote: str, link: Link, dark: frozenset[str]) -> bool:
-        """Whether the best link of health is the best one still; False where it takes a closer look."""
+        """Return whether the best link of the healthy lab is certainly still the best; False if in doubt."""
         if self.multipath or link.name in dark:
             return False
         onward = self._distance[_other(link, site)].get(remote, math.inf)
         return link.length_m + onward == self._distance[site].get(remote)
 
     def ways(self, site: str, remote: str) -> list[Link]:
-        """Links of ``site`` that its gateway may use toward ``remote``, best first.
+        """Return the links of ``site`` that its gateway may use toward ``remote``, best first.
 
-        For flows that are spread over all of them only links that lead nearer: if every gateway follows that, no
-        packet ever comes back. For one route at a time also a detour whose own shortest way does not come back
-        through here: distance(neighbour, remote) < distance(neighbour, site) + distance(site, remote), the loop-free
-        condition of RFC 5286, inequality 1.
+        For multipath only links to neighbours nearer to ``remote``, which excludes loops. For one route at a time also
+        alternates whose own shortest path does not come back through ``site``: distance(neighbour, remote) <
+        distance(neighbour, site) + distance(site, remote), the loop-free condition of RFC 5286, inequality 1.
         """
         if self.multipath:
             return self.downhill(site, remote)
@@ -174,22 +173,22 @@ class _Map:
         return self._ranked(site, remote, lambda onward, back: onward < back + here)
 
     def downhill(self, site: str, remote: str) -> list[Link]:
-        """Links of ``site`` to neighbours that are nearer to ``remote``, best first; none if it cannot be reached."""
+        """Return the links of ``site`` to neighbours nearer to ``remote``, best first; empty if unreachable."""
         here = self._distance[site].get(remote, -math.inf)
         return self._ranked(site, remote, lambda onward, back: onward < here)
 
     def _ranked(self, site: str, remote: str, fit: Callable[[float, float], bool]) -> list[Link]:
-        """Links whose neighbour fits by its distances (onward to ``remote``, back to ``site``), nearest first."""
+        """Return the links whose neighbour's distances (to ``remote``, back to ``site``) satisfy ``fit``, best first."""
         found: list[tuple[float, Link]] = []
         for link in self._links[site]:
             distance = self._distance[_other(link, site)]
             onward = distance.get(remote, math.inf)
             if fit(onward, distance[site]):
                 found.append((link.length_m + onward, link))
-        return [link for _, link in sorted(found, key=lambda way: way[0])]  # stable: as written where equally long
+        return [link for _, link in sorted(found, key=lambda way: way[0])]  # stable: file order among equals
 
     def _from(self, origin: str) -> dict[str, float]:
-        """Dijkstra; what cannot be reached is left out."""
+        """Return the distances from ``origin`` to all reachable sites (Dijkstra)."""
         found: dict[str, float] = {}
         waiting = [(0.0, origin)]
         while waiting:

@@ -1,17 +1,17 @@
-"""Steps: everything that changes the host, as values, each with an inverse.
+"""Steps: all changes of the host as values, each with an inverse.
 
-A plan is a tuple of Steps; a fault compiles to Steps too. What a Step *does* is a driver's matter
-(``testbed.host``); what it *means* is here, so that plans can be compared, printed and journalled.
+A plan is a tuple of Steps; a fault compiles to Steps, too. Drivers (``testbed.host``) implement Steps; this package
+defines their meaning, so that plans can be compared, printed and journalled.
 
-Two sorts:
+There are two kinds:
 
-- a **making** brings something into being; its inverse removes it. One that lives inside namespaces
-  (``within``) needs no inverse of its own when one of those goes too.
-- a **setting** gives ``key`` a value on top of the settings before it. The latest one that still stands wins,
-  so its inverse is: forget it, and set what now wins. Two overlapping cuts of one fiber therefore
-  end when the last of them ends, in whatever order they are healed.
+- a **resource** is created; its inverse removes it. A resource inside namespaces (``within``) needs no inverse of its
+  own if one of those is removed, too.
+- a **property** sets ``key`` to a value, on top of earlier properties of that key. The latest active one wins, so its
+  inverse withdraws it and sets the value that wins then. Two overlapping cuts of one fiber therefore end when the last
+  of them ends, in whatever order they are healed.
 
-All makings are in ``resources.py``, all settings in ``properties.py``.
+All resources are in ``resources.py``, all properties in ``properties.py``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Step:
 
     @property
     def within(self) -> tuple[str, ...]:
-        """Namespaces whose removal removes this too."""
+        """Namespaces whose removal removes this resource."""
         return ()
 
     @property
     def holds(self) -> tuple[str, ...]:
-        """Namespaces that go when this goes."""
+        """Namespaces that this resource creates and that are removed with it."""
         return ()
 
 
 @dataclass(frozen=True)
 class Property(Step):
-    """A Step of the second sort; ``key`` says what it sets."""
+    """A Step that sets ``key`` to a value."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Property(Step):
 
     @property
     def rest(self) -> Property | None:
-        """What stands where nobody says anything of ``key`` any more; None: nothing needs to be set then."""
+        """The value of ``key`` once no owner sets it; None if nothing needs to be set then."""
         return None
 
 

@@ -1,1 +1,1 @@
-"""What is told of a lab to Prometheus: series, scrape configuration, targets; rules are in ``assets``."""
+"""Prometheus for an observed lab: exported series, scrape configuration, targets; rules are in ``assets``."""

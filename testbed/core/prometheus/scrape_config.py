@@ -1,4 +1,4 @@
-"""Configuration of an observed lab's Prometheus, as text, and the targets that it scrapes.
+"""Generate the configuration of an observed lab's Prometheus and its scrape targets.
 
 https://prometheus.io/docs/prometheus/latest/configuration/configuration/
 """
@@ -17,16 +17,16 @@ CONFIG_FILE: Final = "prometheus.yml"
 RULES_FILE: Final = "rules.yml"
 DATA_FOLDER: Final = "data"
 TARGETS: Final = {"agents": "targets/agents.json", "lab": "targets/lab.json"}
-"""File of the targets of each job, beside the configuration (file_sd)."""
+"""Target file of each job, relative to the configuration (file_sd)."""
 
 SCRAPE_INTERVAL_S: Final = 1.0
 SCRAPE_TIMEOUT_S: Final = 0.9
 RETENTION: Final = "512MB"
-"""The samples of a large lab for days; a disk must not fill because somebody forgot a lab."""
+"""Days of samples of a large lab, bounded so that a forgotten lab does not fill the disk."""
 
 
 def configuration(lab: str) -> str:
-    """Text of ``prometheus.yml``; names of files are relative to it."""
+    """Return the text of ``prometheus.yml``; file names are relative to it."""
     jobs = "".join(_job(job, file) for job, file in TARGETS.items())
     return (
         f"# Prometheus of lab {lab}: written by `testbed up --observe`, removed by `testbed down`.\n"
@@ -45,7 +45,7 @@ def configuration(lab: str) -> str:
 def _job(job: str, file: str) -> str:
     return (
         f"  - job_name: {job}\n"
-        # Agents say their own site, node and rank, and the exporter the site of a direction: these are meant.
+        # Agents export their own site, node and rank, and the exporter the site of a direction: keep these labels.
         "    honor_labels: true\n"
         "    file_sd_configs:\n"
         f"      - files: [{file}]\n"
@@ -53,7 +53,7 @@ def _job(job: str, file: str) -> str:
 
 
 def agents_targets(lab: str, ranks: Iterable[Rank]) -> str:
-    """JSON of ``targets/agents.json``: each rank by itself, so that ``up`` says whose it is."""
+    """Return the JSON of ``targets/agents.json``: one group per rank, so that ``up`` has the labels of the rank."""
     groups = [
         {
             "targets": [f"{it.metrics}:{it.port}"],
@@ -65,12 +65,12 @@ def agents_targets(lab: str, ranks: Iterable[Rank]) -> str:
 
 
 def lab_targets(lab: str, exporter: str) -> str:
-    """JSON of ``targets/lab.json``; ``exporter`` is ``address:port``."""
+    """Return the JSON of ``targets/lab.json``; ``exporter`` is ``address:port``."""
     return json.dumps([{"targets": [exporter], "labels": {"lab": lab}}], indent=1) + "\n"
 
 
 def arguments(listen: str) -> Sequence[str]:
-    """What ``prometheus`` is started with in the folder of its configuration; ``listen`` is ``address:port``."""
+    """Return the arguments of ``prometheus``, run in its configuration folder; ``listen`` is ``address:port``."""
     return (
         f"--config.file={CONFIG_FILE}",
         f"--storage.tsdb.path={DATA_FOLDER}",

@@ -1,7 +1,8 @@
-"""Every series that the keeper of an observed lab exports: name, kind, labels and meaning, in one table.
+"""Table of all series exported by the keeper of an observed lab: name, kind, labels and help text.
 
 Names follow https://prometheus.io/docs/practices/naming/. ``link`` and ``site`` together are the direction that leaves
-``site`` over ``link``. What agents export is ``agents/testbed_agents/metrics.py``; docs/observability.md explains both.
+``site`` over ``link``. ``agents/testbed_agents/metrics.py`` has the series of agents; docs/observability.md explains
+both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 
 @dataclass(frozen=True)
 class Series:
-    """``name`` as it is queried, with ``_total`` of counters and ``_info``; a histogram's without ``_bucket``."""
+    """One series; ``name`` as queried, including ``_total`` and ``_info``, for a histogram without ``_bucket``."""
 
     name: str
     kind: Kind
@@ -28,7 +29,7 @@ _DIRECTION = ("link", "site")
 
 FIBER_PACKETS: Final = Series("testbed_fiber_packets_total", "counter", "Packets delivered.", _DIRECTION)
 FIBER_SEGMENTS: Final = Series(
-    "testbed_fiber_segments_total", "counter", "Segments delivered, as a real wire would have them.", _DIRECTION
+    "testbed_fiber_segments_total", "counter", "MTU segments delivered, as on a real wire.", _DIRECTION
 )
 FIBER_BYTES: Final = Series("testbed_fiber_bytes_total", "counter", "Bytes of Ethernet frames delivered.", _DIRECTION)
 FIBER_DROPPED: Final = Series(
@@ -41,11 +42,11 @@ FIBER_DUPLICATED: Final = Series(
     "testbed_fiber_duplicated_packets_total", "counter", "Segments delivered twice.", _DIRECTION
 )
 FIBER_HELD_BACK: Final = Series(
-    "testbed_fiber_held_back_packets_total", "counter", "Segments held back, so that later ones overtook.", _DIRECTION
+    "testbed_fiber_held_back_packets_total", "counter", "Segments reordered: delayed until later ones overtook.", _DIRECTION
 )
-FIBER_QUEUE: Final = Series("testbed_fiber_queue_bytes", "gauge", "Bytes that wait for their turn now.", _DIRECTION)
+FIBER_QUEUE: Final = Series("testbed_fiber_queue_bytes", "gauge", "Bytes in the queue.", _DIRECTION)
 FIBER_LATENESS: Final = Series(
-    "testbed_fiber_lateness_seconds", "histogram", "How much later than due packets left the emulator.", _DIRECTION
+    "testbed_fiber_lateness_seconds", "histogram", "Delay of packets beyond their due time.", _DIRECTION
 )
 FIBER_DELAY: Final = Series("testbed_fiber_delay_seconds", "gauge", "One-way delay without faults.", _DIRECTION)
 FIBER_RATE: Final = Series("testbed_fiber_rate_bits_per_second", "gauge", "Line rate without faults.", _DIRECTION)
@@ -61,9 +62,9 @@ RECEIVED: Final = Series(
     "testbed_receive_bytes_total", "counter", "Bytes received by an interface.", ("site", "node", "interface")
 )
 
-RANK_UP: Final = Series("testbed_rank_up", "gauge", "Whether the rank's process lives.", ("site", "node", "rank"))
-FAULT_ACTIVE: Final = Series("testbed_fault_active", "gauge", "Faults in force.", ("type", "target"))
-FAULTS: Final = Series("testbed_faults_total", "counter", "Faults injected since the lab is up.", ("type",))
+RANK_UP: Final = Series("testbed_rank_up", "gauge", "Whether the rank's process is alive.", ("site", "node", "rank"))
+FAULT_ACTIVE: Final = Series("testbed_fault_active", "gauge", "Active faults.", ("type", "target"))
+FAULTS: Final = Series("testbed_faults_total", "counter", "Faults injected since the lab came up.", ("type",))
 
 CERTIFIED: Final = Series("testbed_certified", "gauge", "Whether all fibers are within tolerance.")
 CERTIFICATE_TIME: Final = Series(
@@ -73,17 +74,17 @@ CERTIFICATE_OK: Final = Series(
     "testbed_certificate_within_tolerance", "gauge", "Whether the direction is within tolerance.", _DIRECTION
 )
 CERTIFICATE_ERROR: Final = Series(
-    "testbed_certificate_delay_error_seconds", "gauge", "Median delay less target and bare path.", _DIRECTION
+    "testbed_certificate_delay_error_seconds", "gauge", "Median delay minus target and baseline.", _DIRECTION
 )
 CERTIFICATE_TOLERANCE: Final = Series(
-    "testbed_certificate_tolerance_seconds", "gauge", "Largest error of the delay that certifies.", _DIRECTION
+    "testbed_certificate_tolerance_seconds", "gauge", "Largest delay error within tolerance.", _DIRECTION
 )
 
-EMULATOR_UP: Final = Series("testbed_emulator_up", "gauge", "Whether the emulator lives.")
+EMULATOR_UP: Final = Series("testbed_emulator_up", "gauge", "Whether the emulator is alive.")
 EMULATOR_INFO: Final = Series(
-    "testbed_emulator_info", "info", "What emulates the fibers.", ("emulator", "scheduling", "version")
+    "testbed_emulator_info", "info", "Emulator of the fibers.", ("emulator", "scheduling", "version")
 )
 EMULATOR_CPU: Final = Series("testbed_emulator_cpu_seconds_total", "counter", "CPU time of the emulator's process.")
-KEEPER_CPU: Final = Series("testbed_keeper_cpu_seconds_total", "counter", "CPU time of the keeper, scrapes included.")
+KEEPER_CPU: Final = Series("testbed_keeper_cpu_seconds_total", "counter", "CPU time of the keeper, including scrapes.")
 
 ALL: Final = tuple(value for value in list(globals().values()) if isinstance(value, Series))

@@ -1,1 +1,1 @@
-"""The shared-risk audit (SRLG) of a topology: which fibers fail together, and what remains when they do."""
+"""The shared-risk audit (SRLG) of a topology: fibers that fail together, and the connectivity left."""

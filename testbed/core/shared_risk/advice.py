@@ -1,4 +1,4 @@
-"""What an audit found, in words that say what to do about it. Pure."""
+"""Turn the result of an audit into findings with advice. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """``risk`` is ``single point``, ``shared risk``, ``no failover``, ``shared power`` or ``second failure``.
+    """A finding: ``what`` was found, and what to ``do`` about it.
 
-    ``what`` was found, and what to ``do`` about it.
+    ``risk`` is ``single point``, ``shared risk``, ``no failover``, ``shared power`` or ``second failure``.
     """
 
     risk: str
@@ -26,7 +26,7 @@ class Finding:
 
 
 def findings(topology: Topology, found: Audit) -> tuple[Finding, ...]:
-    """Of ``found``, the audit of ``topology``, the worst first; none where nothing was found."""
+    """Return the findings of ``found``, the audit of ``topology``, the worst first."""
     return (
         *_single_points(found),
         *_shared(found),
@@ -40,15 +40,15 @@ def findings(topology: Topology, found: Audit) -> tuple[Finding, ...]:
 def _single_points(found: Audit) -> Iterator[Finding]:
     for point in found.single_points:
         apart = " from ".join(_names(island) for island in (point.islands[-1], point.islands[0]))
-        more = f", {len(point.islands)} islands in all" if len(point.islands) > 2 else ""
+        more = f", {len(point.islands)} islands in total" if len(point.islands) > 2 else ""
         yield Finding("single point", f"{_failure(point)} separates {apart}{more}", _mend(point, found))
 
 
 def _failure(point: SinglePoint) -> str:
     return {
         "duct": f"one cut of {point.name}",
-        "link": f"a failure at an end of {point.name}, where no second path helps,",
-        "gateway": f"losing {point.name}",
+        "link": f"a failure at an end of {point.name}, which a second path cannot bypass,",
+        "gateway": f"loss of {point.name}",
         "power": f"an outage of {point.name}",
     }[point.kind]
 
@@ -58,21 +58,21 @@ def _mend(point: SinglePoint, found: Audit) -> str:
     match point.kind:
         case "duct":
             cut = next(it for it in found.ducts if it.duct == point.name)
-            protect = f", or protect {cut.lost[0]} by a second path that does not" if cut.lost else ""
-            return f"join {ends} by a link that does not pass through {point.name}{protect}"
+            protect = f", or protect {cut.lost[0]} by a second path outside it" if cut.lost else ""
+            return f"connect {ends} by a link that avoids {point.name}{protect}"
         case "link":
-            return f"join {ends} by a second link"
+            return f"connect {ends} by a second link"
         case "gateway":
-            return f"join {ends} by a link that does not end at {point.name}"
+            return f"connect {ends} by a link that does not end at {point.name}"
         case _:
-            return f"join {ends} by a link that does not end at a site on {point.name}, or feed one of them otherwise"
+            return f"connect {ends} by a link to no site on {point.name}, or feed one of them from another power domain"
 
 
 def _shared(found: Audit) -> Iterator[Finding]:
     lost = {cut.duct: cut.lost for cut in found.ducts}
     for risk in found.shared:
         if len(lost[risk.duct]) < 2:
-            continue  # those with a second path go on over it
+            continue  # links with a second path switch to it
         others = [pair for pair in found.pairs if _looks_diverse(pair) and {*pair.via} & {*risk.links}]
         why = "separates sites" if risk.separates else "one dig cuts them all"
         more = ""
@@ -80,12 +80,12 @@ def _shared(found: Audit) -> Iterator[Finding]:
             worst = others[0]
             more = (
                 f"; {' - '.join(worst.between)} has {worst.link_disjoint} link-disjoint paths"
-                f" and {worst.duct_disjoint.count} that share no duct"
+                f" but {worst.duct_disjoint.count} duct-disjoint"
             )
         yield Finding(
             "shared risk",
             f"{_names(risk.links)} share {risk.duct}: {why}{more}",
-            f"lead one of them around {risk.duct}, or give it a second path (protection: {{type: 1+1, via: […]}})",
+            f"route one of them around {risk.duct}, or add a second path (protection: {{type: 1+1, via: […]}})",
         )
 
 
@@ -95,8 +95,8 @@ def _protected(topology: Topology) -> Iterator[Finding]:
         if common:
             yield Finding(
                 "shared risk",
-                f"both paths of {link.name} pass through {_names(common)}: a cut there is not protected against",
-                f"lead the second path of {link.name} around {_names(common)}",
+                f"both paths of {link.name} pass through {_names(common)}: it is not protected against a cut there",
+                f"route the second path of {link.name} around {_names(common)}",
             )
 
 
@@ -113,8 +113,8 @@ def _no_failover(topology: Topology, found: Audit) -> Iterator[Finding]:
             pairs = _names([" - ".join(pair) for pair in dict.fromkeys(stuck)])
             yield Finding(
                 "no failover",
-                f"while {link.name} is cut, {pairs} stands still although other fibers lead there",
-                f"write protection: route in place of none for {link.name}, or give it a second path",
+                f"while {link.name} is cut, traffic of {pairs} stops although other paths exist",
+                f"replace protection: none of {link.name} by route, or add a second path",
             )
 
 
@@ -131,7 +131,7 @@ def _power(topology: Topology, found: Audit) -> Iterator[Finding]:
         ranks = sum(topology.site(name).nodes for name in sites)
         yield Finding(
             "shared power",
-            f"{_names(sites)} are all on {domain}: one outage takes {ranks} of {len(topology.node_names)} ranks",
+            f"{_names(sites)} share {domain}: one outage takes down {ranks} of {len(topology.node_names)} ranks",
             "feed them from different power domains, or count them as one site",
         )
 
@@ -141,12 +141,12 @@ def _second_failures(found: Audit) -> Iterator[Finding]:
         return
     worst = max(found.double_cuts, key=lambda it: it.pairs)
     apart = " from ".join(_names(island) for island in (worst.islands[-1], worst.islands[0]))
-    tried = "" if found.double_cuts_tried == found.double_cuts_possible else " (of those that were tried)"
+    tried = "" if found.double_cuts_tried == found.double_cuts_possible else " (of those tried)"
     yield Finding(
         "second failure",
         f"{len(found.double_cuts)} of {found.double_cuts_possible} pairs of ducts{tried} separate sites when both are"
         f" cut; at worst {' and '.join(worst.ducts)}: {apart}",
-        "mend a cut before the next one, or add a third disjoint path",
+        "repair a cut before the next one, or add a third disjoint path",
     )
 
 

@@ -1,9 +1,9 @@
-"""The shared-risk audit of a topology: what looks diverse and is not, and what a single failure takes away. Pure.
+"""The shared-risk audit of a topology: paths that only look diverse, and the effect of each single failure. Pure.
 
-A *shared-risk group* is a set of links that one dig cuts: those of a duct (RFC 4202, 2.3, SRLG). Every duct, link,
-gateway and power domain is made to fail by itself, ducts also two at a time, and what is left is compared with the
-healthy topology. Between which sites: all pairs of up to :data:`MOST_SITES_FOR_ALL_PAIRS`, above that those that a link
-joins. Whether sites are separated is always told for all of them.
+A *shared-risk group* is a set of links that one dig cuts: those in a duct (RFC 4202, 2.3, SRLG). The audit fails every
+duct, link, gateway and power domain by itself, and ducts also two at a time, and compares the result with the healthy
+topology. It covers all pairs of up to :data:`MOST_SITES_FOR_ALL_PAIRS` sites, above that adjacent pairs only.
+Separation is always reported for all pairs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
 
 MOST_SITES_FOR_ALL_PAIRS: Final = 16
 MOST_DOUBLE_CUTS: Final = 5000
-"""How many pairs of ducts are tried: all of them for up to 100 ducts."""
+"""Maximum number of pairs of ducts to try: all pairs of up to 100 ducts."""
 
 _HEALTHY: Final = Failure()
 
 
 @dataclass(frozen=True)
 class SharedRisk:
-    """A duct with more than one link in it. ``separates``: whether its cut keeps sites from each other."""
+    """A duct with more than one link. ``separates``: whether its cut separates sites."""
 
     duct: str
     length_m: float
@@ -47,10 +47,10 @@ class SharedRisk:
 
 @dataclass(frozen=True)
 class SinglePoint:
-    """Something whose failure, by itself, keeps sites from each other that stand themselves.
+    """A single point of failure: its failure alone separates surviving sites.
 
-    ``kind`` is duct, link, gateway or power. ``islands`` are the groups of sites that are left, the largest first;
-    ``pairs`` counts those that cannot reach each other any more.
+    ``kind`` is duct, link, gateway or power. ``islands`` are the remaining groups of sites, the largest first;
+    ``pairs`` counts the pairs of sites that cannot reach each other any more.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class SinglePoint:
 
 @dataclass(frozen=True)
 class DoubleCut:
-    """Two ducts that keep sites from each other when both are cut, and neither by itself."""
+    """Two ducts that separate sites when both are cut, but not alone."""
 
     ducts: tuple[str, str]
     islands: tuple[tuple[str, ...], ...]
@@ -70,7 +70,7 @@ class DoubleCut:
 
 @dataclass(frozen=True)
 class Detour:
-    """The way between two sites after the cut of a duct; ``after`` is None where there is none. Round trips in s."""
+    """The path between two sites after the cut of a duct; ``rtt_after_s`` is None without one. Round trips in s."""
 
     between: tuple[str, str]
     rtt_before_s: float
@@ -80,10 +80,10 @@ class Detour:
 
 @dataclass(frozen=True)
 class DuctCut:
-    """What the cut of one duct does. ``lost`` links are dark, ``switched`` ones go on over their second path.
+    """The effect of cutting one duct. ``lost`` links are down, ``switched`` ones use their second path.
 
-    ``detours`` are of the pairs of sites whose way or round trip changes, the worst first. ``capacity_left`` is the
-    share of what the ends of its links could exchange before, of the worst such pair; 1 if it carries no link.
+    ``detours`` are those of all pairs of sites whose path or round trip changes, the worst first. ``capacity_left`` is
+    the remaining share of capacity between the ends of its links, for the worst pair; 1 if it carries no link.
     """
 
     duct: str
@@ -96,10 +96,10 @@ class DuctCut:
 
 @dataclass(frozen=True)
 class PairRisk:
-    """Two sites: disjoint paths, and the worst that the cut of one duct does to them.
+    """A pair of sites: its disjoint paths, and the worst effect of cutting one duct.
 
-    ``worst_rtt_s`` is None where a cut separates them, by ``worst_duct``. Capacities are in bit/s as the lab runs, one
-    way, over all fibers together; ``worst_capacity_bps`` after the cut of ``narrowest_duct``.
+    ``worst_rtt_s`` is None if the cut of ``worst_duct`` separates them. Capacities are in bit/s at the lab's scale, one
+    way, over all fibers together; ``worst_capacity_bps`` is that after the cut of ``narrowest_duct``.
     """
 
     between: tuple[str, str]
@@ -116,9 +116,9 @@ class PairRisk:
 
 @dataclass(frozen=True)
 class Audit:
-    """All of it. ``power`` maps each domain that feeds several sites to them.
+    """The result of an audit. ``power`` maps each domain that feeds several sites to them.
 
-    ``double_cuts_tried`` of ``double_cuts_possible`` pairs of ducts were cut, in the order of the file.
+    ``double_cuts_tried`` of ``double_cuts_possible`` pairs of ducts were tried, in the order of the file.
     """
 
     topology: str
@@ -134,7 +134,7 @@ class Audit:
 
 
 def audit(topology: Topology) -> Audit:
-    """Every failure of one thing, and of two ducts, tried on ``topology``."""
+    """Audit ``topology`` for single failures and pairs of duct cuts."""
     fibers, pairs, used = Fibers(topology), _pairs(topology), ducts_of(topology)
     healthy = {pair: way for pair, way in fibers.ways(_HEALTHY, pairs).items() if way is not None}
     singles = tuple(_single_points(topology, fibers, used))
@@ -165,7 +165,7 @@ def _pairs(topology: Topology) -> list[tuple[str, str]]:
 
 
 def ducts_of(topology: Topology) -> list[str]:
-    """Those that some link passes through, on its working or its second path, in the order of the links."""
+    """Return the ducts used by the working or second path of any link, in the order of the links."""
     return list(dict.fromkeys(duct for link in topology.links for duct in _of_link(link)))
 
 
@@ -189,7 +189,7 @@ def _shared(topology: Topology, separating: frozenset[str]) -> Iterator[SharedRi
 
 def _single_points(topology: Topology, fibers: Fibers, used: list[str]) -> Iterator[SinglePoint]:
     ducts = {name: Failure(ducts=frozenset({name})) for name in used}
-    # The cut of a private duct says all that there is to say of its link, unless a second path saves it from that.
+    # The cut of a private duct covers the failure of its link, unless the link has a second path.
     alone = {it.name for it in topology.links if it.via == (it.name,) and it.second_path is None}
     links = {it.name: Failure(links=frozenset({it.name})) for it in topology.links if it.name not in alone}
     gateways = {site.gateway: Failure(sites=frozenset({site.name})) for site in topology.sites}
@@ -213,7 +213,7 @@ def _islands(fibers: Fibers, failure: Failure) -> tuple[tuple[str, ...], ...]:
 
 
 def _separated(islands: tuple[tuple[str, ...], ...]) -> int:
-    """How many pairs of sites lie on different islands."""
+    """Return the number of pairs of sites on different islands."""
     return sum(len(one) * len(other) for one, other in itertools.combinations(islands, 2))
 
 
@@ -239,7 +239,7 @@ def _duct_cut(topology: Topology, fibers: Fibers, duct: str, healthy: dict[tuple
 
 
 def _badness(detour: Detour) -> tuple[float, tuple[str, str]]:
-    """For sorting: no way at all first, then by how much longer the round trip is."""
+    """Sort key: separated pairs first, then by increase of the round trip."""
     longer = float("inf") if detour.rtt_after_s is None else detour.rtt_after_s - detour.rtt_before_s
     return -longer, detour.between
 
@@ -251,7 +251,7 @@ def _pair(fibers: Fibers, pair: tuple[str, str], way: Way, cuts: tuple[DuctCut, 
     narrowest_duct, narrowest_bps = "", capacity_bps
     for cut in sorted(cuts, key=lambda it: -_carried_bps(fibers, it)):
         if capacity_bps - _carried_bps(fibers, cut) >= narrowest_bps:
-            break  # a cut takes at most what its links carry: no later one can be worse
+            break  # a cut removes at most the rate of its links: no later one can be worse
         left_bps = fibers.capacity_bps(Failure(ducts=frozenset({cut.duct})), *pair)
         if left_bps < narrowest_bps:
             narrowest_duct, narrowest_bps = cut.duct, left_bps

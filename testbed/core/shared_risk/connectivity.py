@@ -1,9 +1,9 @@
-"""What is left of a topology's fibers while some of it fails: connection, ways, capacity, disjoint paths. Pure.
+"""Connectivity of a topology under failures: reachability, paths, capacity, disjoint paths. Pure.
 
-A link is carried by one *path* of ducts, or by two where a second path protects it (1+1, restoration): it is lost when
-every one of its paths is cut. Traffic between two sites takes the shortest fiber over the links that are left, as
-routing does (``core/plan/routing.py``); a link that was switched keeps its place in routing and has the second path's
-latency. Failures of what stands at its ends (port, transponder) take a link with both its paths.
+A link has one *path* of ducts, or two if a second path protects it (1+1, restoration): it is lost when all of its paths
+are cut. Traffic between two sites takes the shortest path over the remaining links, as in routing
+(``core/plan/routing.py``); a switched link keeps its metric in routing and has the latency of the second path.
+Failures at its ends (port, transponder) take down a link with both paths.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from testbed.core.topology.model import Link, Topology
 __all__ = ["MOST_PATHS", "Disjoint", "Failure", "Fibers", "Way"]
 
 MOST_PATHS: Final = 200
-"""How many paths between two sites are looked at, the shortest first, for a set of them that shares no duct: the
-problem is NP-complete (Hu, "Diverse routing in optical mesh networks", IEEE Trans. Commun. 51, 2003)."""
+"""Maximum number of paths between two sites to search for a duct-disjoint set, the shortest first: the problem is
+NP-complete (Hu, "Diverse routing in optical mesh networks", IEEE Trans. Commun. 51, 2003)."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What is gone at once: names of ducts, links and sites."""
+    """Simultaneous failures: names of ducts, links and sites."""
 
     ducts: frozenset[str] = frozenset()
     links: frozenset[str] = frozenset()
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Way:
-    """How packets go between two sites: the links in order, their length by routing's measure, the round trip."""
+    """The route between two sites: its links in order, their length as routing counts it, the round trip."""
 
     links: tuple[str, ...]
     length_m: float
@@ -45,7 +45,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Disjoint:
-    """So many paths of which no two share anything; ``exact`` is False where there may be more."""
+    """The number of mutually disjoint paths; ``exact`` is False if there may be more."""
 
     count: int
     exact: bool
@@ -61,7 +61,7 @@ class _Path:
 
 
 class Fibers:
-    """A topology's fibers, asked what is left of them under one failure after the other."""
+    """The fibers of a topology, queried under different failures."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -71,16 +71,16 @@ class Fibers:
         self._after_shared = [self.islands(Failure(ducts=frozenset({duct}))) for duct in shared]
 
     def lost(self, failure: Failure) -> tuple[str, ...]:
-        """Names of the links that carry nothing."""
+        """Return the names of the links that are down."""
         return tuple(link.name for link in self._topology.links if self._path(link, failure) is None)
 
     def switched(self, failure: Failure) -> tuple[str, ...]:
-        """Names of the links that go on over their second path."""
+        """Return the names of the links on their second path."""
         found = ((link, self._path(link, failure)) for link in self._topology.links)
         return tuple(link.name for link, path in found if path not in (None, self._paths[link.name][0]))
 
     def islands(self, failure: Failure) -> tuple[frozenset[str], ...]:
-        """Sites that still reach each other, the largest group first; failed sites are in none."""
+        """Return the groups of connected sites, the largest first, without failed sites."""
         graph = networkx.Graph()
         graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
         graph.add_edges_from(link.between for link in self._topology.links if self._path(link, failure) is not None)
@@ -88,8 +88,10 @@ class Fibers:
         return tuple(sorted((frozenset(it) for it in found), key=lambda it: (-len(it), min(it))))
 
     def ways(self, failure: Failure, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
-        """The way between the two sites of each pair; None where nothing arrives: there is none, or routing goes on to
-        send over a link that is lost (``protection: none``)."""
+        """Return the route between the sites of each pair.
+
+        None if nothing arrives: no path exists, or routing keeps using a lost link (``protection: none``).
+        """
         graph, found = self._routed(failure), {}
         for origin, some in itertools.groupby(sorted(pairs), key=lambda pair: pair[0]):
             reached = networkx.single_source_dijkstra_path(graph, origin) if origin in graph else {}
@@ -97,23 +99,23 @@ class Fibers:
         return found
 
     def capacity_bps(self, failure: Failure, one: str, other: str) -> float:
-        """What all fibers together can carry one way between two sites (max-flow), before routing has its say."""
+        """Return the one-way capacity of all fibers together between two sites (max-flow), regardless of routing."""
         graph = self._graph(failure)
         if one not in graph or other not in graph:
             return 0.0
         return float(networkx.maximum_flow_value(graph, one, other, capacity="rate_bps"))
 
     def rate_bps(self, link: str) -> float:
-        """Of the slower direction."""
+        """Return the rate of the slower direction."""
         found = self._paths[link][0].link
         return min(found.impairment(direction).rate_bps for direction in found.directions)
 
     def link_disjoint(self, one: str, other: str) -> int:
-        """How many paths there are of which no two share a link (Menger)."""
+        """Return the number of link-disjoint paths (Menger)."""
         return int(networkx.maximum_flow_value(self._graph(Failure()), one, other, capacity="links"))
 
     def duct_disjoint(self, one: str, other: str) -> Disjoint:
-        """How many paths there are of which no two share a duct; a protected link's two paths count by themselves."""
+        """Return the number of duct-disjoint paths; the two paths of a protected link count separately."""
         most = self._most_by_paths(one, other)
         if not self._after_shared:
             return Disjoint(most, True)
@@ -125,19 +127,19 @@ class Fibers:
         for looked_at, ducts in enumerate(self._simple_paths(one, other)):
             if looked_at == MOST_PATHS:
                 return Disjoint(best, False)
-            # Of two paths the one with fewer ducts, all of them the other's too, is never the worse choice.
+            # A path whose ducts include all of another path's is never the better choice.
             if any(it <= ducts for it in risks):
                 continue
             risks = [*(it for it in risks if not ducts <= it), ducts]
-            # Only a choice with the new path in it can be larger than the best without.
+            # Only a set with the new path can be larger than the best so far.
             best = max(best, 1 + _most_disjoint([it for it in risks[:-1] if not it & ducts], best))
             if best == most:
                 break
         return Disjoint(best, True)
 
     def _simple_paths(self, one: str, other: str) -> Iterator[frozenset[str]]:
-        """The ducts of each path that visits no site twice, the shortest first."""
-        # Every path of a link is a place of its own on the way, because shortest_simple_paths knows no parallel edges.
+        """Yield the ducts of each simple path between two sites, the shortest first."""
+        # Each path of a link is a vertex of its own, because shortest_simple_paths does not support parallel edges.
         graph = networkx.Graph()
         graph.add_nodes_from((one, other))
         for link in self._topology.links:
@@ -151,7 +153,7 @@ class Fibers:
             return
 
     def _most_by_paths(self, one: str, other: str) -> int:
-        """More paths without a common duct there cannot be: those of which no two share a path of a link."""
+        """Return an upper bound on duct-disjoint paths: the number of those that share no path of a link."""
         graph = networkx.Graph()
         graph.add_nodes_from((one, other))
         for link in self._topology.links:
@@ -164,9 +166,9 @@ class Fibers:
         return next((path for path in self._paths[link.name] if not path.ducts & failure.ducts), None)
 
     def _routed(self, failure: Failure) -> networkx.Graph:
-        """Sites that stand; of each two that links join, the one that routing takes: the shortest that it thinks lit.
+        """Return the surviving sites; for each adjacent pair the link of routing, the shortest that it considers up.
 
-        ``rtt_s`` of an edge is None where the link is lost and nothing takes its place.
+        ``rtt_s`` of an edge is None if the link is lost without replacement.
         """
         graph = networkx.Graph()
         graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
@@ -181,7 +183,7 @@ class Fibers:
         return graph
 
     def _graph(self, failure: Failure) -> networkx.Graph:
-        """Sites that stand; an edge for each two of them that a link joins, with how many and their rate."""
+        """Return the surviving sites with an edge per adjacent pair: its number of links and their total rate."""
         graph = networkx.Graph()
         graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
         for link in self._topology.links:
@@ -197,7 +199,7 @@ def _paths(link: Link) -> Iterator[_Path]:
 
 
 def _widen(graph: networkx.Graph, one: str, other: str, **more: float) -> None:
-    """Add to the values of the edge between two sites, which is made if it is not there."""
+    """Add to the values of the edge between two sites, creating it if missing."""
     graph.add_edge(one, other)
     edge = graph.edges[one, other]
     for key, value in more.items():
@@ -214,8 +216,10 @@ def _way(graph: networkx.Graph, sites: list[str] | None) -> Way | None:
 
 
 def _most_disjoint(risks: list[frozenset[str]], enough: int) -> int:
-    """The size of the largest choice of sets of which no two have an element in common, if that is at least ``enough``;
-    else something smaller. Branch and bound."""
+    """Return the size of the largest family of pairwise disjoint sets if at least ``enough``, else a smaller number.
+
+    Branch and bound.
+    """
     best = 0
 
     def choose(left: list[frozenset[str]], taken: int) -> None:

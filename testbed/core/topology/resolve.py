@@ -138,7 +138,7 @@ def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mist
                 message, fix = unknown("site", site, content.sites)
                 mistakes.note((*path, "between"), f"link {shown(name)}: {message}", fix)
         if link.between[0] == link.between[1]:
-            fix = "name two sites; the nodes of one site are connected by its fabric"
+            fix = "name two sites (the nodes of one site are connected by its fabric)"
             mistakes.note((*path, "between"), f"link {shown(name)} connects {shown(link.between[0])} to itself", fix)
     elif whole and "between" not in bad:
         mistakes.note(path, f"link {shown(name)} connects no sites", "add between: [SITE, SITE]")
