@@ -101,8 +101,7 @@ CAUSES: Final = {
             "an anchor drags a submarine cable; repair needs a ship",
             (5 * _DAY, 14 * _DAY, 40 * _DAY),
             0.0,
-            "cable owners give one to several weeks (International Cable Protection Committee);"
-            " the figures are ours",
+            "cable owners give one to several weeks (International Cable Protection Committee); the figures are ours",
         ),
     )
 }

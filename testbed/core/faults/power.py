@@ -114,9 +114,7 @@ def _site(topology: Topology, name: str, written: str) -> Site:
     raise UnknownName("site", written, [site.name for site in topology.sites])
 
 
-NODE_KILL = FaultKind(
-    "node-kill", "a node loses power: its cables go dark, its processes die", "a node", node_kill
-)
+NODE_KILL = FaultKind("node-kill", "a node loses power: its cables go dark, its processes die", "a node", node_kill)
 
 GATEWAY_DOWN = FaultKind(
     "gateway-down", "a site's gateway loses power: all of its fibers go dark", "a site", gateway_down

@@ -42,7 +42,10 @@ FIBER_DUPLICATED: Final = Series(
     "testbed_fiber_duplicated_packets_total", "counter", "Segments delivered twice.", _DIRECTION
 )
 FIBER_HELD_BACK: Final = Series(
-    "testbed_fiber_held_back_packets_total", "counter", "Segments reordered: delayed until later ones overtook.", _DIRECTION
+    "testbed_fiber_held_back_packets_total",
+    "counter",
+    "Segments reordered: delayed until later ones overtook.",
+    _DIRECTION,
 )
 FIBER_QUEUE: Final = Series("testbed_fiber_queue_bytes", "gauge", "Bytes in the queue.", _DIRECTION)
 FIBER_LATENESS: Final = Series(
