@@ -84,7 +84,7 @@ class FileMistakes(UserError):
 
 
 class UnknownName(UserError):
-    """No ``what`` (such as "link") has the name ``name``; the message suggests the closest of ``known``, or lists them."""
+    """No ``what`` (such as "link") is called ``name``; the message suggests the closest of ``known``, or lists them."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
         self.what, self.name, self.known = what, name, tuple(dict.fromkeys(known))

@@ -89,7 +89,7 @@ class _Node:
 
 @dataclass
 class _Builder:
-    """Build the tree event by event. The result of ``stop`` is raised for fatal mistakes; ``note`` collects the rest."""
+    """Build the tree event by event. ``stop`` makes the error of a fatal mistake, ``note`` collects the rest."""
 
     file: str
     findings: list[Finding] = field(default_factory=list)

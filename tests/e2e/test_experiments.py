@@ -107,6 +107,6 @@ def test_a_drawn_run_is_done_again_from_its_directory(tmp_path: Path, state_fold
 def test_a_bad_file_is_2_and_says_so_to_ci(tmp_path: Path, state_folder: Path) -> None:
     ran = Ran(tmp_path, HEAD + "schedule: [{at: 5s, inject: cot, target: north}]\nexpect: [speed > 3]\n", state_folder)
     assert ran.status == 2, ran.said
-    assert "x.yaml:3: no fault is called 'cot'" in ran.said
-    assert "x.yaml:4: 'speed' is not measured" in ran.said
+    assert "x.yaml:3: unknown fault 'cot'" in ran.said
+    assert "x.yaml:4: unknown metric 'speed'" in ran.said
     assert set(ran.cases().values()) == {"error"}

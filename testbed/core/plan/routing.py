@@ -178,7 +178,7 @@ class _Map:
         return self._ranked(site, remote, lambda onward, back: onward < here)
 
     def _ranked(self, site: str, remote: str, fit: Callable[[float, float], bool]) -> list[Link]:
-        """Return the links whose neighbour's distances (to ``remote``, back to ``site``) satisfy ``fit``, best first."""
+        """Return links whose neighbour's distances (to ``remote``, back to ``site``) satisfy ``fit``, best first."""
         found: list[tuple[float, Link]] = []
         for link in self._links[site]:
             distance = self._distance[_other(link, site)]

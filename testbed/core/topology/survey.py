@@ -71,7 +71,7 @@ def survey(
     gradient_bytes: float = training.GRADIENT_BYTES,
     compute_s: float = training.COMPUTE_S,
 ) -> Survey:
-    """Return all facts of ``topology``, for steps that exchange ``gradient_bytes`` and compute ``compute_s`` seconds."""
+    """Return all facts of ``topology`` for steps that exchange ``gradient_bytes`` and compute ``compute_s`` seconds."""
     paths = {site.name: _shortest(topology, site.name) for site in topology.sites}
     pairs = tuple(
         _pair(one.name, other.name, paths[one.name][other.name])

@@ -350,7 +350,7 @@ def test_show_json_derives_physics(cli: Cli) -> None:
 def test_lint_tells_a_missing_field_from_a_missing_file(cli: Cli, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("topology: metro-40km\nset: {linx.north.km: 1}\nschedule: []\n")
-    assert "no field named 'linx.north.km'" in cli("lint", str(own)).out
+    assert "unknown field 'linx.north.km'" in cli("lint", str(own)).out
     assert "there is no such file" in cli("lint", str(tmp_path / "owm.yaml")).out
 
 

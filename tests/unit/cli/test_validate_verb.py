@@ -175,7 +175,7 @@ def test_a_command_that_mends_is_whole_on_a_narrow_terminal(cli: Cli, monkeypatc
             {"lab": "mine", "topology": "ring-64", "name": "x", "keep": True},
             "--topology and --name and --keep",
         ),
-        (["ring"], {"lab": "nowhere"}, "no lab named"),
+        (["ring"], {"lab": "nowhere"}, "unknown lab"),
     ],
 )
 def test_every_mistake_is_found_before_anything_is_built(

@@ -85,7 +85,7 @@ def test_a_wrong_setting_is_a_usage_error(pytester: pytest.Pytester, ini: str, w
 @pytest.mark.parametrize(
     ("mark", "words"),
     [
-        ("'metro-41km'", "no topology named 'metro-41km'; did you mean metro-40km*"),
+        ("'metro-41km'", "unknown topology 'metro-41km'; did you mean metro-40km*"),
         ("nodes=3", "marker testbed: no keyword 'nodes'; it is testbed(*"),
         ("scope='class'", "marker testbed: scope is one of function, module, session, not 'class'*"),
         ("set={'links.north.kn': 3}", "*kn*"),

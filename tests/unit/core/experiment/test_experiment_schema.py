@@ -123,5 +123,5 @@ def test_the_number_of_a_rank_needs_no_quotes() -> None:
     read = lambda target: load_text(b"schedule: [{at: 1s, inject: rank-kill, target: %s}]\n" % target, "x.yaml")  # noqa: E731
     assert read(b"3").schedule[0].target == read(b'"3"').schedule[0].target == "3"
     for wrong in (b"true", b"1.5", b"[1]"):
-        with pytest.raises(FileMistakes, match="is not a line of text"):
+        with pytest.raises(FileMistakes, match="expected a line of text"):
             read(wrong)

@@ -31,9 +31,9 @@ def test_a_longer_one_queues_what_is_in_flight() -> None:
 
 @pytest.mark.parametrize("queue", ["1", str(FULL - 1)])
 def test_a_written_queue_that_lets_nothing_pass_is_refused(queue: str) -> None:
-    with pytest.raises(TestbedError, match=rf"queue: {queue} B hold no full packet.*give {FULL} B or more"):
+    with pytest.raises(TestbedError, match=rf"queue: {queue} B cannot hold a full packet.*write at least {FULL} B"):
         link(impair__queue=queue)
-    with pytest.raises(UserError, match=rf"queue={queue}: .*give {FULL} B or more"):
+    with pytest.raises(UserError, match=rf"queue={queue}: .*write at least {FULL} B"):
         compile_fault(link(), "impair", "north", {"queue": queue})
 
 

@@ -119,10 +119,10 @@ def test_presets_change_what_they_are_called_after_and_keep_the_rest(metro: Topo
         ("rank-kill", "0", {"away": "never"}, "away=never"),
         ("power-loss", "east-0", {}, "power domain or site"),
         ("evacuation", "east", {"warning": "-1s"}, "warning"),
-        ("straggler", "0", {"cpu": "4%"}, "cpu=4%: '4%' is too little; .* from 5% to 99%"),
-        ("straggler", "0", {"cpu": "100%"}, "no limit: a rank has one thread"),
-        ("straggler", "0", {"cpu": "half"}, "no share of a CPU"),
-        ("straggler", "0", {"cpu": "50%", "slower": "2x"}, "either slower=.*, or cpu="),
+        ("straggler", "0", {"cpu": "4%"}, "cpu=4%: '4%' is out of range; .* from 5% to 99%"),
+        ("straggler", "0", {"cpu": "100%"}, "a rank has one thread"),
+        ("straggler", "0", {"cpu": "half"}, "expected a share of a CPU"),
+        ("straggler", "0", {"cpu": "50%", "slower": "2x"}, "either slower=.* or cpu="),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

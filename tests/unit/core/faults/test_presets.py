@@ -12,10 +12,10 @@ from testbed.errors import UserError
 @pytest.mark.parametrize(
     ("fault", "parameters", "words"),
     [
-        ("mtu-black-hole", {"largest": "0B"}, r"^largest=0B: that is no black hole; write a size from 68 B"),
-        ("mtu-black-hole", {"largest": "0"}, r"^largest=0: that is no black hole"),
-        ("corruption", {"share": "0%"}, r"^share=0%: that hits no packet"),
-        ("jitter", {"amount": "0us"}, r"^amount=0us: that is no jitter"),
+        ("mtu-black-hole", {"largest": "0B"}, r"^largest=0B: expected at least 68 B"),
+        ("mtu-black-hole", {"largest": "0"}, r"^largest=0: expected at least 68 B"),
+        ("corruption", {"share": "0%"}, r"^share=0%: expected a share greater than 0"),
+        ("jitter", {"amount": "0us"}, r"^amount=0us: expected a time greater than 0"),
     ],
 )
 def test_what_would_do_nothing_is_refused(fault: str, parameters: dict[str, str], words: str) -> None:

@@ -27,10 +27,10 @@ LOST: dict[str, Any] = {
     "holds": False,
     "measured": 3.0,
     "bound": 4.0,
-    "why": "did not hold for longer than its grace",
+    "why": "failed for longer than its grace",
     "violations": [{"began_t": run_factory.BEGAN_T + 7, "ended_t": run_factory.BEGAN_T + 9.5, "measured": 3.0}],
 }
-UNSEEN = {"when": "after", "text": "links_up == 2", "holds": None, "why": "there was nothing to see of 'after'"}
+UNSEEN = {"when": "after", "text": "links_up == 2", "holds": None, "why": "no sample in phase 'after'"}
 
 
 def report_of(path: Path, **values: object) -> Report:
@@ -64,7 +64,7 @@ def test_a_violation_is_shown_everywhere_with_its_time(tmp_path: Path) -> None:
     for page in (html(report), markdown(report)):
         assert "Steady state" in page
         assert "from 7 s to 9.5 s" in page
-        assert "there was nothing to see of" in page
+        assert "no sample in phase" in page
     step_time = next(figure for figure in figures(report) if figure.id == "step-time")
     marked = [shape for shape in step_time.spec["layout"]["shapes"] if shape.get("y1") == 0.05]  # type: ignore[index]
     assert [(shape["x0"], shape["x1"]) for shape in marked] == [pytest.approx((7.0, 9.5))]

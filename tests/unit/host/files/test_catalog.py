@@ -44,7 +44,7 @@ def test_the_nearest_are_offered(tmp_path: Path) -> None:
     (tmp_path / "ring.yaml").touch()
     with pytest.raises(UnknownName, match=r"did you mean .*/ring\.yaml"):
         catalog.find(f"{tmp_path}/rong.yaml")
-    with pytest.raises(UnknownName, match="no topology or experiment named 'nothing-like-it'"):
+    with pytest.raises(UnknownName, match="unknown topology or experiment 'nothing-like-it'"):
         catalog.kind_of("nothing-like-it")
 
 
@@ -95,8 +95,8 @@ def test_a_file_named_as_if_it_were_shipped(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("sites: {east: {nodez: 1}}\nsites: {}\nscale: x\n", ["nodez", "here twice", "scale of"]),
-        ("workload: {steps: 0, steps: 1}\nexpect: [nothing]\n", ["steps of", "here twice", "no condition"]),
+        ("sites: {east: {nodez: 1}}\nsites: {}\nscale: x\n", ["nodez", "duplicate key", "scale of"]),
+        ("workload: {steps: 0, steps: 1}\nexpect: [nothing]\n", ["steps of", "duplicate key", "METRIC OPERATOR VALUE"]),
     ],
 )
 def test_a_duplicate_key_hides_no_other_mistake(tmp_path: Path, text: str, says: list[str]) -> None:

@@ -261,7 +261,7 @@ def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path, monke
     monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     run_factory.make_run(tmp_path / "runs" / "metro-1")
-    with pytest.raises(UnknownName, match="no run named 'nope'; there is metro-1"):
+    with pytest.raises(UnknownName, match=r"unknown run 'nope' \(available: metro-1"):
         api.report(Path(asked))
 
 
