@@ -162,10 +162,10 @@ def test_two_faults_of_one_rank_end_with_the_last_of_them(healthy: testbed.Lab) 
         ("rank-pause", "nowhere", {}, "rank, node or site"),
         ("straggler", "0", {"slower": "0%"}, "greater than 0"),
         ("straggler", "0", {"slower": "-3x"}, "expected a slowdown"),
-        ("node-kill", "west", {}, "no node"),
+        ("node-kill", "west", {}, "unknown node"),
         ("power-loss", "north", {}, "power domain or site"),
         ("evacuation", "west", {"warning": "soon"}, "warning=soon"),
-        ("gateway-down", "plant", {}, "no site"),
+        ("gateway-down", "plant", {}, "unknown site"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_touched(

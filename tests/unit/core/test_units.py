@@ -49,8 +49,8 @@ def test_small_units_give_the_nearest_float() -> None:
 @pytest.mark.parametrize(
     ("parse", "value", "says"),
     [
-        (units.parse_length_m, "-3 km", "negative"),
-        (units.parse_length_m, 0, "least is 1 m"),
+        (units.parse_length_m, "-3 km", "out of range"),
+        (units.parse_length_m, 0, "expected 1 m to"),
         (units.parse_length_m, float("nan"), "finite"),
         (units.parse_length_m, "1e999 km", "finite"),
         (units.parse_length_m, 10**400, "finite"),

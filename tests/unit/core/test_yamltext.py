@@ -95,7 +95,7 @@ def test_encodings_are_named() -> None:
     for name in ("utf-16", "utf-16-le", "utf-16-be"):
         assert "UTF-16" in refusal("sites: {}\n".encode(name))
     assert "UTF-32" in refusal("sites: {}\n".encode("utf-32"))
-    assert refusal("a: 1\nb: café\n".encode("latin-1")).startswith("f.yaml:2: byte 0xe9 is not UTF-8")
+    assert refusal("a: 1\nb: café\n".encode("latin-1")).startswith("f.yaml:2: expected UTF-8, got byte 0xe9")
     assert "zero byte" in refusal(b"\x7fELF\x02\x01\x01\x00 and so on and on and on")
 
 

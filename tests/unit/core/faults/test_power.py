@@ -109,11 +109,11 @@ def test_presets_change_what_they_are_called_after_and_keep_the_rest(metro: Topo
     [
         ("jitter", "north", {"amount": "1s"}, "amount"),
         ("jitter", "east", {}, "link or duct"),
-        ("rate-squeeze", "north", {"to": "100%"}, "no squeeze"),
+        ("rate-squeeze", "north", {"to": "100%"}, "expected a share above 0% and below 100%"),
         ("rate-squeeze", "north", {"to": "900G"}, "write less"),
         ("rate-squeeze", "north", {"to": "0"}, "to=0"),
         ("corruption", "north", {"share": "2"}, "share=2"),
-        ("mtu-black-hole", "north", {"largest": "9000 B"}, "nothing is larger"),
+        ("mtu-black-hole", "north", {"largest": "9000 B"}, "the MTU of north:west is 1500 B; write less"),
         ("mtu-black-hole", "north", {"largest": "20 B"}, "largest"),
         ("rank-kill", "99", {}, "0 to 3"),
         ("rank-kill", "0", {"away": "never"}, "away=never"),
