@@ -82,7 +82,8 @@ def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert isinstance(labels, dict) and isinstance(annotations, dict)
         assert labels["severity"] in ("critical", "warning")
         assert "{{ $labels.lab }}" in annotations["summary"]
-        assert "`testbed " in annotations["description"] or "Stop other work on the machine" in annotations["description"]
+        description = annotations["description"]
+        assert "`testbed " in description or "Stop other work on the machine" in description
 
 
 def test_alerts_judge_the_emulator_as_the_report_does() -> None:
