@@ -1,4 +1,4 @@
-"""Quantities: read as people write them, printed so that they read back."""
+"""Quantities: parsed as users write them, formatted so that they parse to the same value."""
 
 from __future__ import annotations
 

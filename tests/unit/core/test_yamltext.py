@@ -1,4 +1,4 @@
-"""YAML text: what it reads, what it refuses, and that it never takes long or falls over."""
+"""YAML text: what is accepted, what is rejected, and that time and memory stay bounded."""
 
 from __future__ import annotations
 

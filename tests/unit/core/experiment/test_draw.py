@@ -1,4 +1,4 @@
-"""Faults from failure statistics: as many as the kilometres and the years ask for, the same again for the same seed."""
+"""Random faults from failure statistics: the expected number by length and time, and reproducible by seed."""
 
 from __future__ import annotations
 

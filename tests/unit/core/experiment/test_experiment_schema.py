@@ -1,4 +1,4 @@
-"""Experiment files: parsed, resolved against a topology, judged against what was measured."""
+"""Experiment files: parsed, resolved against a topology, judged against measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiments in experiments/: each can be run, says what it teaches, and is in docs/experiments.md."""
+"""The experiments in experiments/: each is runnable, has a lesson, and is in docs/experiments.md."""
 
 from __future__ import annotations
 

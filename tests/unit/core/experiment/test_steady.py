@@ -1,4 +1,4 @@
-"""The steady state of a job: when a condition counts, what a grace allows, and that what was not seen never holds."""
+"""The steady-state hypothesis: when a condition counts, its grace, and that unmeasured conditions never hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults compile to Steps or say what is wrong with them, before anything is touched."""
+"""Faults compile to Steps, or report their mistakes before anything on the host changes."""
 
 from __future__ import annotations
 

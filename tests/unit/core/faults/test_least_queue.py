@@ -1,4 +1,4 @@
-"""A queue holds one full packet at least: through a smaller one nothing would pass, and 0 would be no limit."""
+"""A queue holds at least one full packet: a smaller one would pass nothing, and 0 would mean no limit."""
 
 from __future__ import annotations
 

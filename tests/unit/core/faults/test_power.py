@@ -1,4 +1,4 @@
-"""Faults of ranks, places and sizes, as plans: what they touch, and nothing else."""
+"""Plans of faults of ranks, places and packet sizes: what they change, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A preset that would do nothing is refused, by the name of what is wrong with it."""
+"""A preset without any effect is rejected, with the name of the parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quantile tables of jitter, against drawing from what Impairment documents."""
+"""Quantile tables of jitter, compared with samples of the distributions that Impairment documents."""
 
 from __future__ import annotations
 

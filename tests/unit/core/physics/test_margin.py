@@ -1,4 +1,4 @@
-"""Margin to frame loss: against the standard's own number, and against codewords that are drawn."""
+"""Optical margin to frame loss: compared with the figure of the standard, and with simulated codewords."""
 
 from __future__ import annotations
 

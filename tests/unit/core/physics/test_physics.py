@@ -1,4 +1,4 @@
-"""Fiber and optics against numbers worked out by hand."""
+"""Fiber and optics, compared with figures calculated by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scale model's validity against numbers worked out by hand."""
+"""Validity of the scale model, compared with figures calculated by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses never collide, and are those that docs/design.md promises."""
+"""Addresses never collide, and match docs/design.md."""
 
 from __future__ import annotations
 

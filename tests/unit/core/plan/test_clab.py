@@ -1,4 +1,4 @@
-"""The containerlab file that is rendered from a plan: read back by another YAML reader, compared with the plan."""
+"""The containerlab file rendered from a plan: parsed by another YAML parser and compared with the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: the whole of one in a golden file, the same each time, and back from JSON as they were."""
+"""Plans: a complete one in a golden file, reproducible, and unchanged by a round trip through JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Routes are followed packet by packet, by what gateways do with them and nothing else: no circle, no dead end.
+"""Follow routes hop by hop as gateways apply them, and check for loops and dead ends.
 
-A gateway (with ``ignore_routes_with_linkdown``) takes the route with the smallest metric that has a lit hop; a
-blackhole has no link that could be dark. The oracle for reachability and distance is networkx.
+A gateway (with ``ignore_routes_with_linkdown``) takes the route with the smallest metric that has a hop that is up; a
+blackhole has no link that could be down. The oracle for reachability and distance is networkx.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an observed lab's Prometheus is told: read back as YAML and JSON, and the step that starts it."""
+"""Configuration of an observed lab's Prometheus: parsed as YAML and JSON, and the Step that starts it."""
 
 from __future__ import annotations
 

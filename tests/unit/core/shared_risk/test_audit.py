@@ -1,6 +1,6 @@
-"""The shared-risk audit against brute force: every question answered by trying all there is, without a graph library.
+"""The shared-risk audit, compared with a brute-force reference without a graph library.
 
-The reference walks links itself, enumerates every simple path and every cut, and knows nothing of ``risk.py``.
+The reference walks links itself, enumerates every simple path and every cut, and shares no code with the audit.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def test_the_ring_whose_links_share_a_bridge() -> None:
     assert (brava.rtt_s, brava.worst_rtt_s, brava.worst_duct) == (pytest.approx(1.4e-3), pytest.approx(2e-3), "valley")
     words = [f"{it.what} {it.do}" for it in findings(topology, found)]
     assert any("alba-brava and costa-alba share river-bridge" in it for it in words)
-    assert any("one outage takes 4 of 6 ranks" in it for it in words)
+    assert any("one outage takes down 4 of 6 ranks" in it for it in words)
 
 
 def test_a_second_path_takes_the_bridge_off_the_list() -> None:

@@ -1,4 +1,4 @@
-"""What follows from a topology, against numbers worked out by hand."""
+"""Facts derived from a topology, compared with figures calculated by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topology files: defaults, ``--set``, origins, and what each value means in SI units."""
+"""Topology files: defaults, ``--set``, origins, and the SI value of each field."""
 
 from __future__ import annotations
 
