@@ -1,3 +1,3 @@
-"""Training agents: what runs inside a node. Imports nothing of ``testbed``; the contract is in docs/design.md."""
+"""Training agents: the code inside a node. Imports nothing of ``testbed``; docs/design.md has the protocol."""
 
 __version__ = "0.1.0"

@@ -1,11 +1,12 @@
-"""For tests alone: training that is wrong in one way, so that each checker can be shown to find its fault.
+"""Deliberately wrong training, for tests: shows that each checker finds its fault.
 
-The environment's ``TESTBED_BREAK`` names one fault, ``KIND:rank=R,step=N``; it happens in the first attempt, once:
+The environment variable ``TESTBED_BREAK`` names one fault, ``KIND:rank=R,step=N``, which occurs once, in the first
+attempt:
 
-* ``wrong-sum``: at rank R the lowest bit of one element of the sum is flipped; the other ranks have the right one.
-* ``lost-input``: half of what rank R hands over is taken as zeros; all ranks have the same, wrong sum.
-* ``stale``: rank R trains step N, and goes on, from the parameters of two steps before.
-* ``lost-update``: the optimizer of rank R leaves out step N; without ``rank=``, of every rank.
+* ``wrong-sum``: rank R flips the lowest bit of one element of the sum; the other ranks have the correct sum.
+* ``lost-input``: half of rank R's input is replaced by zeros; all ranks have the same, wrong sum.
+* ``stale``: rank R trains step N, and continues, from the parameters of two steps before.
+* ``lost-update``: the optimizer of rank R skips step N; without ``rank=``, that of every rank.
 * ``hang``: rank R sleeps an hour, or ``seconds=``, before it enters any collective of step N.
 """
 
@@ -29,7 +30,7 @@ AN_HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Fault:
-    """``rank`` None: every one."""
+    """A fault of one rank; ``rank`` None: of every rank."""
 
     kind: str
     rank: int | None
@@ -38,11 +39,11 @@ class Fault:
 
     @classmethod
     def parse(cls, written: str) -> Fault:
-        """Raises ValueError."""
+        """Parse ``KIND:rank=R,step=N``. Raises ValueError."""
         kind, _, rest = written.partition(":")
         fields = dict(part.partition("=")[::2] for part in rest.split(","))
         if kind not in KINDS or not fields.keys() <= {"rank", "step", "seconds"} or "step" not in fields:
-            raise ValueError(f"{VARIABLE}={written}: write KIND:rank=R,step=N with one of {', '.join(KINDS)}")
+            raise ValueError(f"{VARIABLE}: expected KIND:rank=R,step=N (kinds: {', '.join(KINDS)}), got {written!r}")
         rank = int(fields["rank"]) if "rank" in fields else None
         return cls(kind, rank, int(fields["step"]), float(fields.get("seconds", 0)))
 
@@ -50,7 +51,7 @@ class Fault:
 def install(
     sync: TimedAllReduce, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, done_steps: int
 ) -> None:
-    """Nothing without TESTBED_BREAK in the environment, or where it is meant for another rank."""
+    """Install the fault of TESTBED_BREAK; nothing if it is not set, or names another rank."""
     written = os.environ.get(VARIABLE)
     fault = Fault.parse(written) if written else None
     if fault is not None and fault.rank in (None, rank):

@@ -1,13 +1,17 @@
-"""What one rank writes down so that wrong training can be proved afterwards, in the manner of Jepsen.
+"""Record one rank's evidence for proving wrong training afterwards, in the manner of Jepsen.
 
-A run that ends with a falling train_loss has not shown that its sums were right. So each rank records, in
-``rank-<r>.checks.jsonl`` (contract: docs/checkers.md), what a reader needs to tell: of each collective, tagged with
-attempt, step and sequence, what came out of it and some elements, drawn by the seed, that went in and came out; of
-steps drawn by the seed, what the parameters were before and after; and what it waited for when that took too long.
-Nothing is judged here: that is done offline, from the records of all ranks.
+A falling train_loss does not prove that the sums were correct. So each rank records in ``rank-<r>.checks.jsonl``
+(format: docs/checkers.md):
 
-Costs, measured (docs/checkers.md): a CRC-32 of what came out of each collective, 0.24 ns a byte. It is taken when the
-step is over, so that neither compute nor exposed communication of the step records has it; the step is longer by it.
+* of each collective, tagged with attempt, step and sequence: a checksum of its result, and some elements of input and
+  result, selected by the seed;
+* of steps selected by the seed: checksums of the parameters before and after;
+* what the rank was waiting for if that took too long.
+
+The records of all ranks are judged offline.
+
+Measured cost (docs/checkers.md): a CRC-32 of each collective's result, 0.24 ns per byte. It is computed after the step,
+so it is not part of the recorded compute or exposed communication, but makes the step longer.
 """
 
 from __future__ import annotations
@@ -25,24 +29,24 @@ from torch import Tensor, nn
 from testbed_agents.records import Records
 
 ELEMENTS, ELEMENTS_DRAWN = 8, 64
-"""Of each collective so many elements are recorded, more of them in a drawn step."""
+"""Number of elements recorded per collective, otherwise and in a selected step."""
 
 EVERY = 10
-"""One step is drawn of each so many."""
+"""One step in each block of this many is selected."""
 
 HANG_SHARE = 0.5
-"""A collective hangs when it takes longer than this share of the process group's timeout: before gloo ends it, and with
-it whatever could be asked."""
+"""A collective that takes longer than this share of the process group's timeout hangs. Recorded before gloo aborts it
+and ends the process group."""
 
 HELD_SHARE = 0.25
-"""A process that does not run for this share of the bound is said to be held."""
+"""A process that does not run for this share of the bound is recorded as held (paused)."""
 
 _LONGEST_NAP_S = 1.0
 
 
 @dataclass
 class Collective:
-    """One that this rank entered: what went in and, once it is over, what came out. Times in CLOCK_MONOTONIC."""
+    """A collective that this rank entered: its input and, once finished, its result. Times in CLOCK_MONOTONIC."""
 
     sequence: int
     elements: int
@@ -54,23 +58,22 @@ class Collective:
 
 
 def drawn(seed: int, step: int) -> bool:
-    """Whether ``step`` (from 1) is one of those that are looked at closely: one of each :data:`EVERY`, the same on all
-    ranks."""
+    """Return whether ``step`` (from 1) is selected for details: one in :data:`EVERY`, the same on all ranks."""
     block, within = divmod(step - 1, EVERY)
     return random.Random(f"{seed}/steps/{block}").randrange(EVERY) == within
 
 
 def positions(seed: int, step: int, sequence: int, elements: int, count: int) -> list[int]:
-    """Which elements of a collective are recorded; the same on all ranks."""
+    """Return which elements of a collective are recorded; the same on all ranks."""
     return random.Random(f"{seed}/{step}/{sequence}").sample(range(elements), min(count, elements))
 
 
 class Checks:
-    """``begin`` and ``end`` around each step, ``entered`` and ``left`` around each collective, ``close`` at last.
+    """Writes the records: ``begin`` and ``end`` around each step, ``entered`` and ``left`` around each collective.
 
-    ``first`` and ``last`` are the steps of this attempt. Those two and each multiple of ``also_every`` (steps that
-    leave a checkpoint; 0: none) are drawn in any case: what an attempt begins with can so be compared with what the one
-    before had. ``left`` may be called from any thread.
+    ``first`` and ``last`` are the steps of this attempt. These two and each multiple of ``also_every`` (steps with a
+    checkpoint; 0: none) are always selected, so that an attempt's initial parameters can be compared with those of the
+    previous attempt. ``left`` may be called from any thread. Must be closed.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class Checks:
             self._step, self._collectives, self._moved_t = step, [], time.monotonic()
 
     def entered(self, inputs: Tensor) -> Collective:
-        """Before ``inputs``, of one dimension, are handed over: their sum will take their place."""
+        """Record a collective's input, a 1-D tensor, before the all-reduce replaces it by the sum."""
         sequence, elements = len(self._collectives), inputs.numel()
         count = ELEMENTS_DRAWN if self._drawn else ELEMENTS
         at = positions(self._seed, self._step, sequence, elements, count)
@@ -136,9 +139,9 @@ class Checks:
             entered.ended_t = self._moved_t = time.monotonic()
 
     def end(self, last: bool = False) -> None:
-        """The optimizer has made its step: write down what this one came to. Raises what Records does.
+        """Write the records of the step, after the optimizer's update. Raises RecordsError.
 
-        ``last``: this attempt ends after it, sooner than was planned, and another goes on from here.
+        ``last``: this attempt ends after this step, earlier than planned, and another resumes from here.
         """
         done = [each for each in self._collectives if each.output is not None and each.ended_t is not None]
         fields: dict[str, object] = {}
@@ -177,14 +180,17 @@ class Checks:
             self._collectives, self._moved_t = [], time.monotonic()
 
     def close(self) -> None:
-        """Nobody watches afterwards."""
+        """Stop the watchdog thread and close the records."""
         self._closed.set()
         self._watchdog.join()
         self._records.close()
 
     def _watch(self) -> None:
-        """Write down, once for each place, what this rank waits for or does instead when it takes longer than a
-        collective may; and when this process was held (SIGSTOP), which shows in a nap that was far too long."""
+        """Record hangs and pauses.
+
+        A hang is recorded once per step and collective, when it takes longer than the bound. A pause of this process
+        (SIGSTOP) is recognised by a sleep that took far too long.
+        """
         nap = min(_LONGEST_NAP_S, self._hang_s / 10)
         place: tuple[int, int | None] = (0, None)
         told, woke_t = False, time.monotonic()
@@ -202,13 +208,13 @@ class Checks:
                 if now - since_t > self._hang_s and not told:
                     told = True
                     self._records.write("waits", t=now, step=place[0], sequence=place[1], since_t=since_t)
-            except Exception:  # a full disk, or a newer attempt: the trainer meets it at its next record
+            except Exception:  # a full disk, or a newer attempt: the trainer gets the same error at its next record
                 return
             woke_t = now
 
 
 def crc32(tensors: Iterable[Tensor]) -> str:
-    """Of their bytes, one after the other, in hexadecimal: tells what differs by accident, 1 in 4e9 times not."""
+    """Return the CRC-32 of the concatenated bytes, in hexadecimal; misses an accidental difference 1 in 4e9 times."""
     value = 0
     for tensor in tensors:
         value = zlib.crc32(tensor.detach().contiguous().numpy().data, value)
@@ -220,11 +226,11 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
-    """How many updates the parameter with the fewest has had, by the optimizer's own count; 0 before the first."""
+    """Return the number of updates by the optimizer's own count, the minimum over parameters; 0 before the first."""
     counts: list[Callable[[], float]] = [state["step"].item for state in optimizer.state.values() if "step" in state]
     return int(min((count() for count in counts), default=0.0))
 
 
 def floats(tensor: Tensor) -> str:
-    """float32, little-endian, in hexadecimal: exact, and no decimal point to misread."""
+    """Encode as little-endian float32 in hexadecimal, which is exact."""
     return tensor.numpy().astype("<f4").tobytes().hex()

@@ -1,9 +1,9 @@
-"""Checkpoints of one rank, on its own node: no byte of them crosses a fiber.
+"""Checkpoints of one rank, stored on its own node: they do not cross a fiber.
 
-Each is a folder ``step-<n>.a<attempt>`` with what torch.distributed.checkpoint writes, and a manifest with the SHA-256
-of each file. It is written under another name, brought to disk, then renamed: under its name it is there as a whole or
-not at all, and what a disk spoils afterwards is found by the checksums. The two newest are kept: the ranks do not all
-get to the same step before they fail, so the newest that all have may be the last but one.
+Each is a folder ``step-<n>.a<attempt>`` with the files of torch.distributed.checkpoint and a manifest with the SHA-256
+of each file. It is written under a temporary name, synced to disk, then renamed, so it is complete or absent; later
+corruption on disk is detected by the checksums. The two newest are kept: ranks do not all reach the same step before a
+failure, so the newest that all ranks have may be the last but one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _NAME = re.compile(r"step-(\d+)\.a(\d+)")
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be written, or is not whole; says which and why."""
+    """A checkpoint cannot be written, or is incomplete or corrupted; the message has which and why."""
 
 
 @dataclass(frozen=True)
 class State:
-    """All that a training step depends on. ``optimizer`` keeps per parameter what AdamW does: step and two moments."""
+    """Everything that a training step depends on. ``optimizer`` has AdamW's state: step and two moments."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     windows: Windows
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name; of the optimizer only what it has made by now. Its own tensors, so that loading fills them."""
+        """Return all tensors by name, not copies, so that loading fills them; the optimizer's if already created."""
         found = {f"model.{name}": parameter.data for name, parameter in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
             for what, value in self.optimizer.state[parameter].items():
@@ -55,20 +55,20 @@ class State:
 
 
 class Checkpoints:
-    """Those of one rank, in ``folder``, written in the attempt that ``fence`` knows."""
+    """Checkpoints of one rank in ``folder``, written by the attempt of ``fence``."""
 
     def __init__(self, folder: Path, fence: Fence) -> None:
         self.folder, self._fence = folder, fence
 
     def save(self, step: int, state: State) -> int:
-        """Write the checkpoint after ``step``; its size in bytes. Raises CheckpointError."""
+        """Write the checkpoint after ``step``; return its size in bytes. Raises CheckpointError."""
         name = _name(step, self._fence.attempt)
         unfinished = self.folder / f"unfinished-{name}"
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that nothing is distributed is what is wanted
+                warnings.simplefilter("ignore")  # no_dist is intended
                 state_dict_saver.save(state.tensors(), checkpoint_id=unfinished, no_dist=True)
             files = {file.name: file.read_bytes() for file in sorted(unfinished.iterdir())}
             manifest = {
@@ -84,7 +84,7 @@ class Checkpoints:
                 _sync(file)
             _sync(unfinished)
             self._fence.check()
-            shutil.rmtree(self.folder / name, ignore_errors=True)  # spoilt, or it would have been begun from
+            shutil.rmtree(self.folder / name, ignore_errors=True)  # corrupted, or the job would have resumed from it
             unfinished.rename(self.folder / name)
             _sync(self.folder)
         except OSError as error:
@@ -118,19 +118,19 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {folder.name} does not fit this job: {error}") from error
 
     def _forget_older(self) -> None:
-        there = sorted(self._named(), key=lambda it: it[:2])
-        for _, _, folder in there[:-KEPT]:
+        found = sorted(self._named(), key=lambda entry: entry[:2])
+        for _, _, folder in found[:-KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _named(self) -> Iterator[tuple[int, int, Path]]:
         for folder in self.folder.iterdir():
             if match := _NAME.fullmatch(folder.name):
-                # An attempt that began from an older checkpoint has the say over those that were newer then.
+                # Attempt first: one that resumed from an older checkpoint supersedes later steps of earlier attempts.
                 yield int(match[2]), int(match[1]), folder
 
 
 def _first_cause(error: CheckpointException) -> str:
-    """In a line: the error's own words are tracebacks of all ranks."""
+    """Return the first cause in one line; the error's own text has tracebacks of all ranks."""
     cause, _ = next(iter(error.failures.values()), (error, None))
     return (cause.strerror if isinstance(cause, OSError) else None) or str(cause).partition("\n")[0]
 
@@ -140,21 +140,21 @@ def _name(step: int, attempt: int) -> str:
 
 
 def verified(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all what they were when it was written. Raises CheckpointError."""
+    """Verify all files of a checkpoint by their checksums; return its manifest. Raises CheckpointError."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         for name, digest in manifest["files"].items():
             if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-                raise CheckpointError(f"checkpoint {folder.name} is spoilt: {name} is not what was written")
+                raise CheckpointError(f"checkpoint {folder.name} is corrupted: checksum mismatch of {name}")
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder.name} cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"cannot read checkpoint {folder.name}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint {folder.name} has no whole manifest") from error
+        raise CheckpointError(f"checkpoint {folder.name} has an invalid manifest") from error
     return manifest
 
 
 def _make_moments(state: State) -> None:
-    """AdamW makes its tensors in its first step; they must be there to be filled."""
+    """Create AdamW's tensors, which it creates itself only in its first step, so that they can be filled."""
     for parameter in state.model.parameters():
         if not state.optimizer.state[parameter]:
             state.optimizer.state[parameter] = {

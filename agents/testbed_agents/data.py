@@ -1,7 +1,7 @@
-"""What the model reads: bytes of a text that every machine has, or of any file or folder.
+"""Training data: the bytes of any file or folder, or of a text that every machine has.
 
-Without a path it is the source of the standard library of the Python that runs: real text with structure, some
-megabytes of it, and nothing to download.
+The default is the source of the running Python's standard library: several megabytes of structured text, without a
+download.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 CAP_BYTES = 8_000_000
-"""Enough that a run of minutes never sees the same window twice; little enough to read in a fraction of a second."""
+"""Large enough that a run of minutes sees no window twice; small enough to read in a fraction of a second."""
 
 _NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
-"""Folders below the standard library that differ from machine to machine."""
+"""Folders below the standard library that differ between machines."""
 
 
 class CorpusError(Exception):
-    """The text cannot be read, or is too short to train on; says which and why."""
+    """The text cannot be read, or is too short to train on; the message has which and why."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """``text``: (bytes,) uint8."""
+    """A text to train on. ``text``: (bytes,) uint8."""
 
     name: str
     text: Tensor
@@ -39,9 +39,9 @@ class Corpus:
 
 
 def load(path: str | Path | None = None, cap_bytes: int = CAP_BYTES) -> Corpus:
-    """The file at ``path``, all files of the folder there in the order of their paths, or the standard library.
+    """Load a file, or all files of a folder in the order of their paths; by default the standard library.
 
-    At most ``cap_bytes`` are taken. Raises CorpusError.
+    Reads at most ``cap_bytes``. Raises CorpusError.
     """
     if path is None:
         return standard_library(cap_bytes)
@@ -53,7 +53,7 @@ def load(path: str | Path | None = None, cap_bytes: int = CAP_BYTES) -> Corpus:
 
 @functools.cache
 def standard_library(cap_bytes: int = CAP_BYTES) -> Corpus:
-    """Kept once read: processes that are forked afterwards share it."""
+    """Return the standard library's source, cached; processes forked afterwards share it."""
     folder = Path(sysconfig.get_path("stdlib"))
     return _read(f"Python {sysconfig.get_python_version()} standard library", _files(folder, ".py"), cap_bytes)
 
@@ -63,11 +63,11 @@ def _files(folder: Path, suffix: str) -> Iterator[Path]:
         raise CorpusError(f"cannot list {error.filename}: {error.strerror}") from error
 
     for here, folders, names in os.walk(folder, onerror=complain):
-        # In place: os.walk then goes that way. Sorted, because the order of a folder is not the same everywhere.
+        # In place, which os.walk follows. Sorted, because the order of directory entries differs between machines.
         folders[:] = sorted(set(folders) - _NOT_OURS)
         for name in sorted(names):
             found = Path(here, name)
-            if name.endswith(suffix) and found.is_file():  # no sockets, devices or FIFOs, which never end
+            if name.endswith(suffix) and found.is_file():  # no sockets, devices or FIFOs, which may have no end
                 yield found
 
 
@@ -82,26 +82,26 @@ def _read(name: str, files: Iterator[Path], cap_bytes: int) -> Corpus:
         if len(text) >= cap_bytes:
             break
     if not text:
-        raise CorpusError(f"there is no text in {name}: name another file or folder")
+        raise CorpusError(f"{name} is empty: name another file or folder")
     return Corpus(name, torch.frombuffer(text, dtype=torch.uint8))
 
 
 class Windows:
-    """Endless random windows of a corpus; the same ``seed`` and ``rank`` draw the same, other ranks draw others."""
+    """An endless sequence of random windows of a corpus, determined by ``seed`` and ``rank``."""
 
     def __init__(self, corpus: Corpus, *, batch: int, context: int, seed: int, rank: int) -> None:
         if len(corpus) <= context:
             raise CorpusError(
-                f"{corpus.name} has {len(corpus)} bytes, and a window of {context} needs at least {context + 1}"
+                f"{corpus.name} has {len(corpus)} bytes; a window of {context} needs at least {context + 1}"
             )
         self._text, self._batch, self._context = corpus.text, batch, context
         self._generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
         self.drawn = 0
-        """How often it was drawn from."""
+        """Number of draws."""
 
     @property
     def position(self) -> Tensor:
-        """Where the draws stand, (bytes,) uint8; for :meth:`go_to`."""
+        """State of the random generator, (bytes,) uint8; for :meth:`go_to`."""
         return self._generator.get_state()
 
     def go_to(self, position: Tensor, drawn: int) -> None:
@@ -109,7 +109,7 @@ class Windows:
         self.drawn = drawn
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """(bytes, the bytes that follow them), each (batch, context) int64."""
+        """Return (bytes, the bytes that follow them), each (batch, context) int64."""
         self.drawn += 1
         starts = torch.randint(len(self._text) - self._context, (self._batch, 1), generator=self._generator)
         windows = self._text[starts + torch.arange(self._context + 1)].long()

@@ -1,8 +1,8 @@
-"""Keeps late writers of an old attempt out.
+"""Fence off late writers of an earlier attempt.
 
-A job that restarts numbers its attempts from 1. Before one starts, whoever starts it writes its number into one file;
-a rank reads it before each thing that it commits, a record or a checkpoint. A rank that was paused in an old attempt
-and wakes in a later one finds a newer number and writes nothing more.
+A job numbers its attempts from 1. Before an attempt starts, its number is written to a file, which each rank reads
+before it commits a record or a checkpoint. A rank that was paused in an earlier attempt and resumes later finds a newer
+number and writes nothing more.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ FILE = "attempt"
 
 
 class Fenced(Exception):
-    """A newer attempt has begun: this one may write nothing more."""
+    """A newer attempt has begun; this one must not write."""
 
 
 class Fence:
-    """``directory`` is the job's folder. Where no number is kept, nothing restarts, and nobody is kept out."""
+    """The fence of one attempt. ``directory`` is the job's folder; without a number in it, every write is allowed."""
 
     def __init__(self, directory: Path, attempt: int) -> None:
         self._path, self.attempt = directory / FILE, attempt
@@ -29,4 +29,4 @@ class Fence:
         except (FileNotFoundError, ValueError):
             return
         if now > self.attempt:
-            raise Fenced(f"attempt {now} has begun, so attempt {self.attempt} writes nothing more")
+            raise Fenced(f"attempt {now} has begun, so attempt {self.attempt} must not write")

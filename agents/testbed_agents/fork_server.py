@@ -1,8 +1,8 @@
-"""The warm parent: imports torch once and forks one process per rank (contract: docs/design.md, "The warm parent").
+"""The fork server: imports torch once and forks one process per rank (protocol: docs/design.md).
 
-An import of torch costs seconds and hundreds of megabytes; a fork of this process costs milliseconds, and shares the
-memory. It must have a single thread when it forks: a lock that another thread holds at that moment would stay locked in
-the child for ever. So there are no threads here, and one selector over stdin and each rank's socket and pidfd.
+An import of torch takes seconds and hundreds of megabytes; a fork of this process takes milliseconds and shares the
+memory. It must be single-threaded when it forks: a lock held by another thread would stay locked in the child for ever.
+So it uses no threads, but one selector over stdin and each rank's socket and pidfd.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ READ_BYTES = 1 << 16
 
 @dataclass
 class Agent:
-    """A rank's process, as its parent sees it."""
+    """A rank's process, as seen by the fork server."""
 
     rank: int
     pid: int
     pidfd: int
     channel: socket.socket
-    job: str | None = None  # once it was given one: a process trains one job, and is replaced for the next
+    job: str | None = None  # set once: a process trains one job, and is replaced for the next
 
 
 class ForkServer:
@@ -45,14 +45,14 @@ class ForkServer:
         self._unread = b""
 
     def run(self) -> None:
-        """Obey until stdin ends or nobody reads the events; then end all ranks."""
+        """Execute commands until EOF on stdin or until nobody reads the events; then end all ranks."""
         try:
             while True:
                 for key, _ in self._selector.select():
                     if key.fd == self._commands:
                         if not self._read_commands():
                             return
-                    elif key.data in self._agents.values():  # else: ended by a command of this very round
+                    elif key.data in self._agents.values():  # else ended by a command of the same round
                         self._attend(key.data)
         except BrokenPipeError:
             return
@@ -63,7 +63,7 @@ class ForkServer:
                 self._forget(agent)
 
     def say(self, event: str, **fields: object) -> None:
-        """One line in one write(2). Raises BrokenPipeError when nobody listens any more."""
+        """Write one event as one line. Raises BrokenPipeError if nobody reads the events any more."""
         line = json.dumps({"event": event, "t": time.monotonic(), **fields}).encode() + b"\n"
         while line:
             line = line[os.write(self._events, line) :]
@@ -75,7 +75,7 @@ class ForkServer:
             try:
                 self._obey(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
-                print(f"not understood ({type(error).__name__}: {error}): {line[:200]!r}", file=sys.stderr, flush=True)
+                print(f"invalid command ({type(error).__name__}: {error}): {line[:200]!r}", file=sys.stderr, flush=True)
         return bool(got)
 
     def _obey(self, message: Mapping[str, Any]) -> None:
@@ -100,16 +100,16 @@ class ForkServer:
                     if agent.job == message["job"]:
                         self._pass_on(agent, message)
             case other:
-                raise ValueError(f"there is no command {other!r}")
+                raise ValueError(f"unknown command {other!r}")
 
     def _train(self, message: Mapping[str, Any]) -> None:
-        """Give the job to all its ranks that are ours, or to none: they would only wait for one that is missing."""
+        """Start the job on all of its ranks, or on none if one is missing: the others would only wait for it."""
         ranks, job = message.get("ranks", range(message["world_size"])), message["job"]
         missing = [rank for rank in ranks if rank not in self._agents]
         used = [rank for rank in ranks if rank not in missing and self._agents[rank].job is not None]
         if missing or used:
             which = ", ".join(map(str, missing or used))
-            reason = f"no process for rank {which}" if missing else f"rank {which} had a job already"
+            reason = f"no process for rank {which}" if missing else f"rank {which} already had a job"
             for rank in ranks:
                 self.say("finished", rank=rank, job=job, status="failed", reason=f"{reason}: deploy a fresh one")
             return
@@ -118,7 +118,7 @@ class ForkServer:
             self._pass_on(self._agents[rank], message)
 
     def _pass_on(self, agent: Agent, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it has just died, and its pidfd is about to say so
+        with contextlib.suppress(OSError):  # it has just died, which its pidfd will report
             agent.channel.send(json.dumps(message).encode())
 
     def _fork(self, message: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ class ForkServer:
         try:
             from testbed_agents import rank
 
-            # What is the parent's must not live on in here: an open end of a pipe would hide that the parent is gone.
+            # Close the parent's descriptors: an open end of a pipe would hide that the parent has ended.
             self._selector.close()
             for agent in self._agents.values():
                 agent.channel.close()
@@ -152,14 +152,14 @@ class ForkServer:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Not sys.exit: the frames of the parent above this one are not ours to unwind.
+            # Not sys.exit, which would unwind the parent's frames above this one.
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
 
     def _attend(self, agent: Agent) -> None:
-        """Relay what a rank says; if it is dead, say that after its last words."""
+        """Pass on a rank's events; if it has died, report that after its last event."""
         dead = os.waitid(os.P_PIDFD, agent.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self._relay(agent)
         if dead is not None:
@@ -175,7 +175,7 @@ class ForkServer:
                 return
             except OSError:
                 words = b""
-            if not words:  # closed; the pidfd follows, and a closed socket would wake the selector until then
+            if not words:  # closed; would wake the selector until the pidfd reports the end
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(agent.channel)
                 return
@@ -187,7 +187,7 @@ class ForkServer:
             signal.pidfd_send_signal(agent.pidfd, signal.SIGKILL)
 
     def _forget(self, agent: Agent) -> None:
-        """Reap a process that is dead or about to be."""
+        """Reap a process that has died or is about to."""
         os.waitid(os.P_PIDFD, agent.pidfd, os.WEXITED)
         for registered in (agent.channel, agent.pidfd):
             with contextlib.suppress(KeyError, ValueError):
@@ -198,31 +198,31 @@ class ForkServer:
 
 
 def warm_up() -> str:
-    """Import all that a rank will need, while nothing is shared yet; returns torch's version. Raises ImportError."""
-    # Before the import: OpenMP and OpenBLAS start their threads with it.
+    """Import everything that ranks need, before the first fork; return torch's version. Raises ImportError."""
+    # Before the import, at which OpenMP and OpenBLAS start their threads.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
     import torch
 
-    # The first optimizer of a process imports it (by torch._compile), a second of work: once here, not in each rank.
+    # The first optimizer of a process imports it (by torch._compile), which takes a second: once here, not per rank.
     import torch._dynamo
 
     from testbed_agents import data, rank  # noqa: F401
 
-    with contextlib.suppress(data.CorpusError):  # said by the rank whose job wants it
+    with contextlib.suppress(data.CorpusError):  # reported by a rank whose job needs it
         data.standard_library()
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         raise SystemExit(f"importing torch started {threads - 1} threads; ranks cannot be forked safely")
-    # Objects that the collector never looks at again are not written to, and so stay shared with the ranks.
+    # The garbage collector does not write to frozen objects, so their pages stay shared with the ranks.
     gc.collect()
     gc.freeze()
     return str(torch.__version__)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for who started us
-    # Our own copies of stdin and stdout; what a library prints goes to stderr and cannot garble an event.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the parent
+    # Private copies of stdin and stdout: output of libraries goes to stderr and cannot corrupt an event.
     commands, events = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
@@ -235,7 +235,7 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):
         parent.say("warm", torch=version)
         parent.run()
-    # At once: taking the interpreter down with torch in it takes most of a second, and some builds print about leaks.
+    # Skip interpreter shutdown, which takes most of a second with torch, and reports leaks in some builds.
     sys.stderr.flush()
     os._exit(0)
 

@@ -1,8 +1,8 @@
-"""Stand-in for ssh of an mpiexec in a container: ``python -m testbed_agents.launcher_client SOCKET HOST COMMAND…``.
+"""Replacement of ssh for mpiexec in a container: ``python -m testbed_agents.launcher_client SOCKET HOST COMMAND…``.
 
-From a container there is no way into another. So this says the words that it was called with to whoever listens at
-SOCKET, outside of all containers, who runs the command there: one JSON list in one line. The answer is one line too,
-the command's status, and comes when it has ended; ours is the same. If we end before, the command is ended.
+A container cannot start programs in another one. So this client sends its arguments, as one line with a JSON list, to
+the launcher proxy listening at SOCKET on the host, which runs the command. The answer, sent when the command has ended,
+is one line with its exit status, which this client exits with. If the client ends earlier, the proxy ends the command.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LOST = 255
-"""Our status, as ssh's (ssh(1)), where there is none of the command's."""
+"""Exit status if there is none of the command's, like ssh's (ssh(1))."""
 
 
 def ask(path: Path, words: Sequence[str]) -> int:
-    """The status of the command that ``words`` ask for, or ``LOST``."""
+    """Run ``words`` by the launcher proxy at ``path``; return the exit status, or ``LOST``."""
     try:
-        os.chdir(path.parent)  # a socket's name may have 107 bytes (unix(7)), and a folder's more
+        os.chdir(path.parent)  # a socket's path is limited to 107 bytes (unix(7))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
             asked.connect(path.name)
             asked.sendall(json.dumps(list(words)).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The former name of ``testbed_agents.adapters``: an alias until the release after 0.2, for adapters of users."""
+"""Deprecated alias of ``testbed_agents.adapters``, for users' adapters; to be removed in the release after 0.2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed_agents.adapters import elements, helper
 __all__ = ["elements", "helper"]
 
 warnings.warn(
-    "testbed_agents.libraries is now testbed_agents.adapters; the old name goes in the release after 0.2",
+    "testbed_agents.libraries is now testbed_agents.adapters; the alias will be removed in the release after 0.2",
     DeprecationWarning,
     stacklevel=2,
 )

@@ -1,4 +1,4 @@
-"""What a rank answers on /metrics (names: docs/design.md, "Metrics of a rank").
+"""Metrics of a rank, served on /metrics (names: docs/design.md, "Metrics of a rank").
 
 Conventions: https://prometheus.io/docs/practices/naming/ (base units, counters end in _total).
 """
@@ -17,24 +17,24 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Upper bounds of histograms: from a collective inside a site to a step that sat out a cut."""
+"""Upper bounds of histograms: from a collective inside a site to a step that waited out a cut."""
 
 _LABELS = ("site", "node", "rank")
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of an interface since it exists, L2 headers included, as the kernel counts them."""
+    """The kernel's byte counters of an interface since its creation, including L2 headers."""
 
     sent: int
     received: int
 
 
 def interface_bytes() -> dict[str, Traffic]:
-    """Counters of every interface of this process's network namespace.
+    """Return the counters of every interface of this process's network namespace.
 
-    From /proc/self/net/dev (proc(5)), which always follows the network namespace. /sys/class/net does not: it shows
-    the namespace it was mounted in, which is the host's unless the mount namespace was entered too.
+    Reads /proc/self/net/dev (proc(5)), which follows the network namespace. /sys/class/net shows the namespace in which
+    it was mounted: the host's, unless the mount namespace was entered too.
     """
     found = {}
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
@@ -45,7 +45,7 @@ def interface_bytes() -> dict[str, Traffic]:
 
 
 class _Interfaces(Collector):
-    """Reads the kernel's counters at the moment of the scrape."""
+    """Reads the kernel's counters at each scrape."""
 
     def __init__(self, labels: tuple[str, ...]) -> None:
         self._labels = labels
@@ -62,10 +62,10 @@ class _Interfaces(Collector):
 
 
 class RankMetrics:
-    """The metrics of one rank, in a registry of their own: nothing leaks in from the process's default registry."""
+    """The metrics of one rank, in a registry of their own, without those of the process's default registry."""
 
     def __init__(self, *, site: str, node: str, rank: int, torch_version: str) -> None:
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second gauge for each counter tells nobody anything
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge of the creation time per counter is useless here
         self.registry = CollectorRegistry()
         self._values = (site, node, str(rank))
         steps = Counter("testbed_steps", "Optimizer steps done.", _LABELS, registry=self.registry)
@@ -111,12 +111,12 @@ class RankMetrics:
         self._heartbeat = heartbeat.labels(*self._values)
         self._job = job.labels(*self._values)
         self.last_step = 0
-        self.port = 0  # nobody is answered yet
+        self.port = 0  # not served yet
         agent.labels(*self._values).info({"torch": torch_version, "version": _own_version()})
         self.job_state("", "waiting")
 
     def serve(self, address: str, port: int) -> None:
-        """Answer on this address only, from a thread of its own. Raises OSError when it cannot be had."""
+        """Serve on this address only, from a thread of its own. Raises OSError if it cannot be bound."""
         self.port = port
         prometheus_client.start_http_server(port, addr=address, registry=self.registry)
 
@@ -140,7 +140,7 @@ class RankMetrics:
         self._peer_wait.inc(peer_wait_s)
         self._network.inc(network_s)
         self._heartbeat.set(time.time())
-        self._steps.inc()  # last: who waits for a number of steps finds the rest of them counted
+        self._steps.inc()  # last, so that whoever waits for a step count finds the other metrics updated
 
 
 def _own_version() -> str:

@@ -1,8 +1,8 @@
-"""A byte-level GPT, small enough to read in one sitting.
+"""A small byte-level GPT.
 
-Pre-norm decoder blocks, learned positions, tied input and output embedding, GELU: GPT-2 (Radford et al. 2019) as
-nanoGPT writes it. There is no registered buffer: DistributedDataParallel would broadcast a causal mask at every step,
-so causality is an argument of the attention instead.
+Pre-norm decoder blocks, learned positions, tied input and output embedding, GELU: GPT-2 (Radford et al. 2019) in the
+form of nanoGPT. It has no registered buffer: DistributedDataParallel would broadcast a causal mask at every step, so
+causality is an argument of the attention instead.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.context) < 1:
-            raise ValueError(f"layers, heads, width and context must be at least 1, not {self}")
+            raise ValueError(f"layers, heads, width and context must be at least 1, got {self}")
         if self.width % self.heads:
-            raise ValueError(f"a width of {self.width} cannot be split over {self.heads} heads")
+            raise ValueError(f"width must be a multiple of heads, got width {self.width} and {self.heads} heads")
 
 
 class Attention(nn.Module):
@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes to the logits of the byte that follows each: (batch, time) int64 to (batch, time, 256) float32."""
+    """Predict the next byte of each position: (batch, time) int64 to logits (batch, time, 256) float32."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class GPT(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """GPT-2's: normal with 0.02, less by sqrt(2 layers) where a block adds to what came in."""
+        """Initialise as GPT-2: normal with standard deviation 0.02, divided by sqrt(2 layers) on residual outputs."""
         nn.init.normal_(self.position, std=0.02)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -102,8 +102,8 @@ class GPT(nn.Module):
         x = self.embedding(tokens) + self.position[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        # The embedding is used a second time as the output layer. It is one Parameter, so DDP sees one gradient, and
-        # calls for its all-reduce once both uses have added to it.
+        # The embedding is also the output layer. It is one Parameter, so DDP sees one gradient, and reduces it once
+        # both uses have added to it.
         return functional.linear(self.last_norm(x), self.embedding.weight)
 
 
@@ -113,12 +113,12 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Shared parameters count once."""
+    """Return the number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of all parameters' bytes: equal on all ranks as long as they train one and the same model."""
+    """Return the SHA-256 of all parameters' bytes, which is equal on all ranks as long as their models are."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().contiguous().numpy().tobytes())

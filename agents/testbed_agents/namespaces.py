@@ -1,4 +1,4 @@
-"""Entering namespaces and dying with one's parent: setns(2), prctl(2)."""
+"""Enter namespaces, and end with the parent process: setns(2), prctl(2)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(paths: Mapping[str, str]) -> None:
-    """Move this process, which must have one thread, into the namespaces ``{kind: path of a handle}``, for good.
+    """Move this single-threaded process permanently into the namespaces ``{kind: path of a handle}``.
 
-    Kinds: net, uts, ipc, mnt; those not named stay as they are. Raises OSError or ValueError naming the handle.
+    Kinds: net, uts, ipc, mnt; others are unchanged. Raises OSError or ValueError, which name the handle.
     """
     if unknown := set(paths) - set(_KINDS):
-        raise ValueError(f"unknown kind of namespace: {', '.join(sorted(unknown))}; known are {', '.join(_KINDS)}")
-    # All are opened before one is entered: a path may mean something else in the new mount namespace.
+        raise ValueError(f"unknown kind of namespace {', '.join(sorted(unknown))} (available: {', '.join(_KINDS)})")
+    # All handles are opened first: in the new mount namespace, a path may name something else.
     handles = {kind: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for kind, path in paths.items()}
     try:
         for kind in sorted(handles, key=list(_KINDS).index):
@@ -31,7 +31,7 @@ def enter(paths: Mapping[str, str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel SIGKILL this process when its parent ends; ends it now when that has already happened."""
+    """Have the kernel SIGKILL this process when its parent ends; exit at once if the parent has already ended."""
     if _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
@@ -39,7 +39,7 @@ def die_with(parent: int) -> None:
 
 
 def _setns(handle: int, kind: int, path: str) -> None:
-    # os.setns is new in Python 3.12.
+    # os.setns needs Python 3.12.
     if _libc.setns(handle, kind) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot enter the namespace: {os.strerror(number)}", path)

@@ -1,8 +1,8 @@
-"""The process of one rank: answers /metrics, waits for a job, trains it in a thread, says how it went.
+"""The process of one rank: serves /metrics, waits for a job, trains it in a thread, reports the outcome.
 
-The main thread listens to the warm parent throughout, so that a rank whose trainer is stuck in a collective can still
-be asked to stop, and still answers /metrics. One process trains one job: after a failed collective, threads of gloo may
-never come back, and only the end of the process is sure to free what they hold.
+The main thread reads commands of the fork server throughout, so that a rank whose trainer is stuck in a collective can
+still be stopped and still serves /metrics. A process trains one job only: after a failed collective, threads of gloo
+may never return, and only the end of the process is certain to free their resources.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from testbed_agents.records import Records, RecordsError
 from testbed_agents.train import Job, Outcome, Seat, TrainingFailed, reason_of, train
 
 STOP_GRACE_S = 2.0
-"""How long a job that was asked to stop may take to finish its step."""
+"""Time for a stopped job to finish its step."""
 
 MESSAGE_BYTES = 1 << 16
 
 REASONS = {"ok": "", "stopped": "asked to stop", "saved": "asked to save its state and to leave"}
-"""Why a trainer that came back did so, by its status."""
+"""Reason for the end of the trainer, by its status."""
 
 
 def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> None:
-    """Be the rank that ``message`` describes, until the parent at the other end of ``channel`` is gone."""
+    """Run as the rank that ``message`` describes, until the fork server at the other end of ``channel`` ends."""
     namespaces.die_with(parent)
     namespaces.enter(message["namespaces"])
     seat = Seat(rank=int(message["rank"]), node=str(message["node"]), site=str(message["site"]))
@@ -54,7 +54,7 @@ def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> Non
 
 
 class Rank:
-    """``channel`` is a SOCK_SEQPACKET socket: one JSON object a message."""
+    """Executes commands of the fork server. ``channel`` is a SOCK_SEQPACKET socket: one JSON object per message."""
 
     def __init__(self, seat: Seat, metrics: RankMetrics, channel: socket.socket) -> None:
         self._seat, self._metrics, self._channel = seat, metrics, channel
@@ -64,7 +64,7 @@ class Rank:
         self._stop, self._save = threading.Event(), threading.Event()
         self._slower_by = 0.0
         self._over = threading.Lock()
-        """Taken by who reports the end of the job, and never given back: there is one end."""
+        """Acquired by the thread that reports the end of the job and never released, so that it is reported once."""
 
     def obey(self, message: Mapping[str, Any]) -> None:
         if message["do"] == "train" and self._trainer is None:
@@ -75,16 +75,16 @@ class Rank:
             self._slower_by = float(message["by"])
         elif message["do"] == "stop" and self._trainer is not None and message["job"] == self._job:
             if message.get("save"):
-                # Nothing is forced: it is a good end or none, and who asks for it knows for how long it may take.
+                # Never by force: the caller bounds the time that saving may take.
                 self._save.set()
                 return
             self._stop.set()
             self._trainer.join(STOP_GRACE_S)
-            self._finish("stopped", "asked to stop; the step it was in did not end by itself")
+            self._finish("stopped", f"asked to stop; its step did not end within {STOP_GRACE_S:g} s")
 
     def say(self, event: str, **fields: object) -> None:
         line = {"event": event, "rank": self._seat.rank, **fields, "t": time.monotonic()}
-        with contextlib.suppress(OSError):  # the parent is gone, and so is this process in a moment
+        with contextlib.suppress(OSError):  # the fork server has ended, and this process is about to
             self._channel.send(json.dumps(line).encode())
 
     def _train(self, message: Mapping[str, Any]) -> None:
@@ -105,13 +105,13 @@ class Rank:
             )
             self._finish(outcome.status, REASONS[outcome.status], outcome=outcome)
         except TrainingFailed as error:
-            # After a stop, a collective fails because a peer has hung up: that is how a stuck job ends.
+            # After a stop, a collective fails because a peer closed its connections, which is how a stuck job ends.
             self._finish("stopped" if self._stop.is_set() else "failed", str(error), step=error.step)
         except (CheckpointError, RecordsError) as error:
             self._finish("failed", str(error), storage=True)
         except CorpusError as error:
             self._finish("failed", str(error))
-        except Exception as error:  # a mistake of ours: said like any other failure, with its place in the log
+        except Exception as error:  # a bug: reported like any other failure, with a traceback in the log
             import traceback
 
             traceback.print_exc()
@@ -129,7 +129,7 @@ class Rank:
         *,
         storage: bool = False,
     ) -> None:
-        """``storage``: what failed is the disk's, not the job's."""
+        """Report the end of the job, once. ``storage``: the disk failed, not the job."""
         if not self._over.acquire(blocking=False):
             return
         more: dict[str, object] = {}
@@ -142,7 +142,7 @@ class Rank:
             except RecordsError as error:
                 if status == "ok":
                     status, reason, storage = "failed", str(error), True
-            self._records.close()  # a trainer that comes back later has nothing more to add
+            self._records.close()  # a trainer that returns later must not write
         self._metrics.job_state(self._job, {"ok": "finished", "saved": "stopped"}.get(status, status))
         self.say("finished", job=self._job, status=status, reason=reason, storage=storage)
         if outcome is None:
@@ -150,7 +150,7 @@ class Rank:
 
 
 def _print_to(log: Path) -> None:
-    """Send this process's output, libraries' included, to ``log``. Raises RecordsError."""
+    """Redirect this process's output, including that of libraries, to ``log``. Raises RecordsError."""
     try:
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -163,18 +163,18 @@ def _print_to(log: Path) -> None:
 
 
 def _hang_up(metrics_port: int) -> None:
-    """Shut every TCP connection of this process but those of /metrics.
+    """Shut down every TCP connection of this process except those of /metrics.
 
-    A rank that failed keeps living; its peers, which wait for it in a ring, would learn of it one by one, each after
-    its own timeout. Below torch on purpose: leaving the process group waits for what is under way in it, perhaps for
-    ever, and with the interpreter's lock held.
+    The process of a failed rank lives on; its peers, which wait for it in a ring, would notice one by one, each after
+    its own timeout. Bypasses torch, because destroying the process group waits for pending collectives, perhaps for
+    ever and holding the GIL.
     """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             connection = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # no socket, or just closed
-        with connection, contextlib.suppress(OSError):  # ENOTCONN: a listener, and nobody waits for that one
+            continue  # not a socket, or just closed
+        with connection, contextlib.suppress(OSError):  # ENOTCONN: a listener, which has no peer
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 connection.getpeername()
                 if connection.getsockname()[1] != metrics_port:

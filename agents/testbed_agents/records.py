@@ -1,6 +1,6 @@
-"""Step records: JSON, one object a line, appended (contract: docs/design.md, "Step records").
+"""Append step records as JSON lines (format: docs/design.md, "Step records").
 
-Each line is one write(2) to a file opened for appending: what a rank recorded before it was killed is whole.
+Each line is one write(2) to a file opened for appending, so the records of a killed rank are complete.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from testbed_agents.fence import Fence, Fenced
 
 
 class RecordsError(Exception):
-    """A record could not be kept; says which file and why."""
+    """A record could not be written; the message has the file and the reason."""
 
 
 class Records:
-    """Appends to the file at ``path``, making its folder. May be used from several threads. Raises RecordsError.
+    """Appends to the file at ``path``, creating its folder. Thread-safe. Raises RecordsError.
 
-    With a ``fence`` each record says of which attempt it is, and none is written once a newer one has begun.
+    With a ``fence``, each record has the number of the attempt, and none is written once a newer attempt has begun.
     """
 
     def __init__(self, path: Path, fence: Fence | None = None) -> None:
@@ -31,12 +31,12 @@ class Records:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             size = os.fstat(self._file).st_size
             if size and os.pread(self._file, 1, size - 1) != b"\n":
-                os.write(self._file, b"\n")  # a full disk tore the last line: ours must not be lost with it
+                os.write(self._file, b"\n")  # a full disk tore the last line; do not append to it
         except OSError as error:
             raise RecordsError(f"cannot write {path}: {error.strerror}") from error
 
     def write(self, kind: str, **fields: object) -> None:
-        """Append one record. Numbers must be finite: JSON has no others."""
+        """Append one record. Numbers must be finite, as JSON has no others."""
         attempt = {"attempt": self._fence.attempt} if self._fence else {}
         line = json.dumps({"kind": kind, **attempt, **fields}, allow_nan=False).encode() + b"\n"
         with self._lock:
@@ -48,14 +48,14 @@ class Records:
             if self._file < 0:
                 raise RecordsError(f"{self.path} is closed")
             try:
-                # A full disk takes a part of the line first, and says so at the next write.
+                # A full disk accepts a part of the line first, and fails the next write.
                 while line:
                     line = line[os.write(self._file, line) :]
             except OSError as error:
                 raise RecordsError(f"cannot write {self.path}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Nothing can be written afterwards. Closing twice is no error."""
+        """Close the file. Idempotent."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)

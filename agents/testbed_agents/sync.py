@@ -1,16 +1,16 @@
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
-"""Gradient synchronisation that tells when each rank was ready, at no extra round trip.
+"""Gradient synchronisation that also exchanges when each rank was ready, without an extra round trip.
 
 ``TimedAllReduce`` is a DDP communication hook. It averages each bucket of gradients over all ranks, as DDP itself does
-(torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook). To the *last* bucket of a step it appends
-a few numbers before the sum, so that with the gradients every rank learns of the step that just ran:
+(torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook). Before the sum it appends a few numbers to
+the *last* bucket of a step. So every rank learns, together with the gradients:
 
-* when each rank was ready, as two floats per rank (whole seconds since the job's origin, and the rest) that are zero
-  for all ranks but one, so that the sum is exact; one float32 could not tell milliseconds after some hours,
-* the mean train_loss,
-* whether any rank was asked to stop, or to save its state and stop, so that all do it after the same step.
+* when each rank was ready, as two floats per rank (whole seconds since the job's origin, and the fraction). All ranks
+  but one contribute zero, so the sum is exact; one float32 could not resolve milliseconds after some hours;
+* the mean train_loss;
+* whether any rank was asked to stop, or to save its state and stop, so that all do so after the same step.
 
-On the wire this adds 8 bytes per rank and 8 more to the last all-reduce of a step: 40 bytes in about 2 MB for 4 ranks.
+This adds 8 bytes per rank plus 8 to the last all-reduce of a step: 40 bytes in about 2 MB for 4 ranks.
 """
 
 import math
@@ -27,19 +27,22 @@ Summed = torch.futures.Future[list[torch.Tensor]]
 
 
 def all_reduce(tensor: torch.Tensor) -> Summed:
-    """Begin to sum ``tensor`` over all ranks, in place."""
-    # Named, because get_future() has no type in torch before 2.15.
+    """Start to sum ``tensor`` over all ranks, in place."""
+    # Assigned to a typed name, because get_future() is untyped in torch before 2.15.
     summed: Summed = dist.all_reduce(tensor, async_op=True).get_future()
     return summed
 
 
 @dataclass(frozen=True)
 class Synchronised:
-    """What a step's synchronisation told.
+    """Result of a step's synchronisation.
 
-    ``ready_t``: when this rank had its last bucket ready (CLOCK_MONOTONIC, seconds). ``lag_s``: how much later the
-    last of all ranks was, never negative. ``train_loss``: mean over ranks. ``stop``: end after this step. ``save``: end
-    after it with a checkpoint.
+    Attributes:
+        ready_t: when this rank's last bucket was ready (CLOCK_MONOTONIC, seconds).
+        lag_s: how much later the slowest rank was ready; never negative.
+        train_loss: mean over ranks.
+        stop: end after this step.
+        save: end after this step, with a checkpoint.
     """
 
     ready_t: float
@@ -50,11 +53,11 @@ class Synchronised:
 
 
 class TimedAllReduce:
-    """State and hook in one: ``ddp.register_comm_hook(it, TimedAllReduce.hook)``.
+    """State and communication hook in one: ``ddp.register_comm_hook(state, TimedAllReduce.hook)``.
 
-    Around each backward call ``begin`` before and ``end`` after. ``origin_t`` is one and the same moment on all ranks;
-    ``observe`` is called with the seconds from start to end of each collective, from a thread of gloo's. ``checks``,
-    once it is there, is told of each. ``reduce`` is what sums: a test may put a wrong one there.
+    Call ``begin`` before and ``end`` after each backward pass. ``origin_t`` is the same moment on all ranks.
+    ``observe`` is called with the duration of each collective, from a thread of gloo. ``checks``, once set, records
+    each collective. ``reduce`` computes the sum; tests replace it by a wrong one.
     """
 
     def __init__(self, rank: int, world_size: int, origin_t: float, observe: Callable[[float], None]) -> None:
@@ -66,11 +69,11 @@ class TimedAllReduce:
         self._ready_t = 0.0
         self._notes = torch.zeros(0)
         self.rehearsing = False
-        """While it is set nothing is reduced: no rank's gradients leave it."""
+        """While set, nothing is reduced: gradients do not leave the rank."""
 
     def begin(self, train_loss: float, stop: bool, save: bool) -> None:
-        # Two counts in one number: in the sum each rank that was asked to save weighs more than all that may have
-        # been asked to stop. float32 keeps it exact for thousands of ranks.
+        # Two counts in one number: a request to save weighs more than requests to stop of all ranks together. Exact in
+        # float32 for thousands of ranks.
         self._train_loss, self._asked = train_loss, stop + save * (self._world_size + 1)
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -89,7 +92,7 @@ class TimedAllReduce:
         checked = checks.entered(gradients) if checks else None
 
         def done(future: Summed) -> torch.Tensor:
-            summed = future.value()[0]  # raises what went wrong in the collective
+            summed = future.value()[0]  # raises the collective's exception
             self._observe(time.monotonic() - began)
             if checks and checked:
                 checks.left(checked, summed)
@@ -100,7 +103,7 @@ class TimedAllReduce:
         return self.reduce(gradients).then(done)
 
     def end(self) -> Synchronised:
-        """Read what came with the last bucket of the backward that just returned."""
+        """Read the numbers that came with the last bucket of the finished backward pass."""
         whole, rest = self._notes[: 2 * self._world_size].double().view(2, -1)
         ready = whole + rest
         train_loss, asked = self._notes[2 * self._world_size :].tolist()

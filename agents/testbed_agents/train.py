@@ -1,16 +1,16 @@
-"""The trainer: one rank of a DistributedDataParallel job over gloo, in one reading.
+"""The trainer: one rank of a DistributedDataParallel job over gloo.
 
 A step is: draw windows, forward, backward (in which DDP averages the gradients over all ranks, bucket by bucket, while
-earlier layers are still computing), optimizer. Four times are taken of it, in seconds of CLOCK_MONOTONIC, which is one
-and the same for all processes of a host::
+earlier layers are still computing), optimizer. Four times are recorded per step, in seconds of CLOCK_MONOTONIC, which
+all processes of a host share::
 
     t_begin ── forward, backward ── t_ready ── what is left of the all-reduce ── t_sync ── optimizer ── t_end
 
-``t_ready``: the last bucket of gradients of this rank was handed over. ``t_sync``: backward returned, gradients are
-usable. compute = (t_ready - t_begin) + (t_end - t_sync); exposed communication = t_sync - t_ready, of which the first
-part may be waiting for a slower rank (see ``sync``, which says at what cost on the wire the ranks tell each other).
+``t_ready``: this rank's last bucket of gradients was ready for its all-reduce. ``t_sync``: backward returned, gradients
+are usable. compute = (t_ready - t_begin) + (t_end - t_sync); exposed communication = t_sync - t_ready, of which the
+first part may be waiting for a slower rank (``sync`` exchanges these times, and states the cost on the wire).
 
-Also a program of its own, for torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)::
+Can also be run as a program, in torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)::
 
     python -m testbed_agents.train --steps 100
 """
@@ -44,11 +44,11 @@ from testbed_agents.records import Records
 from testbed_agents.sync import TimedAllReduce
 
 TALK_S = 1.0
-"""A rank prints how far it is at most this often."""
+"""Minimum interval between two lines of progress."""
 
 
 class TrainingFailed(Exception):
-    """The job cannot go on; one sentence for the user. ``step``: the last step that was done."""
+    """The job cannot continue; the message is one sentence for the user. ``step``: the last completed step."""
 
     def __init__(self, reason: str, step: int = 0) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ class TrainingFailed(Exception):
 
 @dataclass(frozen=True)
 class Seat:
-    """Which rank this is, and where it sits."""
+    """The number of this rank, and where it runs."""
 
     rank: int
     node: str
@@ -66,12 +66,15 @@ class Seat:
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks train; the fields are those of the message (docs/design.md, "The warm parent").
+    """Parameters of a job, the same for all ranks; fields as in the message ``train`` (docs/design.md).
 
-    ``master``: address and port of the store at rank 0. ``interface``: gloo's. ``timeout_s``: how long one wait inside
-    a collective may take. ``extra_compute_s``: seconds that a rank sleeps in each forward pass, as a slower machine
-    would; ranks not named do not. ``attempt``: from 1; a later one goes on from the checkpoint that all ranks have
-    of ``resume``: (step, attempt). ``checkpoint_every``: steps between two of them, 0 for none.
+    Attributes:
+        master: address and port of the store at rank 0.
+        interface: network interface for gloo.
+        timeout_s: timeout of a wait inside a collective.
+        attempt: number of the attempt, from 1.
+        resume: (step, attempt) of the checkpoint to resume from, which all ranks have; None: start from the beginning.
+        checkpoint_every: steps between two checkpoints; 0: none.
     """
 
     job: str
@@ -86,7 +89,6 @@ class Job:
     shape: Shape = field(default_factory=Shape)
     data: str | None = None
     learning_rate: float = 1e-3
-    extra_compute_s: Mapping[int, float] = field(default_factory=dict)
     attempt: int = 1
     resume: tuple[int, int] | None = None
     checkpoint_every: int = 0
@@ -97,7 +99,7 @@ class Job:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Job:
-        """Raises TrainingFailed when something is missing or makes no sense."""
+        """Parse a message. Raises TrainingFailed if a field is missing or invalid."""
         try:
             address, port = message["master"]
             return cls(
@@ -113,7 +115,6 @@ class Job:
                 shape=Shape(context=int(message.get("context", 64)), **message.get("model", {})),
                 data=message.get("data"),
                 learning_rate=float(message.get("learning_rate", 1e-3)),
-                extra_compute_s={int(r): float(s) for r, s in message.get("extra_compute_s", {}).items()},
                 attempt=int(message.get("attempt", 1)),
                 resume=(int(resume[0]), int(resume[1])) if (resume := message.get("resume")) else None,
                 checkpoint_every=int(message.get("checkpoint_every", 0)),
@@ -121,13 +122,18 @@ class Job:
         except KeyError as error:
             raise TrainingFailed(f"the train message has no {error}") from error
         except (TypeError, ValueError) as error:
-            raise TrainingFailed(f"the train message makes no sense: {error}") from error
+            raise TrainingFailed(f"invalid train message: {error}") from error
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended on this rank. ``status``: ok, stopped, or saved: stopped with a checkpoint of just this step.
-    ``fingerprint``: of the final parameters."""
+    """How a job ended on this rank.
+
+    Attributes:
+        status: ok; stopped; or saved, which is stopped with a checkpoint of the last step.
+        step: last completed step.
+        fingerprint: of the final parameters.
+    """
 
     status: str
     step: int
@@ -144,11 +150,10 @@ def train(
     slower_by: Callable[[], float] = lambda: 0.0,
     save: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train to the last step, or to the end of the step in which any rank's ``stop`` is set, or any rank is asked to
-    ``save`` its state and leave.
+    """Train until the last step, or until the end of the step in which any rank gets ``stop`` or ``save``.
 
-    Calls ``began`` once all ranks have met. A step's compute takes longer by the share ``slower_by`` (0: not at all)
-    of what it took in the step before. Raises TrainingFailed, CorpusError, CheckpointError or RecordsError.
+    Calls ``began`` once all ranks have joined the process group. ``slower_by`` extends a step's compute by this share
+    of the previous step's compute (0: not at all). Raises TrainingFailed, CorpusError, CheckpointError or RecordsError.
     """
     torch.set_num_threads(1)
     corpus = data.load(job.data)
@@ -165,7 +170,7 @@ def train(
     checks: Checks | None = None
     try:
         origin_t = _meet(job, seat.rank)
-        ddp = DistributedDataParallel(model)  # there are no buffers that it would broadcast
+        ddp = DistributedDataParallel(model)  # the model has no buffers, so DDP broadcasts nothing per step
         sync = TimedAllReduce(seat.rank, job.world_size, origin_t, metrics.collective_done)
         ddp.register_comm_hook(sync, TimedAllReduce.hook)
         if job.resume:
@@ -212,14 +217,14 @@ def train(
             inputs, targets = windows.draw()
             optimizer.zero_grad()
             train_loss = cross_entropy(ddp(inputs), targets)
-            if extra_s := job.extra_compute_s.get(seat.rank, 0.0) + slower_by() * own_compute_s:
+            if extra_s := slower_by() * own_compute_s:
                 time.sleep(extra_s)
             sync.begin(train_loss.item(), stop.is_set(), save())
             train_loss.backward()  # type: ignore[no-untyped-call]
             t_sync = time.monotonic()
             told = sync.end()
-            if not math.isfinite(told.train_loss):  # the mean of all: every rank ends here
-                raise TrainingFailed(f"step {step + 1}: train_loss is {told.train_loss}, training diverged", step)
+            if not math.isfinite(told.train_loss):  # the mean over ranks, so every rank ends here
+                raise TrainingFailed(f"step {step + 1}: train_loss is {told.train_loss}: training diverged", step)
             optimizer.step()
             t_end = time.monotonic()
 
@@ -241,7 +246,7 @@ def train(
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
             )
-            # Also where the order to leave is new to this rank: it came with the gradients, to all in one step.
+            # Other ranks' requests to save arrive with the gradients, so all ranks leave after the same step.
             leaves = told.save and not told.stop and step + 1 < job.steps
             checks.end(last=leaves)
             step += 1
@@ -270,7 +275,7 @@ def train(
         return Outcome("ok", step, fingerprint(model))
     except CheckpointError as error:
         raise TrainingFailed(str(error), step) from error
-    except RuntimeError as error:  # gloo's, which torch derives from it
+    except RuntimeError as error:  # base class of torch's errors from gloo
         raise TrainingFailed(f"step {step + 1}: {reason_of(error)}", step) from error
     finally:
         if checks is not None:
@@ -278,11 +283,11 @@ def train(
 
 
 def _rehearse(ddp: DistributedDataParallel, sync: TimedAllReduce, windows: data.Windows) -> None:
-    """One forward and backward pass before the state of a checkpoint is loaded; nothing crosses the fiber.
+    """Run one forward and backward pass before the state of a checkpoint is loaded, without communication.
 
-    DDP puts the gradients into other buckets after its first pass, in the order in which they were ready. Sums of other
-    slices are made in another order, and so are rounded otherwise: without this a job that went on from a checkpoint
-    would come to slightly different parameters than one that was never disturbed.
+    After its first pass, DDP rebuilds its buckets in the order in which gradients became ready. Other buckets are
+    summed in another order and rounded differently. Without this pass, a resumed job would end with slightly different
+    parameters than an undisturbed one.
     """
     sync.rehearsing = True
     inputs, targets = windows.draw()
@@ -291,33 +296,33 @@ def _rehearse(ddp: DistributedDataParallel, sync: TimedAllReduce, windows: data.
 
 
 def _meet(job: Job, rank: int) -> float:
-    """Join the default process group; returns a moment, about now, that is the same on all ranks.
+    """Join the default process group; return a time origin, about now, that is the same on all ranks.
 
     Raises TrainingFailed.
     """
     if job.interface not in (there := interface_bytes()):
-        raise TrainingFailed(f"there is no interface {job.interface}; there is {', '.join(there)}")
-    os.environ["GLOO_SOCKET_IFNAME"] = job.interface  # else gloo asks what the hostname resolves to
+        raise TrainingFailed(f"unknown interface {job.interface} (available: {', '.join(there)})")
+    os.environ["GLOO_SOCKET_IFNAME"] = job.interface  # else gloo resolves the host name
     limit = timedelta(seconds=job.timeout_s)
     if rank != 0:
         _wait_for_listener(job.master, job.timeout_s)
     try:
         server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
-        # By job and attempt: a store that outlived an earlier one must not answer with its keys.
+        # Prefixed by job and attempt, so that a store left over from an earlier attempt cannot answer with its keys.
         store = PrefixStore(f"{job.job}/{job.attempt}", server)
         if rank == 0:
             store.set("origin", repr(time.monotonic()))
         origin = float(store.get("origin"))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=limit)
     except RuntimeError as error:
-        raise TrainingFailed(f"the ranks did not meet: {reason_of(error)}") from error
+        raise TrainingFailed(f"cannot form the process group: {reason_of(error)}") from error
     return origin
 
 
 def _wait_for_listener(address: tuple[str, int], timeout_s: float) -> None:
-    """Return once somebody accepts connections there, or in vain after ``timeout_s``.
+    """Return once the address accepts connections, or after ``timeout_s``.
 
-    The store's own client sleeps about a second when it comes before rank 0 does; this costs milliseconds.
+    The store's own client sleeps about a second if rank 0 is not listening yet; this costs milliseconds.
     """
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -327,11 +332,11 @@ def _wait_for_listener(address: tuple[str, int], timeout_s: float) -> None:
         except ConnectionRefusedError:
             time.sleep(0.02)
         except OSError:
-            return  # unreachable: the store says so in its own words
+            return  # unreachable: the store will report it
 
 
 def reason_of(error: BaseException) -> str:
-    """The first sentence of an exception, for people: without places in source code, never empty, of bounded length.
+    """Return the first sentence of an exception for users: without source locations, never empty, of bounded length.
 
     From gloo, for instance: "Connection closed by peer [10.1.1.2]:41234".
     """
@@ -343,15 +348,15 @@ def reason_of(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Train as one rank of torchrun's environment; prints train_loss now and then."""
+    """Train as one rank in torchrun's environment; prints train_loss about once a second."""
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m testbed_agents.train", description=main.__doc__)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", help="a text file or a folder (default: Python's standard library)")
-    parser.add_argument("--directory", type=Path, default=Path("ranks"), help="where records go (default: ranks)")
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds that a wait may take (default: 30)")
+    parser.add_argument("--directory", type=Path, default=Path("ranks"), help="folder for records (default: ranks)")
+    parser.add_argument("--timeout", type=float, default=30.0, help="timeout of a wait in seconds (default: 30)")
     words = parser.parse_args()
     environment = os.environ
     rank, node = int(environment.get("RANK", "0")), os.uname().nodename
@@ -373,7 +378,7 @@ def main() -> None:
         records.write("end", t=time.monotonic(), status=outcome.status, reason="", step=outcome.step)
     except Exception as error:
         raise SystemExit(f"rank {rank}: {reason_of(error)}") from error
-    print(f"rank {rank}: {outcome.step} steps done; records in {records.path}")
+    print(f"rank {rank}: {outcome.step} steps completed; records in {records.path}")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""Runs a program for as long as somebody holds our stdin: ``python -m testbed_agents.watchdog [--stdin] -- PROGRAM…``.
+"""Run a program until EOF on the watchdog's stdin: ``python -m testbed_agents.watchdog [--stdin] -- PROGRAM…``.
 
-What is started in a container by ``docker exec`` goes on when the one who asked for it is gone. This ends it: end of
-file on stdin is SIGTERM to the program's session, and SIGKILL when that did not help. Our status is the program's,
-128 + n for a signal n.
+A program started in a container by ``docker exec`` continues when its caller ends. The watchdog ends it: at EOF on its
+own stdin it sends SIGTERM to the program's session, then SIGKILL. Its exit status is the program's, 128 + n for signal
+n.
 
-The program has no stdin, or, with ``--stdin``, what comes on ours in frames, so that the end of what it is to read can
-be told from the end of whoever sends it. A frame is one byte that says what it is, the length of its content in four
-bytes, most significant first, and the content:
+The program has no stdin. With ``--stdin``, it gets the content of frames on the watchdog's stdin, which distinguish the
+end of the program's input from the end of the caller. A frame is one byte for its type, the length of its content in
+four bytes, most significant first, and the content:
 
 ==== ==========================================================
-D    what the program reads next
-E    nothing more: its stdin ends, and it goes on
+D    input of the program
+E    end of input: the program's stdin is closed, and it continues
 S    the number of a signal, in decimal, for its whole session
 ==== ==========================================================
 
-A program on a terminal cannot be held so: its stdin is the terminal.
-``python -m testbed_agents.watchdog --visit TOKEN`` runs beside it. When the watchdog's stdin ends and the last byte
-was no ``E``, every process whose environment contains ``TESTBED_VISIT=TOKEN`` gets SIGHUP, as if its terminal had gone.
+This does not work for a program on a terminal, whose stdin is the terminal. For it, ``python -m testbed_agents.watchdog
+--visit TOKEN`` runs in parallel. At EOF on the watchdog's stdin, unless the last byte was ``E``, every process with
+``TESTBED_VISIT=TOKEN`` in its environment gets SIGHUP, as if its terminal had closed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ GRACE_S = 5.0
 READ_BYTES = 1 << 16
 HEAD = struct.Struct(">cI")
 MOST_WAITING_BYTES = 1 << 24
-"""What a program does not read is kept up to here: to learn that the sender is gone, all that it sent must be read."""
+"""Limit of buffered input that the program has not read: EOF is seen only after everything before it was read."""
 
 
 def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
-    """Start ``argv`` and wait for it, or for the end of file on ``stdin``."""
+    """Start ``argv`` and wait until it ends; end it at EOF on ``stdin``."""
     try:
         child = subprocess.Popen(
             list(argv), bufsize=0, stdin=subprocess.PIPE if framed else subprocess.DEVNULL, start_new_session=True
@@ -75,12 +75,12 @@ def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
                     _signal(child.pid, number)
         elif not ready:
             _signal(child.pid, signal.SIGKILL)
-    _signal(child.pid, signal.SIGKILL)  # what it started and left behind
+    _signal(child.pid, signal.SIGKILL)  # its remaining child processes
     return 128 - child.returncode if child.returncode < 0 else child.returncode
 
 
 def stand_beside(token: str, stdin: int = 0) -> int:
-    """Until ``stdin`` ends; see the module."""
+    """Wait for EOF on ``stdin``, then end the processes with ``token``, as described for the module."""
     last = b""
     while heard := os.read(stdin, READ_BYTES):
         last = heard[-1:]
@@ -99,7 +99,7 @@ def stand_beside(token: str, stdin: int = 0) -> int:
 
 
 def _visitors(token: str) -> list[int]:
-    """Processes whose environment says so (proc(5)); a program hands it on to what it runs."""
+    """Return the processes with this token in their environment (proc(5)), which child processes inherit."""
     mark = f"TESTBED_VISIT={token}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -110,7 +110,7 @@ def _visitors(token: str) -> list[int]:
 
 
 class Feed:
-    """A program's stdin, from frames; it never waits."""
+    """Writes the content of frames to a program's stdin, without blocking."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
@@ -125,7 +125,7 @@ class Feed:
         return len(self.waiting) < MOST_WAITING_BYTES
 
     def hear(self, data: bytes) -> Iterator[signal.Signals]:
-        """Take what came; the signals in it."""
+        """Decode received bytes; yield the signals among the frames."""
         self._unread += data
         while len(self._unread) >= HEAD.size:
             kind, length = HEAD.unpack_from(self._unread)
@@ -142,7 +142,7 @@ class Feed:
                 yield signal.Signals(int(content))
 
     def write(self) -> None:
-        """As much as the program takes now."""
+        """Write as much as the program accepts now."""
         if self._pipe.closed:
             return
         try:
@@ -150,7 +150,7 @@ class Feed:
                 del self.waiting[: os.write(self.sink, self.waiting[:READ_BYTES])]
         except BlockingIOError:
             return
-        except OSError:  # it reads no more
+        except OSError:  # the program has closed its stdin
             self.waiting.clear()
             self._ending = True
         if self._ending:

@@ -183,7 +183,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
             10, 1, State(wide, torch.optim.AdamW(wide.parameters()), other.windows)
         )
     shutil.rmtree(folder)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read"):
         Checkpoints(folder.parent, Fence(tmp_path, 2)).load(10, 1, other)
 
 
