@@ -17,7 +17,6 @@ from testbed.core.certification.link_certificate import (
     RATE_TOLERANCE,
     Check,
     DirectionCertificate,
-    LinkCertificate,
     RateCertificate,
     RoundTrip,
     tolerance_s,
@@ -25,7 +24,7 @@ from testbed.core.certification.link_certificate import (
 from testbed.core.certification.spread import SIGMAS_OF_DEVIATION, Spread, median_deviation
 from testbed.core.physics.impairment import Impairment
 
-__all__ = ["DirectionSample", "RoundTripSample", "Stream", "judge_direction", "judge_link", "judge_round_trip"]
+__all__ = ["DirectionSample", "RoundTripSample", "Stream", "judge_direction", "judge_round_trip"]
 
 JITTER_TOLERANCE_S: Final = 50e-6
 """Jitter of a direction that is to have none, beyond the bare path's: the host's own wakeups, not the fiber's."""
@@ -180,12 +179,6 @@ def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
     together = max(it.chain.mean_burst if it.chain else 1.0 for it in (there, back))
     arrives = (1.0 - there.mean_loss) * (1.0 - back.mean_loss)
     return float((1.0 - arrives) ** (probes / together)) if probes else 1.0
-
-
-def judge_link(
-    name: str, km: float, directions: Sequence[DirectionCertificate], rtt: RoundTrip | None = None
-) -> LinkCertificate:
-    return LinkCertificate(name, km, tuple(directions), rtt)
 
 
 def _delay(

@@ -14,20 +14,19 @@ __all__ = ["RADIUS_CLASSES", "RadiusClass", "bandwidth_delay_bytes", "radius_cla
 
 @dataclass(frozen=True)
 class RadiusClass:
-    """A class of distances up to ``up_to_m``, included; ``because`` is the reason for the boundary."""
+    """A class of distances; ``up_to_m`` is the longest fiber between two sites, included."""
 
     name: str
     up_to_m: float
-    because: str
 
 
 RADIUS_CLASSES: Final = (
-    RadiusClass("intra-metro", 10e3, "grey optics without an amplifier reach it"),
-    RadiusClass("metro", 120e3, "one amplified span: 400ZR and 800ZR"),
-    RadiusClass("regional", 600e3, "amplified pluggables: OpenZR+ and its successors"),
-    RadiusClass("long-haul", 2000e3, "amplified, not regenerated"),
-    RadiusClass("continental", 6000e3, "regenerated on the way"),
-    RadiusClass("intercontinental", math.inf, "over the sea"),
+    RadiusClass("intra-metro", 10e3),  # grey optics without an amplifier reach it
+    RadiusClass("metro", 120e3),  # one amplified span: 400ZR and 800ZR
+    RadiusClass("regional", 600e3),  # amplified pluggables: OpenZR+ and its successors
+    RadiusClass("long-haul", 2000e3),  # amplified, not regenerated
+    RadiusClass("continental", 6000e3),  # regenerated on the way
+    RadiusClass("intercontinental", math.inf),  # over the sea
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["ALL", "Series"]
+__all__ = ["Series"]
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
 
@@ -89,5 +89,3 @@ EMULATOR_INFO: Final = Series(
 )
 EMULATOR_CPU: Final = Series("testbed_emulator_cpu_seconds_total", "counter", "CPU time of the emulator's process.")
 KEEPER_CPU: Final = Series("testbed_keeper_cpu_seconds_total", "counter", "CPU time of the keeper, including scrapes.")
-
-ALL: Final = tuple(value for value in list(globals().values()) if isinstance(value, Series))

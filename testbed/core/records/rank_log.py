@@ -15,8 +15,10 @@ __all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord"
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The first line of a rank in an attempt: what it is about to train. ``tokens_per_step`` is this rank's share;
-    ``resumed_from`` the step whose checkpoint it goes on from, 0 where it begins anew."""
+    """The first line of a rank in an attempt: what it is about to train.
+
+    ``resumed_from`` is the step of the checkpoint that it resumes from; 0: none.
+    """
 
     t: float
     rank: int
@@ -26,7 +28,6 @@ class JobRecord:
     scheme: str
     parameters: int | None
     gradient_bytes: int | None
-    tokens_per_step: int | None
     steps: int | None
     attempt: int = 1
     resumed_from: int = 0
@@ -42,7 +43,6 @@ class JobRecord:
             scheme=text(fields, "scheme"),
             parameters=integer(fields, "parameters"),
             gradient_bytes=integer(fields, "gradient_bytes"),
-            tokens_per_step=integer(fields, "tokens_per_step"),
             steps=integer(fields, "steps"),
             attempt=_attempt(fields),
             resumed_from=integer(fields, "resumed_from") or 0,

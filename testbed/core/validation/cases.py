@@ -19,7 +19,6 @@ from testbed.core.validation.operation import BARRIER, OPERATIONS, REDUCING, Gro
 __all__ = [
     "FIRST_FAULT_CALL",
     "FIRST_SPEED_CALL",
-    "SUITES",
     "Case",
     "Series",
     "Suite",
@@ -31,7 +30,6 @@ __all__ = [
 ]
 
 Suite = Literal["quick", "full"]
-SUITES: Final[tuple[Suite, ...]] = ("quick", "full")
 
 WORLD: Final = "world"
 ACROSS: Final = "first of each site"

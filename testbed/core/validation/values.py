@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from testbed.core.validation.elements import TYPES, ElementType
+from testbed.core.validation.elements import ElementType
 
-__all__ = ["decode", "encode", "input_bytes", "numerators", "words"]
+__all__ = ["decode", "encode", "numerators", "words"]
 
 Words = npt.NDArray[np.uint64]
 Numerators = npt.NDArray[np.int64]
@@ -87,14 +87,3 @@ def decode(kind: ElementType, data: bytes | memoryview) -> npt.NDArray[np.int64]
         stored = np.frombuffer(data, _STORED[kind.name])
     with np.errstate(invalid="ignore"):  # a signalling NaN is no reason for a warning: it is about to be found wrong
         return stored.astype(np.float64)
-
-
-def input_bytes(name: str, count: int, *, seed: int, call: int, rank: int) -> bytes:
-    """The whole input of a rank (its number in the group) in a call: ``count`` elements of the type ``name``.
-
-    >>> input_bytes("int32", 2, seed=5, call=7, rank=1).hex()
-    'ac8e0600a1740100'
-    """
-    kind = TYPES[name]
-    indices = np.arange(count, dtype=np.uint64)
-    return encode(kind, numerators(kind, indices, seed=seed, call=call, rank=rank)).tobytes()

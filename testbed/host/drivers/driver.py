@@ -28,16 +28,3 @@ class Handler(Protocol):
     def assign(self, settings: Sequence[Property]) -> None:
         """Set these properties, all at once."""
         ...
-
-
-class NoHandler:
-    """Does nothing; for dry runs and tests."""
-
-    def make(self, step: Step) -> Facts:
-        return {}
-
-    def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        return None
-
-    def assign(self, settings: Sequence[Property]) -> None:
-        return None

@@ -1,4 +1,4 @@
-"""The protocol of a fiber emulator, its records, and an emulator that does nothing.
+"""The protocol of a fiber emulator, and its records.
 
 Each emulator has its own constructor (``Fiberd.start``), which takes interfaces that exist already in the plant. It
 never creates, names or removes interfaces: drivers do.
@@ -6,12 +6,11 @@ never creates, names or removes interfaces: drivers do.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import Impairment
 from testbed.errors import LabError
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "DirectionStats",
     "Emulator",
     "EmulatorInfo",
-    "NoopEmulator",
     "refuse_impossible",
     "refuse_unknown",
 ]
@@ -116,33 +114,3 @@ class Emulator(Protocol):
 
     def stop(self) -> None:
         """Take both ends of every fiber down and end. Idempotent."""
-
-
-class NoopEmulator:
-    """Forwards nothing and records the impairments set: for dry runs, and for tests of the layers above."""
-
-    info = EmulatorInfo("noop", "none")
-    pid: int | None = None
-
-    def __init__(self, directions: Sequence[Direction]) -> None:
-        self.impairments = {direction.name: direction.impairment for direction in directions}
-        self._stopped = False
-
-    def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
-        refuse_unknown([*changes, *flush], self.impairments)
-        self.impairments.update(changes)
-
-    def stats(self) -> tuple[DirectionStats, ...]:
-        return tuple(DirectionStats(name) for name in self.impairments)
-
-    def segmented(self) -> tuple[str, ...]:
-        return ()
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        if self._stopped or timeout_s is None:
-            return 0  # no process to wait for
-        time.sleep(timeout_s)
-        return None
-
-    def stop(self) -> None:
-        self._stopped = True

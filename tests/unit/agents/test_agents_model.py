@@ -73,7 +73,9 @@ def test_the_fingerprint_notices_one_parameter() -> None:
     assert fingerprint(it) != before
 
 
-@pytest.mark.parametrize(("shape", "words"), [({"width": 10, "heads": 4}, "split"), ({"layers": 0}, "at least 1")])
+@pytest.mark.parametrize(
+    ("shape", "words"), [({"width": 10, "heads": 4}, "multiple of heads"), ({"layers": 0}, "at least 1")]
+)
 def test_impossible_shapes_are_refused(shape: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Shape(**shape)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noop import NoHandler
 
 from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.properties import Carrier, Shape
 from testbed.core.plan.resources import Address, Agents, Fibers, Namespace, Redirect, Route, Veth
 from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, LabError, NameTaken, StorageError
-from testbed.host.drivers.driver import NoHandler
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.journal import Journal
 

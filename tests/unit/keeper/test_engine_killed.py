@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from noop import NoHandler
 
 from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.properties import Carrier, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import Route
 from testbed.core.plan.step import Plan, Property, Step
 from testbed.errors import HostError, TestbedError
-from testbed.host.drivers.driver import NoHandler
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.journal import Journal
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import exported_series
 import pytest
+from noop import NoopEmulator
 from prometheus_client.parser import text_string_to_metric_families
 
-from testbed.core.prometheus import series
 from testbed.errors import LabError
-from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo, NoopEmulator
+from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo
 from testbed.host.files import catalog
 from testbed.host.measure.carrier_watch import CarrierState
 from testbed.keeper.exporter import Exporter, Sources
@@ -185,7 +186,7 @@ def test_nothing_is_exported_that_is_not_in_the_table(lab: Lab) -> None:
     lab.emulator = Emulator(DirectionStats("north:west", corrupted=0, duplicated=0, held_back=0))
     (lab.folder / "certificate.json").write_text(certificate(100.0))
     families = {family.name: family for family in text_string_to_metric_families(lab.exporter.text().decode())}
-    known = {it.name.removesuffix("_total"): it for it in series.ALL}
+    known = {it.name.removesuffix("_total"): it for it in exported_series.ALL}
     assert set(families) <= set(known)
     for name, family in families.items():
         kind = "gauge" if known[name].kind == "info" else known[name].kind

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import oracle
 import pytest
+from noop import NoHandler
 
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.step import Property
 from testbed.errors import HostError
-from testbed.host.drivers.driver import NoHandler
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog
 from testbed.keeper.faults import Faults

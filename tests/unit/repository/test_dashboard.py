@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import exported_series
 import prometheus_client
 import pytest
 import yaml
 from testbed_agents.metrics import RankMetrics
 
-from testbed.core.prometheus import series
 from testbed.host.emulators.emulator import DROP_CAUSES
 
 ROOT = Path(__file__).parents[3]
@@ -114,7 +114,7 @@ def test_the_page_names_each_series_of_the_keeper_with_its_labels_and_no_other()
     for _, names, labels, _, _ in (line.split("|") for line in section.splitlines() if line.startswith("| `")):
         for name in re.findall(r"`([^`]+)`", names):
             found[name] = set(re.findall(r"`([^`]+)`", labels)) - {"le"}
-    assert found == {it.name: set(it.labels) for it in series.ALL}
+    assert found == {it.name: set(it.labels) for it in exported_series.ALL}
 
 
 def test_the_page_names_each_cause_of_a_drop() -> None:

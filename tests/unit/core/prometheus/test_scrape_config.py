@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import exported_series
 import oracle
 import pytest
 import yaml
 
 from testbed.core.plan import build, codec
 from testbed.core.plan.resources import Prometheus, Rank
-from testbed.core.prometheus import scrape_config, series
+from testbed.core.prometheus import scrape_config
 from testbed.errors import StorageError
 from testbed.host.files import catalog
 from testbed.host.metrics import prometheus_server
@@ -59,8 +60,8 @@ def test_what_is_stored_is_bounded_and_what_listens_is_told_where() -> None:
 
 def test_names_and_kinds_of_series_go_together() -> None:
     """https://prometheus.io/docs/practices/naming/"""
-    assert len({it.name for it in series.ALL}) == len(series.ALL) > 25
-    for it in series.ALL:
+    assert len({it.name for it in exported_series.ALL}) == len(exported_series.ALL) > 25
+    for it in exported_series.ALL:
         assert re.fullmatch(r"testbed_[a-z]+(_[a-z]+)*", it.name)
         assert it.name.endswith("_total") == (it.kind == "counter")
         assert it.name.endswith("_info") == (it.kind == "info")

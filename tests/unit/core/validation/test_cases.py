@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,7 +15,6 @@ from testbed.core.validation.bound import Placed
 from testbed.core.validation.cases import (
     FIRST_FAULT_CALL,
     FIRST_SPEED_CALL,
-    SUITES,
     Suite,
     correctness,
     groups,
@@ -27,6 +26,8 @@ from testbed.core.validation.elements import TYPES
 from testbed.core.validation.fault_matrix import FAULTS, TELLS, left_out, trials, unoffered
 from testbed.core.validation.operation import OPERATIONS, REDUCING
 from testbed.core.validation.traffic import crossing, patterns
+
+SUITES: tuple[Suite, ...] = get_args(Suite)
 
 TWO = ("east", "east", "west", "west")
 PLACES = [TWO, ("a", "b"), ("a",), ("a", "a"), ("a", "a", "a", "b"), ("a", "a", "b", "b", "c", "c", "c")]

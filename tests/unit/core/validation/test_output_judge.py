@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_inputs import input_bytes
 from testbed_agents.adapters.elements import narrow
 
 from testbed.core.validation.elements import TYPES
 from testbed.core.validation.operation import OPERATIONS, REDUCING, Group, Operation
 from testbed.core.validation.output_judge import Answer, Judgement, judge
-from testbed.core.validation.values import input_bytes
 
 WORLD = Group("world", (0, 1, 2, 3))
 EXACT = [name for name, kind in TYPES.items() if kind.is_integer]

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_inputs import input_bytes
 from testbed_agents.adapters.elements import generate
 
 from testbed.core.validation.elements import TYPES
-from testbed.core.validation.values import decode, encode, input_bytes, numerators
+from testbed.core.validation.values import decode, encode, numerators
 
 DOCUMENT = (Path(__file__).parents[4] / "docs" / "validate.md").read_text(encoding="utf-8")
 NUMBERS = st.integers(0, 2**63 - 1)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from noop import NoopEmulator
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError, MissingTool, UnknownName
 from testbed.host.emulators import fiberd as client
-from testbed.host.emulators.emulator import Emulator, NoopEmulator
+from testbed.host.emulators.emulator import Emulator
 from testbed.host.emulators.fiberd import Fiberd
 
 FIBERD = Path(__file__).resolve().parents[4] / "testbed" / "fiberd"

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rank_inputs import input_bytes
 
 from testbed.core.validation.cases import Case
 from testbed.core.validation.operation import Group, Operation
 from testbed.core.validation.output_judge import Answer
 from testbed.core.validation.result import CaseResult
-from testbed.core.validation.values import input_bytes
 from testbed.lab.validation import correctness
 from testbed.lab.validation.library_session import CannotGoOn, Performed
 
