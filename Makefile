@@ -1,8 +1,8 @@
-# Two commands for newcomers: `make demo` and `make test`. All that they need is set up by tools/setup.sh.
+# Start with `make demo` and `make test`. tools/setup.sh installs everything that they need.
 #
-#   PYTHON=python3.12            another Python than python3
-#   TESTBED_WHEELS=folder        where a torch wheel lies (else ../shared/wheels)
-#   PYTEST_FLAGS="-k cut -x"     more words for pytest
+#   PYTHON=python3.12            Python to use instead of python3
+#   TESTBED_WHEELS=folder        folder with a torch wheel (default: ../shared/wheels)
+#   PYTEST_FLAGS="-k cut -x"     additional arguments of pytest
 
 SHELL := /bin/bash
 VENV := .venv
@@ -14,17 +14,17 @@ BUILD_DOCS = $(VENV)/bin/python -m sphinx -W --keep-going -n -q -j auto -b html 
 
 help:
 	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min on a quiet machine)"
-	@echo "make test    set up, then run all tests (those that make namespaces need root)"
-	@echo "make test-netem  the tests of the netem emulator alone, on a kernel that has it: User-Mode Linux (docs/netem.md)"
-	@echo "make test-netem-containers  docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
-	@echo "make test-ansible  Ansible prepares a bare host (a container) twice and runs a lab on it (root, ~4 min; docs/ansible.md)"
-	@echo "make check   ruff, mypy --strict, import-linter, and the documentation builds"
+	@echo "make test    set up, then run all tests (those that create namespaces need root)"
+	@echo "make test-netem  run the tests of the netem emulator, in User-Mode Linux, whose kernel has netem (docs/netem.md)"
+	@echo "make test-netem-containers  test docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
+	@echo "make test-ansible  prepare a bare host (a container) with Ansible, twice, and run a lab on it (root, ~4 min; docs/ansible.md)"
+	@echo "make check   run ruff, mypy --strict, import-linter, and build the documentation"
 	@echo "make docs    build the pages of docs/ into build/docs: offline, broken links and anchors fail"
-	@echo "make test-thorough  all tests, and those that take long and show more of the same"
-	@echo "make bench   the numbers of docs/performance.md (root, minutes)"
-	@echo "make soak    a job under random faults for SOAK_SECONDS (3600), watched from outside (root; docs/soak.md)"
+	@echo "make test-thorough  run all tests, including the long-running ones"
+	@echo "make bench   measure the figures of docs/performance.md (root, about half an hour)"
+	@echo "make soak    run a job under random faults for SOAK_SECONDS (3600), checked from outside (root; docs/soak.md)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets; FUZZ_KEEP=1 merges the corpus (docs/fuzzing.md)"
-	@echo "make clean   remove what make made: $(VENV), the compiled helper, caches; runs/ stays"
+	@echo "make clean   remove generated files: $(VENV), the compiled helper, caches, build/; keeps runs/"
 
 demo:
 	@tools/setup.sh demo
@@ -38,32 +38,32 @@ test:
 
 test-netem:
 	@tools/setup.sh test
-	@tools/verdict.sh test-netem "the tests of netem passed, or say why they could not run" \
+	@tools/verdict.sh test-netem "the netem tests passed, or were skipped with a reason" \
 	    $(VENV)/bin/python -m pytest tests/netem_vm $(PYTEST_FLAGS)
 
 test-netem-containers:
 	@tools/setup.sh test
-	@tools/verdict.sh test-netem-containers "containers and netem work together, or it says why they could not run" \
+	@tools/verdict.sh test-netem-containers "the tests passed, or were skipped with a reason" \
 	    env TESTBED_THOROUGH=1 $(VENV)/bin/python -m pytest tests/containerlab/test_whole_on_netem.py -rs $(PYTEST_FLAGS)
 
 test-thorough:
 	@tools/setup.sh test
-	@tools/verdict.sh test-thorough "every test that could run here passed, the long ones too" \
+	@tools/verdict.sh test-thorough "every test that could run here passed, including the long-running ones" \
 	    env TESTBED_THOROUGH=1 $(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
 
 test-ansible:
 	@tools/setup.sh test
-	@tools/verdict.sh test-ansible "Ansible's tests passed, or say why they could not run" \
+	@tools/verdict.sh test-ansible "the Ansible tests passed, or were skipped with a reason" \
 	    env TESTBED_ANSIBLE=1 $(VENV)/bin/python -m pytest tests/containerlab/test_ansible.py -rs $(PYTEST_FLAGS)
 
 check:
 	@tools/setup.sh check
 	@tools/verdict.sh "check (ruff)" "" $(VENV)/bin/ruff check .
-	@tools/verdict.sh "check (format; mend it with: $(VENV)/bin/ruff format .)" "" $(VENV)/bin/ruff format --check .
+	@tools/verdict.sh "check (format; fix it with: $(VENV)/bin/ruff format .)" "" $(VENV)/bin/ruff format --check .
 	@tools/verdict.sh "check (mypy)" "" $(VENV)/bin/mypy
 	@tools/verdict.sh "check (import-linter)" "" $(VENV)/bin/lint-imports --no-cache --no-logo
 	@tools/verdict.sh "check (docs)" "" $(BUILD_DOCS)
-	@echo "make check: ruff, mypy --strict, import-linter and the documentation are content"
+	@echo "make check: ruff, mypy --strict, import-linter and the documentation build passed"
 
 docs:
 	@tools/setup.sh docs
@@ -71,18 +71,18 @@ docs:
 
 bench:
 	@tools/setup.sh bench
-	@tools/verdict.sh bench "the results are above and in docs/performance.md" $(VENV)/bin/python -m benchmarks
+	@tools/verdict.sh bench "the tables for docs/performance.md are above; the samples are in build/benchmarks" $(VENV)/bin/python -m benchmarks
 
 soak:
 	@tools/setup.sh soak
-	@tools/verdict.sh soak "nothing was left, nothing grew, no sum was wrong: build/soak" \
+	@tools/verdict.sh soak "no leftovers, no growth, no wrong sums: see build/soak" \
 	    $(VENV)/bin/python tests/soak.py --seconds $(or $(SOAK_SECONDS),3600) --out build/soak
 
 fuzz:
-	@tools/verdict.sh fuzz "no property was broken; new inputs are in build/fuzz" tools/fuzz.sh $(FUZZ_SECONDS)
+	@tools/verdict.sh fuzz "no property was violated; new inputs are in build/fuzz" tools/fuzz.sh $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) testbed/fiberd/fiberd testbed/fiberd/build build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find agents benchmarks testbed tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	@echo "make clean: done; runs/ was left alone"
+	@echo "make clean: done; runs/ was kept"

@@ -1,8 +1,8 @@
-"""Build hook: compiles testbed/fiberd/fiberd when the machine has a C compiler.
+"""Build hook: compile testbed/fiberd/fiberd if the machine has a C compiler.
 
-With one, a wheel is for this platform (``py3-none-linux_x86_64``) and an editable install finds the binary in the tree.
-Without one, the wheel is pure and the install succeeds: the emulator netem still works, and `testbed doctor` says
-what is missing. pip hides this hook's output unless it is called with -v.
+With a compiler, the wheel is platform-specific (``py3-none-linux_x86_64``), and an editable install finds the binary in
+the tree. Without one, the wheel is pure and the install succeeds: the emulator netem still works, and `testbed doctor`
+reports what is missing. pip shows this hook's output only with -v.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class FiberdBuildHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         binary = Path(self.root) / "testbed" / "fiberd" / "fiberd"
-        binary.unlink(missing_ok=True)  # one that was compiled elsewhere must not slip into this wheel
+        binary.unlink(missing_ok=True)  # a binary compiled elsewhere must not get into this wheel
         why_not = compile_fiberd(binary)
         if why_not:
             self.app.display_warning(
-                f"fiberd was not compiled: {why_not}. Fibers need a kernel with netem then; "
-                "to get fiberd: apt-get install gcc libc6-dev, and install again."
+                f"fiberd was not compiled: {why_not}. Without it, fibers need a kernel with netem. "
+                "To get fiberd: apt-get install gcc libc6-dev, then install again."
             )
             return
         build_data["pure_python"] = False
@@ -43,10 +43,11 @@ def compile_fiberd(binary: Path) -> str:
     """Compile the helper to ``binary``. Returns why it could not, or an empty string."""
     compiler = find_compiler()
     if not compiler:
-        return "there is no C compiler (looked for $CC, cc, gcc, clang)"
+        return "no C compiler found (tried $CC, cc, gcc, clang)"
     base = [*compiler, *FLAGS, "-o", str(binary), *SOURCES]
     words = ""
-    # Static, so that one binary runs in every container of this architecture; some systems have no static libc.
+    # Static if possible, so that one binary runs in every container of this architecture; some systems lack a static
+    # libc.
     for linking in (["-static"], []):
         try:
             done = subprocess.run(
@@ -62,7 +63,7 @@ def compile_fiberd(binary: Path) -> str:
 
 
 def find_compiler() -> list[str]:
-    """$CC, which may hold arguments ("ccache gcc"), else the first known compiler; empty when there is none."""
+    """Return $CC, which may have arguments ("ccache gcc"), else the first known compiler; empty if there is none."""
     wanted = os.environ.get("CC", "").split()
     if wanted and shutil.which(wanted[0]):
         return wanted

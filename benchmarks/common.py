@@ -1,4 +1,4 @@
-"""What the benchmarks share: shapes, the machine's name, how busy it was, percentiles, one command line for all."""
+"""Shared by all benchmarks: shapes of labs, machine name and load, percentiles, command line."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ MININET_PYTHON = "/usr/bin/python3"
 """The Python that Debian's package `mininet` belongs to."""
 
 SHAPES = ((2, 2), (8, 4), (64, 2))
-"""(sites, nodes a site)."""
+"""(sites, nodes per site)."""
 
 CHORDS = (1, 5, 13, 21)
-"""From each site of a mesh a fiber leads to the sites so many further on: 4 fibers a site, 8 ends."""
+"""Each site of a mesh has a fiber to the sites at these offsets: 4 fibers, 8 ends per site."""
 
 DELAYS_S = (50e-6, 200e-6, 600e-6, 5e-3, 50e-3)
 
 
 def ring(sites: int) -> list[tuple[int, int]]:
-    """Pairs of neighbours; two sites are joined by two fibers."""
+    """Return pairs of neighbours; two sites are joined by two fibers."""
     return [(0, 1)] * 2 if sites == 2 else [(site, (site + 1) % sites) for site in range(sites)]
 
 
 def mesh(sites: int) -> list[tuple[int, int]]:
-    """A ring with chords: 4 links a site, 64 sites have 256."""
+    """Return a ring with chords: 4 links per site, 256 for 64 sites."""
     return [(site, (site + step) % sites) for step in CHORDS for site in range(sites)]
 
 
 def topology_text(sites: int, nodes: int, pairs: Sequence[tuple[int, int]]) -> str:
-    """A topology file: fibers of 40 km between the sites of each pair, ``nodes`` in each site."""
+    """Return a topology file: fibers of 40 km between the sites of each pair, ``nodes`` per site."""
     lines = ["scale: 1000", "sites:", *(f"  s{site + 1}: {{nodes: {nodes}}}" for site in range(sites)), "links:"]
     for number, (a, b) in enumerate(pairs):
         lines.append(f"  fib{number}: {{between: [s{a + 1}, s{b + 1}], km: 40, optics: 800ZR}}")
@@ -47,7 +47,7 @@ def topology_text(sites: int, nodes: int, pairs: Sequence[tuple[int, int]]) -> s
 
 
 def shape(sites: int, nodes: int, pairs: Sequence[tuple[int, int]] | None = None) -> Topology:
-    """The topology of :func:`topology_text`, resolved; a ring by default."""
+    """Return the resolved topology of :func:`topology_text`; a ring by default."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"shape-{sites}x{nodes}.yaml")
         file.write_text(topology_text(sites, nodes, ring(sites) if pairs is None else pairs))
@@ -61,12 +61,12 @@ def machine() -> str:
 
 
 def load() -> str:
-    """Load averages of 1, 5 and 15 minutes."""
+    """Return the load averages over 1, 5 and 15 minutes."""
     return " / ".join(f"{value:.2f}" for value in os.getloadavg())
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds on a CPU since the process began, to the nanosecond (proc(5), schedstat); of its first thread."""
+    """Return the CPU seconds of a process's first thread, with a resolution of 1 ns (proc(5), schedstat)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -84,7 +84,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(samples: Sequence[float], unit: str = "", digits: int = 2) -> str:
-    """Median (least - most) of ``samples``."""
+    """Format as median (minimum - maximum)."""
     low, high = min(samples), max(samples)
     return f"{statistics.median(samples):.{digits}f}{unit} ({low:.{digits}f} – {high:.{digits}f})"
 
@@ -94,13 +94,13 @@ def delay(seconds: float) -> str:
 
 
 def command(doc: str | None, measure: Callable[[bool], dict[str, Any]], table: Callable[[dict[str, Any]], str]) -> int:
-    """The command line of each benchmark: measure, print the table, keep every sample with ``--json``."""
+    """Command line of a benchmark: measure, print the table, with ``--json`` write every sample."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few repeats: does it work, not how well")
-    parser.add_argument("--json", type=Path, help="write every sample to this file, too")
+    parser.add_argument("--quick", action="store_true", help="few repeats, to check that it works")
+    parser.add_argument("--json", type=Path, help="also write every sample to this file")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
-        parser.error("makes network namespaces: needs root")
+        parser.error("creates network namespaces: run as root")
     before = load()
     result = {"machine": machine(), "load": before, "quick": arguments.quick, **measure(arguments.quick)}
     print(table(result))

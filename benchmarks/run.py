@@ -1,8 +1,8 @@
-"""All benchmarks, one after the other: `make bench`. Some half an hour; needs root. `NAME…` runs those alone,
-`--quick` with few repeats (some five minutes, keeps nothing).
+"""Run all benchmarks: `make bench`. Takes about half an hour; needs root. `NAME…` runs selected ones, `--quick` uses few
+repeats (about five minutes) and keeps nothing.
 
-Samples go into benchmarks/results.json, and from it alone the tables of docs/performance.md are written, between its
-``<!-- name -->`` and ``<!-- end -->`` marks. `--tables` writes the tables anew without measuring.
+Samples are kept in build/benchmarks/results.json. At the end the tables of docs/performance.md are printed, each to be
+pasted between the marks of its name there; `--tables` prints those of the kept samples without measuring.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import Any
 from benchmarks.common import MININET_PYTHON, ROOT, load, machine
 from testbed.lab import containers
 
-RESULTS = ROOT / "benchmarks" / "results.json"
-PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "build" / "benchmarks" / "results.json"
 BOUND_S = {
     "fiberd_vs_veth": 480,
     "loss": 240,
@@ -34,11 +33,11 @@ BOUND_S = {
     "lab_vs_mininet": 480,
     "containers": 900,
 }
-"""Each benchmark, with the seconds after which it is ended: about twice what it takes (docs/performance.md)."""
+"""Time limit of each benchmark in seconds: about twice its usual duration (docs/performance.md)."""
 
 
 def lacking(name: str) -> str:
-    """Why a benchmark cannot run here; empty when it can."""
+    """Return why a benchmark cannot run on this host; empty if it can."""
     if name in ("lab_vs_mininet", "netem_vs_mininet"):
         probe = subprocess.run([MININET_PYTHON, "-c", "import mininet"], capture_output=True, check=False)
         if probe.returncode:
@@ -53,7 +52,7 @@ def lacking(name: str) -> str:
 
 
 def measure(name: str, quick: bool) -> dict[str, Any] | None:
-    """Run one benchmark in a process of its own; its result, with the load around it. None: it failed, and said why."""
+    """Run one benchmark in a process of its own; return its result with the load before and after; None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
         before, began = load(), time.monotonic()
@@ -62,7 +61,7 @@ def measure(name: str, quick: bool) -> dict[str, Any] | None:
         try:
             status = subprocess.run(argv, env=environment, cwd=ROOT, timeout=BOUND_S[name]).returncode
         except subprocess.TimeoutExpired:
-            print(f"{name}: not over after {BOUND_S[name]} s", file=sys.stderr)
+            print(f"{name}: did not finish within {BOUND_S[name]} s", file=sys.stderr)
             return None
         if status:
             return None
@@ -71,38 +70,33 @@ def measure(name: str, quick: bool) -> dict[str, Any] | None:
     return {**result, **around, "took_s": round(time.monotonic() - began)}
 
 
-def write_tables(results: dict[str, Any]) -> None:
-    page = PAGE.read_text()
+def print_tables(results: dict[str, Any]) -> None:
+    """Print the tables in Markdown, with the marks that surround them in docs/performance.md."""
     for name, result in results.items():
         around = f"Load average (1 / 5 / 15 min) before: {result['load_before']}, after: {result['load_after']}."
         table = importlib.import_module(f"benchmarks.{name}").table(result)
-        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
-        before, found, rest = page.partition(begin)
-        if found:
-            text = f"{table}\n\n{result['machine']}; {result['taken']}. {around}"
-            page = before + begin + text + "\n" + end + rest.partition(end)[2]
-    PAGE.write_text(page)
+        print(f"<!-- {name} -->\n{table}\n\n{result['machine']}; {result['taken']}. {around}\n<!-- end -->\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"which of {', '.join(BOUND_S)}; all of them by default"
+        "names", nargs="*", metavar="NAME", help=f"benchmarks to run, of {', '.join(BOUND_S)} (default: all)"
     )
-    parser.add_argument("--quick", action="store_true", help="few repeats: does it work, not how well; keeps nothing")
-    parser.add_argument("--json", type=Path, help="write the results of this run to this file, too")
-    parser.add_argument("--tables", action="store_true", help="measure nothing")
+    parser.add_argument("--quick", action="store_true", help="few repeats, to check that it works; keeps nothing")
+    parser.add_argument("--json", type=Path, help="also write the results of this run to this file")
+    parser.add_argument("--tables", action="store_true", help="print the tables of the kept samples; measure nothing")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BOUND_S):
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there is {', '.join(BOUND_S)}")
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))} (available: {', '.join(BOUND_S)})")
     if not arguments.tables and os.geteuid() != 0:
-        parser.error("makes network namespaces: needs root")
+        parser.error("creates network namespaces: run as root")
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     taken: dict[str, Any] = {}
     failed = []
     for name in [] if arguments.tables else arguments.names or list(BOUND_S):
         if why := lacking(name):
-            print(f"{name}: left out: {why}", flush=True)
+            print(f"{name}: skipped: {why}", flush=True)
             continue
         print(f"{name}: {machine()}, load {load()}", flush=True)
         result = measure(name, arguments.quick)
@@ -112,11 +106,12 @@ def main() -> int:
         taken[name] = result
         if not arguments.quick:
             kept[name] = result
+            RESULTS.parent.mkdir(parents=True, exist_ok=True)
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     if arguments.json:
         arguments.json.write_text(json.dumps(taken, indent=1) + "\n")
     if not arguments.quick:
-        write_tables(kept)
+        print_tables(kept)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -1,6 +1,6 @@
-"""Print what every file of the testbed and its agents is for: the first sentence of each, by folder.
+"""Print the purpose of every file of the testbed and its agents, by folder: the first sentence of its docstring.
 
-python tools/rooms.py [FOLDER]      # testbed/lab, say; all of them without
+python tools/rooms.py [FOLDER]      # such as testbed/lab; default: all folders
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ROOMS = ("testbed", "agents/testbed_agents")
 
 
 def rooms(below: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Each folder below that has Python files, itself first, and these files without ``__init__.py``."""
+    """Yield each package at or below a folder, with its Python files except ``__init__.py``."""
     for folder in (below, *sorted(it for it in below.rglob("*") if it.is_dir())):
         if (folder / "__init__.py").is_file():
             yield folder, sorted(it for it in folder.glob("*.py") if it.name != "__init__.py")
 
 
 def purpose(file: Path) -> str:
-    """First sentence of a file's docstring."""
+    """Return the first sentence of a file's docstring."""
     said = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0].split())
     return re.split(r"(?<=[.])\s", said, maxsplit=1)[0].removesuffix(" Its whole story:")
 

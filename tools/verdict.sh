@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# verdict.sh WHAT GOOD COMMAND…: runs COMMAND and ends with one line that says how it went.
+# verdict.sh WHAT GOOD COMMAND…: run COMMAND and print one line with its outcome.
 set -uo pipefail
 what=$1 good=$2
 shift 2
