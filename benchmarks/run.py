@@ -1,5 +1,5 @@
-"""Run all benchmarks: `make bench`. Takes about half an hour; needs root. `NAME…` runs selected ones, `--quick` uses few
-repeats (about five minutes) and keeps nothing.
+"""Run all benchmarks: `make bench`. Takes about half an hour; needs root. `NAME…` runs selected ones, `--quick` uses
+few repeats (about five minutes) and keeps nothing.
 
 Samples are kept in build/benchmarks/results.json. At the end the tables of docs/performance.md are printed, each to be
 pasted between the marks of its name there; `--tables` prints those of the kept samples without measuring.
@@ -52,7 +52,7 @@ def lacking(name: str) -> str:
 
 
 def measure(name: str, quick: bool) -> dict[str, Any] | None:
-    """Run one benchmark in a process of its own; return its result with the load before and after; None if it failed."""
+    """Run one benchmark in a process of its own; return its result and the load around it; None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
         before, began = load(), time.monotonic()

@@ -11,7 +11,7 @@ uint64_t chance_seed(const char *name, uint64_t seed, enum chance_kind kind) {
     uint64_t hash = 0xcbf29ce484222325ull ^ seed;
     for (; *name; name++)
         hash = (hash ^ (uint8_t)*name) * 0x100000001b3ull;
-    /* Through the generator, or streams would be the same one a few steps apart. */
+    /* Passed through the generator: otherwise the streams would be one sequence, shifted by a few steps. */
     hash ^= (uint64_t)kind * 0xd1342543de82ef95ull;
     return chance_next(&hash);
 }
@@ -26,7 +26,7 @@ uint64_t chance_next(uint64_t *random) {
 
 double chance_uniform(uint64_t *random) { return ((double)(chance_next(random) >> 12) + 0.5) * 0x1p-52; }
 
-/* How many trials fail before the first that succeeds with probability `p`. */
+/* Number of failures before the first success, which has probability `p` per trial. */
 static uint64_t geometric(uint64_t *random, double p) {
     if (p <= 0)
         return NEVER;
@@ -36,7 +36,7 @@ static uint64_t geometric(uint64_t *random, double p) {
     return failures < 1e18 ? (uint64_t)failures : NEVER;
 }
 
-/* A state is left by the segment that is judged last in it, so at least one finds it. */
+/* Each stay in a state covers at least one segment: the last one in it leaves it. */
 static void enter(struct chain *chain, bool bad) {
     chain->bad = bad;
     const uint64_t others = chain->p > 0 ? geometric(&chain->random, bad ? chain->r : chain->p) : NEVER;
@@ -79,7 +79,7 @@ void chain_advance(struct chain *chain, uint64_t count) {
         chain->passing -= count;
 }
 
-/* Inverse of the normal distribution: the root is bracketed well enough by bisection of erfc for 52 bits of u. */
+/* Inverse of the normal distribution, by bisection of erfc, which is accurate enough for 52 bits of u. */
 static double normal_quantile(double u) {
     double low = -CUT, high = CUT;
     for (int i = 0; i < 40; i++) {

@@ -1,11 +1,11 @@
-/* Chance: independent, seeded streams of random numbers, and what is drawn from them. Pure but for the structs' state. */
+/* Independent, seeded streams of random numbers and the distributions drawn from them. Pure except for the structs' state. */
 #ifndef FIBERD_CHANCE_H
 #define FIBERD_CHANCE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Each kind has its stream, so that switching on one does not change what another does. */
+/* Each kind has a stream of its own, so that enabling one does not change the results of another. */
 enum chance_kind { CHANCE_LOSS, CHANCE_CORRUPT, CHANCE_DUPLICATE, CHANCE_REORDER, CHANCE_JITTER, CHANCE_BIT, CHANCE_KINDS };
 
 enum distribution { JITTER_UNIFORM, JITTER_NORMAL, JITTER_PARETO, JITTER_PARETONORMAL, DISTRIBUTIONS };

@@ -43,7 +43,7 @@ __attribute__((format(printf, 2, 3))) static void answer(struct control *control
         control->out_used += (size_t)written;
         return;
     }
-    /* Cut: the line must end all the same, or whoever asked waits for the rest for ever. */
+    /* Truncated: the line must end nevertheless, or the client would wait for the rest for ever. */
     control->out_used += CONTROL_LINE_BYTES - 1;
     if (format[strlen(format) - 1] == '\n')
         control->out[control->out_used - 1] = '\n';
@@ -55,7 +55,7 @@ static bool parse_integer(const char *text, uint64_t low, uint64_t high, uint64_
     char *end;
     errno = 0;
     const unsigned long long parsed = strtoull(text, &end, 10);
-    /* Digits only: strtoull takes a sign, after spaces too, and wraps what is negative round. */
+    /* Digits only: strtoull accepts spaces and a sign, and wraps negative numbers. */
     if (errno || end == text || *end || strspn(text, "0123456789") != strlen(text) || parsed < low || parsed > high)
         return false;
     *value = parsed;
@@ -89,7 +89,7 @@ static bool parse_distribution(const char *text, enum distribution *value) {
     return false;
 }
 
-/* One KEY=VALUE of `set`. False and why. */
+/* Parse one KEY=VALUE of `set`. Returns false and fills in `why` on error. */
 static bool set_key(struct impairment *impairment, char *word, char *why, size_t why_bytes) {
     char *value = strchr(word, '=');
     if (!value) {
@@ -271,7 +271,7 @@ static void do_line(struct control *control, char *line) {
 
 /* ---- the socket ----------------------------------------------------------------------------------------------------- */
 
-/* Do the whole lines that `in` holds, until an answer is to be sent. False when there is none. */
+/* Execute the complete lines in `in` until an answer must be sent. False if there is no complete line. */
 static bool next_line(struct control *control) {
     char *end = memchr(control->in, '\n', control->in_used);
     if (!end) {

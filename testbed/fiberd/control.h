@@ -9,7 +9,7 @@
  *   stats                      one line "direction NAME KEY=VALUE..." per direction, then "ok"
  *   ping                       "ok"
  *
- * End of file is an order to take every end down and to exit. */
+ * At end of file, fiberd takes every end down and exits. */
 #ifndef FIBERD_CONTROL_H
 #define FIBERD_CONTROL_H
 
@@ -20,7 +20,7 @@ enum { CONTROL_LINE_BYTES = 2048 };
 struct control {
     int fd;
     struct plant *plant;
-    /* Called by `go`. Fills in the rest of the "ok" line, or of the "error" line when it returns false. */
+    /* Called by `go`. Fills in the rest of the "ok" line, or of the "error" line if it returns false. */
     bool (*go)(void *context, char *text, size_t bytes);
     void *go_context;
     bool going;
@@ -34,11 +34,11 @@ struct control {
 
 enum control_state {
     CONTROL_READING, /* wait until `fd` is readable */
-    CONTROL_WRITING, /* the other side reads slowly: wait until `fd` is writable, and read nothing meanwhile */
+    CONTROL_WRITING, /* the client reads slowly: wait until `fd` is writable, and read nothing meanwhile */
     CONTROL_ENDED
 };
 
-/* Do what is possible without waiting. */
+/* Read, execute and answer as far as possible without blocking. */
 enum control_state control_work(struct control *control);
 
 #endif

@@ -11,8 +11,8 @@ const char *const drop_cause_names[DROP_CAUSES] = {"loss", "corrupt", "size", "q
 const uint32_t lateness_bounds_us[LATENESS_BOUNDS] = {1,    2,    5,     10,    20,    50,    100,    200,
                                                       500,  1000, 2000,  5000,  10000, 20000, 50000,  100000};
 
-/* Below this rate a super-packet is sent in pieces of at most SLICE_NS, or it would hold up what comes behind it. Above,
- * 64 KiB take little longer than that, and slicing would only cost CPU. */
+/* Below this rate a super-packet is sent in slices of at most SLICE_NS, so that it does not delay the packets behind it.
+ * Above it, 64 KiB take little longer than that, and slicing would only cost CPU. */
 static const double SLICE_BELOW_BPS = 2.5e9;
 static const double SLICE_NS = 100e3;
 
@@ -52,11 +52,12 @@ void fiber_init(struct fiber *fiber, const char *name, struct port *ingress, str
 
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* When a packet that enters at `depart` leaves. Only what is held back may be overtaken, unless jitter reorders. */
+/* Compute when a packet that enters at `depart` leaves. Only packets delayed by `reorder` may be overtaken, unless jitter
+ * reorders. */
 static void schedule(struct fiber *fiber, struct frame *frame, uint64_t depart) {
     const int64_t travel = (int64_t)fiber->impairment.delay_ns + frame->extra_ns;
     frame->depart = depart;
-    frame->due = depart + (travel > 0 ? (uint64_t)travel : 0); /* never sent before it was there */
+    frame->due = depart + (travel > 0 ? (uint64_t)travel : 0); /* never before its arrival */
     if (frame->held)
         return;
     if (!fiber->impairment.jitter_reorders)
@@ -69,21 +70,21 @@ void fiber_set(struct fiber *fiber, const struct impairment *impairment, uint64_
     fiber->impairment = *impairment;
     set_chances(fiber);
 
-    /* What waits at the old rate waits in proportion at the new one; an unlimited rate lets it go now. */
+    /* Waiting times are rescaled to the new rate; with an unlimited rate, all queued packets leave now. */
     const double stretch = impairment->rate_bps > 0 ? old.rate_bps / impairment->rate_bps : 0;
     struct frame **waiting = &fiber->head;
     uint64_t last_due = 0;
     for (; *waiting && (*waiting)->depart <= now; waiting = &(*waiting)->next)
         last_due = (*waiting)->due;
     if (fiber->next_free <= now)
-        return; /* nothing waits; last_due and next_free are in order */
+        return; /* the queue is empty; last_due and next_free are correct */
     fiber->next_free = now + (uint64_t)((double)(fiber->next_free - now) * stretch);
     fiber->last_due = last_due;
     const uint64_t first = *waiting ? (*waiting)->sequence : UINT64_MAX;
     uint64_t last_stray = 0;
     for (size_t i = 0; i < fiber->strays.count; i++) {
         struct frame *frame = fiber->strays.frames[i];
-        if (frame->depart > now) { /* it was asked to leave its order already */
+        if (frame->depart > now) { /* already reordered on request */
             const int64_t travel = (int64_t)impairment->delay_ns + frame->extra_ns;
             frame->depart = now + (uint64_t)((double)(frame->depart - now) * stretch);
             frame->due = frame->depart + (travel > 0 ? (uint64_t)travel : 0);
@@ -94,7 +95,7 @@ void fiber_set(struct fiber *fiber, const struct impairment *impairment, uint64_
             last_stray = later(last_stray, frame->due);
     }
     strays_order(&fiber->strays);
-    /* The list stays in order whatever its jitter: it was in order when it was asked for. */
+    /* The list keeps its order whatever its jitter: it was in order when the jitter was drawn. */
     for (struct frame *frame = *waiting; frame; frame = frame->next) {
         schedule(fiber, frame, now + (uint64_t)((double)(frame->depart - now) * stretch));
         frame->due = fiber->tail_due = later(frame->due, last_due);
@@ -103,11 +104,11 @@ void fiber_set(struct fiber *fiber, const struct impairment *impairment, uint64_
     fiber->last_due = later(later(fiber->last_due, last_due), last_stray);
 }
 
-/* ---- the way in ----------------------------------------------------------------------------------------------------- */
+/* ---- ingress -------------------------------------------------------------------------------------------------------- */
 
 static int64_t draw_jitter(struct fiber *fiber) {
     const struct impairment *it = &fiber->impairment;
-    for (unsigned i = 0; i < 2; i++) /* always both: the stream does not depend on the distribution */
+    for (unsigned i = 0; i < 2; i++) /* always draw both, so that the stream does not depend on the distribution */
         fiber->last_uniform[i] = (1 - it->correlation) * chance_uniform(&fiber->jitter_random) +
                                  it->correlation * fiber->last_uniform[i];
     return (int64_t)((double)it->jitter_ns *
@@ -118,7 +119,7 @@ static uint32_t wire_bytes_of(const struct fiber *fiber, const struct packet_sha
     return packet_l2_bytes(shape, first, last) + (last - first) * (uint32_t)fiber->impairment.overhead_bytes;
 }
 
-/* There is room among the strays. */
+/* Requires room among the strays. */
 static void enqueue(struct fiber *fiber, struct frame *frame, uint32_t wire_bytes, uint64_t arrival, bool held) {
     uint64_t depart = arrival;
     if (fiber->impairment.rate_bps > 0) {
@@ -144,7 +145,7 @@ static void enqueue(struct fiber *fiber, struct frame *frame, uint32_t wire_byte
     fiber->memory_used += frame_cost(frame);
 }
 
-/* How many of the segments [first, last) the queue has room for. */
+/* Number of the segments [first, last) that fit into the queue. */
 static uint32_t queue_room(const struct fiber *fiber, const struct packet_shape *shape, uint32_t first, uint32_t last,
                            uint64_t arrival) {
     const uint64_t limit = fiber->impairment.queue_bytes;
@@ -157,7 +158,7 @@ static uint32_t queue_room(const struct fiber *fiber, const struct packet_shape 
     return last - first == 1 ? 0 : (uint32_t)(room / wire_bytes_of(fiber, shape, 0, 1)); /* the first is no shorter than others */
 }
 
-/* What chance has decided on the segments that are admitted; flipping is of a single one. */
+/* Random impairments of the admitted segments; a bit is flipped in a single one only. */
 struct fate {
     bool held, flipped, may_take;
 };
@@ -203,7 +204,7 @@ static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_
             frame->l2_bytes = packet_l2_bytes(shape, first, end);
             if (fate.flipped) {
                 if (!packet_complete_checksum(frame_packet(frame), frame->length)) {
-                    fiber->stats.drops[DROP_CORRUPT] += end - first; /* no receiver could tell that it is wrong */
+                    fiber->stats.drops[DROP_CORRUPT] += end - first; /* no receiver could detect the error */
                     if (frame != whole)
                         frame_put(frame);
                     return false;
@@ -224,12 +225,12 @@ static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_
     return false;
 }
 
-/* Chance has something for segment `first`. True when the frame itself was taken. */
+/* Segment `first` gets a random impairment. True if the frame itself was taken. */
 static bool receive_hit(struct fiber *fiber, struct frame *frame, const struct packet_shape *shape, uint32_t first,
                         uint64_t arrival, const bool *hit) {
     const bool doubled = hit[CHANCE_DUPLICATE];
     const bool flipped = hit[CHANCE_CORRUPT] && fiber->impairment.corrupt_survives;
-    /* What is lost is not doubled: `loss` of the segments never come, and `duplicate` of the others come twice. */
+    /* Lost segments are not duplicated: a share `loss` never arrives, and `duplicate` of the others arrive twice. */
     if (hit[CHANCE_LOSS] || (hit[CHANCE_CORRUPT] && !flipped)) {
         fiber->stats.drops[hit[CHANCE_LOSS] ? DROP_LOSS : DROP_CORRUPT]++;
         return false;
@@ -248,7 +249,7 @@ static bool too_large(const struct fiber *fiber, const struct packet_shape *shap
     return packet_l2_bytes(shape, segment, segment + 1) > fiber->impairment.largest_bytes + header;
 }
 
-/* The first segment that is not too large: of a super-packet only the last may be smaller than the others. */
+/* Return the first segment that is not too large: only the last segment of a super-packet may be smaller than the others. */
 static uint32_t first_that_fits(const struct fiber *fiber, const struct packet_shape *shape) {
     if (fiber->impairment.largest_bytes == 0 || !too_large(fiber, shape, 0))
         return 0;
@@ -293,7 +294,7 @@ void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival) {
         frame_put(frame);
 }
 
-/* ---- the way out ---------------------------------------------------------------------------------------------------- */
+/* ---- egress --------------------------------------------------------------------------------------------------------- */
 
 uint64_t fiber_next(const struct fiber *fiber) {
     uint64_t due = fiber->head ? fiber->head->due : NEVER;
@@ -306,7 +307,7 @@ void fiber_merge(struct fiber *fiber, uint64_t now) {
     struct frame **at = &fiber->head;
     while (fiber->strays.count > 0 && fiber->strays.frames[0]->due <= now) {
         struct frame *frame = strays_pop(&fiber->strays);
-        while (*at && strays_before(*at, frame)) /* strays come in order: never from the beginning again */
+        while (*at && strays_before(*at, frame)) /* strays come in order: continue from here */
             at = &(*at)->next;
         frame->next = *at;
         *at = frame;

@@ -1,4 +1,4 @@
-/* One direction of a fiber. It never merges packets, and keeps their order unless it is asked to reorder.
+/* One direction of a fiber. It never merges packets, and keeps their order unless reordering is requested.
  *
  * The path of a packet:  arrival -> chance (per MTU segment) -> queue (tail drop) -> serialisation at the rate (depart)
  *                        -> delay and jitter (due) -> sent. */
@@ -72,29 +72,29 @@ struct fiber {
 
 void fiber_init(struct fiber *fiber, const char *name, struct port *ingress, struct port *egress, uint64_t seed);
 
-/* Change the impairment at `now`. Nothing under way is lost or reordered: what is inside the fiber keeps its delay, what
- * still waits takes the new rate and delay. */
+/* Change the impairment at `now`. No packet in flight is lost or reordered: packets inside the fiber keep their delay,
+ * queued ones get the new rate and delay. */
 void fiber_set(struct fiber *fiber, const struct impairment *impairment, uint64_t now);
 
 /* A packet has arrived. Takes the frame. */
 void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival);
 
-/* When the first packet is to be sent; UINT64_MAX when there is none. */
+/* When the first packet is due; UINT64_MAX if there is none. */
 uint64_t fiber_next(const struct fiber *fiber);
 
-/* Put what is due at `now` of the packets out of order where it belongs in the list `head`, which is then all that is due. */
+/* Merge out-of-order packets that are due at `now` into the list `head`, which then has all due packets. */
 void fiber_merge(struct fiber *fiber, uint64_t now);
 
-/* The first `count` frames were handed to the egress at `now`; take them off. */
+/* Remove the first `count` frames, which were passed to the egress at `now`. */
 void fiber_sent(struct fiber *fiber, size_t count, uint64_t now);
 
 /* The first frame could not be sent. */
 void fiber_drop_head(struct fiber *fiber, enum drop_cause cause);
 
-/* An end went down at `now`: all that is under way is lost. */
+/* An end went down at `now`: all packets in flight are lost. */
 void fiber_down(struct fiber *fiber, uint64_t now);
 
-/* Wire bytes that wait for their turn at `now`. */
+/* Wire bytes in the queue at `now`. */
 uint64_t fiber_backlog(const struct fiber *fiber, uint64_t now);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* What a single MTU, a re-sliced piece and a whole super-packet need. Recycling keeps page faults off a packet's path. */
+/* Sizes for a single MTU, a slice and a whole super-packet. Recycling avoids page faults while forwarding. */
 static const size_t class_bytes[] = {2048, 16 * 1024, sizeof(struct frame) + FRAME_HEADROOM_BYTES + FRAME_MAX_BYTES};
 enum { CLASSES = sizeof class_bytes / sizeof class_bytes[0], KEPT_PER_CLASS = 48 };
 

@@ -1,10 +1,10 @@
-/* fiberd: carries packets between the ends of emulated fibers, each direction with its delay, rate, queue and loss.
+/* fiberd: forwards packets between the ends of emulated fibers, each direction with its delay, rate, queue and loss.
  *
  *   fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID]      stdin: the control socket (control.h)
  *
- * One thread, one loop: read what has arrived, send what is due, sleep until the next of either. It ends when the
- * control socket does, on SIGTERM or SIGINT, or with its parent; then it takes every end down first, so that
- * gateways see a fiber that is dark and not one that swallows packets. */
+ * One thread, one loop: read packets that have arrived, send packets that are due, sleep until the next of either. It ends
+ * at EOF on the control socket, on SIGTERM or SIGINT, or with its parent. It first takes every end down, so that gateways
+ * see a loss of signal, not a fiber that swallows packets. */
 #include "clock.h"
 #include "control.h"
 #include "plant.h"
@@ -31,18 +31,18 @@
 #define SYS_epoll_pwait2 441 /* the same on every architecture but alpha */
 #endif
 
-/* Waking up takes the kernel up to this long; a real-time process can afford to be awake before a packet is due. */
+/* The kernel's wake-up latency; a real-time process can spin for this long before a packet is due. */
 static const uint64_t SPIN_NS = 60 * MICROSECOND_NS;
 
-/* In a flood a wake-up per packet would take a whole core, and spinning with it. Then look only this often: the kernel's
- * timestamps tell when packets came, and none is later than this. Only when every delay is longer than that. */
+/* In a flood, a wake-up per packet, or spinning, would take a whole core. Then poll only this often: the kernel's timestamps
+ * have the time of arrival, so no packet is late, provided that every delay is longer than this interval. */
 static const uint64_t FLOOD_PAUSE_NS = 50 * MICROSECOND_NS;
 static const uint64_t FLOOD_WINDOW_NS = 1000 * MICROSECOND_NS;
 enum { FLOOD_PACKETS = 20, /* a window */ MAX_EVENTS = 64 };
 
 static const uint64_t TRIM_AFTER_NS = NANOSECONDS;
 
-/* What an event of epoll is about: a port's number, or one of these. */
+/* Data of an epoll event: a port's number, or one of these. */
 enum { SIGNAL_EVENT = MAX_PORTS, CONTROL_EVENT };
 
 struct daemon {
@@ -69,7 +69,7 @@ static void watch(struct daemon *daemon, int operation, int fd, uint32_t events,
 
 /* ---- privileges and priority ---------------------------------------------------------------------------------------- */
 
-/* Sockets are open and priorities set. What is left to do as root is to take interfaces down. */
+/* Sockets are open and priorities are set. Only taking interfaces down still needs privileges. */
 static bool drop_privileges(void) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{0}, {0}};
@@ -82,7 +82,7 @@ static bool drop_privileges(void) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_capset, &header, data) == 0;
 }
 
-/* `go`: real time if allowed, else as nice as allowed, and say which. */
+/* `go`: use real-time priority if permitted, else the lowest permitted nice value, and report which. */
 static bool go(void *context, char *text, size_t bytes) {
     struct daemon *daemon = context;
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
@@ -117,7 +117,7 @@ static struct timespec to_timespec(uint64_t ns) {
     return (struct timespec){.tv_sec = (time_t)(ns / NANOSECONDS), .tv_nsec = (long)(ns % NANOSECONDS)};
 }
 
-/* Wait at most `timeout_ns` (UINT64_MAX: for ever). */
+/* Wait at most `timeout_ns` (UINT64_MAX: without limit). */
 static int wait_events(int epoll_fd, struct epoll_event *events, uint64_t timeout_ns) {
     static bool old_kernel; /* epoll_pwait2 came with Linux 5.11 */
     const struct timespec timeout = to_timespec(timeout_ns);
@@ -139,7 +139,7 @@ static void read_signal(struct daemon *daemon) {
     struct signalfd_siginfo info;
     if (read(daemon->signal_fd, &info, sizeof info) != sizeof info)
         return;
-    /* SIGHUP is the parent-death signal. The kernel also sends it when only the thread that started us has ended. */
+    /* SIGHUP is the parent-death signal. The kernel also sends it when only the thread that started fiberd has ended. */
     if (info.ssi_signo != SIGHUP || getppid() != daemon->parent)
         daemon->ending = true;
 }
@@ -158,7 +158,7 @@ static void work_control(struct daemon *daemon) {
     }
 }
 
-/* Whether `packets` more make a flood: decided once a window, of the window before. */
+/* Count `packets` and return whether there is a flood, decided once per window for the previous window. */
 static bool is_flood(uint64_t now, int packets) {
     static uint64_t window_end;
     static int seen;
@@ -210,7 +210,7 @@ static void run(struct daemon *daemon) {
     }
 }
 
-/* ---- the beginning and the end -------------------------------------------------------------------------------------- */
+/* ---- start and end -------------------------------------------------------------------------------------------------- */
 
 static void enter_netns(const char *path) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -175,7 +175,7 @@ void packet_slice(const uint8_t *packet, const struct packet_shape *shape, uint3
     } else {
         put32(l4 + 4, get32(l4 + 4) + first * shape->payload_bytes);
         if (last < shape->segments)
-            l4[13] &= (uint8_t)~TCP_FIN_PSH; /* these end a burst: only its last segment says so */
+            l4[13] &= (uint8_t)~TCP_FIN_PSH; /* these mark the end of a burst: set in its last segment only */
         if (first > 0)
             l4[13] &= (uint8_t)~TCP_CWR; /* answers one congestion mark: only the first segment does (RFC 3168) */
     }
@@ -228,7 +228,7 @@ bool packet_complete_checksum(uint8_t *packet, size_t length) {
         /* In UDP 0 means that there is none (RFC 768); for the others the two are the same number. */
         put16(frame + at, checksum == 0 && vnet.csum_offset == UDP_CHECKSUM_AT ? 0xffff : checksum);
     }
-    memset(packet, 0, VNET_HEADER_BYTES); /* no flag that says "verified" stays either */
+    memset(packet, 0, VNET_HEADER_BYTES); /* clears a flag that marks the checksum as verified, too */
     return true;
 }
 

@@ -1,4 +1,4 @@
-/* What is inside a packet as AF_PACKET hands it over with PACKET_VNET_HDR: pure functions over bytes.
+/* Parse and modify packets as AF_PACKET delivers them with PACKET_VNET_HDR: pure functions over bytes.
  *
  * A packet here is a struct virtio_net_hdr (VNET_HEADER_BYTES, host byte order) followed by an Ethernet frame. The frame
  * may be a GSO super-packet: up to 64 KiB of one TCP or UDP flow that a real wire would carry as MTU-sized segments. */
@@ -27,14 +27,14 @@ struct packet_shape {
     bool udp;
 };
 
-/* Describe `packet`. False when it is too short to be one. A super-packet whose headers contradict each other is described
- * as one segment: it can be forwarded whole, where the kernel judges it, but never split. */
+/* Describe `packet`. False if it is too short. A super-packet with contradictory headers is described as one segment: it is
+ * forwarded whole, for the kernel to accept or drop, but never split. */
 bool packet_describe(const uint8_t *packet, size_t length, struct packet_shape *shape);
 
 /* L2 bytes of segments [first, last) on a real wire: every segment with its headers, no preamble, FCS or gap. */
 uint32_t packet_l2_bytes(const struct packet_shape *shape, uint32_t first, uint32_t last);
 
-/* The same with WIRE_OVERHEAD_BYTES a segment: what a rate is about. */
+/* The same with WIRE_OVERHEAD_BYTES per segment, as used for the rate. */
 uint32_t packet_wire_bytes(const struct packet_shape *shape, uint32_t first, uint32_t last);
 
 /* Length of the packet that packet_slice() writes for segments [first, last). */
@@ -50,8 +50,8 @@ void packet_slice(const uint8_t *packet, const struct packet_shape *shape, uint3
  * afterwards. Returns the new beginning; the length grows by VLAN_TAG_BYTES. `length` must reach past both addresses. */
 uint8_t *packet_restore_vlan(uint8_t *packet, size_t length, uint16_t tpid, uint16_t tci);
 
-/* Complete the checksum that the sender left to its interface, and let the receiver verify it: afterwards the packet is
- * what a real wire would carry. False, and nothing is changed, for a super-packet or where the fields make no sense. */
+/* Complete the checksum that the sender left to its interface, and have the receiver verify it, as on a real wire. Returns
+ * false and changes nothing for a super-packet or inconsistent fields. */
 bool packet_complete_checksum(uint8_t *packet, size_t length);
 
 /* Flip one bit of the Ethernet frame: `random` modulo their number. `length` reaches past the virtio header. */

@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An egress whose queue is full is tried again this often, this many times, before the packet counts as lost. */
+/* Retry interval and number of retries for an egress whose queue is full, before the packet counts as lost. */
 enum { SEND_RETRIES = 20 };
 static const uint64_t SEND_RETRY_NS = 50 * MICROSECOND_NS;
 
-/* One call of the kernel takes at most so many bytes: it delivers to the receiver before it returns, so the last
- * packet of a batch leaves that much later than the first. */
+/* Maximum bytes per system call: the kernel delivers to the receiver before it returns, so the last packet of a batch
+ * leaves later than the first. */
 static const size_t SEND_BATCH_BYTES = 64 * 1024;
 
 static void refresh_next(struct plant *plant, const struct fiber *fiber) {
@@ -84,7 +84,7 @@ void plant_set(struct plant *plant, struct fiber *fiber, const struct impairment
     plant->shortest_delay_ns = UINT64_MAX;
     for (size_t i = 0; i < plant->fiber_count; i++) {
         const struct impairment *each = &plant->fibers[i]->impairment;
-        /* Jitter may make any packet as fast as light: then nothing is known to be far off. */
+        /* Jitter may reduce any delay to zero, so there is no lower bound. */
         const uint64_t delay = each->jitter_ns > 0 ? 0 : each->delay_ns;
         plant->shortest_delay_ns = delay < plant->shortest_delay_ns ? delay : plant->shortest_delay_ns;
     }
@@ -95,7 +95,7 @@ void plant_flush(struct plant *plant, struct fiber *fiber) {
     refresh_next(plant, fiber);
 }
 
-/* The light that was on its way to or from this end is lost. */
+/* Drop all packets in flight to or from this end. */
 static void end_went_down(struct plant *plant, struct port *port) {
     const uint64_t now = now_ns();
     struct fiber *const both[] = {port->outgoing, port->incoming};
@@ -152,7 +152,7 @@ static void send_due(struct fiber *fiber) {
         } else if (errno == ENETDOWN || errno == ENXIO || errno == ENODEV) {
             fiber_down(fiber, now);
         } else {
-            fiber_drop_head(fiber, DROP_TRANSMIT); /* EINVAL, EMSGSIZE: this packet will never pass */
+            fiber_drop_head(fiber, DROP_TRANSMIT); /* EINVAL, EMSGSIZE: retrying cannot succeed */
         }
         now = now_ns();
     }

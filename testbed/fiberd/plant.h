@@ -9,7 +9,7 @@ enum { MAX_FIBERS = 512, MAX_PORTS = 2 * MAX_FIBERS };
 
 struct plant {
     struct fiber *fibers[MAX_FIBERS]; /* in the order they were added */
-    uint64_t next[MAX_FIBERS];        /* fiber_next() of each, side by side: this is scanned every time round */
+    uint64_t next[MAX_FIBERS];        /* fiber_next() of each, contiguous because it is scanned in every iteration */
     size_t fiber_count;
     struct port *ports[MAX_PORTS];
     size_t port_count;
@@ -17,26 +17,26 @@ struct plant {
     uint64_t shortest_delay_ns;
 };
 
-/* A direction from one interface to another. False, and `why` (of `why_bytes`) says it in words. */
+/* Add a direction from one interface to another. Returns false and fills in `why` (of `why_bytes`) on error. */
 bool plant_add(struct plant *plant, const char *name, const char *ingress, const char *egress, char *why, size_t why_bytes);
 
 struct fiber *plant_find(const struct plant *plant, const char *name);
 
 void plant_set(struct plant *plant, struct fiber *fiber, const struct impairment *impairment);
 
-/* Lose what is under way, as when an end goes down (counted so), and nothing that comes after. */
+/* Drop all packets in flight, counted as if an end had gone down; later packets are not affected. */
 void plant_flush(struct plant *plant, struct fiber *fiber);
 
 /* Read what has arrived at port number `index`. Returns how many packets. */
 int plant_receive(struct plant *plant, size_t index);
 
-/* Send all that is due. Returns when the next packet will be (UINT64_MAX: nothing is under way). */
+/* Send all due packets. Returns when the next one is due (UINT64_MAX: none in flight). */
 uint64_t plant_send_due(struct plant *plant);
 
-/* Packets that never reached the direction that begins at its ingress. */
+/* Packets lost before they reached the direction, at its ingress. */
 uint64_t plant_receive_drops(const struct fiber *fiber);
 
-/* Take both ends of every fiber down. Returns how many would not. */
+/* Take both ends of every fiber down. Returns the number of failures. */
 size_t plant_take_down(const struct plant *plant, int socket_fd);
 
 #endif

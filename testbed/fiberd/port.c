@@ -18,7 +18,7 @@
 
 enum { RECEIVE_BUFFER_BYTES = 64 << 20, SEND_BUFFER_BYTES = 16 << 20, CONTROL_BYTES = 128 };
 
-/* A kernel timestamp older than this is taken for a step of the wall clock. */
+/* A kernel timestamp older than this is attributed to a step of the wall clock. */
 static const uint64_t TIMESTAMP_MAX_AGE_NS = NANOSECONDS;
 
 /* ---- set-up --------------------------------------------------------------------------------------------------------- */
@@ -77,7 +77,7 @@ bool port_start(struct port *port) {
 
 /* ---- receiving ------------------------------------------------------------------------------------------------------ */
 
-/* Packets are received into frames of full size. What is small is copied out of them, what is large leaves with its frame. */
+/* Packets are received into full-size frames. Small packets are copied out of them, large ones keep their frame. */
 static struct frame *staging[PORT_BATCH];
 
 static int fill_staging(void) {
@@ -147,11 +147,11 @@ int port_receive(struct port *port, struct arrival arrivals[PORT_BATCH]) {
     const int received = recvmmsg(port->fd, messages, (unsigned)slots, MSG_DONTWAIT | MSG_TRUNC, NULL);
     if (received < 0) {
         if (errno != EAGAIN && errno != EINTR && errno != ENETDOWN)
-            port->receive_errors++; /* the kernel has thrown away the packet that it could not describe */
+            port->receive_errors++; /* the kernel dropped a packet that it could not describe */
         return -1;
     }
 
-    /* Kernel timestamps are of the wall clock; what it shows against ours is asked anew each time, for it is adjusted. */
+    /* Kernel timestamps use the wall clock; its offset is read again each time, because it may be adjusted. */
     const uint64_t now = now_ns();
     const uint64_t wall_now = clock_ns(CLOCK_REALTIME);
     int kept = 0;

@@ -23,10 +23,10 @@ struct port {
     uint64_t receive_errors;   /* packets that the kernel could not hand over */
 };
 
-/* Open the socket; nothing is received yet. False with errno, and *what names the call that failed. */
+/* Open the socket, without receiving yet. On failure returns false with errno; *what names the failed call. */
 bool port_open(struct port *port, const char *name, const char **what);
 
-/* From now on packets arrive. */
+/* Start receiving. */
 bool port_start(struct port *port);
 
 struct arrival {

@@ -1,4 +1,4 @@
-/* Packets out of order: a binary heap by due, and by arrival where that is equal. */
+/* Out-of-order packets: a binary heap by due time, then by arrival. */
 #ifndef FIBERD_STRAYS_H
 #define FIBERD_STRAYS_H
 
@@ -11,10 +11,10 @@ struct strays {
     size_t count, room;
 };
 
-/* Whether `a` leaves before `b`: it is due earlier, or came earlier. */
+/* Whether `a` leaves before `b`: due earlier, or at the same time but received earlier. */
 bool strays_before(const struct frame *a, const struct frame *b);
 
-/* Make room for one more; false when the machine has no memory. */
+/* Make room for one more; false if out of memory. */
 bool strays_reserve(struct strays *strays);
 void strays_push(struct strays *strays, struct frame *frame); /* after strays_reserve() */
 struct frame *strays_pop(struct strays *strays);              /* the first; there is one */
