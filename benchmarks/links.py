@@ -1,8 +1,8 @@
-"""What a link costs: 1, 8, 32 and 256 of them under one fiberd, and the whole `up` of 64 sites with 256 links.
+"""Cost of a link: 1, 8, 32 and 256 of them under one fiberd, and the whole `up` of 64 sites with 256 links.
 
-Every link has its own two cables to the plant. Seconds are those that fiberd takes to begin with ends that are there;
-memory is its resident set; CPU is measured by the scheduler's nanoseconds while nothing is sent. The lab has two nodes
-in each site and no agents; `up` is the whole command, from a cold Python to a certified lab.
+Every link has its own two veth pairs to the plant. Seconds are fiberd's start time with existing ends; memory is its
+resident set; CPU is the scheduler's nanoseconds while nothing is sent. The lab has two nodes per site and no agents;
+`up` is the whole command, from a cold Python to a certified lab.
 """
 
 from __future__ import annotations

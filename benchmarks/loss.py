@@ -1,8 +1,8 @@
-"""fiberd's loss against what was asked: at random and in bursts, counted by numbered packets, not by fiberd.
+"""fiberd's loss compared with the configured one: random and in bursts, counted by numbered packets, not by fiberd.
 
-Every point sends enough packets for about a hundred losses or more, of 114 B at 50,000 a second, over a fiber of
-200 us. The interval is that of the *count* of lost packets at the loss that was asked (see ``numbered.judged``): 99 %,
-and whether it holds at one in a million, which is what a table of many points may be held to.
+Every point sends enough packets for about a hundred losses or more, of 114 B at 50,000 per second, over a fiber of
+200 us. The interval is that of the *count* of lost packets at the configured loss (see ``numbered.judged``), at 99 %,
+and at one in a million, which suits a table of many points.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""RTT over the second, unloaded fiber while four ranks train over the first, against the same lab idle.
+"""RTT over the second, unloaded fiber while four ranks train over the first, compared with the same lab idle.
 
-What is asked is whether the emulator keeps its promise while the ranks load the machine: so the fiber that is probed
-carries nothing else, and the job keeps all cores busy. Interleaved: idle, training, idle, training… on one lab, by
-ping(8) between the two gateways. Needs root and torch.
+The question is whether the emulator keeps its delay while the ranks load the machine: so the probed fiber carries no
+other traffic, and the job keeps all cores busy. Interleaved: idle, training, idle, training… on one lab, by ping(8)
+between the two gateways. Needs root and torch.
 """
 
 from __future__ import annotations

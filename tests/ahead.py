@@ -1,7 +1,7 @@
-"""What takes minutes but little of the machine is begun when tests begin, beside the unit tests, which come first.
+"""Start long, light work when the test run begins, in parallel with the unit tests, which run first.
 
-Two cores have room for that as long as nobody measures time. It is over before the first test that does: whoever needs
-it waits for it, and the order of the folders is :data:`ORDER`.
+Two cores have capacity for it as long as no test measures time. It finishes before the first test that does: tests that
+need its result wait for it. :data:`ORDER` is the order of the folders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running the command line inside the test's process, on a library that is faked where it would touch the host."""
+"""Run the command line inside the test's process, on a library with fakes in place of host access."""
 
 from __future__ import annotations
 

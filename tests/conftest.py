@@ -1,4 +1,4 @@
-"""For every test: state and runs in a folder of its own, and nothing left behind at the end."""
+"""For every test: separate folders for state and runs, and a check that nothing is left behind."""
 
 from __future__ import annotations
 

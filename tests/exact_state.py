@@ -1,8 +1,8 @@
-"""The whole state of a lab that a fault may change, as the kernel shows it, so that before and after can be compared.
+"""Capture the whole state of a lab that a fault may change, from the kernel, to compare before and after.
 
 Of every network namespace of a lab: ``ip -j -d`` of links, addresses, routes and rules, permanent neighbours, ``tc -j``
-of qdiscs, classes and filters, ``nft -j`` where it is installed, all of /proc/sys/net, and the control groups of what
-runs inside. Nothing here is imported from ``testbed``.
+of qdiscs, classes and filters, ``nft -j`` if installed, all of /proc/sys/net, and the control groups of the processes
+inside. Imports nothing from ``testbed``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SIGKILL at random moments of whole runs: ``testbed run`` of an experiment with a job and random faults.
 
-``python tests/random_kills.py --runs`` does as many as one likes; see :func:`one_run` for what is looked at afterwards.
+``python tests/random_kills.py --runs`` does any number of rounds; :func:`one_run` has the checks.
 """
 
 from __future__ import annotations

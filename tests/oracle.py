@@ -1,7 +1,7 @@
-"""What a lab really is, seen without the testbed: `ip -j`, `tc`, `ping`, `iperf3`, /proc and plain sockets.
+"""The actual state of a lab, observed without the testbed: `ip -j`, `tc`, `ping`, `iperf3`, /proc and plain sockets.
 
-Nothing here is imported from ``testbed``: an oracle that shares code with what it tests shares its mistakes. Namespaces
-are found by their name ``tb.<lab>.<node>``. Times are seconds of CLOCK_MONOTONIC.
+Imports nothing from ``testbed``: an oracle that shares code with the tested program shares its mistakes. Namespaces are
+found by their name ``tb.<lab>.<node>``. Times are seconds of CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations

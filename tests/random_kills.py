@@ -2,15 +2,15 @@
 
 ::
 
-    python tests/random_kills.py --count 100 --seed 1        # as root; a few of them are among the ordinary tests
+    python tests/random_kills.py --count 100 --seed 1        # as root; a few rounds are among the ordinary tests
     python tests/random_kills.py --runs --count 30           # of `testbed run` with a job: tests/killed_runs.py
 
-Each round starts an orchestrator (a process that brings a lab up and injects and heals faults at random), kills one of
-the orchestrator, the keeper, the emulator, or all of them, at a random moment between the first of `up` and seconds
-later, and then asks, by the command line as a user would:
+Each round starts an orchestrator (a process that brings a lab up and injects and heals faults at random) and kills the
+orchestrator, the keeper, the emulator, or all of them, at a random moment from the start of `up` to seconds later. Then
+it checks by the command line, as a user would:
 
-- ``testbed heal``: no fault stands any more. Where the keeper lives every port has its carrier again; where it does not
-  the fibers are dark, as ``status`` says, and never lit without somebody who watches them;
+- ``testbed heal``: no fault is active. If the keeper lives, every port has its carrier again; if not, the fibers are
+  down, as ``status`` reports, and never up without a process that watches them;
 - ``testbed down``: no process, namespace, interface or folder is left.
 """
 

@@ -1,4 +1,4 @@
-"""Rank programs as processes on the loopback interface, and what their answers should be, computed without them."""
+"""Rank programs as processes on the loopback interface, and the expected answers, computed without them."""
 
 from __future__ import annotations
 

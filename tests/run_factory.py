@@ -1,8 +1,8 @@
-"""A run directory made up for tests: metro-40km, 2 sites x 2 nodes, a cut of ``north`` in the middle.
+"""A synthetic run directory for tests: metro-40km, 2 sites x 2 nodes, a cut of ``north`` in the middle.
 
-Nothing here was measured. The numbers follow simple formulas, so that tests know what the evidence must come to:
-a step takes ``STEP_S``, computes for ``COMPUTE_S`` of it (rank 3 is ``SLOW_S`` later than the others), and the step in
-progress at the cut takes ``STALL_S`` longer. It shares no code with the testbed.
+The numbers follow simple formulas, so that the expected results are known: a step takes ``STEP_S``, of which
+``COMPUTE_S`` is compute (rank 3 is ``SLOW_S`` later than the others), and the step in progress at the cut takes
+``STALL_S`` longer. It shares no code with the testbed.
 """
 
 from __future__ import annotations

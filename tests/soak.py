@@ -1,13 +1,13 @@
-"""A soak: a training job under random faults of every kind for as long as one likes, watched from outside.
+"""Soak test: a training job under random faults of every kind for any duration, observed from outside.
 
 ::
 
     python tests/soak.py --seconds 3600 --seed 7 --out soak        # as root; make soak SOAK_SECONDS=3600
 
-``tests/soak_job.py`` is the orchestrator, a process of its own. This one only watches, by /proc, ``ip`` and psutil, and
-shares no code with the testbed: every five seconds the processes of the lab, their open descriptors and memory, the
-journal, the run directory. At the end it judges: what is left over, what grows, whether a sum was wrong. ``soak.json``
-has the series, ``soak.md`` the summary; the status is 0 where everything holds. docs/soak.md has the result of an hour.
+``tests/soak_job.py`` is the orchestrator, a separate process. This process only observes, by /proc, ``ip`` and psutil,
+and shares no code with the testbed. Every five seconds it samples the lab's processes, their open descriptors and
+memory, the journal and the run directory. At the end it checks for leftovers, growth and wrong sums. ``soak.json`` has
+the series, ``soak.md`` the summary; the status is 0 if every check passes. docs/soak.md has the result of an hour.
 """
 
 from __future__ import annotations

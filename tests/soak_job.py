@@ -1,12 +1,12 @@
-"""The orchestrator of ``tests/soak.py``: a lab, a job that does not end, random faults of every kind upon it.
+"""The orchestrator of ``tests/soak.py``: a lab, a job without end, and random faults of every kind.
 
 ::
 
     python tests/soak_job.py FOLDER NAME SEED SECONDS
 
-It says how far it is on stdout, one JSON object a line; after "up" and "healed" it waits for a line on stdin, so that
-whoever watches can look. Faults of fibers are drawn by the testbed itself from failure statistics
-(core/experiment/draw.py), all others here; both are the keeper's from the beginning of a segment on
+It reports progress on stdout, one JSON object per line; after "up" and "healed" it waits for a line on stdin, so that
+the observer can take a sample. Faults of fibers are drawn by the testbed itself from failure statistics
+(core/experiment/draw.py), all others here; the keeper gets both at the beginning of a segment
 (lab/run/fault_player.py).
 """
 

@@ -1,4 +1,4 @@
-"""What is made of a soak's series (``tests/soak.py``): slopes, verdicts, a summary. Pure but for one file of events."""
+"""Evaluation of a soak's series (``tests/soak.py``): slopes, verdicts, summary. Pure except for one file of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A validation as the testbed might have found it: four libraries, one of each kind, with every outcome among them."""
+"""A synthetic validation: four libraries, one of each kind, with every outcome among them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 #
 # docker comes from the distribution. containerlab comes from its own package repository where apt knows it, else it is
 # built from its Go module (a minute); its version is pinned in tools/containerlab/go.mod and nowhere else, and go.sum
-# beside it holds the checksum of every module that is built. What is there and new enough is left alone: run it as often
-# as you like. For a newer one: edit the version in go.mod, then GOFLAGS=-mod=mod go list -deps github.com/srl-labs/containerlab
+# beside it holds the checksum of every module that is built. A recent enough installation is kept, so it can be
+# run repeatedly. For a newer version: edit the version in go.mod, then GOFLAGS=-mod=mod go list -deps github.com/srl-labs/containerlab
 #
 #   PREFIX=/usr/local     where a built containerlab is put (PREFIX/bin)
 #   START_DOCKER=no       install only; do not start the daemon
@@ -26,7 +26,7 @@ apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120
 apt_updated=no
 apt_update() {
     [ "$apt_updated" = no ] || return 0
-    apt_get update || die "apt-get update failed; its words are above"
+    apt_get update || die "apt-get update failed; see its output above"
     apt_updated=yes
 }
 apt_install() {
@@ -58,7 +58,7 @@ install_docker() {
         fi
         sleep 1
     done
-    die "docker is installed and does not answer within 30 s; on a machine without an init system start it by hand: dockerd &"
+    die "docker is installed but did not answer within 30 s; on a machine without an init system start it by hand: dockerd &"
 }
 
 # 0.79.0 of whatever `containerlab version` prints.
@@ -103,7 +103,7 @@ fetch_toolchain() {
     # In a folder without a go.mod, which an older Go could not read.
     folder=$(cd "$work" && go mod download -json \
         "golang.org/toolchain@v0.0.1-go$wanted.$(go env GOOS)-$(go env GOARCH)" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-    [ -n "$folder" ] || die "Go $wanted could not be fetched"
+    [ -n "$folder" ] || die "could not download Go $wanted"
     # A module's files are read-only and never executable.
     cp -r "$folder" "$work/go"
     chmod -R u+w "$work/go"
@@ -136,7 +136,7 @@ build_containerlab() {
         # A kernel without loadable modules has no such file, and containerlab would stop at that: let it read an empty one.
         local source
         source=$(go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-        [ -n "$source" ] || die "its source could not be fetched"
+        [ -n "$source" ] || die "could not download its source"
         cp -r "$source" source
         chmod -R u+w source
         cd source
@@ -151,7 +151,7 @@ install_containerlab() {
     local version
     version=$(installed_version || true)
     if new_enough "$version"; then
-        say "containerlab $version is there"
+        say "containerlab $version is installed"
         return 0
     fi
     [ -z "$version" ] || say "containerlab $version is older than $pinned"

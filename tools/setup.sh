@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# setup.sh demo|test|check|docs|bench|soak: everything that this target of the Makefile needs, in .venv; nothing when it is there.
+# setup.sh demo|test|check|docs|bench|soak: install what this Makefile target needs into .venv, unless it is installed.
 #
-# Outside of this folder only Debian packages and containerlab for tests (as root, where apt-get is) and pip's cache
-# are written.
-# What the machine lacks gets one line that names it and the command that installs it.
+# Outside of this folder it writes only Debian packages and containerlab for tests (as root, with apt-get) and the pip
+# cache.
+# Each missing requirement gets one line with its name and the command that installs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,7 +35,7 @@ may_make_networks() {
 }
 
 check_machine() {
-    [ "$(uname -s)" = Linux ] || die "this runs on Linux only (network namespaces); here is $(uname -s)"
+    [ "$(uname -s)" = Linux ] || die "expected Linux (network namespaces), got $(uname -s)"
     local lacking=0
     lack() {
         echo "make $target: MISSING: $1; install it with: $2" >&2
@@ -52,14 +52,14 @@ check_machine() {
     if [[ $target = @(demo|bench|soak) ]]; then
         have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
         may_make_networks || {
-            echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to make networks); run: sudo make $target" >&2
+            echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to create networks); run: sudo make $target" >&2
             lacking=1
         }
     elif [ "$target" = test ]; then
         have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
         may_make_networks || warn "not root: tests that make network namespaces are skipped; for all of them: sudo make test"
     fi
-    [ "$lacking" -eq 0 ] || die "the machine lacks what is named above; install it and run make $target again"
+    [ "$lacking" -eq 0 ] || die "requirements listed above are missing; install them and run make $target again"
     have_compiler ||
         warn "no C compiler: fiberd is not built, fibers then need a kernel with netem; apt-get install gcc libc6-dev"
 }
@@ -69,7 +69,7 @@ check_machine() {
 readonly policy=/usr/sbin/policy-rc.d
 
 # Debian starts the service of what it installs (deb-systemd-invoke asks this file first). Tests start their own docker
-# and prometheus; the host's would take port 9090, and was not asked for. A policy that is there already is left alone.
+# and prometheus; the host's would take port 9090, and was not asked for. An existing policy is kept.
 hold_services() {
     [ ! -e "$policy" ] || return 0
     trap release_services EXIT
@@ -155,7 +155,7 @@ pip_or_die() {
     shift
     if ! pip "$@"; then
         grep -E '^ *(ERROR|error)' "$log" | tail -n 5 >&2 || true
-        die "$what could not be installed; pip's words are in $log. Without a network: put wheels in a folder and set PIP_FIND_LINKS"
+        die "$what could not be installed; the output of pip is in $log. Without a network: put wheels in a folder and set PIP_FIND_LINKS"
     fi
 }
 
@@ -199,12 +199,12 @@ install_torch() {
 install_project() {
     local extras=$1 began=$SECONDS
     if ! venv_fits; then
-        say "making $venv with $("$python" -V)"
+        say "creating $venv with $("$python" -V)"
         "$python" -m venv --clear "$venv" || die "python's venv module failed; try: apt-get install python3-venv"
     fi
     : >"$log"
     [[ ",$extras," != *,agents,* ]] || install_torch
-    say "installing the project and what it needs (extras: $extras)"
+    say "installing the project and its dependencies (extras: $extras)"
     pip_or_die "the project" install --editable ".[$extras]"
     if [ ! -x testbed/fiberd/fiberd ]; then
         warn "fiberd was not compiled; .venv/bin/testbed doctor says why"

@@ -1,8 +1,8 @@
-"""A docker daemon of the tests' own, and the image of this version in it, made once and kept below ``build/``.
+"""A docker daemon for the tests, and this version's image in it, built once and cached below ``build/``.
 
-The daemon has no bridge and touches no firewall: a lab's containers have no other network than their links. It has a
-network namespace of its own, for a dockerd without a bridge removes docker0, which is that of the host's own docker. A
-machine that cannot run it skips the suite, with the reason.
+The daemon has no bridge and does not touch the firewall: a lab's containers have no network other than their links. It
+runs in a network namespace of its own, because a dockerd without a bridge removes docker0, which belongs to the host's
+docker. On a machine that cannot run it, the suite is skipped with the reason.
 """
 
 from __future__ import annotations

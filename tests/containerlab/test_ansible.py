@@ -1,7 +1,7 @@
-"""ansible/: its role on a container as the host, twice, and a lab that its playbook runs there.
+"""The Ansible role on a container as the host, applied twice, and a lab run there by the playbook.
 
-Where that container lacks something (modules, sysctls, an init for docker) the role says so, which is tested too; those
-tasks themselves are seen by no test.
+The container lacks some capabilities (modules, sysctls, an init for docker). The role's report of them is tested; the
+tasks that need them are not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Labs of real containers: what docker, ip and ping say of them, through the verbs that users have."""
+"""Labs of real containers, through the user's verbs; the oracles are docker, ip and ping."""
 
 from __future__ import annotations
 

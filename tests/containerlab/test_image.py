@@ -1,4 +1,4 @@
-"""The image of the agents, made ahead of all tests that need it (tests/ahead.py): by this test being run alone."""
+"""The image of the agents, built ahead of the tests that need it (tests/ahead.py) by running this test alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `testbed render` prints, given to containerlab itself, without the testbed."""
+"""The output of `testbed render`, deployed by containerlab itself, without the testbed."""
 
 from __future__ import annotations
 

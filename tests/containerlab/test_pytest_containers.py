@@ -1,4 +1,4 @@
-"""pytest-testbed in containers: the suite of the docs as it is; what is said of a function that needs pytest."""
+"""pytest-testbed in containers: the suite of the docs, and the error for a function that needs pytest."""
 
 from __future__ import annotations
 

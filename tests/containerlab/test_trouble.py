@@ -1,4 +1,4 @@
-"""What goes wrong with containers: said in a sentence, cleaned up, and never at the cost of somebody else's."""
+"""Failures of container labs: reported in a sentence, cleaned up, and never at the expense of other programs' containers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rank programs in containers: spoken to through FIFOs, signalled inside, ended with whoever started them.
+"""Rank programs in containers: controlled over FIFOs, signalled inside, ended together with their caller.
 
-Those of MPI need an image that has it, which is too large to be made for every run of the tests:
+Those of MPI need an image with MPI, which is too large to build in every test run:
 ``testbed image build --with validate --tag scale-across-testbed:VERSION-validate``, in the tests' own docker.
 """
 

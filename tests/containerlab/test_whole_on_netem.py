@@ -1,6 +1,6 @@
 """The whole product on a kernel with netem: User-Mode Linux runs docker, containerlab and tests/netem_vm/containers.
 
-``make test-netem-containers`` runs it: minutes on one CPU, too long beside all else on a machine that has two.
+``make test-netem-containers`` runs it: minutes on one CPU, too long for the ordinary tests on a machine with two.
 """
 
 from __future__ import annotations

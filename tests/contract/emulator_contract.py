@@ -1,7 +1,7 @@
-"""What every emulator must do on real veth pairs, whichever mechanism it has. Subclass it, and give it ``start``.
+"""Contract of every emulator on real veth pairs. Subclass it and provide ``start``.
 
-The oracles are ping, iperf3 and plain sockets. Tolerances are those of a machine with one noisy CPU; an error of
-units, of direction or of a forgotten value is far outside of them.
+The oracles are ping, iperf3 and plain sockets. Tolerances suit a machine with one noisy CPU; a wrong unit, a swapped
+direction or a missing value is far outside of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every emulator must make of each value of an Impairment; a part of the contract of emulator_contract.py.
+"""Contract of every emulator for each value of an Impairment; a part of emulator_contract.py.
 
-Intervals are two-sided and fail once in a million runs by chance; jitter and holding back are in milliseconds, where
-the noise of a machine with one busy CPU does not matter.
+Intervals are two-sided, with a false-alarm rate of one in a million runs. Jitter and reordering are in milliseconds,
+where the noise of a machine with one busy CPU is negligible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a lab of two sites and two fibers does, whichever driver made it. Subclass it and give ``lab`` and ``inside``.
+"""Contract of a lab of two sites and two fibers, for every driver. Subclass it and provide ``lab`` and ``inside``.
 
 ``inside(node, *argv)`` is the oracle: it runs a program in a node or gateway without any code of the testbed.
 """

@@ -1,4 +1,4 @@
-"""Numbered, timed datagrams through a fiber, and what chance may make of them: the oracles of the contract."""
+"""Numbered, timed datagrams through a fiber, and the intervals that random impairments allow: oracles of the contract."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What users of a protected link see, whichever emulator it is on: subclass and give ``lab``.
+"""Contract of a protected link as seen by users, for every emulator: subclass and provide ``lab``.
 
-The oracles are datagrams that the receiving kernel stamps, ping, and the kernel's own count of lost carriers.
+The oracles are datagrams with kernel timestamps, ping, and the kernel's own count of carrier losses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What faults of ranks and places do to a lab of two sites of one node, whichever driver made it, and that undoing them
-leaves no trace. Subclass it and give ``lab`` and ``space``.
+"""Contract of faults of ranks and sites in a lab of two sites with one node each, for every driver, and of their undo.
 
-``space(node)`` is the name by which `ip netns` knows a node or gateway. The oracles are /proc, `ip` and
-``tests/exact_state.py``; all is compared with the one picture from before the first fault.
+Subclass it and provide ``lab`` and ``space``. ``space(node)`` is the name by which `ip netns` knows a node or gateway.
+The oracles are /proc, `ip` and ``tests/exact_state.py``; every state is compared with the one before the first fault.
 """
 
 from __future__ import annotations

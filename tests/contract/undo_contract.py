@@ -1,7 +1,7 @@
-"""After the undo of any fault of the network all is as it was, to the last attribute, whichever emulator it is on.
+"""Contract of undo: after any network fault, the state is exactly as before, for every emulator.
 
-Subclass one and give ``lab``. The oracle is ``tests/exact_state.py``. All is compared with the one picture that was
-taken when the lab had come up, so that what little each fault may leave behind adds up.
+Subclass it and provide ``lab``. The oracle is ``tests/exact_state.py``. Every state is compared with the one taken
+after bring-up, so that small leftovers of several faults add up.
 """
 
 from __future__ import annotations

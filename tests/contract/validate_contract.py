@@ -1,6 +1,6 @@
-"""What `testbed validate` finds of the reference ring, whichever emulator the lab is on: subclass, give ``bench``.
+"""Contract of `testbed validate` on the reference ring, for every emulator: subclass and provide ``bench``.
 
-Beside the contract, what tests of validations have in common: a session with a library, some of the catalogue, cells.
+Also has what tests of validations share: a session with a library, a selection of cases, cells.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pages in a real browser, offline."""
+"""Report pages in a real browser, offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples do what their docstrings say, for real: a lab is built, trained on, cut, healed and removed."""
+"""The examples do what their docstrings promise, on a real lab: build, train, cut, heal, remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiment files from end to end: each exit status, and a run that is done again from what it left."""
+"""Experiment files from end to end: each exit status, and a run repeated from its run directory."""
 
 from __future__ import annotations
 

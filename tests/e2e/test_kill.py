@@ -1,7 +1,7 @@
-"""SIGKILL of anybody at any point: afterwards `down` leaves nothing that carries the lab's mark.
+"""SIGKILL of any process at any point: afterwards `down` leaves nothing that carries the lab's mark.
 
-The orchestrator is a process of its own that says each phase as it begins it; it is then killed, or its keeper is, or
-the keeper's emulator. A bring-up that survives its helpers' death must say that it failed, and undo itself.
+The orchestrator is a process that prints each phase as it begins; then it, its keeper or the keeper's emulator is
+killed. A bring-up that survives the death of its helpers must report failure and undo itself.
 """
 
 from __future__ import annotations

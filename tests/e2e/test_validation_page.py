@@ -1,5 +1,4 @@
-"""The page of a validation in a real browser, offline: readable at any width and in both themes, and its fields lead
-somewhere."""
+"""The page of a validation in a real browser, offline: readable at any width and in both themes, with working links."""
 
 from __future__ import annotations
 

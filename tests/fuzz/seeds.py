@@ -1,6 +1,6 @@
-"""Writes a first input of every kind for the fuzz targets: ``python seeds.py FOLDER`` makes ``FOLDER/<target>/*``.
+"""Write initial inputs of every kind for the fuzz targets: ``python seeds.py FOLDER`` creates ``FOLDER/<target>/*``.
 
-Chance alone hardly finds a consistent super-packet or a command; from these it begins in the middle.
+Random mutation alone rarely finds a consistent super-packet or command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make test-netem`: the tests of inner/, on a kernel that has netem, whatever kernel this machine has."""
+"""`make test-netem`: run the tests of inner/ on a kernel with netem, whatever kernel this machine has."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A kernel with sch_netem for tests: Debian's User-Mode Linux, over this machine's root as copy-on-write.
 
-Nothing is installed and no image is built: three packages are fetched and unpacked below ``build/netem-vm`` (42 MB,
-once), and User-Mode Linux, an ordinary process, boots in about two seconds. Inside, / is this
-machine's root, changes to it are kept in memory and are gone at the end, the network is its own, programs run at
-native speed on one CPU. It is no sandbox: what it does as root it could do to the machine that it runs on.
+Nothing is installed and no image is built: three packages are downloaded and unpacked below ``build/netem-vm`` (42 MB,
+once), and User-Mode Linux, an ordinary process, boots in about two seconds. Inside, / is this machine's root; changes
+are kept in memory and discarded at the end. It has a network of its own and runs programs at native speed on one CPU.
+It is not a sandbox: what it does as root, it can do to the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes on one bridge, made with `ip` alone, and a warm parent spoken to in its own JSON lines: nothing of testbed."""
+"""Nodes on one bridge, created with `ip` alone, and a fork server controlled in its own JSON lines, without testbed code."""
 
 from __future__ import annotations
 

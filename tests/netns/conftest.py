@@ -1,4 +1,4 @@
-"""A lab of the main job's topology for tests that do not break it, and the command line as a process."""
+"""A lab of the default topology for tests that do not break it, and the command line as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two hosts and a plant between them, made with `ip` alone: nothing of testbed but the emulator under test."""
+"""Two hosts and a plant between them, created with `ip` alone; the only testbed code is the emulator under test."""
 
 from __future__ import annotations
 

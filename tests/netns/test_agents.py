@@ -1,4 +1,4 @@
-"""The warm parent and its ranks in real network namespaces, held to the contract of docs/design.md."""
+"""The fork server and its ranks in real network namespaces, against the protocol of docs/design.md."""
 
 from __future__ import annotations
 

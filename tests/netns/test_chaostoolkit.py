@@ -1,4 +1,4 @@
-"""The real ``chaos run`` drives a lab: verdict, journal, and rollbacks that happen whatever failed."""
+"""The real ``chaos run`` drives a lab: verdict, journal, and rollbacks whatever failed."""
 
 from __future__ import annotations
 

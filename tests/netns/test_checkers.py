@@ -1,5 +1,6 @@
-"""Real ranks in real network namespaces that train wrongly on purpose (TESTBED_BREAK): each checker finds its fault,
-names it, and says nothing of a job that is right."""
+"""Real ranks that train wrongly on purpose (TESTBED_BREAK): each checker finds its fault, names it, and raises no false
+alarm.
+"""
 
 from __future__ import annotations
 

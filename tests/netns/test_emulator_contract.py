@@ -1,4 +1,4 @@
-"""The contract of emulators, kept by fiberd on this machine's kernel."""
+"""The emulator contract on fiberd and this machine's kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics over HTTP, in this network namespace as in any other."""
+"""Metrics over HTTP, from this network namespace and from others."""
 
 from __future__ import annotations
 

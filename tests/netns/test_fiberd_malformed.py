@@ -1,7 +1,7 @@
-"""Frames that no honest host would send, through a real fiberd under ASan and UBSan.
+"""Malformed frames through a real fiberd under ASan and UBSan.
 
-The oracle is the kernel: the same frames go over the same cables with a tc redirect in the emulator's place, and what
-arrives must be the same, byte for byte. What is no lie at all must also arrive as it was sent.
+The oracle is the kernel: the same frames pass the same veth pairs with a tc redirect in place of the emulator, and must
+arrive identically, byte for byte. Well-formed frames must also arrive as they were sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A port that leads into a network namespace: an echo server in there, and a client out here."""
+"""A port forwarded into a network namespace: an echo server inside, a client outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measured audit: what the table says happened, and nothing left behind, whatever ended it."""
+"""A measured audit: the table matches what happened, and nothing is left behind, however it ended."""
 
 from __future__ import annotations
 

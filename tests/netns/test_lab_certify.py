@@ -1,6 +1,6 @@
-"""The certificate of a lab that is up: good as it was built, bad by name when a fiber does something else.
+"""The certificate of a running lab: good as built, bad by name when a fiber deviates.
 
-What is wrong is made by ``inject``; what the certificate says is compared with that and with ``ping``.
+Deviations are made by ``inject``; the certificate is compared with them and with ``ping``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contracts of labs, and of what befalls their ranks and places, on namespaces."""
+"""The lab contract and the rank fault contract on namespaces."""
 
 from __future__ import annotations
 

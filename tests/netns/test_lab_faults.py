@@ -1,4 +1,4 @@
-"""Faults of one direction, and those that take time, on a lab that is up: what ports, pings and datagrams see."""
+"""Faults of one direction, and timed faults, on a running lab: effects on carriers, pings and datagrams."""
 
 from __future__ import annotations
 

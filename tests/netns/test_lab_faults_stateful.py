@@ -1,7 +1,7 @@
-"""Random sequences of faults and heals on a live lab, against a model that knows nothing of journals or Steps.
+"""Random sequences of faults and heals on a running lab, against a model that knows nothing of journals or Steps.
 
-The model: a port has its carrier unless a standing fault darkens it; a link passes pings unless a standing fault
-darkens or silences it. Whatever was begun and ended, in whatever order, that must be what `ip` and `ping` see.
+The model: a port has its carrier unless an active fault takes it down; a link passes pings unless an active fault cuts
+or silences it. After any sequence of injections and heals, `ip` and `ping` must agree with the model.
 """
 
 from __future__ import annotations

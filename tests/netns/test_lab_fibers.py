@@ -1,4 +1,4 @@
-"""The fibers of a lab that is up: how long they are, what they pass and count, what goes around them."""
+"""The fibers of a running lab: delay, delivery, counters, and traffic that bypasses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labs come and go: names, what is somebody else's, bring-ups that fail, disks that are full."""
+"""Lifecycle of labs: names, resources of other programs, failing bring-ups, full disks."""
 
 from __future__ import annotations
 

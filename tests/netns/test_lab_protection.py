@@ -1,4 +1,4 @@
-"""Protected links of a lab on fiberd: the contract; netem's is in ``tests/netem_vm/inner``."""
+"""The protection contract on fiberd; netem's is in ``tests/netem_vm/inner``."""
 
 from __future__ import annotations
 

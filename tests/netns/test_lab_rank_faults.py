@@ -1,6 +1,6 @@
-"""Faults of ranks and places: jobs that meet them, several at once, what is refused, and undoing without a keeper.
+"""Faults of ranks and sites: with jobs, several at once, refused ones, and undo without a keeper.
 
-What holds on both drivers is in tests/contract/rank_faults_contract.py.
+tests/contract/rank_faults_contract.py has what holds for both drivers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Labs of more than two sites: the shortest fiber first, the way around when it is cut, and no packet in a circle."""
+"""Labs of more than two sites: the shortest fiber first, the bypass when it is cut, and no routing loops."""
 
 from __future__ import annotations
 

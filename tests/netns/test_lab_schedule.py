@@ -1,4 +1,4 @@
-"""Scheduled faults on real fibers: on time however busy the machine is, at once where they are of one time."""
+"""Scheduled faults on real fibers: on time under load, and simultaneous if scheduled for the same time."""
 
 from __future__ import annotations
 

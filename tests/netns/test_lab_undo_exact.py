@@ -1,4 +1,4 @@
-"""The contract of undoing, on fiberd: no trace of a fault in any namespace."""
+"""The undo contract on fiberd: no trace of a fault in any namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Namespaces are made and held whatever mounts the testbed finds itself among: a container, a service, a CI runner."""
+"""Namespaces are created and held in any mount environment: a container, a service, a CI runner."""
 
 from __future__ import annotations
 

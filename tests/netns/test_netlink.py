@@ -1,4 +1,4 @@
-"""Addresses, routes and link states as our own rtnetlink messages make them; the oracle is `ip -j`."""
+"""Addresses, routes and link states by hand-packed rtnetlink messages; the oracle is `ip -j`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`up --observe` with the real Prometheus: asked by promtool and plain HTTP from inside the management namespace.
+"""`up --observe` with the real Prometheus, queried by promtool and plain HTTP from inside the management namespace.
 
-What is expected of a series is counted by the kernel (`ip`), said by a file, or sent by the test itself.
+Expected values of series come from the kernel (`ip`), from a file, or from the test itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Dashboard and rules on a real run: each expression answers with data, and alerts come and go with what they tell of.
+"""Dashboard and rules on a real run: each expression returns data, and alerts fire and resolve with their cause.
 
-The answers are Prometheus' own, asked over HTTP from inside the management namespace.
+Prometheus itself is queried over HTTP from inside the management namespace.
 """
 
 from __future__ import annotations

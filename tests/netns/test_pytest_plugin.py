@@ -1,5 +1,4 @@
-"""The pytest plugin with real labs: what its fixtures give, what a failure shows, and that nothing is left, however it
-ends."""
+"""The pytest plugin with real labs: fixtures, output of a failure, and no leftovers, however a test ends."""
 
 from __future__ import annotations
 

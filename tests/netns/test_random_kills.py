@@ -1,4 +1,4 @@
-"""Some of the rounds of tests/random_kills.py, which can be run for as many as one likes."""
+"""A few rounds of tests/random_kills.py, which can run any number of them."""
 
 from __future__ import annotations
 

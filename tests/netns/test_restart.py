@@ -1,5 +1,6 @@
-"""Jobs that restart: on a live lab, seen by `ip netns pids`, signals and the ranks' own records; and late writers of an
-old attempt, which are kept out, among ranks of two warm parents."""
+"""Restarting jobs on a running lab, observed by `ip netns pids`, signals and the ranks' own records; and late writers of an
+earlier attempt, which are fenced off, among ranks of two fork servers.
+"""
 
 from __future__ import annotations
 

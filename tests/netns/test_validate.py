@@ -1,4 +1,4 @@
-"""Libraries put to the test in a lab: the reference ring is right, each of its broken ones is caught in its own way."""
+"""Validation of libraries in a lab: the reference ring passes, each broken ring fails in its own way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What users run on an ordinary kernel, once from end to end: docker, containerlab, netem, a job, a cut and a heal.
+"""One run as on an ordinary kernel, from end to end: docker, containerlab, netem, a job, a cut and a heal.
 
-Runs in the machine of ``vm.py`` (tests/containerlab/test_whole_on_netem.py starts it): a docker daemon of its own on
-memory, whose image is the outer one's, layer by layer, nothing copied.
+Runs in the machine of ``vm.py`` (started by tests/containerlab/test_whole_on_netem.py), with a docker daemon of its own
+in memory, which uses the layers of the outer daemon's image without a copy.
 """
 
 from __future__ import annotations

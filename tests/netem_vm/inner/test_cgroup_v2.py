@@ -1,4 +1,4 @@
-"""A share of a CPU by cgroup v2, on a kernel that has the controller there; v1's is in tests/contract."""
+"""A CPU limit by cgroup v2, on a kernel with its cpu controller; tests/contract covers v1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of emulators, kept by netem, and what is netem's own. Needs a kernel with sch_netem."""
+"""The emulator contract on netem, and tests specific to netem. Needs a kernel with sch_netem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protected links of a lab on netem: the contract."""
+"""The protection contract on netem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of undoing, on netem, where `tc` shows each value of a direction."""
+"""The undo contract on netem, where `tc` shows each value of a direction."""
 
 from __future__ import annotations
 

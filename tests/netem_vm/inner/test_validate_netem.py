@@ -1,4 +1,4 @@
-"""Libraries put to the test in a lab on netem: what the reference ring is found to be there."""
+"""Validation of libraries in a lab on netem: the expected results of the reference ring."""
 
 from __future__ import annotations
 
