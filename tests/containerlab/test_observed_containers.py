@@ -1,4 +1,4 @@
-"""`up --observe` on containers: Prometheus is a process of the host in the network namespace of the container `mgmt`."""
+"""`up --observe` on containers: Prometheus runs on the host, in the network namespace of the container `mgmt`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures of container labs: reported in a sentence, cleaned up, and never at the expense of other programs' containers."""
+"""Failures of container labs: reported, cleaned up, and without harm to other programs' containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbered, timed datagrams through a fiber, and the intervals that random impairments allow: oracles of the contract."""
+"""Numbered, timed datagrams through a fiber, and the intervals that random impairments allow: the oracles."""
 
 from __future__ import annotations
 

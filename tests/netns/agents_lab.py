@@ -1,4 +1,4 @@
-"""Nodes on one bridge, created with `ip` alone, and a fork server controlled in its own JSON lines, without testbed code."""
+"""Nodes on one bridge, created with `ip` alone, and a fork server controlled in JSON lines; no testbed code."""
 
 from __future__ import annotations
 

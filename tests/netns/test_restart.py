@@ -1,4 +1,4 @@
-"""Restarting jobs on a running lab, observed by `ip netns pids`, signals and the ranks' own records; and late writers of an
+"""Restarting jobs on a running lab, observed by `ip netns pids`, signals and the ranks' own records; late writers of an
 earlier attempt, which are fenced off, among ranks of two fork servers.
 """
 
