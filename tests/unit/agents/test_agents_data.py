@@ -48,7 +48,7 @@ def test_a_fifo_in_a_folder_does_not_hang(tmp_path: Path) -> None:
 
 
 def test_no_text_and_no_file_are_said(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"is empty .*name another"):
+    with pytest.raises(CorpusError, match=r"is empty: name another"):
         load(tmp_path)
     with pytest.raises(CorpusError, match=r"cannot read .*absent.*: No such file"):
         load(tmp_path / "absent")
