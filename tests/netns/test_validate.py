@@ -87,7 +87,7 @@ def test_a_barrier_that_waits_for_nobody_is_caught_whoever_comes_last(bench: Ben
     assert {it.state for it in answers(bench, "ring", asked)} == {"right"}
     found = answers(bench, "ring-no-barrier", asked)
     assert {it.state for it in found} == {"wrong"}
-    assert found[2].group == "world, rank 2 last" and "before rank 2 came" in found[2].detail
+    assert found[2].group == "world, rank 2 last" and "before rank 2 entered" in found[2].detail
 
 
 @pytest.mark.thorough

@@ -145,10 +145,10 @@ def test_what_a_library_lacks_is_not_asked() -> None:
     assert asked == {("all_reduce", "float32", "sum", "world"), ("barrier", "int32", "", "world")}
     reasons = {not_offered(it, some) for case in correctness("quick", TWO) for it in case.operations}
     assert {
-        "the library has no broadcast",
-        "the library makes no groups",
-        "its all_reduce has no int32",
-        "its all_reduce has no max",
+        "the library does not offer broadcast",
+        "the library does not offer groups",
+        "its all_reduce does not offer int32",
+        "its all_reduce does not offer max",
     } <= reasons
     assert not any(not_offered(it, EVERYTHING) for case in correctness("full", TWO) for it in case.operations)
 
@@ -224,7 +224,7 @@ def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
 
 def test_where_there_is_one_fiber_nothing_fails_over() -> None:
     topology = testbed.load("metro-single")
-    assert left_out("full", topology) == {"failover": "nothing takes the place of north"}
+    assert left_out("full", topology) == {"failover": "no path replaces north"}
     assert "failover" not in [it.fault.name for it in trials("full", topology, EVERYTHING)]
 
 

@@ -108,7 +108,7 @@ def test_the_cell_has_the_times() -> None:
     assert (done.done_s, done.error_s, done.healed_s) == (3.1, None, 2.0)
     hung = cell(TRIAL, _evidence([*_done(1.0), SILENT], healed_s=None))
     assert hung.done_s is None and "rank 1 was still in the operation 15 s" in hung.detail
-    assert "due within 9 s" in cell(TRIAL, _evidence([LATE], None)).detail
+    assert "expected within 9 s" in cell(TRIAL, _evidence([LATE], None)).detail
 
 
 STATES = st.sampled_from(["done", "error", "unsupported", "silent", "died"])
@@ -177,16 +177,16 @@ CALM, GOOD = _speed(0.010, 0.012), _case("right")
         ([GOOD, _case("unsupported")], [], [], "holds", ""),
         ([GOOD, _case("wrong")], [CALM], [], "does not hold", "wrong answer"),
         ([GOOD, _case("error")], [CALM], [], "does not hold", "failed on healthy fibers"),
-        ([GOOD, _case("hang"), _case("not run")], [CALM], [], "does not hold", "never ended"),
+        ([GOOD, _case("hang"), _case("not run")], [CALM], [], "does not hold", "hung on healthy fibers"),
         ([GOOD, _case("crash")], [], [], "does not hold", "a rank died"),
         ([GOOD, _case("not run")], [CALM], [], "unknown", "not run"),
-        ([GOOD], [_speed(0.010, 0.009)], [], "does not hold", "physics"),
+        ([GOOD], [_speed(0.010, 0.009)], [], "does not hold", "below the physical bound"),
         ([GOOD], [_speed(0.010, 0.0097)], [], "holds", ""),
         ([GOOD], [_speed(0.010, 0.009, 0.011)], [], "holds", ""),
-        ([GOOD], [_speed(0.010, 0.012, pattern="bypass")], [], "does not hold", "went around the fibers"),
+        ([GOOD], [_speed(0.010, 0.012, pattern="bypass")], [], "does not hold", "bypassed the fibers"),
         ([GOOD], [], [Cell("cut-long", "hang")], "does not hold", "cut-long: hang"),
         ([GOOD], [], [Cell("cut-long", "error late")], "does not hold", "error late"),
-        ([GOOD], [], [Cell("cut-short", "error within its bound")], "does not hold", "accepted is right"),
+        ([GOOD], [], [Cell("cut-short", "error within its bound")], "does not hold", "accepted: right"),
         ([GOOD], [], [Cell("rank-killed", "crash")], "does not hold", "crash"),
         ([GOOD], [], [Cell("failover", "wrong result", "rank 1 …")], "does not hold", "and no error"),
         ([GOOD], [], [Cell("cut-long", "fault not exercised")], "unknown", "not exercised"),
@@ -194,8 +194,8 @@ CALM, GOOD = _speed(0.010, 0.012), _case("right")
         ([GOOD], [], [Cell("cut-long", "unsupported")], "holds", ""),
         ([GOOD], [], [Cell("somebody's own", "error within its bound")], "holds", ""),
         ([GOOD], [], [Cell("somebody's own", "hang")], "does not hold", "hang"),
-        ([], [], [], "unknown", "nothing was tried"),
-        ([_case("unsupported")], [], [], "unknown", "nothing was tried"),
+        ([], [], [], "unknown", "nothing that it offers was tried"),
+        ([_case("unsupported")], [], [], "unknown", "nothing that it offers was tried"),
     ],
 )
 def test_verdicts_on_a_library(

@@ -258,7 +258,8 @@ def test_files_of_a_wrong_length(off: int) -> None:
     found = judge(operation, WORLD, _with(answers, 3, output))
     assert found.state == "wrong" and found.rank == 3
     assert (
-        f"{len(output)} bytes long, {len(whole)} are due: {abs(off)} too {'few' if off < 0 else 'many'}" in found.detail
+        f"{len(output)} bytes long, expected {len(whole)}: {abs(off)} too {'few' if off < 0 else 'many'}"
+        in found.detail
     )
 
 
@@ -327,23 +328,25 @@ def test_a_swapped_rank_is_named(name: str) -> None:
     detail = _guess(
         gather, lambda it: _output(it, 2)[size : 2 * size] + _output(it, 2)[:size] + _output(it, 2)[2 * size :]
     )
-    assert "it is what rank 1 gave, not rank 0" in detail
+    assert "it is the data of rank 1, expected that of rank 0" in detail
     scatter = Operation("reduce_scatter", 71, "world", name, 50, "sum", seed=9)
     assert "it is the block of rank 3" in _guess(scatter, lambda it: _output(it, 3))
     spread = Operation("all_to_all", 72, "world", name, 50, seed=9)
-    assert "it is the block that rank 0 had for rank 1" in _guess(spread, lambda it: _output(it, 1))
+    assert "it is the block of rank 0 for rank 1" in _guess(spread, lambda it: _output(it, 1))
 
 
 def test_a_part_that_is_missing_or_counted_twice_is_named() -> None:
     operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9)
     vectors = [np.frombuffer(input_bytes("int32", 50, seed=9, call=70, rank=r), "<i4") for r in range(4)]
-    assert "the part of rank 3 is missing" in _guess(operation, lambda _: np.sum(vectors[:3], 0, np.int32).tobytes())
-    assert "the part of rank 1 is in it twice" in _guess(
+    assert "the contribution of rank 3 is missing" in _guess(
+        operation, lambda _: np.sum(vectors[:3], 0, np.int32).tobytes()
+    )
+    assert "the contribution of rank 1 is counted twice" in _guess(
         operation, lambda _: np.sum([*vectors, vectors[1]], 0, np.int32).tobytes()
     )
     assert "this rank's own input" in _guess(operation, lambda _: vectors[2].tobytes())
     assert "the input of rank 0 alone" in _guess(operation, lambda _: vectors[0].tobytes())
-    assert "the byte a5" in _guess(operation, lambda _: b"\xa5" * 200)
+    assert "every wrong byte is a5" in _guess(operation, lambda _: b"\xa5" * 200)
 
 
 def test_names_are_those_of_the_world() -> None:
@@ -352,7 +355,7 @@ def test_names_are_those_of_the_world() -> None:
     answers = _answers(operation, group)
     first, second = _output(answers, 7)[:200], _output(answers, 7)[200:]
     found = judge(operation, group, _with(answers, 7, second + first))
-    assert found.rank == 7 and "it is what rank 7 gave, not rank 4" in found.detail
+    assert found.rank == 7 and "it is the data of rank 7, expected that of rank 4" in found.detail
 
 
 @pytest.mark.parametrize("by", [1, 2, 3, 4, 7, 16])
@@ -361,7 +364,7 @@ def test_lost_and_doubled_bytes_are_named(by: int) -> None:
     detail = _guess(operation, lambda it: _output(it, 2)[:555] + _output(it, 2)[555 + by :] + bytes(by))
     assert f"{by} byte{' is' if by == 1 else 's are'} lost there" in detail
     detail = _guess(operation, lambda it: _output(it, 2)[:555] + b"\xff" * by + _output(it, 2)[555:-by])
-    assert f"{by} byte{' is' if by == 1 else 's are'} too many there" in detail
+    assert f"{by} byte{' is' if by == 1 else 's are'} inserted there" in detail
 
 
 def test_a_guess_is_not_made_of_nothing() -> None:

@@ -87,7 +87,7 @@ def test_what_is_not_offered_is_not_asked_for() -> None:
 
     found = heard(Session(asked), [Case((Operation("send", 1, type="int32"), Operation("broadcast", 2, type="int64")))])
     assert [it.state for it in found] == ["unsupported", "unsupported"]
-    assert "no send" in found[0].detail and "int64" in found[1].detail
+    assert "not offer send" in found[0].detail and "int64" in found[1].detail
 
 
 def test_what_is_refused_is_unsupported_and_no_failure() -> None:

@@ -193,7 +193,7 @@ def test_an_output_without_end_is_not_read(tmp_path: Path) -> None:
     assert answers[0].output is not None and len(answers[0].output) <= 8
     judgement = judge(SUM, found.world, answers)
     assert (judgement.state, judgement.rank) == ("wrong", 0)
-    assert f"is {1 << 40} bytes long, 4 are due: {(1 << 40) - 4} too many" in judgement.detail
+    assert f"is {1 << 40} bytes long, expected 4: {(1 << 40) - 4} too many" in judgement.detail
     assert not (tmp_path / "sparse").exists()
 
 
@@ -249,8 +249,8 @@ def test_offers_are_understood() -> None:
 @pytest.mark.parametrize(
     ("offers", "says"),
     [
-        (None, "no JSON object"),
-        ([], "no JSON object"),
+        (None, "expected a JSON object"),
+        ([], "expected a JSON object"),
         ({"all_reduce": True}, "all_reduce"),
         ({"all_reduce": {"types": 5}}, "all_reduce.types"),
         ({"all_reduce": {"types": "float32"}}, "all_reduce.types"),
@@ -258,7 +258,7 @@ def test_offers_are_understood() -> None:
         ({"all_reduce": {"reductions": {"sum": True}}}, "all_reduce.reductions"),
         ({"all_reduce": {"same_bits": "yes"}}, "same_bits"),
         ({"groups": 1}, "groups"),
-        ({"allreduce": {"types": ["float32"]}}, "no operation is called 'allreduce'"),
+        ({"allreduce": {"types": ["float32"]}}, "unknown operation 'allreduce'"),
     ],
 )
 def test_offers_that_cannot_be_understood_are_told(offers: object, says: str) -> None:
