@@ -114,7 +114,7 @@ def test_what_the_image_lacks_is_a_skip_that_says_so(
     assert [it.verdict for it in outcome.validation.libraries] == ["skipped", "skipped"]
     lacking, no_mpi = outcome.validation.libraries
     assert "lacks no_such_module; " in lacking.why[0]
-    assert "mpiexec.nowhere; make one that has it with: testbed image build --with validate" in no_mpi.why[0]
+    assert "mpiexec.nowhere; build an image that has them with: testbed image build --with validate" in no_mpi.why[0]
     assert outcome.exit_code == 3
     assert outcome.validation.driver == "containerlab"
     assert lab.status().state == "up"

@@ -185,7 +185,7 @@ def test_ctrl_c_keeps_what_was_seen_and_takes_the_lab_down(
     found = json.loads(path.read_text())
     assert found["interrupted"] is True and found["verdict"] == "unknown"
     assert any(it["state"] == "right" for it in found["libraries"][0]["cases"])
-    assert "it was interrupted" in found["libraries"][0]["why"]
+    assert "the validation was interrupted" in found["libraries"][0]["why"]
 
 
 def test_after_sigkill_down_leaves_nothing(

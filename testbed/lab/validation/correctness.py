@@ -1,4 +1,4 @@
-"""Is it right? Every case of the catalogue, its answers judged as soon as they are there."""
+"""Correctness: run every case of the catalogue and judge its answers as soon as they arrive."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from testbed.lab.validation.library_session import CannotGoOn, Session
 __all__ = ["examine"]
 
 MOST_HANGS: Final = 4
-"""Cases in which ranks never answer, each of which takes as long as an operation may: then no more are tried."""
+"""Hung cases, each of which takes as long as an operation may, after which no more are tried."""
 
 EARLIER: Final = 4
-"""Operations before a wrong one of which a stale buffer might be."""
+"""Earlier operations whose data a stale buffer in a wrong answer might hold."""
 
 
 def examine(session: Session, cases: Sequence[Case], heard: Callable[[CaseResult], None]) -> None:
-    """Each result is ``heard`` when it is known, in the order of the catalogue.
+    """Run all cases; ``heard`` is called with each result, in the order of the catalogue.
 
-    Raises CannotGoOn when the library cannot be brought to work any more; cases that were not tried are heard as ``not
-    run`` before.
+    Raises CannotGoOn when the library does not work any more, after reporting the remaining cases as ``not run``.
     """
     hangs, stopped = 0, ""
     cannot: CannotGoOn | None = None
@@ -43,13 +42,13 @@ def examine(session: Session, cases: Sequence[Case], heard: Callable[[CaseResult
             heard(_result(operation, judgement.state, judgement.detail))
         hangs += any(it.state == "hang" for it in judgements.values())
         if hangs >= MOST_HANGS and not stopped:
-            stopped = f"after {hangs} operations that never ended no more was tried"
+            stopped = f"not tried: {hangs} operations hung before"
     if cannot is not None:
         raise cannot
 
 
 def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation, Judgement]:
-    """Judgement of each operation of a case; those tried are added to ``done``. Raises CannotGoOn."""
+    """Return the judgement of each operation of a case; those tried are added to ``done``. Raises CannotGoOn."""
     session.ready()
     by_name = {it.name: it for it in groups([rank.site for rank in session.workers.ranks])}
     found: dict[Operation, Judgement] = {}

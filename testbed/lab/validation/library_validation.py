@@ -1,4 +1,4 @@
-"""One library, put to the test: what was seen of it by now can be had at any moment."""
+"""The validation of one library; the results so far are available at any moment."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Part = Literal["correctness", "speed", "faults"]
 PARTS: Final[tuple[Part, ...]] = ("correctness", "speed", "faults")
 
 TIMEOUT_S: Final[Mapping[Suite, float]] = {"quick": 10.0, "full": 20.0}
-"""The library's own timeout while nothing is wrong with the fibers; faults have their own."""
+"""The library's own timeout on healthy fibers; faults set their own."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all libraries of a validation are examined with. ``links`` as ``Validation.links``."""
+    """What the validations of all libraries share. ``links`` as ``Validation.links``."""
 
     lab: LabFolder
     topology: Topology
@@ -52,12 +52,12 @@ class Bench:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Of every rank, in order."""
+        """The site of every rank, in order."""
         return tuple(site.name for site in self.topology.sites for _ in site.node_names)
 
 
 class Examination:
-    """See the module. ``tell`` hears in words what goes on."""
+    """See the module. ``tell`` is called with the current activity as text."""
 
     def __init__(self, bench: Bench, library: Library, tell: Callable[[str], None]) -> None:
         self._bench, self._library, self._tell = bench, library, tell
@@ -70,10 +70,10 @@ class Examination:
         self._began_t = time.monotonic()
 
     def run(self) -> None:
-        """All parts. A lab that fails is written down as such and raised: LabError, HostError."""
+        """Run all parts. The failure of a lab is recorded as such and raised: LabError, HostError."""
         session = Session(self._workers, timeout_s=TIMEOUT_S[self._bench.suite])
         try:
-            self._tell("its programs start")
+            self._tell("starting its programs")
             session.ready()
             for part in self._bench.parts:
                 {"correctness": self._correctness, "speed": self._speed, "faults": self._faults}[part](session)
@@ -89,7 +89,7 @@ class Examination:
                 self._bench.faults.heal()
 
     def result(self) -> LibraryResult:
-        """What was seen by now."""
+        """Return the results so far."""
         judged, why = verdict.of_library(
             self._cases, self._speeds, self._cells, troubles=self._why, untold=self._untold
         )
@@ -107,7 +107,7 @@ class Examination:
         )
 
     def _cannot(self, error: CannotGoOn) -> None:
-        """Hold it against the library. Raises LabError where it is the lab that failed."""
+        """Count the failure against the library. Raises LabError if it was the lab that failed."""
         try:
             self._workers.check_lab()
         except LabError as failure:
@@ -116,7 +116,7 @@ class Examination:
         self._why.append(str(error))
 
     def untold(self, why: str) -> None:
-        """Something kept parts of it from being tried."""
+        """Record why parts of the validation were not tried."""
         self._untold.append(why)
 
     # ---- parts
@@ -177,12 +177,12 @@ class Examination:
         bench = self._bench
         catalogue = fault_matrix.trials(bench.suite, bench.topology, session.offers, bench.seed)
         if why := fault_matrix.unoffered(session.offers):
-            self._untold.append(f"no fault was tried: {why}")
+            self._untold.append(f"no faults were tried: {why}")
 
         def heard(found: Cell) -> None:
             self._cells.append(found)
             if found.rebuilt is False and session.offers.get("rebuilds") is True:
-                self._why.append(f"{found.fault}: it says that it can be built again, and cannot: {found.detail}")
+                self._why.append(f"{found.fault}: it offers rebuilds, but cannot be rebuilt: {found.detail}")
             told(len(self._cells))
 
         def told(number: int) -> None:

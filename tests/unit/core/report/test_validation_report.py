@@ -94,7 +94,10 @@ def test_a_later_version_may_add_properties():
     [
         (lambda it: [], "expected a JSON object"),
         (lambda it: {**it, "schema_version": 2}, "expected schema_version 1, got 2"),
-        (lambda it: {key: value for key, value in it.items() if key != "schema_version"}, "expected schema_version 1, got None"),
+        (
+            lambda it: {key: value for key, value in it.items() if key != "schema_version"},
+            "expected schema_version 1, got None",
+        ),
         (lambda it: {**it, "libraries": "none"}, "libraries"),
         (lambda it: {**it, "libraries": [None]}, "libraries.0"),
         (lambda it: {**it, "links": 3}, "links"),

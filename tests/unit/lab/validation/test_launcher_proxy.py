@@ -95,9 +95,15 @@ def test_a_daemon_starts_where_it_was_asked_for_and_its_status_comes_back(mpiexe
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ('"$1" a true; "$1" a echo entered; echo status $?', "reach: no way leads to a, or none any more"),
-        ('"$1" example.org echo entered; echo status $?', "reach: no way leads to example.org, or none any more"),
-        ('"$1" -x; echo status $?', "reach: what it was called with makes no sense"),
+        (
+            '"$1" a true; "$1" a echo entered; echo status $?',
+            "launcher proxy: unknown host a, or its daemon was started already",
+        ),
+        (
+            '"$1" example.org echo entered; echo status $?',
+            "launcher proxy: unknown host example.org, or its daemon was started already",
+        ),
+        ('"$1" -x; echo status $?', "launcher proxy: malformed request"),
     ],
 )
 def test_each_host_of_the_lab_is_entered_once_and_no_other(mpiexec: Mpiexec, script: str, why: str) -> None:
@@ -146,7 +152,9 @@ def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiex
     )
     assert mpiexec.ended() == 0, mpiexec.said
     refused = [
-        it for it in mpiexec.said if re.fullmatch(r"reach: process \d+ is not in the management network, .*", it)
+        it
+        for it in mpiexec.said
+        if re.fullmatch(r"launcher proxy: refused process \d+: it is not in the management network", it)
     ]
     assert len(refused) == 1
     told = [it for it in mpiexec.said if it.startswith(("status", "entered"))]
@@ -176,7 +184,7 @@ def test_out_of_descriptors_it_says_so_and_goes_on_when_there_are_some(mpiexec: 
     mpiexec.pid("second")
     resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE, (soft, hard))
     assert mpiexec.ended() == 0, mpiexec.said
-    assert "reach: what was asked for cannot be started: Too many open files" in mpiexec.said
+    assert "launcher proxy: cannot start the requested command: Too many open files" in mpiexec.said
     assert [it for it in mpiexec.said if it.startswith(("status", "entered"))] == [
         "status 255",
         "entered b",

@@ -117,7 +117,7 @@ def test_an_answer_that_does_not_say_when_is_an_error(tmp_path: Path, times: dic
     """Also where the time that it does say could not be."""
     found = session(WorkerSet(tmp_path, GOOD, {"call": 7, **times}))
     answer = found.perform([(BARRIER, found.world)]).answers[1]
-    assert (answer.state, answer.words) == ("error", "its answer does not say when it began and ended")
+    assert (answer.state, answer.words) == ("error", "its answer lacks the time when it began or ended")
 
 
 ERROR = {"call": 7, "error": "timed out", "began": "now", "ended": "now"}
@@ -279,7 +279,7 @@ def test_an_error_that_is_answered_late_did_not_come_early(
     seen = fault_cells._evidence(found, BARRIER, Disturbed(performed, 100.0, 0.3, None))
     assert [it.at_s for it in seen.ends] == [0.5, pytest.approx(3.0 if believed else 3.0 + late_s)]
     assert bool(seen.notes) is not believed
-    assert believed or "rank 1 says that its error came at least 9 s before its answer did" in seen.notes[0]
+    assert believed or "rank 1 reported an error at least 9 s before its answer arrived" in seen.notes[0]
 
 
 def test_a_program_that_says_nothing_for_long_is_known_to_have_said_nothing(tmp_path: Path) -> None:

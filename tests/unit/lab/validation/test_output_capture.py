@@ -74,7 +74,7 @@ def test_of_a_flood_the_beginning_and_the_end_are_kept(
     assert log.stat().st_size < 100_200
     captured.close()
     said = log.read_text()
-    first, full, rest = said.partition("\n[testbed: the log is full; of what follows the end is kept]\n")
+    first, full, rest = said.partition("\n[testbed: the log is full; only the end of what follows is kept]\n")
     assert full
     assert first == "".join(f"{number:09d}\n" for number in range(10_000))
     left_out = re.match(r"\[testbed: (\d+) bytes are left out here\]\n", rest)

@@ -128,7 +128,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launch
             return [program, "1000"]
 
     def refused(*words: object, **more: object) -> Any:
-        raise HostError("mpiexec cannot be started in its container")
+        raise HostError("cannot start mpiexec in its container")
 
     monkeypatch.setattr(lab_nodes, "driver", lambda lab: driver)
     monkeypatch.setattr(lab_nodes, "place", lambda *words, **more: Elsewhere())
@@ -191,7 +191,7 @@ def test_starts_that_fail_leave_no_descriptors(
     starter = failing(tmp_path, monkeypatch, driver, launcher, "/nowhere/sleep")
     before = descriptors()
     for _ in range(5):
-        with pytest.raises(HostError, match="cannot be started"):
+        with pytest.raises(HostError, match="cannot start"):
             starter.start()
         starter.sweep()
     assert descriptors() == before
