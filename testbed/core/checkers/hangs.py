@@ -1,4 +1,4 @@
-"""Hangs: collectives that took longer than their bound, and who waited for whom."""
+"""Hangs: collectives that took longer than their bound, and which rank waited for which."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hangs(records: Grouped) -> Checker:
 
 @dataclass(frozen=True)
 class _Entry:
-    """``until_t``: when it ended, else when the rank was last seen in it."""
+    """``until_t``: when it ended, or when the rank was last seen in it."""
 
     began_t: float
     until_t: float
@@ -42,7 +42,7 @@ class _Entry:
 
 
 def _entries(records: Grouped) -> dict[Tag, dict[int, _Entry]]:
-    """collective -> rank -> when it was in it."""
+    """Return collective -> rank -> when it was in it."""
     entries: dict[Tag, dict[int, _Entry]] = {}
     for rank, waits in records.waits.items():
         for wait in waits:
@@ -57,7 +57,7 @@ def _entries(records: Grouped) -> dict[Tag, dict[int, _Entry]]:
 
 
 def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry]) -> Finding:
-    """Who waited for whom."""
+    """Return the finding: which rank waited for which."""
     began_t = min(entry.began_t for entry in entries.values())
     until_t = max(entry.until_t for entry in entries.values())
     lasted_s = until_t - began_t
@@ -79,27 +79,25 @@ def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry]) -> Finding:
         said = f"all ranks were in it for {took}"
     else:
         blamed = sorted(entries)
-        said = f"all ranks were in it for {took}: what was under way between them did not arrive"
+        said = f"all ranks were in it for {took}: the data in flight between them did not arrive"
     if held:
         said += f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"
     return Finding(*tag, tuple(sorted(blamed)), said)
 
 
 def _held_s(records: Grouped, rank: int, began_t: float, until_t: float) -> float:
-    """How long of that time the process of ``rank`` did not run."""
+    """Return how long of that time the process of ``rank`` did not run."""
     pauses = records.held.get(rank, ())
     return sum(max(0.0, min(pause.t, until_t) - max(pause.since_t, began_t)) for pause in pauses)
 
 
 def _whereabouts(records: Grouped, rank: int, tag: Tag) -> str:
-    """Of a rank that did not come, from its last words."""
+    """Describe a rank that did not enter, from its last records."""
     attempt, step, _ = tag
     told = [wait for wait in records.waits.get(rank, ()) if wait.attempt == attempt and wait.step <= step]
     if told:
         last = told[-1]
         where = "no collective" if last.sequence is None else f"collective {last.sequence}"
-        return f"rank {rank} was in {where} of step {last.step} for {last.t - last.since_t:.1f} s and more"
+        return f"rank {rank} was in {where} of step {last.step} for at least {last.t - last.since_t:.1f} s"
     done = [number for (of, number), ranks in records.steps.items() if of == attempt and rank in ranks]
-    return (
-        f"the last that is known of rank {rank} is that it ended step {done[-1]}" if done else f"rank {rank} is silent"
-    )
+    return f"the last record of rank {rank} is the end of step {done[-1]}" if done else f"rank {rank} has no records"
