@@ -23,7 +23,7 @@ from testbed.host import collective_libraries, lab_folder
 from testbed.lab.validation import correctness, fault_cells
 from testbed.lab.validation.fault_injection import FiberFaults
 from testbed.lab.validation.library_session import Session
-from testbed.lab.validation.library_validation import Bench, Examination
+from testbed.lab.validation.library_validation import Bench, LibraryValidation
 from testbed.lab.validation.traffic_meter import Wire, certified
 from testbed.lab.validation.worker_set import WorkerSet
 
@@ -68,7 +68,7 @@ def programs() -> list[int]:
 def answers(bench: Bench, name: str, chosen: Sequence[cases.Case], **bounds: float) -> list[CaseResult]:
     found: list[CaseResult] = []
     with session_of(bench, name, **bounds) as session:
-        correctness.examine(session, chosen, found.append)
+        correctness.run_cases(session, chosen, found.append)
     return found
 
 
@@ -83,15 +83,15 @@ def catalogue(bench: Bench, every: int, do: str = "") -> tuple[cases.Case, ...]:
 
 def speeds(bench: Bench, name: str) -> list[Speed]:
     """Measure one all_reduce of a megabyte."""
-    examination = Examination(bench, collective_libraries.find(name), lambda text: None)
+    validation = LibraryValidation(bench, collective_libraries.find(name), lambda text: None)
     whole = cases.performance
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             cases, "performance",
             lambda *a: tuple(it for it in whole(*a) if it.do == "all_reduce" and it.size == 1 << 20),
         )  # fmt: skip
-        examination.run()
-    result = examination.result()
+        validation.run()
+    result = validation.result()
     assert not result.why or name != "ring", result.why
     return list(result.speeds)
 
@@ -142,7 +142,7 @@ def judge_cut_and_loss(found: Sequence[Cell], off_s: float) -> None:
 def cells(bench: Bench, name: str, wanted: Sequence[fault_matrix.Trial], **bounds: float) -> list[Cell]:
     found: list[Cell] = []
     with session_of(bench, name, **bounds) as session:
-        fault_cells.examine(session, bench.wire, bench.faults, wanted, found.append)
+        fault_cells.run_trials(session, bench.wire, bench.faults, wanted, found.append)
     return found
 
 

@@ -131,7 +131,7 @@ def test_the_quick_matrix_ends_twice_alike(bench: Bench) -> None:
             session.ready()
             wanted = fault_matrix.trials("quick", bench.topology, session.offers)
             found: list[Cell] = []
-            fault_cells.examine(session, bench.wire, bench.faults, wanted, found.append)
+            fault_cells.run_trials(session, bench.wire, bench.faults, wanted, found.append)
         seen.append([(it.fault, it.outcome, it.rebuilt) for it in found])
     assert seen[0] == seen[1]
 
@@ -146,7 +146,7 @@ def test_the_right_ring_raises_no_false_alarm_in_a_hundred_runs(bench: Bench) ->
                 cases.Case(tuple(dataclasses.replace(one, call=one.call + 1000 * turn) for one in it.operations))
                 for it in chosen
             ]
-            correctness.examine(session, again, found.append)
+            correctness.run_cases(session, again, found.append)
             assert {it.state for it in found} == {"right"}, turn
 
 

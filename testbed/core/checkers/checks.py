@@ -196,8 +196,8 @@ def _parameters(records: Grouped) -> Checker:
             if became:
                 after[step] = Counter(became.values()).most_common(1)[0][0]
     looked_at = f"fingerprints of {records.world_size} ranks compared at {compared} steps"
-    untold = "" if compared else "no two ranks recorded fingerprints of the same step"
-    return conclude("parameters", records, looked_at, findings, len(findings), untold)
+    undecided = "" if compared else "no two ranks recorded fingerprints of the same step"
+    return conclude("parameters", records, looked_at, findings, len(findings), undecided)
 
 
 def _updates(records: Grouped) -> Checker:
@@ -226,8 +226,8 @@ def _updates(records: Grouped) -> Checker:
         for (attempt, step, said), ranks in lost.items()
     ]
     looked_at = f"{counted} optimizer steps of {records.world_size} ranks counted"
-    untold = "" if counted else "no optimizer step was recorded"
-    return conclude("updates", records, looked_at, findings, sum(map(len, lost.values())), untold)
+    undecided = "" if counted else "no optimizer step was recorded"
+    return conclude("updates", records, looked_at, findings, sum(map(len, lost.values())), undecided)
 
 
 def _odd(values: Mapping[int, object]) -> tuple[int, ...]:

@@ -24,8 +24,8 @@ def hangs(records: Grouped) -> Checker:
             findings[attempt, step] = _hang(records, tag, entries)
     bounds = {start.hang_s for starts in records.began.values() for start in starts.values()}
     looked_at = f"{seen} collectives, bound {' and '.join(f'{each:g} s' for each in sorted(bounds))}"
-    untold = "" if seen else "no collective was entered"
-    return conclude("hangs", records, looked_at, list(findings.values()), len(findings), untold)
+    undecided = "" if seen else "no collective was entered"
+    return conclude("hangs", records, looked_at, list(findings.values()), len(findings), undecided)
 
 
 @dataclass(frozen=True)

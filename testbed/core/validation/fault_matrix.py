@@ -14,22 +14,22 @@ from typing import Any, Final
 
 from testbed.core.topology.model import Link, Topology
 from testbed.core.validation.cases import FIRST_FAULT_CALL, Suite, preferred
-from testbed.core.validation.fibers import ways
+from testbed.core.validation.fibers import routes
 from testbed.core.validation.operation import Operation, OperationName
 from testbed.core.validation.result import Outcome
 
 __all__ = [
     "FAULTS",
+    "REPORTS_ERROR",
     "SHARE",
     "SLACK_S",
     "SURVIVES",
-    "TELLS",
     "Fault",
     "Injection",
     "Trial",
     "left_out",
     "trials",
-    "unoffered",
+    "why_no_trials",
 ]
 
 SHARE: Final = 0.3
@@ -56,7 +56,7 @@ _LEAST_BYTES: Final = 4 << 20
 _MOST_BYTES: Final = 64 << 20
 
 SURVIVES: Final[frozenset[Outcome]] = frozenset({"right", "right after healing"})
-TELLS: Final[frozenset[Outcome]] = frozenset({"error within its bound"})
+REPORTS_ERROR: Final[frozenset[Outcome]] = frozenset({"error within its bound"})
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Trial:
         timeout_s: the library's own, passed in ``join``.
         error_by_s: deadline; a later error is late.
         outer_s: a rank that is still in the operation then is hung.
-        struck: ranks that the fault itself kills or stops: nothing is expected of them.
+        affected: ranks that the fault itself kills or stops: nothing is expected of them.
     """
 
     fault: Fault
@@ -106,30 +106,33 @@ class Trial:
     timeout_s: float
     error_by_s: float
     outer_s: float
-    struck: frozenset[int] = frozenset()
+    affected: frozenset[int] = frozenset()
 
 
 FAULTS: Final = {
     it.name: it
     for it in (
         Fault("cut-short", "every fiber of a site cut, for less than the library's timeout", "quick", SURVIVES),
-        Fault("cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", TELLS),
+        Fault("cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", REPORTS_ERROR),
         Fault("failover", "the fiber in use cut, another one up", "quick", SURVIVES),
         Fault("loss-1pct", "1 % of the packets lost", "quick", SURVIVES),
-        Fault("rank-killed", "a rank killed", "quick", TELLS),
-        Fault("one-direction-silent", "one direction down, no port loses carrier", "full", TELLS | SURVIVES),
+        Fault("rank-killed", "a rank killed", "quick", REPORTS_ERROR),
+        Fault("one-direction-silent", "one direction down, no port loses carrier", "full", REPORTS_ERROR | SURVIVES),
         Fault(
-            "one-direction-carrier", "one direction down, the receiving port loses carrier", "full", TELLS | SURVIVES
+            "one-direction-carrier",
+            "one direction down, the receiving port loses carrier",
+            "full",
+            REPORTS_ERROR | SURVIVES,
         ),
         Fault("flap", "every fiber of a site down for 0.3 s, up for 0.7 s, five times", "full", SURVIVES),
         Fault("burst-loss", "every packet lost for 20 ms of each 450 ms, no port loses carrier", "full", SURVIVES),
         Fault("reorder", "5 % of the packets delayed by 1 ms and reordered", "full", SURVIVES),
         Fault("duplicate", "1 % of the packets duplicated", "full", SURVIVES),
         Fault("corruption", "bits of 0.1 % of the packets flipped, undetected by Ethernet's FCS", "full", SURVIVES),
-        Fault("mtu-black-hole", "IP packets above 1400 B dropped", "full", TELLS | SURVIVES),
+        Fault("mtu-black-hole", "IP packets above 1400 B dropped", "full", REPORTS_ERROR | SURVIVES),
         Fault("latency-step", "one-way delay increased by 50 ms, after a gap of 50 ms", "full", SURVIVES),
         Fault("rate-squeeze", "rate reduced to a tenth", "full", SURVIVES),
-        Fault("rank-stopped", "a rank stopped, for longer than the library's timeout", "full", TELLS),
+        Fault("rank-stopped", "a rank stopped, for longer than the library's timeout", "full", REPORTS_ERROR),
         Fault("rank-slow", "a rank stopped for 0.1 s of each 0.2 s, for 4 s", "full", SURVIVES),
     )
 }
@@ -137,7 +140,7 @@ FAULTS: Final = {
 
 
 def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: int = 0) -> tuple[Trial, ...]:
-    """Return the fault matrix of a library with these ``offers``; empty if no operation fits, see ``unoffered``.
+    """Return the fault matrix of a library with these ``offers``; empty if no operation fits, see ``why_no_trials``.
 
     Faults that the topology cannot host are left out, see ``left_out``.
     """
@@ -162,7 +165,7 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
                 timeout_s=timeout_s,
                 error_by_s=error_by_s,
                 outer_s=patience_s,
-                struck=frozenset({place.rank}) if fault.name in ("rank-killed", "rank-stopped") else frozenset(),
+                affected=frozenset({place.rank}) if fault.name in ("rank-killed", "rank-stopped") else frozenset(),
             )
         )
     return tuple(found)
@@ -179,7 +182,7 @@ def _wanted(suite: Suite) -> list[Fault]:
     return [fault for fault in FAULTS.values() if suite == "full" or fault.suite == "quick"]
 
 
-def unoffered(offers: Mapping[str, Any]) -> str:
+def why_no_trials(offers: Mapping[str, Any]) -> str:
     """Return why there are no trials of a library with these ``offers``; empty if there are."""
     if _chosen(offers) is None:
         return f"the library offers none of {', '.join(_TRIED)} with a type of the protocol"
@@ -227,7 +230,7 @@ class _Place:
         self.rank = len(topology.node_names) - 1
         self.links = tuple(link for link in topology.links if self.victim in link.between)
         """All links that end at the victim."""
-        taken = ways(topology)
+        taken = routes(topology)
         names = {path[-1] for (_, head), path in taken.items() if head == self.victim}
         names |= {path[0] for (tail, _), path in taken.items() if tail == self.victim}
         used = {direction.partition(":")[0] for direction in names}
@@ -291,7 +294,7 @@ def _replaced(place: _Place, link: Link) -> bool:
     """Whether the victim is reachable from every site without ``link``."""
     if place.topology.routing == "multipath":
         return len(place.links) > 1
-    reached = ways(place.topology, {link.name})
+    reached = routes(place.topology, {link.name})
     return all((site.name, place.victim) in reached for site in place.topology.sites if site.name != place.victim)
 
 

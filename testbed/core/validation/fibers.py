@@ -14,7 +14,7 @@ import networkx as nx
 
 from testbed.core.topology.model import Topology
 
-__all__ = ["Fiber", "distances", "fibers", "in_use", "ways"]
+__all__ = ["Fiber", "distances", "fibers", "in_use", "routes"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def fibers(
     return tuple(found)
 
 
-def ways(topology: Topology, dark: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
+def routes(topology: Topology, dark: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the directions that traffic between each two sites takes in sequence, following the gateways' routes.
 
     This is the shortest path that is up, by metres of fiber. A pair without a path is left out. With ``routing:
@@ -80,7 +80,7 @@ def in_use(
     """Return those of ``every`` fiber that traffic among ``sites`` takes; all of them where flows are spread."""
     if topology.routing == "multipath":
         return tuple(every)
-    taken = ways(topology, dark)
+    taken = routes(topology, dark)
     ends = list(dict.fromkeys(sites))
     directions = {it for tail in ends for head in ends for it in taken.get((tail, head), ())}
     return tuple(fiber for fiber in every if fiber.direction in directions)

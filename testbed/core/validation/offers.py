@@ -8,10 +8,10 @@ from typing import Any
 from testbed.core.user_text import shown
 from testbed.core.validation.operation import OPERATIONS
 
-__all__ = ["understood"]
+__all__ = ["parse_offers"]
 
 
-def understood(value: object) -> dict[str, Any]:
+def parse_offers(value: object) -> dict[str, Any]:
     """Parse ``offers`` of an answer to ``join``: ``types``, ``reductions`` and ``same_bits`` of each operation that it
     names, and ``groups`` and ``rebuilds``. What is missing or null is not offered.
 

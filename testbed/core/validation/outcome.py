@@ -40,7 +40,7 @@ class RankEnd:
     rank: int
     state: Literal["done", "error", "unsupported", "silent", "died"]
     at_s: float | None = None
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,25 @@ def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
     ends = list(evidence.ends)
     for it in ends:
         if it.state == "unsupported":
-            return "unsupported", it.words
+            return "unsupported", it.message
     if evidence.judgement is not None and evidence.judgement.state == "wrong":
         return "wrong result", evidence.judgement.detail
     if not ends:
         return "not run", "no rank received the operation"
-    expected = [it for it in ends if it.rank not in trial.struck]
+    expected = [it for it in ends if it.rank not in trial.affected]
     if evidence.share is None:
-        return "fault not exercised", _words(expected) or "the operation ended before the fault could begin"
+        return "fault not exercised", _message(expected) or "the operation ended before the fault could begin"
     if all(it.state == "done" and (it.at_s or 0.0) < 0 for it in expected):
         return "fault not exercised", "every rank had finished before the fault began"
     if early := [it for it in expected if it.state == "error" and (it.at_s or 0.0) < 0]:
-        return "fault not exercised", f"rank {early[0].rank} failed before the fault began: {early[0].words}"
+        return "fault not exercised", f"rank {early[0].rank} failed before the fault began: {early[0].message}"
     return _ended(trial, evidence, expected)
 
 
 def cell(trial: Trial, evidence: Evidence) -> Cell:
     """Return the cell of the matrix."""
     found, detail = outcome(trial, evidence)
-    expected = [it for it in evidence.ends if it.rank not in trial.struck]
+    expected = [it for it in evidence.ends if it.rank not in trial.affected]
     errors = [it for it in expected if it.state == "error"]
     done = [it.at_s for it in expected if it.state == "done" and it.at_s is not None]
     every = evidence.share is not None and len(done) == len(expected)
@@ -106,7 +106,7 @@ def cell(trial: Trial, evidence: Evidence) -> Cell:
         bound_s=trial.error_by_s if evidence.share is not None else None,
         rebuilt=evidence.rebuilt,
         rebuild_s=evidence.rebuild_s,
-        errors=tuple(f"rank {it.rank}: {it.words}" for it in errors),
+        errors=tuple(f"rank {it.rank}: {it.message}" for it in errors),
     )
 
 
@@ -118,7 +118,7 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
         return "hang", said
     died = [it for it in expected if it.state == "died"]
     if died:
-        return "crash", f"{_ranks(died)} died" + (f": {died[0].words}" if died[0].words else "")
+        return "crash", f"{_ranks(died)} died" + (f": {died[0].message}" if died[0].message else "")
     errors = [it for it in expected if it.state == "error"]
     late = [it for it in errors if it.at_s is None or it.at_s > trial.error_by_s]
     if late:
@@ -126,7 +126,7 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
         said = "at an unknown time" if when is None else f"after {when:.3g} s"
         return "error late", f"{_ranks(late)} raised an error {said}, expected within {trial.error_by_s:.3g} s"
     if errors:
-        return "error within its bound", errors[0].words
+        return "error within its bound", errors[0].message
     if evidence.judgement is None:
         return "not run", "the answers were not judged"
     ended_s = max((it.at_s for it in expected if it.at_s is not None), default=0.0)
@@ -135,9 +135,9 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
     return "right", ""
 
 
-def _words(ends: Sequence[RankEnd]) -> str:
+def _message(ends: Sequence[RankEnd]) -> str:
     """Return the first failure in an operation that failed before its fault began."""
-    return next((f"rank {it.rank}: {it.words or it.state}" for it in ends if it.state != "done"), "")
+    return next((f"rank {it.rank}: {it.message or it.state}" for it in ends if it.state != "done"), "")
 
 
 def _ranks(ends: Sequence[RankEnd]) -> str:

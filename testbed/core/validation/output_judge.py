@@ -40,7 +40,7 @@ __all__ = ["Answer", "Judgement", "judge"]
 class Answer:
     """How one rank answered. ``silent``: no answer by the time that the operation was given up.
 
-    ``output`` is the content of its file, None where it named none. ``words`` is the text of an error, the reason why
+    ``output`` is the content of its file, None where it named none. ``message`` is the text of an error, the reason why
     the operation is unsupported, or how the process ended. ``length`` is the length of the file in bytes if it is
     longer than expected and was not read completely; None: ``output`` is the whole file.
     """
@@ -49,7 +49,7 @@ class Answer:
     output: bytes | None = None
     began: float | None = None
     ended: float | None = None
-    words: str = ""
+    message: str = ""
     length: int | None = None
 
 
@@ -94,8 +94,8 @@ def judge(
         ranks = [rank for rank, answer in given.items() if answer.state == state]
         if ranks:
             mixed = state == "unsupported" and len(ranks) < len(given)
-            words = next((given[rank].words for rank in ranks if given[rank].words), "")
-            said = f"{_ranks(ranks)} {what}" + (f": {words}" if words else "")
+            message = next((given[rank].message for rank in ranks if given[rank].message), "")
+            said = f"{_ranks(ranks)} {what}" + (f": {message}" if message else "")
             return Judgement("error" if mixed else case, said, ranks[0])  # type: ignore[arg-type]
     if same_bits and operation.do == "all_reduce" and operation.keep:
         return _same_bits(operation, group, done)

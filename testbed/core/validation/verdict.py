@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from testbed.core.certification.link_certificate import RATE_TOLERANCE
-from testbed.core.validation.fault_matrix import FAULTS, SURVIVES, TELLS
+from testbed.core.validation.fault_matrix import FAULTS, REPORTS_ERROR, SURVIVES
 from testbed.core.validation.result import CaseResult, CaseState, Cell, LibraryResult, Outcome, Speed, Verdict
 from testbed.core.validation.traffic import BYPASS
 
@@ -33,7 +33,7 @@ _WORST_OUTCOMES: Final[tuple[Outcome, ...]] = (
     "right after healing",
     "right",
 )
-_UNTOLD: Final[frozenset[Outcome]] = frozenset({"not run", "fault not exercised"})
+_NOT_TRIED: Final[frozenset[Outcome]] = frozenset({"not run", "fault not exercised"})
 
 
 def too_fast(speed: Speed) -> bool:
@@ -52,17 +52,17 @@ def of_library(
     cells: Sequence[Cell],
     *,
     troubles: Sequence[str] = (),
-    untold: Sequence[str] = (),
+    not_tried: Sequence[str] = (),
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict on one library and the reasons, the worst first; no reasons where it holds.
 
     ``troubles`` are failures of the library that belong to no case, such as a communicator that cannot be made;
-    ``untold`` is what the lab or the machine kept from being tried.
+    ``not_tried`` is what the lab or the machine kept from being tried.
     """
     against = [*_wrong(cases, cells), *troubles, *_around(speeds), *_failed(cases), *_faults(cells)]
     if against:
         return "does not hold", tuple(dict.fromkeys(against))
-    missing = [*untold, *_missing(cases, cells)]
+    missing = [*not_tried, *_missing(cases, cells)]
     if not missing and not any(it.state == "right" for it in cases) and not speeds and not cells:
         missing = ["nothing that it offers was tried"]
     return ("unknown", tuple(dict.fromkeys(missing))) if missing else ("holds", ())
@@ -121,7 +121,7 @@ def _failed(cases: Sequence[CaseResult]) -> Iterator[str]:
 def _faults(cells: Sequence[Cell]) -> Iterator[str]:
     for outcome in _WORST_OUTCOMES[1:]:
         for cell in cells:
-            accepted = FAULTS[cell.fault].holds if cell.fault in FAULTS else SURVIVES | TELLS
+            accepted = FAULTS[cell.fault].holds if cell.fault in FAULTS else SURVIVES | REPORTS_ERROR
             if cell.outcome == outcome and outcome not in accepted:
                 wanted = " or ".join(it for it in reversed(_WORST_OUTCOMES) if it in accepted)
                 yield f"{cell.fault}: {outcome}, accepted: {wanted}" + (f"; {cell.detail}" if cell.detail else "")
@@ -132,7 +132,7 @@ def _missing(cases: Sequence[CaseResult], cells: Sequence[Cell]) -> Iterator[str
     if untried:
         yield f"{_count(len(untried), 'case')} not run, first {_name(untried[0])}: {untried[0].detail}"
     for cell in cells:
-        if cell.outcome in _UNTOLD:
+        if cell.outcome in _NOT_TRIED:
             yield f"{cell.fault}: {cell.outcome}" + (f": {cell.detail}" if cell.detail else "")
 
 

@@ -12,7 +12,7 @@ from testbed.lab.validation.fault_injection import Injected
 from testbed.lab.validation.library_session import Performed, Session
 from testbed.lab.validation.traffic_meter import Wire
 
-__all__ = ["Disturbed", "disturbed", "usual"]
+__all__ = ["FaultedOperation", "measure_healthy", "perform_with_fault"]
 
 LEAST_LEAD_S: Final = 0.05
 LEAD: Final = 1.5
@@ -22,7 +22,7 @@ STEP_S: Final = 0.005
 
 
 @dataclass(frozen=True)
-class Usual:
+class HealthyOperation:
     """The operation without a fault: bytes on all fibers together, as :meth:`Wire.delivered` counts them; seconds until
     its ranks have prepared their input, and from then until they are done."""
 
@@ -32,16 +32,16 @@ class Usual:
     took_s: float
 
 
-def usual(session: Session, wire: Wire, operation: Operation, group: Group) -> Usual:
+def measure_healthy(session: Session, wire: Wire, operation: Operation, group: Group) -> HealthyOperation:
     """Perform the operation on healthy fibers."""
-    before, said_t = wire.delivered(), time.monotonic()
+    before, sent_t = wire.delivered(), time.monotonic()
     performed = session.perform([(operation, group)])
-    began_t, finished_t = performed.began_t or said_t, performed.finished_t or time.monotonic()
-    return Usual(performed, wire.delivered() - before, began_t - said_t, finished_t - began_t)
+    began_t, finished_t = performed.began_t or sent_t, performed.finished_t or time.monotonic()
+    return HealthyOperation(performed, wire.delivered() - before, began_t - sent_t, finished_t - began_t)
 
 
 @dataclass(frozen=True)
-class Disturbed:
+class FaultedOperation:
     """The operation with a fault. Times are of CLOCK_MONOTONIC.
 
     ``share`` of the operation's bytes had crossed at ``fault_t``; both are None if the operation ended before the fault
@@ -54,10 +54,10 @@ class Disturbed:
     healed_t: float | None
 
 
-def disturbed(
+def perform_with_fault(
     session: Session, wire: Wire, trial: Trial, operation: Operation, group: Group, injected: Injected,
-    known: Usual, share: float,
-) -> Disturbed:  # fmt: skip
+    known: HealthyOperation, share: float,
+) -> FaultedOperation:  # fmt: skip
     """Perform ``operation`` and inject once ``share`` of its ``known`` bytes has crossed. Heal everything afterwards.
 
     The operation is given up ``trial.outer_s`` after the fault began. Raises LabError, UserError.
@@ -91,4 +91,4 @@ def disturbed(
     finally:
         injected.heal()
     healed_t = over_t if over_t is not None and over_t <= performed.ended_t else None
-    return Disturbed(performed, fault_t, crossed, healed_t)
+    return FaultedOperation(performed, fault_t, crossed, healed_t)

@@ -21,12 +21,12 @@ from testbed.core.validation.outcome import Evidence, RankEnd, cell
 from testbed.core.validation.output_judge import judge
 from testbed.core.validation.result import Cell
 from testbed.errors import LabError, UserError
-from testbed.lab.validation.disturbance import Disturbed, disturbed, usual
+from testbed.lab.validation.disturbance import FaultedOperation, measure_healthy, perform_with_fault
 from testbed.lab.validation.fault_injection import FiberFaults, Injected
-from testbed.lab.validation.library_session import CannotGoOn, Session
+from testbed.lab.validation.library_session import LibraryFailed, Session
 from testbed.lab.validation.traffic_meter import Wire
 
-__all__ = ["examine"]
+__all__ = ["run_trials"]
 
 EARLIER: Final = 0.3
 """Factor on the share for the second attempt, when the operation ended before the fault could begin."""
@@ -44,47 +44,47 @@ SMALL: Final = 1023
 """Elements of the all_reduce that a communicator must complete after a fault."""
 
 
-def examine(
-    session: Session, wire: Wire, fibers: FiberFaults, trials: Sequence[Trial], heard: Callable[[Cell], None]
+def run_trials(
+    session: Session, wire: Wire, fibers: FiberFaults, trials: Sequence[Trial], on_cell: Callable[[Cell], None]
 ) -> None:
-    """Run all trials; ``heard`` is called with each cell. Raises CannotGoOn, after reporting the remaining cells as not
-    run, and LabError where the lab has changed."""
+    """Run all trials; ``on_cell`` is called with each cell. Raises LibraryFailed, after reporting the remaining cells
+    as not run, and LabError where the lab has changed."""
     calls = itertools.count(FIRST_CALL)
-    cannot: CannotGoOn | None = None
+    cannot: LibraryFailed | None = None
     for trial in trials:
         if cannot is not None:
-            heard(cell(trial, Evidence(failed=str(cannot))))
+            on_cell(cell(trial, Evidence(failed=str(cannot))))
             continue
         try:
             evidence = _try(session, wire, fibers, trial, calls)
-        except CannotGoOn as error:
+        except LibraryFailed as error:
             cannot, evidence = error, Evidence(failed=str(error))
-        heard(cell(trial, evidence))
+        on_cell(cell(trial, evidence))
     if cannot is not None:
         raise cannot
 
 
 def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls: Iterator[int]) -> Evidence:
-    """Run one trial. Raises CannotGoOn, LabError."""
+    """Run one trial. Raises LibraryFailed, LabError."""
     if session.timeout_s != trial.timeout_s:
         session.timeout_s = trial.timeout_s
-        session.spoil()
+        session.mark_broken()
     share, operation = trial.share, trial.operation
     for attempt in (1, 2):
         session.ready()
         group = session.world
-        known = usual(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
+        known = measure_healthy(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
         if known.performed.refused:
-            return Evidence([RankEnd(rank, "unsupported", words=known.performed.refused) for rank in group.ranks])
+            return Evidence([RankEnd(rank, "unsupported", message=known.performed.refused) for rank in group.ranks])
         if not known.performed.done:
             return Evidence(failed=f"the operation fails without a fault as well: {known.performed.trouble}")
         try:
-            seen = disturbed(
+            seen = perform_with_fault(
                 session, wire, trial, operation, group,
                 Injected(fibers, session.workers, trial.injections), known, share,
             )  # fmt: skip
         except (LabError, UserError) as error:
-            session.spoil()
+            session.mark_broken()
             session.workers.check_lab()
             fibers.carry()
             return Evidence(failed=str(error))
@@ -93,18 +93,18 @@ def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls:
         if attempt == 2 or cell(trial, evidence).outcome != "fault not exercised":
             break
         share, operation = share * EARLIER, dataclasses.replace(operation, call=next(calls))
-    if not session.spoiled:
+    if not session.broken:
         return evidence
     wire.settle()
     try:
         after = _again(session, Operation("all_reduce", next(calls), count=SMALL, seed=trial.operation.seed))
-    except CannotGoOn as error:  # keep the evidence of the fault; the next trial stops
+    except LibraryFailed as error:  # keep the evidence of the fault; the next trial stops
         after = _Again(False, None, str(error))
     notes = (*evidence.notes, after.note) if after.note else evidence.notes
     return dataclasses.replace(evidence, rebuilt=after.rebuilt, rebuild_s=after.took_s, notes=notes)
 
 
-def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Evidence:
+def _evidence(session: Session, operation: Operation, seen: FaultedOperation) -> Evidence:
     answers = seen.performed.answers
     failed_t = {rank: it.ended for rank, it in answers.items() if it.ended is not None and it.state in FAILED}
     not_before_t = seen.performed.not_before_t
@@ -118,12 +118,12 @@ def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Eviden
             rank,
             "error" if it.state == "unsupported" else it.state,
             None if (at_t := ended_t[rank]) is None else at_t - zero_t,
-            it.words,
+            it.message,
         )
         for rank, it in answers.items()
     ]
     if any(it.state == "unsupported" for it in answers.values()):
-        session.spoil()
+        session.mark_broken()
     judged = any(it.state == "done" for it in answers.values())
     same_bits = session.same_bits(operation.do)
     return Evidence(
@@ -150,12 +150,12 @@ class _Again:
 
 def _again(session: Session, template: Operation) -> _Again:
     """Make a new communicator in the same processes where the library offers that, with a fresh process only for a rank
-    that has ended; otherwise in fresh processes. Raises CannotGoOn where not even that works."""
+    that has ended; otherwise in fresh processes. Raises LibraryFailed where not even that works."""
     workers = session.workers
-    workers.gather(workers.owing, _bound(session))  # an error that comes late makes a program available again
-    if session.offers.get("rebuilds") is True and not workers.owing:
+    workers.gather(workers.unanswered, _bound(session))  # an error that comes late makes a program available again
+    if session.offers.get("rebuilds") is True and not workers.unanswered:
         return _by_the_same(session, template)
-    why = "a rank did not return from the operation" if workers.owing else "the library offers no other way"
+    why = "a rank did not return from the operation" if workers.unanswered else "the library offers no other way"
     began_t = time.monotonic()
     session.fresh()
     if trouble := _wrong(session, template):
@@ -173,7 +173,7 @@ def _by_the_same(session: Session, template: Operation) -> _Again:
         session.fresh()
         return _Again(False, None, f"no communicator in the same processes: {trouble}")
     if trouble := _wrong(session, template):
-        session.spoil()
+        session.mark_broken()
         return _Again(False, None, f"the communicator in the same processes failed: {trouble}")
     return _Again(True, time.monotonic() - began_t, note)
 

@@ -59,7 +59,7 @@ def program(folder: Path) -> Path:
 def start(
     folder: Path,
     mpiexec: Sequence[str],
-    ways: Mapping[str, Sequence[str]],
+    entries: Mapping[str, Sequence[str]],
     *,
     within: Path,
     owner: tuple[int, int],
@@ -71,7 +71,7 @@ def start(
     Args:
         folder: visible to both sides at the same path; the socket is made there.
         mpiexec: argument list that runs mpiexec under a watchdog.
-        ways: for each host, the argument list to which a command is appended, under a watchdog too.
+        entries: for each host, the argument list to which a command is appended, under a watchdog too.
         within: handle of the network namespace of mpiexec; only processes in it may send requests.
         owner: user and group who may connect.
         environment: of all processes on the host; ``mpiexec`` sets what goes inside.
@@ -79,7 +79,7 @@ def start(
 
     Raises HostError, MissingTool.
     """
-    table = launcher_shim.table(folder, ways)
+    table = launcher_shim.table(folder, entries)
     try:
         with _listening(folder / _SOCKET, owner) as listener:
             # -P and /: a select.py beside the user's library must not run as root.
@@ -110,10 +110,10 @@ def _listening(path: Path, owner: tuple[int, int]) -> socket.socket:
     return made
 
 
-def serve(listener: socket.socket, mpiexec: Sequence[str], ways: Mapping[str, Sequence[str]], within: Path) -> int:
+def serve(listener: socket.socket, mpiexec: Sequence[str], entries: Mapping[str, Sequence[str]], within: Path) -> int:
     """Run mpiexec and serve requests from ``within``, the handle of a network namespace, until it ends; return
     mpiexec's status, 128 + n for a signal n."""
-    left = dict(ways)
+    left = dict(entries)
     threading.Thread(target=_listen, args=(listener, left, within), daemon=True).start()
     return runner.shell_status(_under_watchdog(mpiexec).wait())
 
@@ -147,14 +147,14 @@ def _answer(connection: socket.socket, left: dict[str, Sequence[str]]) -> None:
         try:
             connection.settimeout(ASK_BOUND_S)
             with connection.makefile("rb") as stream:
-                asked = _understood(stream.readline(_LONGEST_BYTES))
+                asked = _parse_request(stream.readline(_LONGEST_BYTES))
             connection.settimeout(None)
             if asked is None:
                 return _refuse("malformed request")
-            way = left.pop(asked[0], None)
-            if way is None:
+            entry = left.pop(asked[0], None)
+            if entry is None:
                 return _refuse(f"unknown host {asked[0]}, or its daemon was started already")
-            connection.sendall(b"%d\n" % _run([*way, "sh", "-c", asked[1]], connection))
+            connection.sendall(b"%d\n" % _run([*entry, "sh", "-c", asked[1]], connection))
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client is gone
         except TimeoutError:
@@ -183,12 +183,12 @@ def _refuse(why: str) -> None:
     print(f"launcher proxy: {why}", file=sys.stderr, flush=True)
 
 
-def _understood(line: bytes) -> tuple[str, str] | None:
+def _parse_request(line: bytes) -> tuple[str, str] | None:
     """Parse host and command; None for a request that our own client would not send."""
     try:
-        words: Any = json.loads(line)
-        if isinstance(words, list) and all(isinstance(it, str) for it in words):
-            return launcher_shim.heard(words)
+        request: Any = json.loads(line)
+        if isinstance(request, list) and all(isinstance(it, str) for it in request):
+            return launcher_shim.parse(request)
     except (ValueError, IndexError):
         pass
     return None

@@ -19,23 +19,23 @@ from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["VARIABLE", "heard", "main", "program", "table", "write"]
+__all__ = ["VARIABLE", "main", "parse", "program", "table", "write"]
 
 VARIABLE: Final = "TESTBED_REACH"
 
 
-def write(folder: Path, ways: Mapping[str, Sequence[str]]) -> tuple[Path, dict[str, str]]:
-    """Write the program for mpiexec to call, and return it with the variables that it needs. ``ways``: for each name or
-    address of a host, the argument list to which a command is appended. Raises HostError."""
+def write(folder: Path, entries: Mapping[str, Sequence[str]]) -> tuple[Path, dict[str, str]]:
+    """Write the program for mpiexec to call, and return it with the variables that it needs. ``entries``: for each
+    name or address of a host, the argument list to which a command is appended. Raises HostError."""
     # -P: the program runs in folders that hold the user's own files, and a json.py among them must not run as root.
-    return program(folder, [sys.executable, "-P", "-m", __name__]), {VARIABLE: str(table(folder, ways))}
+    return program(folder, [sys.executable, "-P", "-m", __name__]), {VARIABLE: str(table(folder, entries))}
 
 
-def table(folder: Path, ways: Mapping[str, Sequence[str]]) -> Path:
-    """Write a JSON file of ``ways``, as :func:`write` takes them. Raises HostError."""
+def table(folder: Path, entries: Mapping[str, Sequence[str]]) -> Path:
+    """Write a JSON file of ``entries``, as :func:`write` takes them. Raises HostError."""
     path = folder / "reach.json"
     try:
-        path.write_text(json.dumps({host: list(way) for host, way in ways.items()}))
+        path.write_text(json.dumps({host: list(entry) for host, entry in entries.items()}))
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror}") from error
     return path
@@ -52,10 +52,10 @@ def program(folder: Path, argv: Sequence[str]) -> Path:
     return path
 
 
-def heard(words: Sequence[str]) -> tuple[str, str]:
+def parse(arguments: Sequence[str]) -> tuple[str, str]:
     """Parse the arguments of a remote shell (ssh(1)) into host and command: options, a host, and a command whose words
     are joined by blanks and run by a shell there. Raises IndexError if there is no host."""
-    left = list(words)
+    left = list(arguments)
     while left and left[0].startswith("-"):
         option = left.pop(0)
         if option in _WITH_VALUE:
@@ -64,10 +64,10 @@ def heard(words: Sequence[str]) -> tuple[str, str]:
     return host, " ".join(left)
 
 
-def main(words: Sequence[str], ways: Mapping[str, Sequence[str]]) -> Sequence[str]:
+def main(arguments: Sequence[str], entries: Mapping[str, Sequence[str]]) -> Sequence[str]:
     """Return the argument list to execute for the arguments of a remote shell. Raises KeyError for an unknown host."""
-    host, command = heard(words)
-    return [*ways[host], "sh", "-c", command]
+    host, command = parse(arguments)
+    return [*entries[host], "sh", "-c", command]
 
 
 _WITH_VALUE: Final = frozenset(f"-{it}" for it in "BbcDEeFIiJLlmOopQRSWw")

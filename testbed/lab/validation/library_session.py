@@ -15,9 +15,9 @@ from testbed.core.validation.operation import Group, Operation
 from testbed.core.validation.output_judge import Answer
 from testbed.errors import StorageError
 from testbed.host.files import beneath
-from testbed.lab.validation.worker_set import LONGEST_WORDS, Said, WorkerSet
+from testbed.lab.validation.worker_set import LONGEST_TEXT, Replies, WorkerSet
 
-__all__ = ["CannotGoOn", "Performed", "Session"]
+__all__ = ["LibraryFailed", "Performed", "Session"]
 
 MOST_FRESH: Final = 12
 """How often programs are restarted before a library is given up: one that hangs in everything would take for ever."""
@@ -29,7 +29,7 @@ LATEST_S: Final = 1e12
 """Times beyond this are no time of any clock; nor are NaN and infinity, which Python accepts in JSON."""
 
 
-class CannotGoOn(Exception):
+class LibraryFailed(Exception):
     """The library does not work (any more), with the reason as text; not the lab's failure."""
 
 
@@ -40,7 +40,7 @@ class Performed:
     answers: Mapping[int, Answer]
     ended_t: float
     not_before_t: Mapping[int, float] = field(default_factory=dict)
-    """As :attr:`Said.not_before_t`."""
+    """As :attr:`Replies.not_before_t`."""
 
     @property
     def done(self) -> bool:
@@ -54,7 +54,7 @@ class Performed:
     @property
     def refused(self) -> str:
         """Why the operation is unsupported; empty if it is not."""
-        return next((it.words for it in self.answers.values() if it.state == "unsupported"), "")
+        return next((it.message for it in self.answers.values() if it.state == "unsupported"), "")
 
     @property
     def trouble(self) -> str:
@@ -62,7 +62,7 @@ class Performed:
         for rank, it in self.answers.items():
             if it.state != "done":
                 what = {"silent": "never answered", "died": "ended", "error": "failed"}.get(it.state, it.state)
-                return f"rank {rank} {what}" + (f": {it.words}" if it.words else "")
+                return f"rank {rank} {what}" + (f": {it.message}" if it.message else "")
         return ""
 
     @property
@@ -87,7 +87,7 @@ class Session:
 
     def __init__(self, workers: WorkerSet, *, timeout_s: float, slack_s: float = 15.0) -> None:
         self.workers, self.timeout_s, self.slack_s = workers, timeout_s, slack_s
-        self.joined: Said | None = None
+        self.joined: Replies | None = None
         """Replies to the last join."""
         self._made: set[str] = set()
         self._fresh = 0
@@ -102,7 +102,7 @@ class Session:
         return Group("world", self.workers.world)
 
     @property
-    def spoiled(self) -> bool:
+    def broken(self) -> bool:
         """Whether something went wrong in this communicator, so that it is not used any more."""
         return not self._works
 
@@ -115,7 +115,7 @@ class Session:
     def ready(self) -> None:
         """Ensure that the programs run and have a communicator in which nothing has gone wrong.
 
-        Raises CannotGoOn, HostError, and LabError where the lab failed.
+        Raises LibraryFailed, HostError, and LabError where the lab failed.
         """
         if self._works and self.workers.alive:
             return
@@ -124,25 +124,25 @@ class Session:
         self.fresh()
 
     def fresh(self) -> None:
-        """End the programs, start new ones, make a communicator. Raises CannotGoOn, HostError, LabError."""
-        self.spoil()
+        """End the programs, start new ones, make a communicator. Raises LibraryFailed, HostError, LabError."""
+        self.mark_broken()
         self.workers.kill()
         if self._fresh >= MOST_FRESH:
-            raise CannotGoOn(f"its programs had to be restarted {self._fresh} times; given up")
+            raise LibraryFailed(f"its programs had to be restarted {self._fresh} times; given up")
         self._fresh += 1
         if not self._join():
             assert self.joined is not None
-            words = self.joined.unsupported or self.joined.trouble
-            last = next((it for rank in self.joined.ended if (it := self.workers.last_words(rank))), "")
+            message = self.joined.unsupported or self.joined.trouble
+            last = next((it for rank in self.joined.ended if (it := self.workers.last_line(rank))), "")
             self.workers.kill()
-            raise CannotGoOn(f"cannot make a communicator: {words}" + (f": {last}" if last else ""))
+            raise LibraryFailed(f"cannot make a communicator: {message}" + (f": {last}" if last else ""))
 
     def rebuild(self) -> bool:
         """Make the next communicator with the same programs; return whether that worked. Raises LabError."""
-        self.spoil()
+        self.mark_broken()
         return self.workers.alive and self._join()
 
-    def spoil(self) -> None:
+    def mark_broken(self) -> None:
         """Mark this communicator as broken: it is not used any more."""
         self._works = False
 
@@ -158,15 +158,15 @@ class Session:
         """Make a group unless it exists; return why it cannot be made, empty if it can. Raises LabError."""
         if group.name == "world" or group.name in self._made:
             return ""
-        if self.spoiled:  # a rank may still owe an answer for the previous group
+        if self.broken:  # a rank may still owe an answer for the previous group
             return "its communicator failed before"
-        said = self.workers.ask(group.line(), bound_s=self.bound_s)
-        if said.unsupported:
-            return said.unsupported
-        if said.trouble:
-            self.spoil()
+        replies = self.workers.ask(group.line(), bound_s=self.bound_s)
+        if replies.unsupported:
+            return replies.unsupported
+        if replies.trouble:
+            self.mark_broken()
             self.workers.check_lab()
-            return said.trouble
+            return replies.trouble
         self._made.add(group.name)
         return ""
 
@@ -191,25 +191,25 @@ class Session:
         Raises StorageError where the disk is full, LabError where the lab failed.
         """
         ranks: list[int] = []
-        said_t = time.monotonic()
+        sent_t = time.monotonic()
         for operation, group in operations:
             if operation.late is None:
                 self.workers.say(operation.line(at), group.ranks)
             else:
-                for rank, line in operation.lines(group, said_t if at is None else at).items():
+                for rank, line in operation.lines(group, sent_t if at is None else at).items():
                     self.workers.say(line, (rank,))
             ranks += group.ranks
         given_up_t = (time.monotonic() if at is None else at) + self.bound_s
-        said = self.workers.gather(ranks, until_t or (lambda: given_up_t), each)
-        window = (said_t, time.monotonic())
+        replies = self.workers.gather(ranks, until_t or (lambda: given_up_t), each)
+        window = (sent_t, time.monotonic())
         answers = {
-            rank: self._answer(rank, said, operation, group, window)
+            rank: self._answer(rank, replies, operation, group, window)
             for operation, group in operations
             for rank in group.ranks
         }
-        performed = Performed(answers, window[1], said.not_before_t)
+        performed = Performed(answers, window[1], replies.not_before_t)
         if any(it.state not in ("done", "unsupported") for it in answers.values()):
-            self.spoil()
+            self.mark_broken()
             self.workers.check_lab()
         self._check_room()
         return performed
@@ -223,27 +223,29 @@ class Session:
         if free < LEAST_ROOM:
             raise StorageError(f"{self.workers.outputs}: No space left on device")
 
-    def _answer(self, rank: int, said: Said, operation: Operation, group: Group, window: tuple[float, float]) -> Answer:
+    def _answer(
+        self, rank: int, replies: Replies, operation: Operation, group: Group, window: tuple[float, float]
+    ) -> Answer:
         """Build a rank's answer. ``window``: when the operation was sent, and now."""
-        if rank in said.ended:
-            last = self.workers.last_words(rank)
-            return Answer("died", words=said.ended[rank] + (f": {last}" if last else ""))
-        if rank in said.silent:
+        if rank in replies.ended:
+            last = self.workers.last_line(rank)
+            return Answer("died", message=replies.ended[rank] + (f": {last}" if last else ""))
+        if rank in replies.silent:
             return Answer("silent")
-        answer = said.answers[rank]
+        answer = replies.answers[rank]
         began, ended = told = _time(answer.get("began")), _time(answer.get("ended"))
         times = [it for it in (window[0], began, ended, window[1]) if it is not None]
         if times != sorted(times):
             began, ended = None, None  # the reported times cannot be right
         if "unsupported" in answer:
-            return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_WORDS])
+            return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_TEXT])
         if "error" in answer:
-            return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_WORDS])
+            return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_TEXT])
         if None in told:
             return Answer("error", None, began, ended, "its answer lacks the time when it began or ended")
         if began is None or ended is None:
-            words = f"began {told[0]}, ended {told[1]}: expected times between {window[0]:.6f}, when it was sent, and"
-            return Answer("error", words=f"{words} {window[1]:.6f} on CLOCK_MONOTONIC")
+            message = f"began {told[0]}, ended {told[1]}: expected times between {window[0]:.6f}, when it was sent, and"
+            return Answer("error", message=f"{message} {window[1]:.6f} on CLOCK_MONOTONIC")
         output, length = None, None
         if operation.keep and "output" in answer:
             due = operation.output_count(len(group.ranks)) * operation.kind.size

@@ -56,7 +56,7 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
     """Run all calls of a series. Warm-up calls make connections and buffers, and do not count.
 
     The first warm-up call is done twice without a common start: once so that programs are compiled, and once to see how
-    long before the common start ranks must receive a line. Raises CannotGoOn, LabError.
+    long before the common start ranks must receive a line. Raises LibraryFailed, LabError.
     """
     session.ready()
     group = session.world
@@ -68,8 +68,8 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
     until_t = time.monotonic() + MOST_S
     while waiting and not (len(times) >= LEAST_REPEATS and time.monotonic() > until_t):
         number, operation = waiting.pop(0)
-        said_t = time.monotonic()
-        at = said_t + lead_s if number > 0 else None
+        sent_t = time.monotonic()
+        at = sent_t + lead_s if number > 0 else None
         with wire.counted() as crossing:
             done = session.perform([(operation, group)], at=at)
         if done.refused:
@@ -79,7 +79,7 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
         if at is not None and (done.first_began_t or at) < at:
             return Measured((), {}, trouble="a rank did not wait for the common start")
         if number == 0:
-            lead_s = LEAST_LEAD_S + LEAD * (done.began_t - said_t)
+            lead_s = LEAST_LEAD_S + LEAD * (done.began_t - sent_t)
         if at is None or number < series.warm_up:
             continue
         if done.began_t - at > LATE_S and late < MOST_LATE:

@@ -71,13 +71,13 @@ class Lines:
                 self.open = False
             *whole, self._rest = (self._rest + data).split(b"\n")
             for line in whole:
-                yield from self._understood(line)
+                yield from self._parse(line)
             if len(self._rest) > _LONGEST_LINE:
                 self._log.write(self._rest + b"\n")
                 self._rest = b""
         if not self.open and self._rest:
             line, self._rest = self._rest, b""
-            yield from self._understood(line)
+            yield from self._parse(line)
 
     def close(self) -> None:
         """Close both ends: the program sees end of input."""
@@ -87,7 +87,7 @@ class Lines:
         self._into = self.out = -1
         self.open = False
 
-    def _understood(self, line: bytes) -> Iterator[dict[str, Any]]:
+    def _parse(self, line: bytes) -> Iterator[dict[str, Any]]:
         value = None
         if line.lstrip().startswith(b"{"):
             with contextlib.suppress(ValueError, RecursionError):

@@ -252,7 +252,7 @@ class Starter:
         """Run the library's own mpiexec in the management network, which reaches all nodes without a fiber."""
         net = Addressing(self._topology)
         hosts = {str(net.management[it.node]): it.node for it in self.ranks}
-        ways = {host: self._place(node).enter([], self.folder) for host, node in hosts.items()}
+        entries = {host: self._place(node).enter([], self.folder) for host, node in hosts.items()}
         own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
         own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
         programs: dict[int, Program] = {}
@@ -263,15 +263,15 @@ class Starter:
                 programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
                 undone.callback(programs[rank.rank].end)
             self._mpiexec_log = self._log("mpiexec")
-            mpiexec = start(list(hosts), ways, own, self._mpiexec_log.pipe)
+            mpiexec = start(list(hosts), entries, own, self._mpiexec_log.pipe)
             undone.pop_all()
         return programs, mpiexec
 
     def _mpiexec(
-        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+        self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """``hosts`` in the order of ranks, the argument list that enters each, and the variables that ranks get."""
-        agent, variables = launcher_shim.write(self.folder, ways)
+        agent, variables = launcher_shim.write(self.folder, entries)
         inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
         environment = {**inherited, **own, **variables}
         launcher = collective_libraries.program(self._library.programs[0]) if self._library.programs else None
@@ -284,7 +284,7 @@ class Starter:
         )  # fmt: skip
 
     def _mpiexec_in_container(
-        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+        self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """As :meth:`_mpiexec`, with the image's MPI; return its launcher proxy."""
         handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # with the image's values
@@ -292,7 +292,7 @@ class Starter:
         return launcher_proxy.start(
             self.folder,
             self._place(MANAGEMENT).enter(argv, self.folder, own),
-            ways,
+            entries,
             within=lab_nodes.netns(self._lab, MANAGEMENT),
             owner=_owner(),
             environment={**os.environ, **own},

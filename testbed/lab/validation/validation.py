@@ -56,7 +56,7 @@ from testbed.lab.jobs import run_metadata
 from testbed.lab.lab import Lab, runs_root
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.validation.fault_injection import FiberFaults
-from testbed.lab.validation.library_validation import PARTS, Bench, Examination, Part
+from testbed.lab.validation.library_validation import PARTS, Bench, LibraryValidation, Part
 from testbed.lab.validation.traffic_meter import Wire, certified
 from testbed.version import __version__
 
@@ -111,7 +111,7 @@ def validate(
     Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
     lab that fails later is in the result. Raises Interrupted after everything was undone and written.
     """
-    heard = _Unbreakable(progress or _Silent())
+    reporter = _Unbreakable(progress or _Silent())
     chosen = _chosen(names)
     before = _read_baseline(baseline)
     if lab is not None:
@@ -125,19 +125,19 @@ def validate(
         if wanted is None:
             borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)
-            return _Validating(borrowed, chosen, suite, parts, root, before, heard).run()
+            return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run()
         made = deploy.up(
             wanted, name=name, agents=False, driver=driver, emulator=emulator,
-            allow_uncertified=allow_uncertified, keep=keep, progress=heard,
+            allow_uncertified=allow_uncertified, keep=keep, progress=reporter,
         )  # fmt: skip
         try:
-            return _Validating(made, chosen, suite, parts, root, before, heard).run()
+            return _Validating(made, chosen, suite, parts, root, before, reporter).run()
         finally:
             with defer_interrupts():
                 if keep:
-                    heard.note(f"lab {made.name} is left up; take it down with: testbed down {made.name}")
+                    reporter.note(f"lab {made.name} is left up; take it down with: testbed down {made.name}")
                 else:
-                    heard.phase("down", f"lab {made.name}")
+                    reporter.phase("down", f"lab {made.name}")
                     made.down()
 
 
@@ -152,10 +152,10 @@ class _Validating:
         parts: tuple[Part, ...],
         root: Path,
         baseline: Validation | None,
-        heard: Watching,
+        reporter: Watching,
     ) -> None:
         self._lab, self._chosen, self._suite, self._parts = lab, chosen, suite, parts
-        self._baseline, self._heard = baseline, heard
+        self._baseline, self._reporter = baseline, reporter
         self._folder = lab_folder.folder(lab.name)
         self._began_t, self._began_unix_s = time.monotonic(), time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -178,7 +178,7 @@ class _Validating:
                     if failed is not None:
                         self._results.append(_untried(library, "unknown", f"not tried: {failed}"))
                         continue
-                    failed = self._examine(bench, library)
+                    failed = self._validate(bench, library)
                     self._write()
         except (KeyboardInterrupt, Interrupted) as error:
             with defer_interrupts():
@@ -188,25 +188,25 @@ class _Validating:
         code = verdict.exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
         return ValidationOutcome(validation, comparison, self._run.path, code)
 
-    def _examine(self, bench: Bench, library: Library) -> TestbedError | None:
+    def _validate(self, bench: Bench, library: Library) -> TestbedError | None:
         """Validate one library; return the error if it was the lab that failed."""
-        self._heard.phase("validate", f"{library.name}: {library.title}")
+        self._reporter.phase("validate", f"{library.name}: {library.title}")
         if why := self._lacking(library):
-            self._heard.note(f"{library.name} is skipped: {why}")
+            self._reporter.note(f"{library.name} is skipped: {why}")
             self._results.append(_untried(library, "skipped", why))
             return None
-        examination = Examination(bench, library, self._heard.doing)
+        library_validation = LibraryValidation(bench, library, self._reporter.doing)
         try:
-            examination.run()
+            library_validation.run()
         except (LabError, HostError) as error:
-            self._heard.note(str(error))
+            self._reporter.note(str(error))
             return error
         except BaseException:
-            examination.untold("the validation was interrupted")
+            library_validation.add_not_tried("the validation was interrupted")
             raise
         finally:
-            self._results.append(examination.result())
-            self._heard.note(f"{library.name}: {self._results[-1].verdict}")
+            self._results.append(library_validation.result())
+            self._reporter.note(f"{library.name}: {self._results[-1].verdict}")
         return None
 
     def _lacking(self, library: Library) -> str:

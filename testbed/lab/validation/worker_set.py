@@ -28,14 +28,14 @@ from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.lab.validation.rank_programs import Program, Starter, end, exit_code
 
-__all__ = ["Said", "WorkerSet"]
+__all__ = ["Replies", "WorkerSet"]
 
 START_BOUND_S: Final = 90.0
 """How long programs may take to answer their first operation: four of them import torch on one busy core."""
 
 LEAVE_BOUND_S: Final = 3.0
 
-LONGEST_WORDS: Final = 300
+LONGEST_TEXT: Final = 300
 """Texts are quoted up to this many characters."""
 
 _PORTS: Final = 2000
@@ -43,7 +43,7 @@ _PORTS: Final = 2000
 
 
 @dataclass(frozen=True)
-class Said:
+class Replies:
     """Replies of ranks to one message each. A rank is in exactly one of the first three fields."""
 
     answers: Mapping[int, Mapping[str, Any]]
@@ -60,12 +60,12 @@ class Said:
 
     @property
     def errors(self) -> dict[int, str]:
-        return {rank: str(it["error"])[:LONGEST_WORDS] for rank, it in self.answers.items() if "error" in it}
+        return {rank: str(it["error"])[:LONGEST_TEXT] for rank, it in self.answers.items() if "error" in it}
 
     @property
     def unsupported(self) -> str:
         """Why the library does not support it, as the first rank reports it; empty if none does."""
-        return next((str(it["unsupported"])[:LONGEST_WORDS] for it in self.answers.values() if "unsupported" in it), "")
+        return next((str(it["unsupported"])[:LONGEST_TEXT] for it in self.answers.values() if "unsupported" in it), "")
 
     @property
     def trouble(self) -> str:
@@ -128,7 +128,7 @@ class WorkerSet:
         self.kill()
         self._programs, self._mpiexec = self._starter.start()
 
-    def join(self, timeout_s: float) -> Said:
+    def join(self, timeout_s: float) -> Replies:
         """Make the first or the next communicator; start the programs if there are none.
 
         Afterwards :attr:`offers` is known. Raises what :meth:`start` raises.
@@ -143,9 +143,9 @@ class WorkerSet:
         self._have_read(fresh)
         self.say(message, [it for it in self.world if it not in fresh])
         until_t = time.monotonic() + 2 * timeout_s + 5.0
-        said = self.gather(self.world, lambda: until_t)
-        learnt = {rank: self._learn(self._programs[rank], answer) for rank, answer in said.answers.items()}
-        return dataclasses.replace(said, answers=learnt)
+        replies = self.gather(self.world, lambda: until_t)
+        learnt = {rank: self._learn(self._programs[rank], answer) for rank, answer in replies.answers.items()}
+        return dataclasses.replace(replies, answers=learnt)
 
     def _have_read(self, ranks: Sequence[int]) -> None:
         """Return when these ranks have read their messages, or ended. Until then they import modules, and others that
@@ -167,7 +167,7 @@ class WorkerSet:
         return True
 
     @property
-    def owing(self) -> tuple[int, ...]:
+    def unanswered(self) -> tuple[int, ...]:
         """Ranks that have not answered yet."""
         return tuple(number for number, it in self._programs.items() if it.pending is not None and not it.ended)
 
@@ -209,13 +209,13 @@ class WorkerSet:
         program.signal(number)
         return t
 
-    def last_words(self, rank: int) -> str:
+    def last_line(self, rank: int) -> str:
         """Return the last line of a rank's output outside the protocol, else of its mpiexec's; empty if none."""
-        return (self._programs[rank].log.last_line() or self._starter.mpiexec_last_line())[:LONGEST_WORDS]
+        return (self._programs[rank].log.last_line() or self._starter.mpiexec_last_line())[:LONGEST_TEXT]
 
     # ---- questions and answers
 
-    def ask(self, message: Mapping[str, Any], ranks: Iterable[int] | None = None, *, bound_s: float) -> Said:
+    def ask(self, message: Mapping[str, Any], ranks: Iterable[int] | None = None, *, bound_s: float) -> Replies:
         """Send one message to ``ranks`` (default: all) and return their replies; wait at most ``bound_s`` seconds."""
         chosen = tuple(self.world if ranks is None else ranks)
         self.say(message, chosen)
@@ -234,7 +234,7 @@ class WorkerSet:
 
     def gather(
         self, ranks: Iterable[int], until_t: Callable[[], float], each: Callable[[], float] | None = None
-    ) -> Said:
+    ) -> Replies:
         """Return the answers of ``ranks`` to their last message, waiting until a time that may change meanwhile.
 
         ``each`` is called repeatedly and returns how many seconds to sleep at most. A rank that is silent stays so: end
@@ -252,7 +252,7 @@ class WorkerSet:
         ended = {it: self._programs[it].ended for it in chosen if it not in answers and self._programs[it].ended}
         silent = tuple(it for it in chosen if it not in answers and it not in ended)
         given = {it: answers[it] for it in chosen if it in answers}
-        return Said(given, ended, silent, {it: self._programs[it].not_before_t for it in given})
+        return Replies(given, ended, silent, {it: self._programs[it].not_before_t for it in given})
 
     def listen(self, nap_s: float) -> list[tuple[int, Mapping[str, Any]]]:
         """Return (rank, answer) pairs that are there or arrive within ``nap_s`` seconds (whole milliseconds)."""
@@ -281,14 +281,14 @@ class WorkerSet:
     def _learn(self, program: Program, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         """Read an answer to ``join``; return it, with an error if its offers cannot be parsed."""
         program.joined = True
-        self.version = str(answer.get("version", self.version))[:LONGEST_WORDS]
+        self.version = str(answer.get("version", self.version))[:LONGEST_TEXT]
         pid = answer.get("pid")
         if not program.pid and isinstance(pid, int) and not isinstance(pid, bool):
             program.knows_pid(self._starter.pid_here(program.rank, pid))
         if "error" in answer or "unsupported" in answer or ("offers" not in answer and self.offers):
             return answer
         try:
-            self.offers = offers.understood(answer.get("offers"))
+            self.offers = offers.parse_offers(answer.get("offers"))
         except ValueError as error:
             return {**answer, "error": f"its offers: {error}"}
         return answer
@@ -314,7 +314,7 @@ class WorkerSet:
 def _checked(asked: Mapping[str, Any], answer: dict[str, Any]) -> Mapping[str, Any]:
     """Return ``answer`` without null values, or with an error if it does not match the message ``asked``."""
     key = "call" if "call" in asked else "do"
-    said = {name: value for name, value in answer.items() if value is not None}
-    if said.get(key) == asked[key]:
-        return said
-    return {**said, "error": f"its answer has {key} {said.get(key)!r:.{LONGEST_WORDS}}, expected {asked[key]!r}"}
+    reply = {name: value for name, value in answer.items() if value is not None}
+    if reply.get(key) == asked[key]:
+        return reply
+    return {**reply, "error": f"its answer has {key} {reply.get(key)!r:.{LONGEST_TEXT}}, expected {asked[key]!r}"}

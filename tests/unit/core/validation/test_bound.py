@@ -22,7 +22,7 @@ import testbed
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.validation.bound import Placed, algorithm_rate, bound_s, bus_rate, latency_s, median_interval
-from testbed.core.validation.fibers import Fiber, fibers, in_use, ways
+from testbed.core.validation.fibers import Fiber, fibers, in_use, routes
 from testbed.core.validation.operation import OPERATIONS, OperationName
 
 Hop = tuple[str, str]
@@ -348,7 +348,7 @@ def test_many_sites_take_no_time() -> None:
         for tail, head in ((a, b), (b, a))
     ]
     found = bound_s(Placed("all_reduce", 10**6, (names[0], names[32])), ring)
-    assert found == pytest.approx(0.032 + 0.5)  # two ways of 32 hops, each of which carries a half
+    assert found == pytest.approx(0.032 + 0.5)  # two paths of 32 hops, each of which carries a half
     # Half of the ring sends each of its 32 ranks' 32 blocks over the two fibers that lead out of it.
     found = bound_s(Placed("all_to_all", 64 * 1000, tuple(names)), ring)
     assert found == pytest.approx(0.001 + 32 * 32 * 1000 / 2e6)
@@ -361,7 +361,7 @@ def test_many_sites_take_no_time() -> None:
 def test_ways_are_those_of_the_routes(name: str) -> None:
     """Followed gateway by gateway in the lab's own plan."""
     topology = testbed.load(name)
-    taken = ways(topology)
+    taken = routes(topology)
     net = Addressing(topology)
     best: dict[tuple[str, str], tuple[int, str]] = {}
     for route in routing.routes(topology):

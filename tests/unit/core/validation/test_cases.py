@@ -24,7 +24,7 @@ from testbed.core.validation.cases import (
     preferred,
 )
 from testbed.core.validation.elements import TYPES
-from testbed.core.validation.fault_matrix import FAULTS, TELLS, left_out, trials, unoffered
+from testbed.core.validation.fault_matrix import FAULTS, REPORTS_ERROR, left_out, trials, why_no_trials
 from testbed.core.validation.operation import OPERATIONS, REDUCING
 from testbed.core.validation.traffic import crossing, patterns
 
@@ -190,7 +190,7 @@ def test_every_injection_is_a_fault_that_the_lab_has(name: str) -> None:
         for it in trial.injections:
             compile_fault(topology, it.kind, it.target, it.parameters)  # raises where the lab would refuse it
         assert 0 < trial.timeout_s < trial.error_by_s < trial.outer_s
-        if trial.fault.holds == TELLS:
+        if trial.fault.holds == REPORTS_ERROR:
             assert all(it.for_s is None for it in trial.injections), "it would be over before it has to be told"
         for it in trial.injections:
             assert it.for_s is None or it.for_s < trial.timeout_s - 2
@@ -237,9 +237,9 @@ def test_the_operation_lasts_long_enough_to_be_struck() -> None:
     only = trials("quick", testbed.load("metro-40km"), {"broadcast": {"types": ["float16"]}})
     assert {(it.operation.do, it.operation.type) for it in only} == {("broadcast", "float16")}
     assert trials("quick", testbed.load("metro-40km"), {"barrier": {}, "reduce": {}}) == ()
-    assert "none of all_reduce" in unoffered({"barrier": {}}) and unoffered(EVERYTHING) == ""
+    assert "none of all_reduce" in why_no_trials({"barrier": {}}) and why_no_trials(EVERYTHING) == ""
 
 
 def test_only_ranks_that_are_ended_or_stopped_are_struck() -> None:
     for trial in trials("full", testbed.load("metro-40km"), EVERYTHING):
-        assert trial.struck == ({3} if trial.fault.name in ("rank-killed", "rank-stopped") else set())
+        assert trial.affected == ({3} if trial.fault.name in ("rank-killed", "rank-stopped") else set())

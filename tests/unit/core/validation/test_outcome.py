@@ -77,7 +77,7 @@ def test_outcomes(evidence: Evidence, expected: Outcome) -> None:
 
 
 def test_of_a_rank_that_the_fault_ended_nothing_is_expected() -> None:
-    killed = dataclasses.replace(TRIAL, fault=FAULTS["rank-killed"], struck=frozenset({3}))
+    killed = dataclasses.replace(TRIAL, fault=FAULTS["rank-killed"], affected=frozenset({3}))
     errors = [RankEnd(rank, "error", 0.3, "connection closed") for rank in range(3)]
     assert outcome(killed, _evidence([*errors, RankEnd(3, "died", 0.0)], None))[0] == "error within its bound"
     assert outcome(killed, _evidence([*errors, RankEnd(3, "silent")], None))[0] == "error within its bound"
@@ -119,23 +119,23 @@ STATES = st.sampled_from(["done", "error", "unsupported", "silent", "died"])
     judgement=st.sampled_from([RIGHT, WRONG, None]),
     share=st.none() | st.floats(0, 1),
     healed_s=st.none() | st.floats(0, 10),
-    struck=st.frozensets(st.integers(0, 3)),
+    affected=st.frozensets(st.integers(0, 3)),
 )
 def test_every_evidence_has_an_outcome(
     ends: list[tuple[str, float | None]],
     judgement: Judgement | None,
     share: float | None,
     healed_s: float | None,
-    struck: frozenset[int],
+    affected: frozenset[int],
 ) -> None:
-    trial = dataclasses.replace(TRIAL, struck=struck)
+    trial = dataclasses.replace(TRIAL, affected=affected)
     made = [RankEnd(rank, state, at_s) for rank, (state, at_s) in enumerate(ends)]  # type: ignore[arg-type]
     found, _ = outcome(trial, Evidence(made, judgement, share, healed_s))
     if judgement is WRONG and made and all(it.state != "unsupported" for it in made):
         assert found == "wrong result"
     if found in ("right", "right after healing"):
         assert judgement is RIGHT
-        assert all(it.state == "done" for it in made if it.rank not in struck)
+        assert all(it.state == "done" for it in made if it.rank not in affected)
     cell(trial, Evidence(made, judgement, share, healed_s))
 
 
@@ -208,7 +208,7 @@ def test_verdicts_on_a_library(
 
 def test_troubles_and_what_was_untold() -> None:
     assert of_library([], [], [], troubles=["no communicator"]) == ("does not hold", ("no communicator",))
-    assert of_library([GOOD], [], [], untold=["the emulator died"]) == ("unknown", ("the emulator died",))
+    assert of_library([GOOD], [], [], not_tried=["the emulator died"]) == ("unknown", ("the emulator died",))
     verdict, why = of_library([_case("wrong")], [], [Cell("cut-long", "hang")], troubles=["it did not start again"])
     assert verdict == "does not hold" and "wrong answer" in why[0] and why[1] == "it did not start again"
 

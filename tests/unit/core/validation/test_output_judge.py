@@ -384,7 +384,7 @@ def test_a_guess_is_not_made_of_nothing() -> None:
 )
 def test_one_rank_without_an_answer(state: str, case: str) -> None:
     operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9)
-    answers = _answers(operation) | {1: Answer(state, words="its words")}  # type: ignore[arg-type]
+    answers = _answers(operation) | {1: Answer(state, message="its words")}  # type: ignore[arg-type]
     found = judge(operation, WORLD, answers)
     assert found.state == case and found.rank == 1 and "rank 1" in found.detail and "its words" in found.detail
 
@@ -398,7 +398,7 @@ def test_the_worst_comes_first() -> None:
         answers = dict(enumerate([*states[first:], *_answers(operation).values()][:4]))
         assert judge(operation, WORLD, answers).state == expected[first]
     assert judge(operation, WORLD, {}).state == "hang"
-    everyone = {rank: Answer("unsupported", words="no int32") for rank in WORLD.ranks}
+    everyone = {rank: Answer("unsupported", message="no int32") for rank in WORLD.ranks}
     assert judge(operation, WORLD, everyone).state == "unsupported"
 
 

@@ -111,9 +111,9 @@ def test_a_rank_that_does_not_wait_has_no_time() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Answer("error", words="broken"), "rank 1 failed: broken"),
+        (Answer("error", message="broken"), "rank 1 failed: broken"),
         (Answer("silent"), "rank 1 never answered"),
-        (Answer("died", words="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
+        (Answer("died", message="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
     ],
 )
 def test_what_was_measured_before_a_failure_stays(answer: Answer, says: str) -> None:
@@ -123,7 +123,7 @@ def test_what_was_measured_before_a_failure_stays(answer: Answer, says: str) -> 
 
 
 def test_what_is_refused_is_no_trouble() -> None:
-    found = measured(Session(unlike(Answer("unsupported", words="not so large"))))
+    found = measured(Session(unlike(Answer("unsupported", message="not so large"))))
     assert (found.unsupported, found.trouble, found.times_s) == ("not so large", "", ())
 
 
