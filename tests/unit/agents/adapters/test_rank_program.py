@@ -1,4 +1,4 @@
-"""The protocol of docs/validate.md, as the helper speaks it for an adapter."""
+"""The protocol of docs/validate.md, as the helper implements it for an adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collective that goes around the fiber is found out by the bytes that are missing."""
+"""A collective that bypasses the fiber is detected by the missing bytes."""
 
 from __future__ import annotations
 

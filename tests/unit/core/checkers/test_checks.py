@@ -1,4 +1,4 @@
-"""The four checkers on made-up records: each finds its fault, and none passes on what is missing."""
+"""The four checkers on synthetic records: each finds its fault, and none passes on missing data."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def held(since_t: float, t: float) -> Line:
 
 
 def hung(*waits: tuple[int, Line]) -> Checker:
-    """In step 6, which no rank ended."""
+    """Records of waits in step 6, which no rank ended."""
     run = good_run()
     for rank, line in waits:
         run[rank].append(line)

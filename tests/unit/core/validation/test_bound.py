@@ -68,7 +68,7 @@ def _goal(do: OperationName, sites: str, size: int, root: int, to: int) -> tuple
 
 
 def _closed(items: frozenset[tuple[str, int]], summing: bool) -> frozenset[tuple[str, int]]:
-    """With every sum that the site can make of what it has."""
+    """Add every sum that the site can compute from its data."""
     if not summing:
         return items
     found = set(items)
@@ -84,7 +84,7 @@ def _closed(items: frozenset[tuple[str, int]], summing: bool) -> frozenset[tuple
 
 
 def _fastest(do: OperationName, sites: str, size: int, hops: list[Hop], delay: int, root: int = 0, to: int = -1) -> int:
-    """Ticks of the fastest schedule. A fiber takes one element in a tick, which arrives ``delay`` ticks after it."""
+    """Ticks of the fastest schedule. A fiber takes one element a tick, which arrives ``delay`` ticks later."""
     summing = do in ("all_reduce", "reduce", "reduce_scatter")
     has, wants = _goal(do, sites, size, root, to)
     names = sorted(has)
@@ -359,7 +359,7 @@ def test_many_sites_take_no_time() -> None:
 
 @pytest.mark.parametrize("name", ["metro-40km", "metro-triangle", "regional-ring", "ring-64"])
 def test_ways_are_those_of_the_routes(name: str) -> None:
-    """Followed gateway by gateway in the lab's own plan."""
+    """Paths are followed gateway by gateway in the lab's own plan."""
     topology = testbed.load(name)
     taken = routes(topology)
     net = Addressing(topology)
@@ -425,7 +425,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
 
 
 def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
-    """By the order statistics' own definition: of all 2**n patterns of below and above, and by drawing."""
+    """By the definition of order statistics, over all 2**n patterns of below and above; and by drawing."""
     for count in range(6, 14):
         values = list(range(count))
         interval = median_interval(values)

@@ -1,4 +1,4 @@
-"""The catalogue: what is in it, that it is fair to ask, and that it is not too much."""
+"""The catalogue: its content, its validity, and its size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOPOLOGIES = [
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("sites", PLACES)
 def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
-    """No call twice, groups of one case disjoint, roots members, no case twice in the matrix."""
+    """Calls are unique, groups of one case disjoint, roots members, cases of the matrix unique."""
     known = {group.name: group for group in groups(sites)}
     cases = correctness(suite, sites, seed=3)
     calls = [operation.call for case in cases for operation in case.operations]
@@ -205,7 +205,7 @@ def test_quick_has_the_faults_of_the_issue() -> None:
 
 
 def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
-    """By walking over what is left."""
+    """Walk over the links that are still up."""
     for name in ("metro-40km", "metro-triangle", "regional-ring"):
         topology = testbed.load(name)
         by_name = {it.fault.name: it for it in trials("quick", topology, EVERYTHING)}

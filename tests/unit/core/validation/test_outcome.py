@@ -1,4 +1,4 @@
-"""Outcomes of faults and verdicts: exactly one each, and the worst wins."""
+"""Outcomes of faults, and verdicts: exactly one each, and the worst wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge against answers made another way: with fractions, one element at a time, in every order of additions."""
+"""The judge against answers computed independently: with fractions, by element, in every order of additions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fractions(name: str, data: bytes) -> list[Fraction]:
 
 
 def _round(name: str, value: Fraction) -> Fraction:
-    """To nearest, in the type: by whole numbers alone."""
+    """Round to nearest in the type, with integers alone."""
     if not value:
         return value
     precision = TYPES[name].precision
@@ -59,7 +59,7 @@ def _add(name: str, a: Fraction, b: Fraction) -> Fraction:
 
 
 def _summed(name: str, values: Sequence[Fraction], chance: random.Random) -> Fraction:
-    """In a random tree of additions, each of which is rounded."""
+    """Add in a random tree, rounding each addition."""
     left = list(values)
     while len(left) > 1:
         a = left.pop(chance.randrange(len(left)))
@@ -69,7 +69,7 @@ def _summed(name: str, values: Sequence[Fraction], chance: random.Random) -> Fra
 
 
 def _answer(operation: Operation, rank: int, world: int, chance: random.Random) -> bytes | None:
-    """The output of a rank by the words of docs/validate.md."""
+    """Return the output of a rank as docs/validate.md defines it."""
     name, count = operation.type, operation.count
     blocks = world if operation.do in ("reduce_scatter", "all_to_all") else 1
     given = [

@@ -1,4 +1,4 @@
-"""A baseline is a user's file: what is wrong with it is named, all at once, and never a traceback."""
+"""A baseline is a user's file: all mistakes in it are reported at once, without a traceback."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_stands_in_a_field_it_is_read_or_refused(data: st.DataObject) -> None:
-    """One field after another is replaced by anything; nothing but ValueError may come of it."""
+    """Replace one field after another by arbitrary values; the only exception is ValueError."""
     document = copy.deepcopy(GOOD)
     place: Any = document
     while True:

@@ -1,4 +1,4 @@
-"""How the catalogue is gone through when a library hangs, refuses, or cannot be brought to work; no process is made."""
+"""The catalogue with a library that hangs, refuses, or does not work at all; starts no process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Behave = Callable[[Operation, Group], Mapping[int, Answer]]
 
 
 def right(operation: Operation, group: Group) -> dict[int, Answer]:
-    """Of a broadcast: what the root has, on all."""
+    """Answer a broadcast: the root's data on all ranks."""
     output = input_bytes(operation.type, operation.count, seed=operation.seed, call=operation.call, rank=operation.root)
     return {rank: Answer("done", output, 1.0, 2.0) for rank in group.ranks}
 
@@ -136,7 +136,7 @@ def test_a_group_that_cannot_be_had_is_unsupported() -> None:
 
 
 def test_a_group_whose_ranks_never_answer_is_a_hang() -> None:
-    """It takes as long as one, and so no more than a few are tried."""
+    """A hang of a group takes as long as one of an operation, so only a few are tried."""
     session = Session(right)
     session.no_group = "rank 1 did not answer"
     session.workers.unanswered = (1,)

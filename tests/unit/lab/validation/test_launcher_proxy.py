@@ -1,4 +1,4 @@
-"""The relay between an mpiexec in a container and its daemons in others. Here they all run on leashes of this host."""
+"""The launcher proxy between an mpiexec in a container and its daemons in others; here all run on this host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDLESS = "echo daemon $$ runs; exec sleep 1000"
 
 
 class Mpiexec:
-    """A shell script in place of mpiexec, whose ``$1`` stands for ssh and knows the hosts a and b."""
+    """A shell script in place of mpiexec, whose ``$1`` replaces ssh and knows the hosts a and b."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._log = folder, folder / "log"
@@ -70,7 +70,7 @@ class Mpiexec:
 
 @pytest.fixture
 def mpiexec(tmp_path: Path) -> Iterator[Mpiexec]:
-    """In a folder whose name is longer than that of a socket may be."""
+    """Return a folder whose path is longer than a socket's may be."""
     folder = tmp_path / ("validate-" * 12)
     folder.mkdir()
     made = Mpiexec(folder)
@@ -143,7 +143,7 @@ def test_a_daemon_ends_with_whoever_asked_for_it(mpiexec: Mpiexec) -> None:
 
 
 def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiexec: Mpiexec) -> None:
-    """The owner's processes are in all nodes; a namespace of another kind stands for one that nobody here is in."""
+    """The owner's processes are in all nodes; a namespace of another kind represents one without processes."""
     mpiexec.within.unlink()
     mpiexec.within.symlink_to("/proc/self/ns/uts")
     mpiexec.start(

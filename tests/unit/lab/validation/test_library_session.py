@@ -1,4 +1,4 @@
-"""What a session makes of answers that are not as they should be; ranks are made up, no process is made."""
+"""A session with invalid answers; ranks are simulated, no process is started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HUGE = 10**400
 
 
 class WorkerSet:
-    """Two ranks, that answer as told; ``now`` in an answer becomes the time."""
+    """Two ranks with given answers; ``now`` in an answer becomes the time."""
 
     world = (0, 1)
     offers: Mapping[str, Any] = {"groups": True}
@@ -105,7 +105,7 @@ def test_good_answers_are_done(tmp_path: Path) -> None:
     ],
 )
 def test_times_that_cannot_be_are_an_error(tmp_path: Path, times: dict[str, Any]) -> None:
-    """A wrong clock would be taken for a speed, or for an error in time."""
+    """A wrong clock would distort a speed, or make a late error look timely."""
     found = session(WorkerSet(tmp_path, GOOD, {"call": 7, **times}))
     answer = found.perform([(BARRIER, found.world)]).answers[1]
     assert answer.state == "error" and "began" in answer.message
@@ -114,7 +114,7 @@ def test_times_that_cannot_be_are_an_error(tmp_path: Path, times: dict[str, Any]
 
 @pytest.mark.parametrize("times", [{}, {"began": 1.0}, {"ended": 1.0}, {"began": 1.0, "ended": "soon"}])
 def test_an_answer_that_does_not_say_when_is_an_error(tmp_path: Path, times: dict[str, Any]) -> None:
-    """Also where the time that it does say could not be."""
+    """Also where the reported time is impossible."""
     found = session(WorkerSet(tmp_path, GOOD, {"call": 7, **times}))
     answer = found.perform([(BARRIER, found.world)]).answers[1]
     assert (answer.state, answer.message) == ("error", "its answer lacks the time when it began or ended")
@@ -221,7 +221,7 @@ def test_one_that_refuses_does_not_hide_one_that_hangs(tmp_path: Path) -> None:
 
 
 def test_after_a_group_that_hangs_no_other_is_asked_for(tmp_path: Path) -> None:
-    """Its ranks have yet to answer."""
+    """The ranks of the group have not answered yet."""
     workers = WorkerSet(tmp_path)
     found = session(workers)
     assert "did not answer" in found.have(Group("at east", (0,)))
@@ -230,7 +230,7 @@ def test_after_a_group_that_hangs_no_other_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_is_null_is_as_if_it_were_not_there() -> None:
-    """Many a language writes every field of a structure."""
+    """Serializers of many languages write every field of a structure."""
     assert _checked(SUM.line(), {"call": 7, "error": None, "output": "x"}) == {"call": 7, "output": "x"}
     assert "error" in _checked(SUM.line(), {"call": 8})
     assert "error" in _checked({"do": "join"}, {"call": 7})
@@ -271,7 +271,7 @@ def test_offers_that_cannot_be_understood_are_told(offers: object, says: str) ->
 def test_an_error_that_is_answered_late_did_not_come_early(
     tmp_path: Path, late_s: float, believed: bool, word: str
 ) -> None:
-    """Whatever its program says of the time. An answer that is right may be late: its output is written before."""
+    """Whatever time the program reports. A right answer may be late, because its output is written first."""
     found = session(WorkerSet(tmp_path, GOOD))
     wrong = {"error": Answer("error", None, 99.0, 103.0, "reset"), "unsupported": Answer("unsupported", None, 99, 103)}
     answers = {0: Answer("done", None, 99.0, 100.5), 1: wrong[word]}
@@ -294,7 +294,7 @@ def test_a_program_that_says_nothing_for_long_is_known_to_have_said_nothing(tmp_
 
 
 def test_an_answer_that_nobody_looked_for_may_have_come_at_once(tmp_path: Path) -> None:
-    """Our own slowness is not held against the library."""
+    """Delays of the testbed do not count against the library."""
     workers, into = talking(tmp_path)
     workers.say({"do": "barrier", "call": 7}, (0,))
     sent_t = time.monotonic()

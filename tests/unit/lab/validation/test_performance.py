@@ -1,4 +1,4 @@
-"""Timing by a common start: what counts, what is done again, what ends it; ranks are made up, no process is made."""
+"""Timing by a common start: which repeats count, are repeated, or end a series; ranks are simulated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unlike(answer: Answer) -> Answers:
 
 
 class Session:
-    """Answers one after the other as ``plan`` says, then as ``done()``. Remembers what it was asked."""
+    """Answer as ``plan`` lists, then as ``done()``; record the operations."""
 
     world = Group("world", (0, 1))
 
@@ -50,7 +50,7 @@ class Session:
 
 
 class Wire:
-    """Counts more from one operation to the next."""
+    """Counters that grow from one operation to the next."""
 
     def __init__(self) -> None:
         self.counts = 0
