@@ -132,16 +132,18 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
 
 def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
     """Return one sentence for all ranks with the same failure in the last attempt; a later attempt made up for earlier
-    failures. A rank that was told to stop did not fail."""
-    said: dict[str, list[str]] = {}
+    failures. A rank that was asked to stop did not fail."""
+    ranks_by_failure: dict[str, list[str]] = {}
     last = max((job.attempt for log in logs for job in log.jobs), default=1)
     for log in logs:
         for end in log.ends[-1:]:
             if end.status == "failed" and end.attempt == last:
                 at = "" if end.step is None else f" at step {end.step}"
                 reason = f": {end.reason}" if end.reason else ""
-                said.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
-    return tuple(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in said.items())
+                ranks_by_failure.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
+    return tuple(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in ranks_by_failure.items()
+    )
 
 
 def _seconds_per_token(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> float | None:

@@ -239,8 +239,8 @@ class LinkCertificate:
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
-        said = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
-        return (*said, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
+        undecided = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
+        return (*undecided, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
 
     def to_dict(self) -> dict[str, object]:
         return {

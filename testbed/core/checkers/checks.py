@@ -48,8 +48,8 @@ class Checked:
 
     @property
     def holds(self) -> bool | None:
-        told = [each.holds for each in self.checkers]
-        return False if False in told else None if None in told or not told else True
+        verdicts = [each.holds for each in self.checkers]
+        return False if False in verdicts else None if None in verdicts or not verdicts else True
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics by the names of ``core.experiment.expect.METRICS``."""
@@ -88,8 +88,8 @@ def _sums(records: Grouped) -> Checker:
             }
             compared.append((attempt, step, index))
             if odd := _odd(results):
-                said = f"the result on {named(odd)} differs from the result on {named({*results} - {*odd})}"
-                findings.append(Finding(attempt, step, index, odd, said))
+                description = f"the result on {named(odd)} differs from the result on {named({*results} - {*odd})}"
+                findings.append(Finding(attempt, step, index, odd, description))
     whole = {
         tag: samples
         for tag, samples in records.samples.items()
@@ -130,15 +130,15 @@ def _added_again(tag: Tag, samples: Mapping[int, Sample]) -> Finding | None:
     if not wrong:
         return None
     position, inputs, output = wrong[0]
-    said = (
+    description = (
         f"the sum is wrong on {named(blamed)} in {len(wrong)} of {len(at)} elements checked: element {position},"
         f" expected {_exact(inputs):.9g}, got {output:.9g}"
     )
     for index, rank in enumerate(ranks):
         if all(_is_sum(got, put[:index] + put[index + 1 :], put) for _, put, got in wrong):
-            said += f", as if the input of rank {rank} were missing"
+            description += f", as if the input of rank {rank} were missing"
             break
-    return Finding(*tag, tuple(sorted(blamed)), said)
+    return Finding(*tag, tuple(sorted(blamed)), description)
 
 
 def _exact(inputs: Sequence[float]) -> float:
@@ -172,8 +172,10 @@ def _parameters(records: Grouped) -> Checker:
             compared += 1
             other = [rank for rank, start in starts.items() if start.parameters != after[first]]
             if other:
-                said = f"attempt {attempt} began on {named(other)} with parameters other than those after this step"
-                findings.append(Finding(attempt, first, None, tuple(sorted(other)), said))
+                description = (
+                    f"attempt {attempt} began on {named(other)} with parameters other than those after this step"
+                )
+                findings.append(Finding(attempt, first, None, tuple(sorted(other)), description))
         for (of, step), ranks in records.steps.items():
             if of != attempt:
                 continue
@@ -181,14 +183,14 @@ def _parameters(records: Grouped) -> Checker:
             became = {rank: each.became for rank, each in ranks.items() if each.became}
             compared += len(trained_on) > 1 or records.world_size == 1
             if odd := _odd(trained_on):
-                said = f"{named(odd)} trained on other parameters than {named({*trained_on} - {*odd})}"
+                description = f"{named(odd)} trained on other parameters than {named({*trained_on} - {*odd})}"
                 ages = {known[trained_on[rank]] for rank in odd if trained_on[rank] in known}
                 if len(ages) == 1:
-                    said += f", namely those after step {min(ages)}"
-                findings.append(Finding(attempt, step, None, odd, said))
+                    description += f", namely those after step {min(ages)}"
+                findings.append(Finding(attempt, step, None, odd, description))
             elif odd := _odd(became):
-                said = f"the optimizer of {named(odd)} computed other parameters from the same ones"
-                findings.append(Finding(attempt, step, None, odd, said))
+                description = f"the optimizer of {named(odd)} computed other parameters from the same ones"
+                findings.append(Finding(attempt, step, None, odd, description))
             for value in trained_on.values():
                 known.setdefault(value, step - 1)
             for value in became.values():
@@ -209,21 +211,25 @@ def _updates(records: Grouped) -> Checker:
         for rank, start in starts.items():
             before[attempt, rank] = start.step, start.optimizer_steps
             if start.optimizer_steps != start.step:
-                said = f"attempt {attempt} began after this step with an optimizer count of {start.optimizer_steps}"
-                lost.setdefault((attempt, start.step, said), []).append(rank)
+                description = (
+                    f"attempt {attempt} began after this step with an optimizer count of {start.optimizer_steps}"
+                )
+                lost.setdefault((attempt, start.step, description), []).append(rank)
     for (attempt, step), ranks in records.steps.items():
         for rank, each in ranks.items():
             counted += 1
             last, count = before.get((attempt, rank), (step - 1, each.optimizer_steps - 1))
             before[attempt, rank] = step, each.optimizer_steps
             if each.optimizer_steps - count != step - last:
-                said = f"the optimizer counts {each.optimizer_steps} steps after it and {count} after step {last}"
-                lost.setdefault((attempt, step, said), []).append(rank)
+                description = (
+                    f"the optimizer counts {each.optimizer_steps} steps after it and {count} after step {last}"
+                )
+                lost.setdefault((attempt, step, description), []).append(rank)
             elif each.trained_on and each.trained_on == each.became:
                 lost.setdefault((attempt, step, "the step did not change the parameters"), []).append(rank)
     findings = [
-        Finding(attempt, step, None, tuple(sorted(ranks)), f"{named(ranks)}: {said}")
-        for (attempt, step, said), ranks in lost.items()
+        Finding(attempt, step, None, tuple(sorted(ranks)), f"{named(ranks)}: {description}")
+        for (attempt, step, description), ranks in lost.items()
     ]
     looked_at = f"{counted} optimizer steps of {records.world_size} ranks counted"
     undecided = "" if counted else "no optimizer step was recorded"

@@ -69,20 +69,24 @@ def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry]) -> Finding:
     if absent:
         blamed = absent
         why = "; ".join(_whereabouts(records, rank, tag) for rank in absent)
-        said = f"{named(entries)} waited {took} for {named(absent)}: {why}"
+        description = f"{named(entries)} waited {took} for {named(absent)}: {why}"
     elif late:
         blamed = late
         after_s = max(entries[rank].began_t for rank in late) - began_t
-        said = f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
+        description = (
+            f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
+        )
     elif held:
         blamed = held
-        said = f"all ranks were in it for {took}"
+        description = f"all ranks were in it for {took}"
     else:
         blamed = sorted(entries)
-        said = f"all ranks were in it for {took}: the data in flight between them did not arrive"
+        description = f"all ranks were in it for {took}: the data in flight between them did not arrive"
     if held:
-        said += f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"
-    return Finding(*tag, tuple(sorted(blamed)), said)
+        description += (
+            f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"
+        )
+    return Finding(*tag, tuple(sorted(blamed)), description)
 
 
 def _held_s(records: Grouped, rank: int, began_t: float, until_t: float) -> float:
@@ -94,9 +98,9 @@ def _held_s(records: Grouped, rank: int, began_t: float, until_t: float) -> floa
 def _whereabouts(records: Grouped, rank: int, tag: Tag) -> str:
     """Describe a rank that did not enter, from its last records."""
     attempt, step, _ = tag
-    told = [wait for wait in records.waits.get(rank, ()) if wait.attempt == attempt and wait.step <= step]
-    if told:
-        last = told[-1]
+    waits = [wait for wait in records.waits.get(rank, ()) if wait.attempt == attempt and wait.step <= step]
+    if waits:
+        last = waits[-1]
         where = "no collective" if last.sequence is None else f"collective {last.sequence}"
         return f"rank {rank} was in {where} of step {last.step} for at least {last.t - last.since_t:.1f} s"
     done = [number for (of, number), ranks in records.steps.items() if of == attempt and rank in ranks]

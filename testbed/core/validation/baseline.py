@@ -139,10 +139,10 @@ def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
         if rank != was:
             yield Change(new.name, cell.fault, then.outcome, cell.outcome, _kind(rank > was))
         elif then.rebuilt is not None and cell.rebuilt is not None and then.rebuilt != cell.rebuilt:
-            said = {True: "rebuilt", False: "not rebuilt"}
+            label = {True: "rebuilt", False: "not rebuilt"}
             changed = _kind(not cell.rebuilt)
             yield Change(
-                new.name, f"{cell.fault}, communicator afterwards", said[then.rebuilt], said[cell.rebuilt], changed
+                new.name, f"{cell.fault}, communicator afterwards", label[then.rebuilt], label[cell.rebuilt], changed
             )
 
 

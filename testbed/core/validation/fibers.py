@@ -30,24 +30,24 @@ class Fiber:
 
 
 def fibers(
-    topology: Topology, certified: Mapping[str, Mapping[str, float]], dark: Collection[str] = ()
+    topology: Topology, certified: Mapping[str, Mapping[str, float]], down: Collection[str] = ()
 ) -> tuple[Fiber, ...]:
     """Return the directions of ``topology`` that are ``certified`` (direction to delay_s and rate, as in
     ``Validation.links``).
 
-    Links named in ``dark``, and directions without certified values, are left out.
+    Links named in ``down``, and directions without certified values, are left out.
     """
     found = []
     for link in topology.links:
         first, second = link.between
         for direction, tail, head in zip(link.directions, (first, second), (second, first), strict=True):
-            if link.name not in dark and direction in certified:
+            if link.name not in down and direction in certified:
                 values = certified[direction]
                 found.append(Fiber(direction, tail, head, values["delay_s"], values["rate"]))
     return tuple(found)
 
 
-def routes(topology: Topology, dark: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
+def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the directions that traffic between each two sites takes in sequence, following the gateways' routes.
 
     This is the shortest path that is up, by metres of fiber. A pair without a path is left out. With ``routing:
@@ -58,7 +58,7 @@ def routes(topology: Topology, dark: Collection[str] = ()) -> dict[tuple[str, st
     graph = nx.DiGraph()
     graph.add_nodes_from(site.name for site in topology.sites)
     for link in topology.links:
-        if link.name in dark:
+        if link.name in down:
             continue
         first, second = link.between
         for direction, tail, head in zip(link.directions, (first, second), (second, first), strict=True):
@@ -75,12 +75,12 @@ def routes(topology: Topology, dark: Collection[str] = ()) -> dict[tuple[str, st
 
 
 def in_use(
-    topology: Topology, sites: Iterable[str], every: Sequence[Fiber], dark: Collection[str] = ()
+    topology: Topology, sites: Iterable[str], every: Sequence[Fiber], down: Collection[str] = ()
 ) -> tuple[Fiber, ...]:
     """Return those of ``every`` fiber that traffic among ``sites`` takes; all of them where flows are spread."""
     if topology.routing == "multipath":
         return tuple(every)
-    taken = routes(topology, dark)
+    taken = routes(topology, down)
     ends = list(dict.fromkeys(sites))
     directions = {it for tail in ends for head in ends for it in taken.get((tail, head), ())}
     return tuple(fiber for fiber in every if fiber.direction in directions)

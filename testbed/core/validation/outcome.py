@@ -114,8 +114,8 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
     """Return the outcome of a fault that began while ranks were in the operation."""
     silent = [it for it in expected if it.state == "silent"]
     if silent:
-        said = f"{_ranks(silent)} {_were(silent)} still in the operation {trial.outer_s:.3g} s after the fault began"
-        return "hang", said
+        detail = f"{_ranks(silent)} {_were(silent)} still in the operation {trial.outer_s:.3g} s after the fault began"
+        return "hang", detail
     died = [it for it in expected if it.state == "died"]
     if died:
         return "crash", f"{_ranks(died)} died" + (f": {died[0].message}" if died[0].message else "")
@@ -123,8 +123,8 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
     late = [it for it in errors if it.at_s is None or it.at_s > trial.error_by_s]
     if late:
         when = max((it.at_s for it in late if it.at_s is not None), default=None)
-        said = "at an unknown time" if when is None else f"after {when:.3g} s"
-        return "error late", f"{_ranks(late)} raised an error {said}, expected within {trial.error_by_s:.3g} s"
+        detail = "at an unknown time" if when is None else f"after {when:.3g} s"
+        return "error late", f"{_ranks(late)} raised an error {detail}, expected within {trial.error_by_s:.3g} s"
     if errors:
         return "error within its bound", errors[0].message
     if evidence.judgement is None:

@@ -95,8 +95,8 @@ def judge(
         if ranks:
             mixed = state == "unsupported" and len(ranks) < len(given)
             message = next((given[rank].message for rank in ranks if given[rank].message), "")
-            said = f"{_ranks(ranks)} {what}" + (f": {message}" if message else "")
-            return Judgement("error" if mixed else case, said, ranks[0])  # type: ignore[arg-type]
+            detail = f"{_ranks(ranks)} {what}" + (f": {message}" if message else "")
+            return Judgement("error" if mixed else case, detail, ranks[0])  # type: ignore[arg-type]
     if same_bits and operation.do == "all_reduce" and operation.keep:
         return _same_bits(operation, group, done)
     return Judgement("right")

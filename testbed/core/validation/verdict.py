@@ -114,8 +114,8 @@ def _failed(cases: Sequence[CaseResult]) -> Iterator[str]:
     for state in _WORST_STATES[1:]:
         found = [it for it in cases if it.state == state]
         if found:
-            said = {"hang": "hung", "crash": "in which a rank died", "error": "failed"}[state]
-            yield f"{_count(len(found), 'case')} {said} on healthy fibers, first {_name(found[0])}: {found[0].detail}"
+            how = {"hang": "hung", "crash": "in which a rank died", "error": "failed"}[state]
+            yield f"{_count(len(found), 'case')} {how} on healthy fibers, first {_name(found[0])}: {found[0].detail}"
 
 
 def _faults(cells: Sequence[Cell]) -> Iterator[str]:

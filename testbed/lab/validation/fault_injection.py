@@ -33,7 +33,7 @@ class FiberFaults:
 
     def __init__(self, lab: LabFolder, topology: Topology) -> None:
         self._lab, self._topology = lab, topology
-        self._standing: list[str] = []
+        self._active: list[str] = []
 
     def __enter__(self) -> FiberFaults:
         return self
@@ -50,22 +50,22 @@ class FiberFaults:
             "parameters": dict(injection.parameters),
         }
         record = client.ask(self._lab, protocol.Inject(fault=fault))
-        self._standing.append(record["id"])
+        self._active.append(record["id"])
         return record["ack_t"]
 
     def over_t(self) -> float | None:
         """Return when the last of the faults since the last heal ended by itself; None while one is active. Raises
         LabError."""
         records = {it["id"]: it for it in client.ask(self._lab, protocol.Faults())}
-        ended = [records[it]["ended_t"] for it in self._standing]
+        ended = [records[it]["ended_t"] for it in self._active]
         over = [it for it in ended if it is not None]
         return max(over) if over and len(over) == len(ended) else None
 
     def heal(self) -> None:
         """Undo all injections of :meth:`begin`. Raises LabError."""
-        if self._standing:
-            client.ask(self._lab, protocol.Heal(ids=self._standing, everything=True))
-            self._standing.clear()
+        if self._active:
+            client.ask(self._lab, protocol.Heal(ids=self._active, everything=True))
+            self._active.clear()
 
     def carry(self, bound_s: float = CARRIES_BOUND_S) -> None:
         """Return when no link is down and an echo has come back over each. Raises LabError."""

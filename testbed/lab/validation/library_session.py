@@ -233,7 +233,7 @@ class Session:
         if rank in replies.silent:
             return Answer("silent")
         answer = replies.answers[rank]
-        began, ended = told = _time(answer.get("began")), _time(answer.get("ended"))
+        began, ended = reported = _time(answer.get("began")), _time(answer.get("ended"))
         times = [it for it in (window[0], began, ended, window[1]) if it is not None]
         if times != sorted(times):
             began, ended = None, None  # the reported times cannot be right
@@ -241,10 +241,10 @@ class Session:
             return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_TEXT])
         if "error" in answer:
             return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_TEXT])
-        if None in told:
+        if None in reported:
             return Answer("error", None, began, ended, "its answer lacks the time when it began or ended")
         if began is None or ended is None:
-            message = f"began {told[0]}, ended {told[1]}: expected times between {window[0]:.6f}, when it was sent, and"
+            message = f"began {reported[0]}, ended {reported[1]}: expected between {window[0]:.6f} (sending) and"
             return Answer("error", message=f"{message} {window[1]:.6f} on CLOCK_MONOTONIC")
         output, length = None, None
         if operation.keep and "output" in answer:

@@ -286,8 +286,8 @@ def _with_fibers(topology: Topology) -> Topology:
 
 def _refuse_beside_lab(**given: bool) -> None:
     """Raises UserError if an option of a new lab is given together with a lab that is up."""
-    if said := [f"--{option}" for option, is_given in given.items() if is_given]:
-        raise UserError(f"--lab uses a lab that is up, as it is: omit {' and '.join(said)}, or --lab")
+    if listed := [f"--{option}" for option, is_given in given.items() if is_given]:
+        raise UserError(f"--lab uses a lab that is up, as it is: omit {' and '.join(listed)}, or --lab")
 
 
 def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
@@ -298,9 +298,9 @@ def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: 
     for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):
         if wanted not in ("auto", has):
             raise UserError(f"--{option} {wanted}: lab {lab.name} uses {has}; omit --{option}, or --lab")
-    if standing := [it for it in lab.faults() if it.ended is None]:
-        said = ", ".join(f"{it.type} {it.target}" for it in standing)
-        raise LabError(f"lab {lab.name} has active faults ({said}); heal them first: testbed heal -l {lab.name}")
+    if active := [it for it in lab.faults() if it.ended is None]:
+        listed = ", ".join(f"{it.type} {it.target}" for it in active)
+        raise LabError(f"lab {lab.name} has active faults ({listed}); heal them first: testbed heal -l {lab.name}")
     if status.training:
         raise LabError(
             f"lab {lab.name} is running a training job; its traffic would be counted as the library's. "

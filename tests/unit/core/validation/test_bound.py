@@ -392,8 +392,8 @@ def test_fibers_of_a_lab() -> None:
         "north:west",
         "north:east",
     ]
-    lit = fibers(topology, certified, dark=["north"])
-    assert {fiber.direction for fiber in in_use(topology, ["east", "west"], lit, dark=["north"])} == {
+    up = fibers(topology, certified, down=["north"])
+    assert {fiber.direction for fiber in in_use(topology, ["east", "west"], up, down=["north"])} == {
         "south:west",
         "south:east",
     }
