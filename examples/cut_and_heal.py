@@ -1,8 +1,8 @@
-"""Train across two fibers, cut one in the middle, heal it, and look at what that cost.
+"""Train across two fibers, cut one in the middle, heal it, and report the cost.
 
     sudo .venv/bin/python examples/cut_and_heal.py
 
-Needs root: it makes network namespaces, and removes them whatever happens. Takes under two minutes on two cores.
+Needs root: it creates network namespaces, and removes them whatever happens. Takes under two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import testbed
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="of training; the fiber is dark from 40 %% to 50 %%")
-    parser.add_argument("--name", help="of the lab, if the topology's is taken")
+    parser.add_argument("--steps", type=int, default=200, help="of training; the fiber is down from 40 %% to 50 %%")
+    parser.add_argument("--name", help="of the lab, if the topology's name is taken")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the report")
     arguments = parser.parse_args()
     steps = arguments.steps
@@ -32,8 +32,8 @@ def main() -> None:
         job.wait(timeout=120)
         report = lab.report()
 
-    assert cut.ended is not None and report.recovery_s is not None  # it was healed, and there was a fault
-    print(f"north was dark for {cut.ended - cut.began:.2f} s")
+    assert cut.ended is not None and report.recovery_s is not None  # the cut was healed, and the report has a fault
+    print(f"north was down for {cut.ended - cut.began:.2f} s")
     print(f"goodput {report.goodput:.3f}, longest gap between commits {report.recovery_s * 1e3:.0f} ms")
     report.save(arguments.out)
     print(f"report: {arguments.out / 'index.html'}")

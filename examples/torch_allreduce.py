@@ -1,9 +1,9 @@
-"""An ordinary torch.distributed program: it knows nothing of the testbed, and runs under torchrun just as well.
+"""An ordinary torch.distributed program: independent of the testbed, it runs under torchrun just as well.
 
     testbed launch -- .venv/bin/python examples/torch_allreduce.py
     torchrun --nproc-per-node 4 examples/torch_allreduce.py
 
-Sums a tensor over all ranks a number of times and prints how long that took, and whether the sum was right.
+Sum a tensor over all ranks several times, print how long that took, and check the sum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
             took_s.append(time.perf_counter() - began)
             expected = world_size * (world_size + 1) / 2
             if not torch.all(tensor == expected):
-                raise SystemExit(f"rank {rank}: wrong sum: {tensor[:4].tolist()}…, not {expected}")
+                raise SystemExit(f"rank {rank}: wrong sum: expected {expected}, got {tensor[:4].tolist()}…")
         if rank == 0:
             print(f"all_reduce of {floats} floats: {statistics.median(took_s) * 1e3:.2f} ms (median)", flush=True)
 

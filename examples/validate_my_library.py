@@ -1,9 +1,9 @@
-"""Your own library under `testbed validate`: a rank program, here of an all_reduce that gathers on rank 0.
+"""Your own library under `testbed validate`: a rank program, here with an all_reduce that gathers on rank 0.
 
     sudo .venv/bin/testbed validate examples/validate_my_library.py --topology metro-40km --suite quick
 
-docs/validate.md has the protocol that `main` speaks. A package registers its program under a name by the entry point
-`star = "validate_my_library:registered"` in the group `testbed.libraries`.
+docs/validate.md has the protocol that `main` implements. A package registers its program under a name with the entry
+point `star = "validate_my_library:registered"` in the group `testbed.libraries`.
 """
 
 import socket
@@ -23,7 +23,7 @@ class Star(Adapter):
         self.peers = []
 
     def join(self, world):
-        self.leave()  # what is left of the attempt before
+        self.leave()  # what is left of the previous attempt
         if world.rank == 0:
             with socket.create_server((world.master, world.port)) as server:
                 server.settimeout(world.timeout_s)

@@ -135,7 +135,7 @@ def certificate(error_s: float = 4e-6, emulator: str = "fiberd") -> dict:
             error = error_s + index * 1e-6
             bare = {"min": 18e-6, "median": 24e-6, "p99": 61e-6}
             bad = error > 50e-6
-            why = f"its median delay is {error * 1e6:.0f} us too long (tolerance 50 us)" if bad else ""
+            why = f"median delay {error * 1e6:.0f} us too long (tolerance 50 us)" if bad else ""
             checks = [
                 check("delay, median", delay_s, delay_s + error, delay_s - 50e-6, delay_s + 50e-6, why),
                 check("jitter", 0.0, 1.2e-6, 0.0, 50e-6),

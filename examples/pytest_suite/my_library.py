@@ -1,4 +1,4 @@
-"""A collective library that stands for yours: sums vectors over a ring of TCP connections. Standard library only."""
+"""A collective library in place of yours: sums vectors over a ring of TCP connections. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 
 
 class Ring:
-    """One rank of the ring, by torchrun's environment. No wait is longer than ``timeout_s``: then TimeoutError."""
+    """One rank of the ring, configured by torchrun's variables. A wait longer than ``timeout_s`` is a TimeoutError."""
 
     def __init__(self, timeout_s: float = 10.0) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -27,7 +27,7 @@ class Ring:
         own.close()
 
     def all_reduce(self, values: list[float]) -> list[float]:
-        """The sum over all ranks: every vector goes once around, so P - 1 times its bytes pass each connection."""
+        """Return the sum over all ranks: every vector goes once around, P - 1 times its bytes over each connection."""
         total, passing = array.array("d", values), array.array("d", values)
         for _ in range(self.size - 1):
             passing = self._exchange(passing)
@@ -35,7 +35,7 @@ class Ring:
         return total.tolist()
 
     def _exchange(self, vector: array.array[float]) -> array.array[float]:
-        """Give ours to the right, take that from the left; both at once, or all would wait for each other."""
+        """Send ours to the right and receive from the left at the same time, or all ranks would deadlock."""
         sending = threading.Thread(target=self._give, args=(vector.tobytes(),))
         sending.start()
         try:
@@ -45,7 +45,7 @@ class Ring:
             sending.join(self._timeout_s)
 
     def _give(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # who takes says it
+        with contextlib.suppress(OSError):  # the receiving side reports it
             self._right.sendall(struct.pack("!Q", len(data)) + data)
 
     def _take(self, count: int) -> bytes:
@@ -58,7 +58,7 @@ class Ring:
         return data
 
     def _meet(self, port: int) -> list[tuple[str, int]]:
-        """Where each rank listens; rank 0 collects it and tells all."""
+        """Return where each rank listens; rank 0 collects the addresses and sends them to all."""
         master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         if self.rank:
             with self._connect(master) as line, line.makefile("rw") as stream:
@@ -85,7 +85,7 @@ class Ring:
         return own
 
     def _connect(self, where: tuple[str, int]) -> socket.socket:
-        """It may not listen yet."""
+        """Connect, retrying while the peer does not listen yet."""
         until = time.monotonic() + self._timeout_s
         while True:
             try:

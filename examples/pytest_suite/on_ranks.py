@@ -1,4 +1,4 @@
-"""What each rank runs. It is imported there by a Python that may have no pytest, as that of a container has none."""
+"""What each rank runs. The nodes' Python imports it, and may have no pytest, as in a container."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import my_library
 
 
 def summed(count: int, times: int = 1, timeout_s: float = 10.0) -> float:
-    """Sum vectors of rank + 1 over all ranks, several times; one element of the last sum."""
+    """Sum vectors of rank + 1 over all ranks, several times; return one element of the last sum."""
     with my_library.Ring(timeout_s) as ring:
         for step in range(times):
             total = ring.all_reduce([ring.rank + 1.0] * count)

@@ -84,7 +84,7 @@ def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: testbed.Lab, tmp_pa
     cells: list[Cell] = []
     try:
         whole = cases.correctness("quick", [rank.site for rank in workers.ranks])
-        correctness.examine(session, whole[::20], found.append)
+        correctness.run_cases(session, whole[::20], found.append)
         assert {it.state for it in found} == {"right"}
         assert list(workers.outputs.iterdir()) == []
         (killed,) = (
@@ -93,7 +93,7 @@ def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: testbed.Lab, tmp_pa
         killed = dataclasses.replace(killed, operation=dataclasses.replace(killed.operation, count=1_000_001))
         folder = lab_folder.folder(lab.name)
         with Wire(folder, lab.topology) as wire, FiberFaults(folder, lab.topology) as fibers:
-            fault_cells.examine(session, wire, fibers, [killed], cells.append)
+            fault_cells.run_trials(session, wire, fibers, [killed], cells.append)
         assert [it.outcome for it in cells] == ["error within its bound"], cells
         assert cells[0].rebuilt is True
         assert len(programs(lab.name)) == 4
@@ -114,7 +114,7 @@ def test_what_the_image_lacks_is_a_skip_that_says_so(
     assert [it.verdict for it in outcome.validation.libraries] == ["skipped", "skipped"]
     lacking, no_mpi = outcome.validation.libraries
     assert "lacks no_such_module; " in lacking.why[0]
-    assert "mpiexec.nowhere; make one that has it with: testbed image build --with validate" in no_mpi.why[0]
+    assert "mpiexec.nowhere; build an image that has them with: testbed image build --with validate" in no_mpi.why[0]
     assert outcome.exit_code == 3
     assert outcome.validation.driver == "containerlab"
     assert lab.status().state == "up"
@@ -133,14 +133,14 @@ def test_an_mpi_is_right_and_takes_all_ranks_with_a_killed_one(
     cells: list[Cell] = []
     try:
         whole = cases.correctness("quick", [rank.site for rank in workers.ranks])
-        correctness.examine(session, whole[::10], found.append)
+        correctness.run_cases(session, whole[::10], found.append)
         assert {it.state for it in found} == {"right", "unsupported"}, found
         ask_from_a_node(with_mpi.name, tmp_path / name)
         (killed,) = (
             it for it in fault_matrix.trials("quick", topology, session.offers) if it.fault.name == "rank-killed"
         )
         with Wire(folder, topology) as wire, FiberFaults(folder, topology) as fibers:
-            fault_cells.examine(session, wire, fibers, [killed], cells.append)
+            fault_cells.run_trials(session, wire, fibers, [killed], cells.append)
         assert [it.outcome for it in cells] == ["crash"], cells
         assert any("testbed_agents.adapters.mpi" in it for it in inside(with_mpi.name))
     finally:

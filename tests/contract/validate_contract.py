@@ -1,6 +1,6 @@
-"""Contract of `testbed validate` on the reference ring, for every emulator: subclass and provide ``bench``.
+"""The contract of `testbed validate` with the reference ring, for every emulator: subclass, and provide ``bench``.
 
-Also has what tests of validations share: a session with a library, a selection of cases, cells.
+Also helpers shared by tests of validations: a session with a library, some of the catalogue, cells.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from testbed.host import collective_libraries, lab_folder
 from testbed.lab.validation import correctness, fault_cells
 from testbed.lab.validation.fault_injection import FiberFaults
 from testbed.lab.validation.library_session import Session
-from testbed.lab.validation.library_validation import Bench, Examination
+from testbed.lab.validation.library_validation import Bench, LibraryValidation
 from testbed.lab.validation.traffic_meter import Wire, certified
 from testbed.lab.validation.worker_set import WorkerSet
 
 TIMEOUT_S = 2.0
 COUNT = 1_000_001
-"""Elements of the all_reduce that a fault befalls: 8 MB."""
+"""Elements of the all_reduce that a fault disturbs: 8 MB."""
 PATIENT = {"timeout_s": 6.0, "error_by_s": 9.0, "outer_s": 15.0}
-"""Bounds of a trial that a slow machine must not exceed."""
+"""Bounds of a trial that even a slow machine does not exceed."""
 
 PROGRAMS = {"testbed_agents.adapters.ring", "testbed_agents.adapters.broken"}
 
 
 @contextlib.contextmanager
 def bench_in(lab: testbed.Lab, folder: Path) -> Iterator[Bench]:
-    """What libraries are examined with in ``lab``, files of theirs in ``folder``; faults are healed at the end."""
+    """Yield what the validations in ``lab`` share, with files in ``folder``; faults are healed at the end."""
     place = lab_folder.folder(lab.name)
     links = certified(lab.topology, lab.certificate)
     with Wire(place, lab.topology) as wire, FiberFaults(place, lab.topology) as fibers:
@@ -56,7 +56,7 @@ def session_of(bench: Bench, name: str, timeout_s: float = TIMEOUT_S, slack_s: f
 
 
 def programs() -> list[int]:
-    """Rank programs that were started under this module's state."""
+    """Return the rank programs that were started under this module's state."""
     mine = os.environ["TESTBED_STATE"]
     return [
         pid
@@ -68,12 +68,12 @@ def programs() -> list[int]:
 def answers(bench: Bench, name: str, chosen: Sequence[cases.Case], **bounds: float) -> list[CaseResult]:
     found: list[CaseResult] = []
     with session_of(bench, name, **bounds) as session:
-        correctness.examine(session, chosen, found.append)
+        correctness.run_cases(session, chosen, found.append)
     return found
 
 
 def catalogue(bench: Bench, every: int, do: str = "") -> tuple[cases.Case, ...]:
-    """One case in ``every`` of the quick one, without the largest vectors."""
+    """Return one case in ``every`` of the quick catalogue, without the largest vectors."""
     whole = cases.correctness("quick", bench.sites)
     return tuple(
         it for it in whole[::every]
@@ -82,22 +82,22 @@ def catalogue(bench: Bench, every: int, do: str = "") -> tuple[cases.Case, ...]:
 
 
 def speeds(bench: Bench, name: str) -> list[Speed]:
-    """Of one all_reduce of a megabyte."""
-    examination = Examination(bench, collective_libraries.find(name), lambda text: None)
+    """Measure one all_reduce of a megabyte."""
+    validation = LibraryValidation(bench, collective_libraries.find(name), lambda text: None)
     whole = cases.performance
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             cases, "performance",
             lambda *a: tuple(it for it in whole(*a) if it.do == "all_reduce" and it.size == 1 << 20),
         )  # fmt: skip
-        examination.run()
-    result = examination.result()
+        validation.run()
+    result = validation.result()
     assert not result.why or name != "ring", result.why
     return list(result.speeds)
 
 
 def trial(topology: Topology, name: str, count: int = COUNT, **changes: Any) -> fault_matrix.Trial:
-    """A quick one: with so short a timeout that everything is over soon."""
+    """Return a trial with a timeout so short that everything is over soon."""
     offers = {"all_reduce": {"types": ["int64"], "reductions": ["sum"]}}
     found = next(it for it in fault_matrix.trials("quick", topology, offers) if it.fault.name == name)
     shorter = {
@@ -110,7 +110,7 @@ def trial(topology: Topology, name: str, count: int = COUNT, **changes: Any) -> 
 
 
 def cut_and_loss(bench: Bench, count: int = COUNT) -> list[fault_matrix.Trial]:
-    """Half a second of darkness; one packet in a hundred lost. Of an all_reduce of ``count`` elements."""
+    """Trials of an all_reduce of ``count`` elements: a cut of half a second, and one packet in a hundred lost."""
     cut, loss = (trial(bench.topology, name, count, **PATIENT) for name in ("cut-short", "loss-1pct"))
     return [
         dataclasses.replace(cut, injections=tuple(dataclasses.replace(it, for_s=0.5) for it in cut.injections)),
@@ -119,8 +119,8 @@ def cut_and_loss(bench: Bench, count: int = COUNT) -> list[fault_matrix.Trial]:
 
 
 def judge_crossing(crossing: Mapping[str, int], size: int) -> None:
-    """Of an all_reduce of ``size`` bytes by four ranks: each link of a ring carries 2 (P - 1) / P of it (Patarasuk and
-    Yuan, 2009), and two of them are the fiber, one each way. Nothing goes over the other fiber."""
+    """Judge an all_reduce of ``size`` bytes by four ranks: each link of a ring carries 2 (P - 1) / P of it (Patarasuk
+    and Yuan, 2009), and two of them are the fiber, one each way. Nothing goes over the other fiber."""
     ring = 2 * 3 / 4 * size
     assert {name: count for name, count in crossing.items() if count > 0.01 * ring} == {
         "north:west": pytest.approx(ring, rel=0.05),
@@ -129,7 +129,7 @@ def judge_crossing(crossing: Mapping[str, int], size: int) -> None:
 
 
 def judge_cut_and_loss(found: Sequence[Cell], off_s: float) -> None:
-    """``off_s``: how much later or earlier than asked for the cut may be over."""
+    """``off_s``: how much later or earlier than requested the cut may be over."""
     waited, slow = found
     assert waited.outcome == "right after healing", waited
     assert waited.healed_s == pytest.approx(0.5, abs=off_s)
@@ -142,13 +142,13 @@ def judge_cut_and_loss(found: Sequence[Cell], off_s: float) -> None:
 def cells(bench: Bench, name: str, wanted: Sequence[fault_matrix.Trial], **bounds: float) -> list[Cell]:
     found: list[Cell] = []
     with session_of(bench, name, **bounds) as session:
-        fault_cells.examine(session, bench.wire, bench.faults, wanted, found.append)
+        fault_cells.run_trials(session, bench.wire, bench.faults, wanted, found.append)
     return found
 
 
 class ValidateContract:
     every = 5
-    """One case in so many of the catalogue: all operations, types and groups are among them."""
+    """One case in this many of the catalogue: all operations, types and groups are among them."""
     timeout_s = TIMEOUT_S
     healed_off_s = 0.2
 

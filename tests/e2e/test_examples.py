@@ -57,7 +57,7 @@ def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) ->
     script = str(EXAMPLES / "cut_and_heal.py")
     said = run([sys.executable, script, "--steps", "40", "--name", name, "--out", str(out)], environment)
 
-    assert re.search(r"north was dark for \d+\.\d\d s", said)
+    assert re.search(r"north was down for \d+\.\d\d s", said)
     assert re.search(r"goodput [01]\.\d{3}, longest gap between commits \d+ ms", said)
     report = json.loads((out / "report.json").read_text())
     assert report["training"]["steps_committed"] == 40

@@ -139,7 +139,7 @@ def test_a_sum_that_is_wrong_on_all_ranks_alike(parent: Parent, nodes: Nodes, tm
     assert wrong(checkers) == {"sums"}
     (found,) = checkers["sums"].findings
     assert (found.step, found.sequence, found.ranks) == (4, 0, (0, 1, 2))
-    assert found.text.endswith("as if what rank 2 put in were missing")
+    assert found.text.endswith("as if the input of rank 2 were missing")
 
 
 @pytest.mark.thorough

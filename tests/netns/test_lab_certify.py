@@ -95,7 +95,7 @@ def test_the_round_trip_is_that_of_ping(lab: testbed.Lab, command: oracle.Comman
     [
         ({"delay": "300us"}, "delay, median", "us too long"),
         ({"delay": "100us"}, "delay, median", "us too short"),
-        ({"loss": "3%"}, "loss", "packets were lost, where 0 were to be"),
+        ({"loss": "3%"}, "loss", "packets lost, expected 0"),
     ],
     ids=["longer", "shorter", "loss"],
 )
@@ -132,13 +132,13 @@ def test_a_fault_too_slight_to_be_measured_stands_all_the_same(healthy: testbed.
     with healthy.inject("jitter", "north", amount="1us") as fault:
         status, found = certify(command, healthy)
     assert status == 1
-    assert f"north: the fault {fault.id} (jitter north) stands" in found["why"]
+    assert f"north: fault {fault.id} (jitter north) is active" in found["why"]
 
 
 def test_a_fault_that_touches_no_fiber_is_a_note(healthy: testbed.Lab, command: oracle.Command) -> None:
     with healthy.inject("management-partition", "west") as fault:
         found = good(command, healthy)
-    assert f"the fault {fault.id} (management-partition west) stood, which touches no fiber" in found["notes"]
+    assert f"fault {fault.id} (management-partition west) was active, which affects no fiber" in found["notes"]
 
 
 @pytest.mark.thorough

@@ -87,7 +87,7 @@ def test_a_barrier_that_waits_for_nobody_is_caught_whoever_comes_last(bench: Ben
     assert {it.state for it in answers(bench, "ring", asked)} == {"right"}
     found = answers(bench, "ring-no-barrier", asked)
     assert {it.state for it in found} == {"wrong"}
-    assert found[2].group == "world, rank 2 last" and "before rank 2 came" in found[2].detail
+    assert found[2].group == "world, rank 2 last" and "before rank 2 entered" in found[2].detail
 
 
 @pytest.mark.thorough
@@ -131,7 +131,7 @@ def test_the_quick_matrix_ends_twice_alike(bench: Bench) -> None:
             session.ready()
             wanted = fault_matrix.trials("quick", bench.topology, session.offers)
             found: list[Cell] = []
-            fault_cells.examine(session, bench.wire, bench.faults, wanted, found.append)
+            fault_cells.run_trials(session, bench.wire, bench.faults, wanted, found.append)
         seen.append([(it.fault, it.outcome, it.rebuilt) for it in found])
     assert seen[0] == seen[1]
 
@@ -146,7 +146,7 @@ def test_the_right_ring_raises_no_false_alarm_in_a_hundred_runs(bench: Bench) ->
                 cases.Case(tuple(dataclasses.replace(one, call=one.call + 1000 * turn) for one in it.operations))
                 for it in chosen
             ]
-            correctness.examine(session, again, found.append)
+            correctness.run_cases(session, again, found.append)
             assert {it.state for it in found} == {"right"}, turn
 
 
@@ -185,7 +185,7 @@ def test_ctrl_c_keeps_what_was_seen_and_takes_the_lab_down(
     found = json.loads(path.read_text())
     assert found["interrupted"] is True and found["verdict"] == "unknown"
     assert any(it["state"] == "right" for it in found["libraries"][0]["cases"])
-    assert "it was interrupted" in found["libraries"][0]["why"]
+    assert "the validation was interrupted" in found["libraries"][0]["why"]
 
 
 def test_after_sigkill_down_leaves_nothing(

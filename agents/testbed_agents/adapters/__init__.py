@@ -1,4 +1,4 @@
-"""Rank programs of ``testbed validate``: one for each collective library. The protocol is docs/validate.md.
+"""Rank programs of ``testbed validate``, one for each collective library. docs/validate.md defines their protocol.
 
-``helper`` speaks it; each other module but ``elements``, ``mesh`` and ``broken`` adapts one library to it.
+``helper`` implements it; each other module except ``elements``, ``mesh`` and ``broken`` adapts one library to it.
 """

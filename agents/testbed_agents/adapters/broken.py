@@ -1,7 +1,7 @@
-"""The reference library, wrong on purpose: a validation must catch each of these mistakes.
+"""The reference library with deliberate defects: a validation must catch each of them.
 
 Each class is one mistake that libraries have made. Run as a program (``python -m testbed_agents.adapters.broken HOW``)
-none differs from the correct library until its mistake shows.
+each behaves as the correct library until its mistake shows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed_agents.adapters.mesh import MeshError, Part
 from testbed_agents.adapters.ring import Ring, divide
 
 LATE = 2.0
-"""``late-error``: times its timeout. Much more would be taken for a hang."""
+"""``late-error``: multiple of its timeout. Much more would count as a hang."""
 
 NEVER_S = 1e6
 BYPASS_POLL_S = 50e-6
@@ -36,7 +36,7 @@ class WrongSum(Ring):
 
 
 class LostByte(Ring):
-    """Rank 0 loses the byte in the middle of each message; what comes after it moves up."""
+    """Rank 0 loses the byte in the middle of each message; the bytes after it move up."""
 
     def exchange(self, call: Call, sent: Part | None, awaited: Part | None) -> None:
         if sent and sent.data.nbytes and call.rank == 0:
@@ -47,7 +47,7 @@ class LostByte(Ring):
 
 
 class Stale(Ring):
-    """A call begins with what the call before it left in the buffer."""
+    """A call begins with what the previous call left in the buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Stale(Ring):
 
 
 class Swapped(Ring):
-    """Rank 0 puts the first and the last rank's block in each other's place."""
+    """Rank 0 swaps the first and the last rank's block."""
 
     def all_gather(self, call: Call, given: Array, room: Array) -> Array:
         return self._swap(call, super().all_gather(call, given, room))
@@ -81,7 +81,7 @@ class Swapped(Ring):
 
 
 class DifferentBits(Ring):
-    """Each rank adds in an order of its own: right within the bound, with three ranks or more not the same bits."""
+    """Each rank adds in its own order: right within the bound, but different bits with three ranks or more."""
 
     def all_reduce(self, call: Call, given: Array, room: Array) -> Array:
         gathered = np.empty(call.size * call.count, given.dtype)
@@ -95,14 +95,14 @@ class DifferentBits(Ring):
 
 
 class NoBarrier(Ring):
-    """A barrier that waits for nobody."""
+    """A barrier that does not wait."""
 
     def barrier(self, call: Call) -> None:
         return None
 
 
 class Hang(Ring):
-    """An all_reduce of an odd number of elements above 1 never comes back."""
+    """An all_reduce of an odd number of elements above 1 never returns."""
 
     def all_reduce(self, call: Call, given: Array, room: Array) -> Array:
         while call.count > 1 and call.count % 2:
@@ -111,7 +111,7 @@ class Hang(Ring):
 
 
 class NoTimeout(Ring):
-    """It waits for ever: a hang as soon as the fiber is cut."""
+    """Waits for ever: a hang as soon as the fiber is cut."""
 
     def join(self, world: World) -> None:
         super().join(world)
@@ -119,7 +119,7 @@ class NoTimeout(Ring):
 
 
 class LateError(Ring):
-    """It waits longer than it was told to."""
+    """Waits longer than its timeout."""
 
     def join(self, world: World) -> None:
         super().join(world)
@@ -127,7 +127,7 @@ class LateError(Ring):
 
 
 class SwallowedError(Ring):
-    """An error is taken for success: the answer is what happens to be in the buffer."""
+    """Treats an error as success: the answer is whatever the buffer holds."""
 
     def perform(self, call: Call, given: Array, room: Array) -> Array | None:
         try:
@@ -137,7 +137,7 @@ class SwallowedError(Ring):
 
 
 class Crash(Ring):
-    """An error ends the process."""
+    """Aborts the process on an error."""
 
     def perform(self, call: Call, given: Array, room: Array) -> Array | None:
         try:
@@ -147,7 +147,7 @@ class Crash(Ring):
 
 
 class NoRebuild(Ring):
-    """It says that it can be built again, and cannot."""
+    """Offers rebuilds, but a second join fails."""
 
     def join(self, world: World) -> None:
         if world.attempt > 1:
@@ -156,7 +156,7 @@ class NoRebuild(Ring):
 
 
 class Bypass(Ring):
-    """Nothing goes through the fiber: ranks exchange files in the folder that they share."""
+    """Bypasses the fiber: ranks exchange files in the folder that they share."""
 
     def exchange(self, call: Call, sent: Part | None, awaited: Part | None) -> None:
         own = call.ranks[call.rank]
@@ -191,10 +191,10 @@ BROKEN: dict[str, type[Ring]] = {
     "no-rebuild": NoRebuild,
     "bypass": Bypass,
 }
-"""Broken libraries by the name of their mistake."""
+"""Broken libraries by the name of their defect."""
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="the reference library's rank program, wrong on purpose")
-    parser.add_argument("mistake", choices=sorted(BROKEN), help="the mistake that it makes")
+    parser = argparse.ArgumentParser(description="the reference library's rank program with a deliberate defect")
+    parser.add_argument("mistake", choices=sorted(BROKEN), help="the defect")
     main(BROKEN[parser.parse_args().mistake]())

@@ -1,7 +1,7 @@
 """Elements of the vectors of a validation: their types in numpy, and the input that every rank can compute.
 
-The input is splitmix64 over seed, call, rank and index, as docs/validate.md ("Input") has it. numpy has no bfloat16:
-here it is the ``uint16`` of its bits, the upper half of a float32.
+The input is splitmix64 over seed, call, rank and index, as docs/validate.md ("Input") defines it. numpy has no
+bfloat16: here it is the ``uint16`` of its bits, the upper half of a float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-"""A flat vector, or whole blocks one behind the other, as its library's buffer."""
+"""A flat vector, or whole blocks one after the other, as the library's buffer."""
 
 TYPES: dict[str, np.dtype[Any]] = {
     "int32": np.dtype("<i4"),
@@ -28,11 +28,11 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SEED, _CALL, _RANK, _INDEX = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS = {"int32": 44, "int64": 24, "float16": 53, "bfloat16": 56, "float32": 40, "float64": 11}
-_CHUNK = 1 << 16  # elements at a time, so that what is computed with stays in the cache
+_CHUNK = 1 << 16  # elements at a time, so that the intermediate arrays stay in the cache
 
 
 def generate(element_type: str, count: int, *, seed: int, call: int, rank: int) -> Array:
-    """The ``count`` elements that ``rank`` (its number in the group) puts into ``call``."""
+    """Return the ``count`` elements that ``rank`` (its number in the group) puts into ``call``."""
     elements = np.empty(count, TYPES[element_type])
     start = (seed * _SEED + call * _CALL + rank * _RANK) % 2**64
     steps = np.arange(min(count, _CHUNK), dtype=np.uint64) * np.uint64(_INDEX)
@@ -46,7 +46,7 @@ def generate(element_type: str, count: int, *, seed: int, call: int, rank: int) 
 
 
 def _splitmix64(words: NDArray[np.uint64]) -> None:
-    """Its finalizer, in place (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014)."""
+    """Finalize in place (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014)."""
     for shift, factor in zip((30, 27), _MIX, strict=True):
         words ^= words >> np.uint64(shift)
         words *= factor
@@ -63,22 +63,22 @@ def _element(element_type: str, words: NDArray[np.uint64]) -> Array:
 
 
 def shares(count: int, size: int) -> list[slice]:
-    """``count`` elements in ``size`` slices, one after the other, that differ by one element at most."""
+    """Divide ``count`` elements into ``size`` consecutive slices whose lengths differ by one at most."""
     return [slice(count * k // size, count * (k + 1) // size) for k in range(size)]
 
 
 def split(blocks: Array, size: int) -> list[Array]:
-    """One block for each rank, as views."""
+    """Return one block for each rank, as views."""
     return list(blocks.reshape(size, -1))
 
 
 def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The numbers that bfloat16's bits stand for."""
+    """Convert the bits of bfloat16 to numbers."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def narrow(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16, ties to even. For finite numbers: nothing here makes others."""
+    """Return the bits of the nearest bfloat16, ties to even, of finite numbers: no others occur here."""
     words = numbers.view(np.uint32)
     words = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
     return (words >> np.uint32(16)).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Makes a rank program of an adapter: it speaks the protocol of docs/validate.md, the adapter calls the library.
+"""Turns an adapter into a rank program: it implements the protocol of docs/validate.md, the adapter calls the library.
 
     class Mine(Adapter):
         library, version = "mine", "1.0"
@@ -10,7 +10,7 @@
     if __name__ == "__main__":
         main(Mine())
 
-Standard output is the protocol's alone: whatever else writes there, C libraries too, ends on standard error.
+Standard output is reserved for the protocol: other output to it, also from C libraries, goes to standard error.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ Buffer = Any
 
 WORLD = "world"
 GRACE_S = 5.0
-"""How long an operation may go on after the end of input; then the process ends."""
+"""How long an operation may continue after the end of input; then the process ends."""
 
 SPIN_S = 0.0005
-"""The last part of a wait for ``at``: a sleep wakes some 0.1 ms late, more on a busy machine."""
+"""Busy-waiting at the end of a wait for ``at``: a sleep ends some 0.1 ms late, more on a busy machine."""
 
 POISON = 0xA5
-"""Bytes of an output that the library has not written yet. They are written before the clock runs: with them come the
-pages, which would else be counted as the library's time."""
+"""Fill byte of an output that the library has not written yet. Filling before the clock starts also allocates the
+pages, which would otherwise count as the library's time."""
 
 
 class Unsupported(Exception):
-    """The library has no such operation, type or reduction."""
+    """The library does not support the operation, type or reduction."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What the ranks meet by. ``port`` is free on every rank's address; ``master`` is rank 0's."""
+    """What the ranks need to find each other. ``port`` is free on every rank's address; ``master`` is rank 0's."""
 
     rank: int
     size: int
@@ -103,11 +103,11 @@ class Call:
 
 
 class Adapter:
-    """One library. A method for each operation of ``offers``.
+    """One library. Implement a method for each operation of ``offers``.
 
-    ``given`` is this rank's input, and may be overwritten; ``room`` is as long as the output. Both are flat: numpy
-    vectors, or what ``place`` makes of them. Returned is the one that has the output, or None where this rank gets
-    nothing. Whatever is raised becomes the answer ``error``.
+    ``given`` is this rank's input and may be overwritten; ``room`` has the length of the output. Both are flat: numpy
+    vectors, or what ``place`` makes of them. Return the one that holds the output, or None where this rank gets no
+    output. An exception becomes the answer ``error``.
     """
 
     library = ""
@@ -119,29 +119,29 @@ class Adapter:
     """Whether ``join`` works again after an error."""
 
     def join(self, world: World) -> None:
-        """Initialise, with the library's own timeout set to ``world.timeout_s``. Again after an error."""
+        """Initialise, with the library's own timeout set to ``world.timeout_s``. Called again after an error."""
         raise NotImplementedError
 
     def group(self, name: str, ranks: tuple[int, ...]) -> None:
-        """Make a group; called on all ranks, in one order. ``call.group`` will name it."""
-        raise Unsupported("the adapter makes no groups")
+        """Make a group; called on all ranks, in the same order. ``call.group`` will name it."""
+        raise Unsupported("the adapter does not support groups")
 
     def leave(self) -> None:
-        """End in order."""
+        """Shut down in order."""
 
     def prepare(self, call: Call) -> None:
-        """Whatever an application would do once, not in each call: to compile it, say. Before the clock runs."""
+        """Do what an application does once and not in each call, for example compile. Runs before the clock starts."""
 
     def place(self, call: Call, array: Array) -> Buffer:
-        """The library's kind of buffer with this content; before the clock runs."""
+        """Return the library's kind of buffer with this content; runs before the clock starts."""
         return array
 
     def fetch(self, call: Call, buffer: Buffer) -> Array:
-        """A buffer's content, of the type of the call (elements.TYPES); after the clock was read."""
+        """Return a buffer's content in the type of the call (elements.TYPES); runs after the clock was read."""
         return cast(Array, buffer)
 
     def perform(self, call: Call, given: Buffer, room: Buffer) -> Buffer | None:
-        """Call the method that is named as the operation; an adapter may do something around all of them."""
+        """Call the method named after the operation; override to wrap all operations."""
         if call.do == "barrier":
             self.barrier(call)
             return None
@@ -176,24 +176,24 @@ class Adapter:
         raise Unsupported(call.do)
 
     def barrier(self, call: Call) -> None:
-        """Nobody returns before all have called."""
+        """Return only after all ranks have called."""
         raise Unsupported(call.do)
 
 
 def main(adapter: Adapter) -> NoReturn:
-    """Obey the operations until they end."""
+    """Perform the operations until the input ends, then exit."""
     operations, answers = _lines()
     RankProgram(adapter, answers).run(operations)
     sys.stderr.flush()
-    # A library's threads may be stuck in what failed; a usual end would wait for them.
+    # A library's threads may be stuck after a failure; a normal exit would wait for them.
     os._exit(0)
 
 
 def _lines() -> tuple[int, int]:
-    """Descriptors of operations and answers."""
+    """Return the descriptors of operations and answers."""
     if folder := os.environ.get("TESTBED_LINES"):
         fifo = Path(folder, os.environ["RANK"])
-        operations = os.open(fifo.with_suffix(".operations"), os.O_RDONLY)  # in this order on both sides, or both wait
+        operations = os.open(fifo.with_suffix(".operations"), os.O_RDONLY)  # same order on both sides, or a deadlock
         answers = os.open(fifo.with_suffix(".answers"), os.O_WRONLY)
     else:
         operations, answers = os.dup(0), os.dup(1)
@@ -205,7 +205,7 @@ def _lines() -> tuple[int, int]:
 
 
 class RankProgram:
-    """One rank: operations in, answers out, by ``adapter``."""
+    """One rank: reads operations, writes answers, performs them with ``adapter``."""
 
     def __init__(self, adapter: Adapter, answers: int, environment: Mapping[str, str] = os.environ) -> None:
         self._adapter, self._answers = adapter, answers
@@ -226,7 +226,7 @@ class RankProgram:
                 if answer.get("do") == "leave":
                     break
         except BrokenPipeError:
-            pass  # nobody reads the answers: the judge is gone
+            pass  # the validation has ended
         self._idle.set()
 
     def _read(self, operations: int, lines: queue.SimpleQueue[str | None]) -> None:
@@ -235,7 +235,7 @@ class RankProgram:
                 if line.strip():
                     lines.put(line)
         lines.put(None)
-        # Who held the other end is gone. A library that hangs must not outlive it.
+        # The process at the other end is gone. A library that hangs must not outlive it.
         if not self._idle.wait(GRACE_S):
             os._exit(1)
 
@@ -244,7 +244,7 @@ class RankProgram:
             operation = json.loads(line)
             do = operation["do"]
         except (ValueError, KeyError, TypeError):
-            return {"error": f"no operation: {line.strip()[:200]}", "ended": time.monotonic()}
+            return {"error": f"expected an operation, got {line.strip()[:200]}", "ended": time.monotonic()}
         names = {key: operation[key] for key in ("attempt", "group", "call") if key in operation}
         if "call" in names:
             names.pop("group", None)
@@ -254,7 +254,7 @@ class RankProgram:
             return names | self._obey(do, operation)
         except Unsupported as error:
             return names | {"unsupported": str(error), "ended": time.monotonic()}
-        except Exception as error:  # a library raises what it likes
+        except Exception as error:  # a library may raise anything
             return names | {"error": _words(error), "ended": time.monotonic()}
 
     def _obey(self, do: str, operation: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class RankProgram:
                 self._adapter.leave()
                 return {}
         if "call" not in operation:
-            raise Unsupported(f"no operation is called {do}")
+            raise Unsupported(f"unknown operation {do}")
         return self._call(self._understand(do, operation))
 
     def _join(self, operation: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,13 +298,13 @@ class RankProgram:
     def _understand(self, do: str, operation: Mapping[str, Any]) -> Call:
         group = str(operation.get("group", WORLD))
         if group not in self._groups:
-            raise ValueError(f"no group is called {group}")
+            raise ValueError(f"unknown group {group}")
         ranks = self._groups[group]
         if self._rank not in ranks:
-            raise ValueError(f"rank {self._rank} is no member of {group}")
+            raise ValueError(f"rank {self._rank} is not a member of {group}")
         element_type = str(operation.get("type", "float32"))
         if element_type not in TYPES:
-            raise Unsupported(f"no type is called {element_type}")
+            raise Unsupported(f"unknown type {element_type}")
         root = int(operation.get("root", 0))
         return Call(
             do=do,
@@ -348,11 +348,11 @@ class RankProgram:
     def _check_offered(self, call: Call) -> None:
         offer = self._adapter.offers.get(call.do)
         if offer is None:
-            raise Unsupported(f"{self._adapter.library} has no {call.do}")
+            raise Unsupported(f"{self._adapter.library} does not offer {call.do}")
         if call.do != "barrier" and call.type not in offer.types:
-            raise Unsupported(f"{call.do} has no {call.type}")
+            raise Unsupported(f"{call.do} does not offer {call.type}")
         if offer.reductions and (call.reduction not in offer.reductions or _is_inexact(call)):
-            raise Unsupported(f"{call.do} has no {call.reduction} of {call.type}")
+            raise Unsupported(f"{call.do} does not offer {call.reduction} of {call.type}")
         if call.group != WORLD and not self._adapter.groups:
             raise Unsupported("groups")
 
@@ -362,7 +362,7 @@ def _is_inexact(call: Call) -> bool:
 
 
 def _buffers(call: Call) -> tuple[Array, Array]:
-    """This rank's input, and room for its output."""
+    """Return this rank's input, and room for its output."""
     blocks_in = call.size if call.do in ("reduce_scatter", "all_to_all") else 1
     blocks_out = call.size if call.do in ("all_gather", "all_to_all") else 1
     if call.do == "barrier" or (call.do in ("broadcast", "send") and call.rank != call.root):
@@ -382,7 +382,7 @@ def _wait_until(at: float | None) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """An error in one line, without the frames of C++ that torch appends."""
+    """Format an error in one line, without the C++ frames that torch appends."""
     text = str(error).split("Exception raised from")[0]
     text = " ".join(text.split())
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

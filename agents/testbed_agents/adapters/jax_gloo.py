@@ -1,8 +1,8 @@
 """jax with gloo on CPUs: the collectives of ``jax.lax`` in a ``shard_map`` over one device a process.
 
-Traps: jax gives gloo no interface, so that it takes what the host's name resolves to; the call that makes gloo's
-transport is wrapped here. gloo's timeout is fixed in XLA, ``timeout_s`` reaches only the coordinator; and a process
-whose peer died is ended by jax itself once the coordinator misses its heartbeats.
+Traps: jax passes gloo no interface, so gloo uses the address that the host's name resolves to; the call that makes
+gloo's transport is wrapped here. gloo's timeout is fixed in XLA, and ``timeout_s`` reaches only the coordinator. jax
+itself ends a process whose peer died, once the coordinator misses its heartbeats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit types become 32-bit ones without a word
+os.environ["JAX_ENABLE_X64"] = "1"  # without it 64-bit types silently become 32-bit ones
 
 import jax  # type: ignore[import-not-found, unused-ignore]
 import ml_dtypes  # type: ignore[import-not-found, unused-ignore]
@@ -29,7 +29,7 @@ REDUCTIONS = {"sum": jax.lax.psum, "max": jax.lax.pmax, "avg": jax.lax.pmean}
 
 class JaxGloo(Adapter):
     offers: Mapping[str, Offer] = {
-        # A psum is taken to be the same on all devices: shard_map lets it out as one replicated value.
+        # A psum is assumed to be the same on all devices: shard_map returns it as one replicated value.
         "all_reduce": Offer(reductions=("sum", "max", "avg"), same_bits=True),
         "reduce_scatter": Offer(reductions=("sum",)),
         "all_gather": Offer(),
@@ -45,7 +45,7 @@ class JaxGloo(Adapter):
 
     def join(self, world: World) -> None:
         if jax.distributed.is_initialized():
-            raise RuntimeError("jax makes its CPU client once in a process")
+            raise RuntimeError("jax makes its CPU client only once in a process")
         _pin(world.interface)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
@@ -62,10 +62,10 @@ class JaxGloo(Adapter):
     def prepare(self, call: Call) -> None:
         if call.do == "barrier":
             if call.group != WORLD:
-                raise Unsupported("jax has no barrier of some of the processes")
+                raise Unsupported("jax has no barrier for a subset of the processes")
             return
         if call.do in ("all_gather", "reduce_scatter") and not call.count:
-            raise Unsupported(f"jax compiles no {call.do} of empty blocks")
+            raise Unsupported(f"jax cannot compile {call.do} of empty blocks")
         if _key(call) not in self._compiled:
             mesh, spec = self._mesh(call), PartitionSpec(AXIS)
             program = jax.shard_map(_program(call), mesh=mesh, in_specs=spec, out_specs=spec)
@@ -80,7 +80,7 @@ class JaxGloo(Adapter):
         if call.do == "send" and call.rank == call.to:
             array = np.zeros(
                 call.count, TYPES[call.type]
-            )  # each device puts something into a program, and gets something
+            )  # each device needs an input to a program, and gets an output
         mesh = self._mesh(call)
         local = jax.device_put(array.view(_type(call)), self._devices[call.ranks[call.rank]]).block_until_ready()
         sharding = NamedSharding(mesh, PartitionSpec(AXIS))
@@ -108,7 +108,7 @@ def _pin(interface: str) -> None:
 
 
 def _key(call: Call) -> tuple[Any, ...]:
-    """What makes a program another one."""
+    """Return what identifies a compiled program."""
     return call.do, call.ranks, call.type, call.count, call.reduction, call.root, call.to
 
 
@@ -117,7 +117,7 @@ def _type(call: Call) -> Any:
 
 
 def _program(call: Call) -> Any:
-    """What each device does with its own block."""
+    """Return what each device does with its own block."""
     match call.do:
         case "all_reduce":
             reduction = REDUCTIONS[call.reduction]

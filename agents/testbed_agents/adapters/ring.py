@@ -1,8 +1,8 @@
-"""The reference library: rings over plain TCP, written for tests. It is to be right and easy to read, then fast.
+"""The reference library: rings over plain TCP, written for tests. It aims to be right and easy to read, then fast.
 
 all_reduce is the ring of Patarasuk and Yuan (Bandwidth optimal all-reduce algorithms for clusters of workstations,
 2009): with P ranks, 2(P−1)n/P bytes leave each of them. An operation fails when nothing has moved for the timeout: a
-slow fiber is no error, a dark one is. ``broken`` makes it wrong on purpose, for tests of the judge.
+slow fiber is no error, one that is down is. ``broken`` adds deliberate defects, to test the judge.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from testbed_agents.adapters.helper import Adapter, Call, World, everything, mai
 from testbed_agents.adapters.mesh import Mesh, MeshError, Part
 
 SEGMENT_BYTES = 256 << 10
-"""Of what goes along a chain of ranks: the next one gets the first segment while we still receive the second."""
+"""Segment size along a chain of ranks: the next rank gets the first segment while the second is being received."""
 
 
 class Ring(Adapter):
@@ -46,7 +46,7 @@ class Ring(Adapter):
         try:
             return super().perform(call, given, room)
         except MeshError:
-            self.leave()  # what is under way would be taken for an answer to the next call; and the others learn of it
+            self.leave()  # late data must not count as an answer to the next call, and the other ranks must notice
             raise
 
     def all_reduce(self, call: Call, given: Array, room: Array) -> Array:
@@ -85,7 +85,7 @@ class Ring(Adapter):
         return buffer
 
     def reduce(self, call: Call, given: Array, room: Array) -> Array | None:
-        # Down to the root, as a broadcast goes up from it. The other way around the vector would cross a fiber twice.
+        # The chain runs down to the root, as a broadcast runs up; the other way the vector would cross a fiber twice.
         first = (call.root - 1) % call.size
         segments, scratch = cut(given), cut(room)
         for step in range(len(segments) + 1):
@@ -130,7 +130,7 @@ class Ring(Adapter):
 
     def exchange(self, call: Call, sent: Part | None, awaited: Part | None) -> None:
         if not self._mesh:
-            raise MeshError("the connections were given up after an error; join again")
+            raise MeshError("the connections were closed after an error; join again")
         self._mesh.exchange(call.number, self.timeout_s, sent, awaited)
 
     def combine(self, call: Call, into: Array, received: Array) -> None:
@@ -142,7 +142,7 @@ class Ring(Adapter):
             operation(into, received, out=into)
 
     def _reduce_around(self, call: Call, blocks: list[Array]) -> None:
-        """Afterwards block k is reduced on rank k; it began at rank k + 1 and went once around."""
+        """Reduce block k onto rank k; it begins at rank k + 1 and goes once around."""
         scratch = np.empty(max(block.size for block in blocks), blocks[0].dtype)
         for step in range(call.size - 1):
             sent = blocks[(call.rank - step - 1) % call.size]
@@ -156,7 +156,7 @@ class Ring(Adapter):
             self.combine(call, mine, received)
 
     def _gather_around(self, call: Call, blocks: list[Array]) -> None:
-        """Block k, which is on rank k, goes once around to all."""
+        """Pass block k, which is on rank k, once around to all."""
         for step in range(call.size - 1):
             self.exchange(
                 call,
@@ -170,13 +170,13 @@ class Ring(Adapter):
 
 
 def cut(vector: Array) -> list[Array]:
-    """Segments for a chain."""
+    """Return the segments of a vector for a chain."""
     step = SEGMENT_BYTES // vector.itemsize
     return [vector[begin : begin + step] for begin in range(0, vector.size, step)]
 
 
 def divide(call: Call, vector: Array) -> None:
-    """A sum to an average."""
+    """Turn a sum into an average, in place."""
     if call.type == "bfloat16":
         vector[:] = narrow(widen(vector) / np.float32(call.size))
     else:

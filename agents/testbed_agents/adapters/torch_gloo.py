@@ -1,7 +1,7 @@
 """torch.distributed with gloo.
 
-Traps: without GLOO_SOCKET_IFNAME gloo takes the address that the host's name resolves to, 127.0.0.1 as a rule; its
-timeout is one of each wait inside of an operation, not of the operation; after an error the tensor holds anything.
+Traps: without GLOO_SOCKET_IFNAME gloo uses the address that the host's name resolves to, usually 127.0.0.1. Its timeout
+applies to each wait inside an operation, not to the operation. After an error the content of the tensor is undefined.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TorchDistributed(TensorAdapter):
     def __init__(self) -> None:
         self.library, self.version = f"torch {self.backend}", torch.__version__
         self._timeout = timedelta()
-        self._groups: dict[str, Any] = {}  # of others' groups a placeholder
+        self._groups: dict[str, Any] = {}  # for groups of other ranks, a placeholder
 
     def join(self, world: World) -> None:
         torch.set_num_threads(1)
@@ -67,7 +67,7 @@ class TorchDistributed(TensorAdapter):
     def perform(self, call: Call, given: torch.Tensor, room: torch.Tensor) -> torch.Tensor | None:
         output: torch.Tensor | None = super().perform(call, given, room)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # NCCL's calls return when they are queued
+            torch.cuda.synchronize(self.device)  # NCCL's calls return once queued
         return output
 
     def all_reduce(self, call: Call, given: torch.Tensor, room: torch.Tensor) -> torch.Tensor:

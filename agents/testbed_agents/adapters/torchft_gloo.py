@@ -1,6 +1,6 @@
 """torchft's ProcessGroupGloo: gloo that is configured again, with other ranks or the same, after an error.
 
-The group alone, without torchft's Manager and lighthouse: which ranks are left is the testbed's to say here. It has no
+Only the process group, without torchft's Manager and lighthouse: here the testbed decides which ranks remain. It has no
 reduce_scatter and no reduce (torchft/process_group.py). Its traps are gloo's.
 """
 

@@ -1,16 +1,16 @@
-"""The attempts of a job: what ended each, how soon that was known, what was lost, and when it went on.
+"""The attempts of a job: what ended each, when that was detected, what was lost, and when the job resumed.
 
-An attempt is a run of the job from its beginning, or from a checkpoint, until it fails or the job ends. They are
+An attempt is a run of the job from its beginning, or from a checkpoint, until it fails or the job ends. Attempts are
 numbered from 1. All ``t`` are seconds of CLOCK_MONOTONIC.
 
-- *Detection* = from the cause, as far as it is known (the command of a fault that stood, or the death of a rank's
-  process), until whoever restarts the job knew that the attempt was over.
+- *Detection* = from the cause, as far as it is known (the command of an active fault, or the death of a rank's
+  process), until the component that restarts the job knew that the attempt was over.
 - *Steps lost* = steps that a rank ended in this attempt and that are in no lineage of the final parameters.
-- *Time to resume* = from that knowledge until the next attempt committed its first step.
+- *Time to resume* = from detection until the next attempt committed its first step.
 - An attempt that ended *in order* did not fail: its ranks were warned, and left after a checkpoint of their last step.
-- *Blast radius*: of each site, for how long its ranks stood still: from the last step that the last of them ended to
-  the first that one of them began in the next attempt. Synchronous training stands still as a whole, whichever site a
-  fault hits.
+- *Blast radius* = for each site, how long its ranks stood still: from the end of the last step of any of them to the
+  beginning of the first step in the next attempt. Synchronous training stands still as a whole, whichever site a fault
+  hits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Attempt", "Standstill", "evaluate", "fenced"]
 
 @dataclass(frozen=True)
 class Standstill:
-    """One site between an attempt and the next; ``lost_ranks`` are those whose process died in the attempt."""
+    """One site between two attempts; ``lost_ranks`` are those whose process died in the first."""
 
     site: str
     ranks: tuple[int, ...]
@@ -39,12 +39,11 @@ class Standstill:
 
 @dataclass(frozen=True)
 class Attempt:
-    """See the module. What an attempt that ended well, or the last one, has not is None.
+    """See the module. Values that do not apply to an attempt (it ended well, or was the last) are None.
 
-    ``why`` is what was seen, as in ``rank 2 on west-0 gone: …``, ``cause`` what was done, as in ``cut north``; both
-    are empty for an attempt that did not fail. ``in_order``: it did not fail, its ranks saved their state and left,
-    because they were warned of ``cause``; then nothing was there to be detected. ``goodput`` is of its committed steps
-    and its time, 0..1.
+    ``why`` is the symptom, as in ``rank 2 on west-0 gone: …``, ``cause`` the fault, as in ``cut north``; both are empty
+    for an attempt that did not fail. ``in_order``: it did not fail; its ranks were warned of ``cause``, saved their
+    state and left, so there was nothing to detect. ``goodput`` is of its committed steps and its time, 0..1.
     """
 
     number: int
@@ -63,9 +62,9 @@ class Attempt:
 
 
 def fenced(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
-    """The logs without what an attempt wrote after the next one had begun.
+    """Return the logs without records that an attempt wrote after the next one had begun.
 
-    Agents refuse to write then; a record that was on its way nevertheless is nobody's.
+    Agents refuse to write then; a record that was already on its way belongs to no attempt.
     """
     began = _began(logs)
 
@@ -86,7 +85,7 @@ def fenced(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
 def evaluate(
     logs: Sequence[RankLog], events: Sequence[Event], windows: Sequence[FaultWindow], job: JobEvidence
 ) -> tuple[Attempt, ...]:
-    """``logs`` are :func:`fenced`, ``job`` is what they came to. Empty for a job that no rank recorded."""
+    """Return the attempts. ``logs`` are :func:`fenced`, ``job`` is their evidence. Empty if no rank recorded a job."""
     began = _began(logs)
     resumed_from = {it.attempt: it.resumed_from for log in logs for it in log.jobs}
     ends = {integer(it.fields, "attempt"): it for it in events if it.event == "attempt-ended"}
@@ -127,7 +126,7 @@ def evaluate(
 
 
 def _began(logs: Sequence[RankLog]) -> dict[int, float]:
-    """When the first rank began each attempt, in their order."""
+    """Return when the first rank began each attempt, in order."""
     found: dict[int, float] = {}
     for log in logs:
         for job in log.jobs:
@@ -143,8 +142,8 @@ def _detected(end: Event) -> float:
 def _cause(
     events: Sequence[Event], windows: Sequence[FaultWindow], began_t: float, detected_t: float
 ) -> tuple[str, float | None]:
-    """The last fault that began before the end was known and did not end before the attempt began, and since when it
-    could be felt; without one the death of a rank's process."""
+    """Return the cause of an attempt's end and the time of its effect: the last fault that began before detection and
+    did not end before the attempt began; without one, the death of a rank's process."""
     standing = [
         it
         for it in windows
@@ -159,7 +158,7 @@ def _cause(
 
 
 def _deaths(events: Sequence[Event], began_t: float, detected_t: float) -> list[tuple[int, float]]:
-    """(rank, t) of each process that died by itself in an attempt, in the order of time."""
+    """Return (rank, t) of each process that died by itself in an attempt, in the order of time."""
     return [
         (rank, it.t)
         for it in events

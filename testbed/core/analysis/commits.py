@@ -18,11 +18,11 @@ __all__ = ["Commit", "commits", "every_run", "steps_lost"]
 
 @dataclass(frozen=True)
 class Commit:
-    """A step that every rank finished. ``duration_s`` is since the commit before, for the first since its own begin.
+    """A step that every rank finished. ``duration_s`` is since the previous commit, or since the first step began.
 
     ``attempt`` is the one whose run of the step counts; ``resumed`` marks the first commit of a later attempt, whose
-    duration has the failure, the steps that were lost and the restart in it. ``stood_t`` is when the job came to a
-    stand before this commit: when the one before was made, or the last of the steps that were lost.
+    duration includes the failure, the lost steps and the restart. ``stood_t`` is when progress stopped before this
+    commit: at the previous commit, or at the last of the lost steps.
     """
 
     step: int
@@ -40,11 +40,11 @@ class Commit:
 
 
 def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
-    """The steps in the final parameters' lineage, in the order of time.
+    """Return the steps in the final parameters' lineage, in the order of time.
 
-    A step that was run again after a restart counts once, as it was run last: that run is the one whose parameters went
-    on. What an attempt did beyond the checkpoint that a later one went on from does not count, be it run again or not.
-    A step that not all of ``world_size`` ranks recorded is not committed.
+    A step that was run again after a restart counts once, as its last run: that run's parameters went on. What an
+    attempt did beyond the checkpoint from which a later one resumed does not count, whether or not it was run again. A
+    step that not all of ``world_size`` ranks recorded is not committed.
     """
     records = [list(row.values()) for row in _lineage(logs).values() if len(row) == world_size]
     ends = [it.t for it in every_run(logs, world_size)]
@@ -62,7 +62,7 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
 
 
 def every_run(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
-    """Every run of a step that all ranks ended, whether or not it counts in the end, as :func:`commits` has them."""
+    """Return every run of a step that all ranks ended, whether or not it counts in the end, as :func:`commits` does."""
     rows: dict[tuple[int, int], dict[int, StepRecord]] = {}
     for log in logs:
         for record in log.steps:
@@ -77,7 +77,7 @@ def every_run(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
 
 
 def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
-    """Steps that were run by some rank and are in no lineage: run again later, or never finished by all."""
+    """Return the number of steps that some rank ran and that are in no lineage: run again, or never finished by all."""
     runs: Counter[tuple[int, int]] = Counter()
     for log in logs:
         runs |= Counter((record.attempt, record.step) for record in log.steps)
@@ -85,7 +85,7 @@ def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
 
 
 def _lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:
-    """step -> rank -> its record, the last one where a step was run again in one attempt."""
+    """Return step -> rank -> its record, the last one where a step was run again in one attempt."""
     went_on_from = {job.attempt: job.resumed_from for log in logs for job in log.jobs}
     rows: dict[int, dict[int, StepRecord]] = {}
     for log in logs:

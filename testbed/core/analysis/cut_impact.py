@@ -1,4 +1,4 @@
-"""What each cut of an audit cost the job, from the step records alone. Pure."""
+"""The cost of each cut of a shared-risk audit to the job, from the step records alone. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["CutImpact", "impacts"]
 
 @dataclass(frozen=True)
 class CutImpact:
-    """One cut while the job trained; times in s, None is: cannot be told.
+    """One cut while the job trained; times in s, None where unknown.
 
     Attributes:
-        duct: what was cut.
-        links: that it touches.
-        lasted_s: the cut, from its command to that of its end.
-        steps_per_s_before: over as long before the cut as it lasted, or since the cut before it.
+        duct: the duct that was cut.
+        links: the links in it.
+        lasted_s: duration of the cut, from its command to that of its end.
+        steps_per_s_before: over as long before the cut as it lasted, or since the previous cut.
         steps_per_s_during: committed while it lasted.
         goodput: the second over the first: the share of the work that got done.
         longest_gap_s: between two commits while it lasted and shortly after.
-        back_after_end_s: from its end to the first step of at most 1.1 x the median; 0 if none near it was longer.
+        back_after_end_s: from its end to the first step of at most 1.1 x the median; 0 if no step near it was longer.
         came_back: whether a step was committed after it.
     """
 
@@ -41,7 +41,7 @@ class CutImpact:
 
 
 def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> list[CutImpact]:
-    """Of each of ``windows`` that has ended, in their order."""
+    """Return the impact of each of ``windows`` that has ended, in order."""
     job = evaluate(logs, windows, ended_t)
     found: list[CutImpact] = []
     calm_from_t = job.began_t or 0.0
@@ -70,6 +70,6 @@ def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: fl
 
 
 def _pace(commits: Sequence[Commit], begin_t: float, end_t: float) -> float | None:
-    """Steps per second of the commits whose whole time lies between the two; None if there is none."""
+    """Return the steps per second of the commits that lie wholly between the two times; None if there is none."""
     whole = [commit.duration_s for commit in commits if begin_t <= commit.begin_t and commit.t <= end_t]
     return len(whole) / sum(whole) if sum(whole) > 0 else None

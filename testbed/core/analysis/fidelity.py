@@ -1,7 +1,7 @@
-"""Did the fiber hold its promise while the job loaded the machine? From the emulator's own lateness histogram.
+"""Fidelity of the fiber while the job loaded the machine, from the emulator's own lateness histogram.
 
-Lateness = sent - due, per packet. It is the emulator's own error, where a ping on a loaded link would measure the
-queue, which belongs to the network that is emulated.
+Lateness = sent - due, per packet. It is the emulator's own error, whereas a ping on a loaded link would measure the
+queue, which belongs to the emulated network.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MEDIAN_LIMIT_S = 50e-6
 P99_LIMIT_S = 1e-3
 
 OWN_DROPS = ("receive", "memory", "transmit")
-"""Drops that are the emulator's failure, not the fiber's doing: it did not read in time, had no room, or could not hand
-a packet over."""
+"""Drops that are the emulator's failure, not the fiber's: it did not read in time, had no room, or could not send a
+packet."""
 
 
 @dataclass(frozen=True)
 class DirectionFidelity:
     """One direction while the job ran. Lateness in seconds; ``inf`` when it is beyond the histogram's last bound.
 
-    ``queue_bytes_most`` is the longest queue that was seen, in wire bytes: the network's doing, shown and not judged.
+    ``queue_bytes_most`` is the longest queue observed, in wire bytes: a property of the network, shown but not judged.
     """
 
     direction: str
@@ -41,7 +41,7 @@ class DirectionFidelity:
 
     @property
     def held(self) -> bool | None:
-        """None when no packet crossed while the job ran, or the emulator times none (netem)."""
+        """None when no packet crossed while the job ran, or the emulator does not time packets (netem)."""
         if self.own_drops:
             return False
         if self.median_s is None or self.p99_s is None:
@@ -54,14 +54,15 @@ class DirectionFidelity:
         if self.own_drops:
             reasons.append(f"the emulator itself dropped {self.own_drops} packets")
         if self.median_s is not None and self.median_s >= MEDIAN_LIMIT_S:
-            reasons.append(f"median lateness is not below {MEDIAN_LIMIT_S * 1e6:.0f} us")
+            reasons.append(f"median lateness at or above the limit of {MEDIAN_LIMIT_S * 1e6:.0f} us")
         if self.p99_s is not None and self.p99_s >= P99_LIMIT_S:
-            reasons.append(f"the 99th percentile of lateness is not below {P99_LIMIT_S * 1e3:.0f} ms")
+            reasons.append(f"99th percentile of lateness at or above the limit of {P99_LIMIT_S * 1e3:.0f} ms")
         return ", ".join(reasons)
 
 
 def quantile(bounds_s: Sequence[float], counts: Sequence[float], share: float) -> float | None:
-    """Value below which ``share`` of a histogram lies, linear in a bucket; inf beyond the last bound, None if empty."""
+    """Return the value below which ``share`` of a histogram lies, interpolated in a bucket; inf beyond the last bound,
+    None if empty."""
     total = sum(counts)
     if total <= 0:
         return None
@@ -79,7 +80,7 @@ def quantile(bounds_s: Sequence[float], counts: Sequence[float], share: float) -
 def under_load(
     fibers: Iterable[FiberSample], began_t: float | None, ended_t: float | None
 ) -> tuple[DirectionFidelity, ...]:
-    """Per direction, from the samples around [``began_t``, ``ended_t``] (None: no limit on that side)."""
+    """Return the fidelity per direction, from the samples around [``began_t``, ``ended_t``] (None: no limit)."""
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
         tracks.setdefault(sample.direction, []).append(sample)
@@ -87,7 +88,7 @@ def under_load(
 
 
 def _around(track: Sequence[FiberSample], began_t: float | None, ended_t: float | None) -> Sequence[FiberSample]:
-    """From the last sample before the interval to the first one after it, as far as there are such."""
+    """Return the samples from the last one before the interval to the first one after it, as far as they exist."""
     first, last = 0, len(track)
     if began_t is not None:
         first = max((index for index, sample in enumerate(track) if sample.t <= began_t), default=0)

@@ -1,17 +1,17 @@
-"""What the job got done, from the step records alone: goodput, utilization, and its faults' recovery.
+"""What the job achieved, from the step records alone: goodput, utilization, and recovery from its faults.
 
 The definitions, all in seconds of one monotonic clock:
 
 - *compute utilization* = sum of compute / sum of (compute + exposed); ``rank_times.py`` has the two.
 - *Goodput* = committed tokens x fault-free seconds per token / wall time: the share of the wall time that a job without
-  faults would have needed for the work that counts. Wall time includes restarts and stalls. It is an estimate: the
-  fault-free pace is that of the steps outside the faults, so where those during a fault were by chance the quicker ones
-  (a fault that costs nothing, on a machine whose steps vary by some per cent) it comes out a little above 1. That means
-  that nothing was lost, to within this noise; it is shown as computed, because a value cut off at 1 would hide how
-  large the noise is.
-- ``commits.py`` says which steps count, ``recovery.py`` what a fault's recovery is.
+  faults would have needed for the work that counts. Wall time includes restarts and stalls. It is an estimate, because
+  the fault-free pace is that of the steps outside the faults. Where the steps during a fault happen to be the faster
+  ones (a fault that costs nothing, on a machine whose steps vary by some per cent) it comes out a little above 1. That
+  means that nothing was lost, to within this noise. It is shown as computed: a value capped at 1 would hide how large
+  the noise is.
+- ``commits.py`` defines which steps count, ``recovery.py`` the recovery from a fault.
 
-What cannot be told from the records is None.
+What the records do not tell is None.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOSS_STEPS = 10
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """Everything about one job. Tokens and steps are over all ranks; compute and exposed are rank-seconds."""
+    """The evidence on one job. Tokens and steps are over all ranks; compute and exposed are rank-seconds."""
 
     world_size: int | None
     steps_planned: int | None
@@ -48,7 +48,7 @@ class JobEvidence:
     fault_free_s_per_token: float | None
     faults: tuple[FaultRecovery, ...]
     failures: tuple[str, ...]
-    """What ranks said whose job failed, as in ``ranks 0, 2 failed at step 17: connection reset``."""
+    """Failures that ranks reported, as in ``ranks 0, 2 failed at step 17: connection reset``."""
 
     @property
     def wall_s(self) -> float | None:
@@ -83,7 +83,7 @@ class JobEvidence:
 
     @property
     def recovery_s(self) -> float | None:
-        """The longest gap between commits of all faults; None without a fault."""
+        """The longest gap between commits over all faults; None without a fault."""
         gaps = [fault.longest_gap_s for fault in self.faults if fault.longest_gap_s is not None]
         return max(gaps, default=None)
 
@@ -97,9 +97,9 @@ class JobEvidence:
 
 
 def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> JobEvidence:
-    """Put a job's evidence together.
+    """Build the evidence on a job.
 
-    ``ended_t`` is when the job was seen to end; it counts where a rank was killed and could not write its own end.
+    ``ended_t`` is when the job was observed to end; it counts where a rank was killed and could not record its own end.
     """
     job = next((log.job for log in logs if log.job), None)
     committed = commits(logs, job.world_size) if job else ()
@@ -131,22 +131,24 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
 
 
 def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
-    """One sentence for all ranks that say the same, of the last attempt: those before were made good by another. A rank
-    that was told to stop did not fail."""
-    said: dict[str, list[str]] = {}
+    """Return one sentence for all ranks with the same failure in the last attempt; a later attempt made up for earlier
+    failures. A rank that was asked to stop did not fail."""
+    ranks_by_failure: dict[str, list[str]] = {}
     last = max((job.attempt for log in logs for job in log.jobs), default=1)
     for log in logs:
         for end in log.ends[-1:]:
             if end.status == "failed" and end.attempt == last:
                 at = "" if end.step is None else f" at step {end.step}"
                 reason = f": {end.reason}" if end.reason else ""
-                said.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
-    return tuple(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in said.items())
+                ranks_by_failure.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
+    return tuple(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in ranks_by_failure.items()
+    )
 
 
 def _seconds_per_token(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> float | None:
-    """From the steps outside every fault and its aftermath, as time over tokens, so that ordinary noise is no loss."""
-    # After a fault had ended, but before the job was back.
+    """Return time over tokens of the steps outside every fault and its aftermath, so that ordinary noise is no loss."""
+    # From the end of a fault until the job was back to its pace.
     aftermaths = Stretches(
         (fault.window.ended_t, fault.window.ended_t + fault.back_after_end_s)
         for fault in faults

@@ -1,7 +1,7 @@
-"""Where each rank's time went, from the step records alone.
+"""Breakdown of each rank's time, from the step records alone.
 
-*Compute* and *exposed communication* are rank-seconds. Exposed is from a rank's last gradient bucket being ready until
-its gradients are usable; *peer wait* is the part of it until the last rank was ready, *network* the rest.
+*Compute* and *exposed communication* are rank-seconds. Exposed is from the moment a rank's last gradient bucket is
+ready until its gradients are usable; *peer wait* is the part of it until the last rank was ready, *network* the rest.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def rank_times(logs: Sequence[RankLog]) -> tuple[RankTime, ...]:
 
 
 def _peer_waits(logs: Sequence[RankLog]) -> dict[int, list[tuple[StepRecord, float]]]:
-    """rank -> (record, peer wait): until the last rank of that step was ready, at most the exposed time."""
-    # The n-th run of a step on one rank belongs with the n-th on the others.
+    """Return rank -> (record, peer wait): until the last rank of that step was ready, at most the exposed time."""
+    # The n-th run of a step on one rank matches the n-th on the others.
     ready: dict[tuple[int, int, int], float] = {}
     keyed: dict[int, list[tuple[StepRecord, tuple[int, int, int]]]] = {}
     for log in logs:

@@ -1,10 +1,10 @@
-"""How the job came through its faults, from its commits alone. All in seconds of one monotonic clock.
+"""Recovery of the job from its faults, from its commits alone. All in seconds of one monotonic clock.
 
-*Recovery* of a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
-step. A gap is a fault's if it lies in the fault's time, at least in part; one soon after it is, unless another fault
-stood then. Faults that stand at once have their gaps in common: who caused which cannot be told.
+*Recovery* from a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
+step. A gap counts for a fault if it overlaps the fault, or follows soon after it while no other fault is active.
+Overlapping faults share their gaps, because the cause cannot be told apart.
 
-What cannot be told from the records is None.
+What the records do not tell is None.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from testbed.core.analysis.timeline import FaultWindow, Stretches
 __all__ = ["BACK", "FaultRecovery", "recover"]
 
 BACK = 1.1
-"""A job is back when a step takes at most this multiple of the fault-free median."""
+"""A job is back to its pace when a step takes at most this multiple of the fault-free median."""
 
 _EDGE_STEPS = 3
-"""Commits after a fault begins or ends among which its own stall is looked for: the step in progress at that moment may
-need nothing more of the network, the next one does. Later slow steps are the host's noise, not this fault's."""
+"""Commits after a fault begins or ends that may show its stall: the step in progress at that moment may not need the
+network any more, but the next one does. Later slow steps are noise of the host, not this fault's."""
 
 _STALL_STEPS = 5
-"""A job that ends this many median steps after its last commit had stalled; a mere stop comes within a step or two."""
+"""A job that ends this many median steps after its last commit had stalled; a plain stop comes within a step or two."""
 
 
 @dataclass(frozen=True)
 class FaultRecovery:
-    """How the job came through one fault.
+    """The job's recovery from one fault.
 
     Attributes:
         longest_gap_s: between two commits while it lasted and shortly after; up to the job's end when none came.
         back_s: from its beginning to the end of the first step at 1.1 x the median or less, after the stall; 0 when
             no step was slower; None when the job never came back.
         back_after_end_s: the same from the end of the fault.
-        recovered: False when the job never came back; None when that cannot be told.
+        recovered: False when the job never came back; None when unknown.
     """
 
     window: FaultWindow
@@ -66,11 +66,11 @@ def recover(
         return outside
     last_t = committed[-1].t
     near = _gaps(committed, window, faults, _EDGE_STEPS * median)
-    if not near:  # all that was done in its time was lost to a later fault
+    if not near:  # all steps during the fault were lost to a later fault
         near = _gaps(ran, window, faults, _EDGE_STEPS * median)
     stalled = not complete and ended - last_t > _STALL_STEPS * median
     if stalled and (window.ended_t is None or last_t <= window.ended_t):
-        # Nothing was committed after it: the gap is as long as the job was still waited for, if not longer.
+        # Nothing was committed after it: the gap is at least as long as the remaining time of the job.
         return FaultRecovery(window, max([*near, ended - last_t]), None, None, False)
     if last_t <= window.began_t:
         return outside
@@ -80,7 +80,7 @@ def recover(
 
 
 def _gaps(done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float) -> list[float]:
-    """Durations of the steps of ``done``, in the order of time, that tell of a fault."""
+    """Return the durations of those steps in ``done`` (in the order of time) that count for a fault."""
     behind = (done[at] for at in range(_first_after(done, window.began_t), len(done)))
     near = itertools.takewhile(lambda it: _overlap(it, window, settle_s), behind)
     return [it.duration_s for it in near if _is_of(it, window, faults)]
@@ -91,7 +91,7 @@ def _first_after(done: Sequence[Commit], t: float) -> int:
 
 
 def _is_of(commit: Commit, window: FaultWindow, faults: Stretches) -> bool:
-    """Whether a commit's time may tell of this fault: it lies in the fault's, or in no other's."""
+    """Whether a commit's duration counts for this fault: it overlaps the fault, or no other fault."""
     stood_t = max(commit.stood_t, commit.begin_t)
     mine = commit.t > window.began_t and (window.ended_t is None or stood_t < window.ended_t)
     return mine or not faults.touch(stood_t, commit.t)
@@ -100,9 +100,10 @@ def _is_of(commit: Commit, window: FaultWindow, faults: Stretches) -> bool:
 def _back(
     committed: Sequence[Commit], window: FaultWindow, faults: Stretches, edge_t: float, median: float
 ) -> float | None:
-    """Seconds from ``edge_t`` until a step took at most 1.1 x the median again; 0 when none near it took longer.
+    """Return the seconds from ``edge_t`` until a step took at most 1.1 x the median again; 0 if no step near it took
+    longer.
 
-    Near are the first behind it, of those that may tell of the fault.
+    Near are the first steps after it, as far as they count for the fault.
     """
     first = _first_after(committed, edge_t)
     near = [it for it in committed[first : first + _EDGE_STEPS] if _is_of(it, window, faults)]
@@ -116,5 +117,5 @@ def _back(
 
 
 def _overlap(commit: Commit, window: FaultWindow, settle_s: float) -> bool:
-    """Did the step's time touch the fault's, stretched by ``settle_s`` beyond its end?"""
+    """Whether the step's time overlaps the fault's, extended by ``settle_s`` beyond its end."""
     return commit.t > window.began_t and (window.ended_t is None or commit.begin_t < window.ended_t + settle_s)

@@ -1,4 +1,4 @@
-"""Faults as intervals of time, put together from the run's events."""
+"""Faults as intervals of time, built from the run's events."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ __all__ = ["FaultWindow", "Stretches", "fault_windows"]
 
 @dataclass(frozen=True)
 class FaultWindow:
-    """One fault, from the moment it was commanded until its end was; ``ended_t`` is None when it was never healed.
+    """One fault, from the command that began it to the command that ended it; ``ended_t`` is None if it never ended.
 
-    ``began_t`` is when the testbed asked for it and ``ack_t`` when the host said that it was so: it came between.
-    ``carrier_s`` is from the command until the last gateway port of ``links`` had lost its carrier; None if none did.
+    ``began_t`` is when the testbed issued the command and ``ack_t`` when the host confirmed it: the effect began in
+    between. ``carrier_s`` is from the command until the last gateway port of ``links`` had lost carrier; None if none
+    did.
     """
 
     fault: str
@@ -37,8 +38,8 @@ class FaultWindow:
 
 
 class Stretches:
-    """Stretches of time, from and to. A job of an hour has a thousand faults and tens of thousands of steps: which
-    of them touch is asked so often that looking at each pair would take half an hour."""
+    """A set of time intervals with fast overlap queries. A job of an hour has a thousand faults and tens of thousands
+    of steps, and checking each pair would take half an hour."""
 
     def __init__(self, stretches: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(stretches)
@@ -46,13 +47,13 @@ class Stretches:
         self._ends = list(itertools.accumulate((end for _, end in ordered), max))
 
     def touch(self, begin_t: float, end_t: float) -> bool:
-        """Whether one of them begins before ``end_t`` and ends after ``begin_t``."""
+        """Whether one of the intervals begins before ``end_t`` and ends after ``begin_t``."""
         before = bisect.bisect_left(self._begins, end_t)
         return before > 0 and self._ends[before - 1] > begin_t
 
 
 def fault_windows(events: Iterable[Event]) -> tuple[FaultWindow, ...]:
-    """Pair each ``fault-began`` with the ``fault-ended`` of its id; in the order of their beginning."""
+    """Pair each ``fault-began`` with the ``fault-ended`` of its id; ordered by beginning."""
     listed = list(events)
     ends = {text(each.fields, "fault"): each for each in listed if each.event == "fault-ended"}
     windows = []
@@ -88,7 +89,7 @@ def _commanded(event: Event) -> float:
 def _carrier_loss(
     events: Iterable[Event], links: tuple[str, ...], began_t: float, ended_t: float | None
 ) -> float | None:
-    """Seconds until every gateway port that reported at all had reported the loss of its carrier."""
+    """Return the seconds until every gateway port that reported a carrier event had lost carrier; None if none did."""
     first: dict[tuple[str, str], float] = {}
     for event in events:
         link = text(event.fields, "link")

@@ -1,9 +1,9 @@
-"""Did the bytes that the job must have moved cross the fiber?
+"""Check that the bytes which the job must have moved crossed the fiber.
 
-Every all-reduce of n bytes, however it is made, needs at least n bytes into each site that holds ranks while other
-sites hold ranks too: what the others contribute must arrive, and a sum of n bytes cannot be told in fewer. A ring over
-the rank order carries 2 (W - 1) / W x n over each of its hops (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
-algorithms"), so that is what is expected of it. Less than the minimum means that a collective went around the fiber.
+Every all-reduce of n bytes, however it is implemented, needs at least n bytes into each site that holds ranks while
+other sites hold ranks too: the contribution of the others must arrive, and a sum of n bytes cannot be sent in fewer. A
+ring over the rank order carries 2 (W - 1) / W x n over each of its hops (Patarasuk and Yuan 2009, "Bandwidth optimal
+all-reduce algorithms"), which is the expected value. Less than the minimum means that a collective bypassed the fiber.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLACK = 0.05
 
 @dataclass(frozen=True)
 class WireCut:
-    """What entered one site over all of its fibers, as payload; ``wire_bytes`` is what the counters said (L2)."""
+    """Payload that entered one site over all of its fibers; ``wire_bytes`` is the value of the counters (L2)."""
 
     toward: str
     expected_bytes: float
@@ -42,7 +42,7 @@ class WireCut:
 
 @dataclass(frozen=True)
 class WireVerdict:
-    """``ok`` is None when it cannot be told; the byte counts are sums over ``cuts``, for the ``steps`` compared."""
+    """``ok`` is None when unknown; the byte counts are sums over ``cuts``, for the ``steps`` compared."""
 
     ok: bool | None
     sentence: str
@@ -54,7 +54,7 @@ class WireVerdict:
 
 
 def ring_bytes_per_step(site_of_rank: Sequence[str], toward: str, gradient_bytes: float) -> float:
-    """Payload that a ring all-reduce over the rank order carries into site ``toward`` in one step, in bytes."""
+    """Return the payload that a ring all-reduce over the rank order carries into ``toward`` in one step, in bytes."""
     world = len(site_of_rank)
     hops = sum(
         1 for rank, site in enumerate(site_of_rank) if site != toward and site_of_rank[(rank + 1) % world] == toward
@@ -65,18 +65,18 @@ def ring_bytes_per_step(site_of_rank: Sequence[str], toward: str, gradient_bytes
 def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[str, int] | None = None) -> WireVerdict:
     """Compare the job's steps with the fibers' counters.
 
-    Only steps that lie wholly between two samples of the counters are counted, so that a late first or an early last
-    sample cannot make a good job look bad. ``mtu`` is by link, 1500 where it says nothing.
+    Only steps that lie wholly between two samples of the counters count, so that a late first or an early last sample
+    cannot make a good job look bad. ``mtu`` is by link, 1500 where a link is missing.
     """
     jobs = [log.job for log in sorted(logs, key=lambda log: log.rank) if log.job]
     if not jobs:
         return WireVerdict(None, "No rank recorded a job, so there is nothing to compare the fibers' counters with.")
     gradient = jobs[0].gradient_bytes
     if gradient is None or jobs[0].scheme != "ddp":
-        return WireVerdict(None, "What this job must move each step is not known, so its bytes were not checked.")
+        return WireVerdict(None, "The bytes were not checked: the gradient size of this job is unknown.")
     if len(jobs) < jobs[0].world_size:
         return WireVerdict(
-            None, f"Only {len(jobs)} of {jobs[0].world_size} ranks recorded a job; its bytes were not checked."
+            None, f"The bytes were not checked: only {len(jobs)} of {jobs[0].world_size} ranks recorded a job."
         )
     sites = [job.site for job in jobs]
     if len(set(sites)) < 2:
@@ -87,14 +87,14 @@ def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[s
     missing = sorted(site for site in set(sites) if not any(track[0].toward == site for track in tracks.values()))
     if missing:
         return WireVerdict(
-            None, f"The fibers toward {' and '.join(missing)} were never sampled; the bytes were not checked."
+            None, f"The bytes were not checked: the fibers toward {' and '.join(missing)} were never sampled."
         )
     first_t = max(track[0].t for track in tracks.values())
     last_t = min(track[-1].t for track in tracks.values())
     steps = _steps_between(logs, first_t, last_t)
     if not steps:
         return WireVerdict(
-            None, "No step lies between two samples of the fibers' counters; the bytes were not checked."
+            None, "The bytes were not checked: no step lies between two samples of the fibers' counters."
         )
     cuts = []
     for toward in dict.fromkeys(sites):
@@ -121,7 +121,7 @@ def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[s
 
 
 def _steps_between(logs: Sequence[RankLog], first_t: float, last_t: float) -> int:
-    """Steps that all ranks did wholly between two times, over all attempts: those that were lost crossed as well."""
+    """Return the number of steps that all ranks did wholly between two times, lost ones included: they crossed too."""
     counts = [
         Counter(record.attempt for record in log.steps if record.t_begin >= first_t and record.t_end <= last_t)
         for log in logs
@@ -131,7 +131,7 @@ def _steps_between(logs: Sequence[RankLog], first_t: float, last_t: float) -> in
 
 
 def _increase(track: Sequence[FiberSample]) -> int:
-    """Bytes between the first sample and the last; an emulator that was started again counts from zero."""
+    """Return the bytes between the first sample and the last; a restarted emulator counts from zero."""
     total = 0
     for before, after in pairwise(track):
         total += after.byte_count - before.byte_count if after.byte_count >= before.byte_count else after.byte_count
@@ -143,11 +143,11 @@ def _sentence(cuts: Sequence[WireCut], steps: int) -> str:
     if bad:
         worst = min(bad, key=lambda cut: cut.measured_bytes / cut.minimum_bytes)
         return (
-            f"A collective went around the fiber: {_bytes(worst.measured_bytes)} crossed toward {worst.toward} in"
-            f" {steps} steps, where any correct all-reduce moves at least {_bytes(worst.minimum_bytes)}."
+            f"A collective bypassed the fiber: {_bytes(worst.measured_bytes)} crossed toward {worst.toward} in"
+            f" {steps} steps, expected at least {_bytes(worst.minimum_bytes)} from any correct all-reduce."
         )
     parts = ", ".join(
-        f"{_bytes(cut.measured_bytes)} toward {cut.toward} (at least {_bytes(cut.minimum_bytes)}, a ring"
+        f"{_bytes(cut.measured_bytes)} toward {cut.toward} (minimum {_bytes(cut.minimum_bytes)}, a ring"
         f" {_bytes(cut.expected_bytes)})"
         for cut in cuts
     )

@@ -1,4 +1,4 @@
-"""The fidelity certificate of a lab as a value: what every link was measured to do, and what the judge said of it.
+"""The fidelity certificate of a lab as a value: measurements of every link, and the judge's verdicts.
 
 ``link_certificate.py`` has the links. ``certificate.json`` is ``to_dict``; its version grows only when a field changes
 its meaning, and fields are only added.
@@ -17,23 +17,26 @@ __all__ = ["Certificate", "Headroom", "StandingFault"]
 BUSY = 0.95
 """Share of all cores above which a machine measures itself rather than its fibers."""
 STOLEN = 0.1
-"""Share of the cores' time, taken by whoever else runs on the same hardware, above which the same is true."""
+"""Share of the cores' time taken by other guests of the same hardware above which the same is true."""
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Of all cores while it was measured, 0..1: what was ``free``, and what others on the same hardware took."""
+    """CPU headroom during the measurement, as shares of all cores (0..1): ``free``, and ``stolen`` by other guests."""
 
     free: float
     stolen: float = 0.0
 
     @property
     def note(self) -> str:
-        """Why the measure cannot be trusted to be the fibers' own; empty when it can."""
+        """Why the measurement may not show the fibers alone; empty when it does."""
         if 1.0 - self.free >= BUSY:
-            return f"the machine was {1 - self.free:.0%} busy while it measured: its own waits are in these numbers"
+            return f"the machine was {1 - self.free:.0%} busy during the measurement, which inflates these numbers"
         if self.stolen >= STOLEN:
-            return f"others took {self.stolen:.0%} of this machine's time while it measured: that is in these numbers"
+            return (
+                f"other guests took {self.stolen:.0%} of this machine's CPU time during the measurement,"
+                " which inflates these numbers"
+            )
         return ""
 
     def to_dict(self) -> dict[str, object]:
@@ -42,7 +45,7 @@ class Headroom:
 
 @dataclass(frozen=True)
 class StandingFault:
-    """A fault that stood while it was measured; ``links`` are those that it touches, none for one of a rank."""
+    """A fault that was active during the measurement; ``links`` are those it affects, none for a fault of a rank."""
 
     name: str
     links: tuple[str, ...] = ()
@@ -53,11 +56,11 @@ class StandingFault:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All links of a lab, and that nothing goes around them.
+    """All links of a lab, and the check that nothing bypasses them.
 
-    ``taken_unix_s`` is wall-clock time, ``took_s`` how long it was measured; ``cpu_busy`` and ``stolen`` are shares of
-    all cores, 0..1, while delays were measured: what was busy, the measuring included, and what others took. ``faults``
-    stood meanwhile.
+    ``taken_unix_s`` is wall-clock time, ``took_s`` the duration of the measurement. ``cpu_busy`` and ``stolen`` are
+    shares of all cores, 0..1, while delays were measured: busy, the measurement included, and taken by other guests.
+    ``faults`` were active meanwhile.
     """
 
     lab: str
@@ -80,14 +83,14 @@ class Certificate:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Every reason against the lab, in sentences; empty when it is certified."""
+        """Every reason against the lab, as sentences; empty when it is certified."""
         reasons = [why for link in self.links for why in link.why]
         if not self.links:
             reasons.append("no link was measured")
         if not self.around_ok:
-            reasons.append(self.around_why or "there is a way around the fiber")
-        # Also one too slight to be measured: it is not the healthy topology that was.
-        reasons += [f"{', '.join(it.links)}: the fault {it.name} stands" for it in self.faults if it.links]
+            reasons.append(self.around_why or "a path bypasses the fiber")
+        # Also a fault too slight to be measured: the lab was not in its healthy state.
+        reasons += [f"{', '.join(it.links)}: fault {it.name} is active" for it in self.faults if it.links]
         return tuple(reasons)
 
     @property
@@ -96,13 +99,13 @@ class Certificate:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What does not count against the lab, but against trusting every number: sentences."""
-        said = [why for link in self.links for why in link.inconclusive]
-        beside = [f"the fault {it.name} stood, which touches no fiber" for it in self.faults if not it.links]
-        return (*([self.headroom.note] if self.headroom.note else []), *beside, *said)
+        """What does not count against the lab, but limits the trust in the numbers: sentences."""
+        undecided = [why for link in self.links for why in link.inconclusive]
+        beside = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
+        return (*([self.headroom.note] if self.headroom.note else []), *beside, *undecided)
 
     def __str__(self) -> str:
-        """The verdict, and a line per direction: target and median in us, and what is wrong with it."""
+        """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""
         lines = [f"{self.lab}: " + ("certified" if self.certified else "outside tolerance: " + "; ".join(self.why))]
         for each in (each for link in self.links for each in link.directions):
             median = "not measured" if each.measured is None else f"measured {each.measured.median * 1e6:.1f} us"
@@ -131,7 +134,7 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, fields: Fields) -> Certificate:
-        """Read back ``to_dict``; what is missing counts against the lab, never for it."""
+        """Read back ``to_dict``; a missing field counts against the lab, never for it."""
         around = mapping(fields, "around")
         return cls(
             lab=text(fields, "lab"),

@@ -1,8 +1,9 @@
-"""What chance may make of counts: how many of n packets may be lost, and how long their runs may be.
+"""Confidence intervals of counts: how many of n packets may be lost, and how long runs of losses may be.
 
-Every interval fails once in a million: certificates have many of them, are made at each bring-up, and none may fail
-because of luck. Losses in bursts vary by (1 + correlation) / (1 - correlation) more than independent ones, and few
-long bursts more than any normal curve says: rare bursts are counted exactly, as a compound Poisson distribution.
+Every interval fails once in a million: certificates have many of them, are made at each bring-up, and none may fail by
+chance. The variance of losses in bursts is (1 + correlation) / (1 - correlation) times that of independent ones, and a
+few long bursts vary more than any normal curve predicts: rare bursts are counted exactly, as a compound Poisson
+distribution.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from testbed.core.physics.impairment import GilbertElliott, Impairment
 __all__ = ["Interval", "binomial", "continuing", "lost", "runs", "would_show"]
 
 MISS: Final = 1e-6
-"""Chance that an interval does not hold what it should, both sides together."""
+"""Probability that an interval does not hold the true value, both sides together."""
 
 _SIGMAS: Final = 4.9
-"""Half width of a normal interval of that chance."""
+"""Half width of a normal interval of that probability, in standard deviations."""
 
 _EXACT: Final = 600.0
 """Expected events up to which counts are summed one by one; e^-600 is still a number, and 600 events are normal."""
 
 _RARE: Final = 0.1
-"""Share of lost packets up to which bursts begin as if none knew of the others."""
+"""Share of lost packets up to which bursts begin independently."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Both ends belong to it."""
+    """A closed interval."""
 
     low: float
     high: float
@@ -41,7 +42,7 @@ class Interval:
 
 
 def binomial(count: int, share: float) -> Interval:
-    """How many of ``count`` independent packets may be hit, each with the probability ``share`` (0..1)."""
+    """Return how many of ``count`` independent packets may be hit, each with the probability ``share`` (0..1)."""
     if count <= 0 or share <= 0:
         return Interval(0, 0)
     if share >= 1:
@@ -63,7 +64,7 @@ def binomial(count: int, share: float) -> Interval:
 
 
 def lost(count: int, impairment: Impairment) -> Interval:
-    """How many of ``count`` packets in a row may be lost."""
+    """Return how many of ``count`` consecutive packets may be lost."""
     chain = impairment.chain
     share = impairment.mean_loss
     if chain is None or share <= 0 or count <= 0:
@@ -87,7 +88,7 @@ def lost(count: int, impairment: Impairment) -> Interval:
 def _bursts(count: int, chain: GilbertElliott) -> Interval:
     """Pólya and Aeppli's distribution: a Poisson number of bursts, each of a geometric length (Johnson, Kotz, Kemp,
     "Univariate Discrete Distributions", 9.7)."""
-    hurts = (1.0 - chain.h) / (1.0 - chain.h * (1.0 - chain.r))  # chance that a stay loses anything at all
+    hurts = (1.0 - chain.h) / (1.0 - chain.h * (1.0 - chain.r))  # probability that a stay loses anything at all
     if hurts <= 0:
         return Interval(0, 0)
     expected = count * chain.bad * chain.r * hurts
@@ -104,17 +105,17 @@ def _bursts(count: int, chain: GilbertElliott) -> Interval:
 
 
 def continuing(impairment: Impairment) -> float | None:
-    """Probability that the packet after a lost one is lost too; None where a run has no geometric length."""
+    """Return the probability that the packet after a lost one is lost too; None where runs are not geometric."""
     chain = impairment.chain
     if chain is None:
         return impairment.mean_loss
     if chain.k < 1.0 or (impairment.corrupt and not impairment.corrupt_survives):
-        return None  # a loss does not tell the state then, and how a run goes on depends on how it began
+        return None  # then a loss does not reveal the state, and how a run goes on depends on how it began
     return (1.0 - chain.r) * (1.0 - chain.h)
 
 
 def runs(number: int, goes_on: float) -> Interval:
-    """Mean length that ``number`` runs may have, each of a geometric length with that chance to go on."""
+    """Return the mean length that ``number`` runs may have, each geometric with the probability ``goes_on``."""
     if number <= 0 or goes_on >= 1:
         return Interval(1, math.inf)
     if goes_on <= 0:
@@ -137,8 +138,8 @@ def runs(number: int, goes_on: float) -> Interval:
 
 
 def would_show(count: int, accepted: float = 0.0) -> float:
-    """The least share (0..1) of independent packets of which ``count`` hold more than ``accepted``, but for a chance of
-    half of :data:`MISS`; to three digits."""
+    """Return the least share (0..1) of independent packets of which ``count`` hold more than ``accepted``, except with
+    a probability of half of :data:`MISS`; to three digits."""
     low, high = 0.0, 1.0
     while high - low > 1e-3 * high and high > 1e-12:
         middle = math.sqrt(max(low, 1e-12) * high)
@@ -147,7 +148,7 @@ def would_show(count: int, accepted: float = 0.0) -> float:
 
 
 def _summed(chances: Iterator[float], most: float) -> Interval:
-    """From the chances of 0, 1, 2, …: the ends beyond which no more than half of :data:`MISS` lies on each side."""
+    """Return the ends, from the probabilities of 0, 1, 2, …, beyond each of which at most half of :data:`MISS` lies."""
     below, low, value = 0.0, None, 0
     for value, chance in enumerate(chances):
         below += chance
@@ -159,7 +160,7 @@ def _summed(chances: Iterator[float], most: float) -> Interval:
 
 
 def _normal(most: float, mean: float, deviation: float, skew: float) -> Interval:
-    """A normal interval, its ends moved by the skewness (Cornish and Fisher's first term), and a count wider."""
+    """Return a normal interval, its ends moved by the skewness (Cornish and Fisher's first term), and a count wider."""
     moved = skew * (_SIGMAS**2 - 1.0) / 6.0
     low = mean - (_SIGMAS - min(moved, _SIGMAS)) * deviation - 1.0
     return Interval(max(0.0, low), min(most, mean + (_SIGMAS + moved) * deviation + 1.0))

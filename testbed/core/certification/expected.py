@@ -1,8 +1,8 @@
-"""What a sample of packets should look like behind an impairment: delays with jitter, and how many can be overtaken.
+"""The expected sample of packets behind an impairment: delays with jitter, and how many packets can be overtaken.
 
-Jitter that keeps the order of packets (one that would overtake leaves with the one before it) has no closed form for
-what probes see of it, nor has its correlation. So samples are drawn, with a fixed seed, of the same number of packets
-at the same distance, and what is measured is compared with the mean and the spread of many of those.
+Jitter that keeps the order of packets (one that would overtake leaves with its predecessor) has no closed form for what
+probes observe, nor has its correlation. So samples are drawn with a fixed seed, of the same number of packets at the
+same spacing, and the measurement is compared with the mean and the spread of many of those.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["Expected", "expected", "overtakable"]
 
 _SAMPLES: Final = 40
 _MOST_PACKETS: Final = 1000
-"""Of a drawn sample; a longer one has only less spread, and the spread of this many is allowed to it."""
+"""Size of a drawn sample; a longer measurement has less spread, and the spread of this size is allowed to it."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Of samples of packets, in seconds around the impairment's own delay.
+    """Statistics of the drawn samples, in seconds around the impairment's own delay.
 
     Attributes:
         median_s, median_sigma_s: mean of the samples' medians, and their standard deviation.
-        deviation_s, deviation_sigma_s: the same of their median absolute deviations.
-        least_s: below which no packet can be.
+        deviation_s, deviation_sigma_s: the same for their median absolute deviations.
+        least_s: lower bound on every packet.
     """
 
     median_s: float = 0.0
@@ -45,9 +45,10 @@ class Expected:
 
 @lru_cache(maxsize=1024)
 def expected(impairments: tuple[Impairment, ...], interval_s: float, count: int) -> Expected:
-    """Of ``count`` packets, one each ``interval_s`` seconds, that go through all ``impairments`` in turn.
+    """Return the statistics of ``count`` packets, one each ``interval_s`` seconds, through all ``impairments`` in turn.
 
-    One for a direction, two for a round trip. Nothing is drawn, and all is zero, where nothing varies the delay.
+    Pass one impairment for a direction, two for a round trip. Where nothing varies the delay, nothing is drawn and all
+    values are zero.
     """
     if not any(it.jitter_s or it.reorder for it in impairments) or count < 1:
         return Expected()
@@ -70,7 +71,7 @@ def expected(impairments: tuple[Impairment, ...], interval_s: float, count: int)
 
 
 def _drawn(impairment: Impairment, interval_s: float, count: int, chance: random.Random) -> list[float]:
-    """Seconds by which each of ``count`` packets comes later than the delay says."""
+    """Return by how many seconds each of ``count`` packets exceeds the delay."""
     table = quantiles(impairment.jitter_distribution) if impairment.jitter_s else ()
     kept = impairment.jitter_correlation
     late: list[float] = []
@@ -89,11 +90,11 @@ def _drawn(impairment: Impairment, interval_s: float, count: int, chance: random
 
 
 def overtakable(sent_s: Sequence[float], frame_s: float, by_s: float) -> float:
-    """Share (0..1) of packets that another one overtakes if they are held back by ``by_s`` seconds.
+    """Return the share (0..1) of packets that another one overtakes if they are delayed by ``by_s`` seconds.
 
     Args:
         sent_s: when each was sent, ascending, in seconds.
-        frame_s: seconds that each takes at the rate; 0 where that is unlimited.
+        frame_s: seconds that each takes at the rate; 0 for an unlimited rate.
     """
     if len(sent_s) < 2:
         return 0.0

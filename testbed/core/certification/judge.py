@@ -1,7 +1,7 @@
-"""The judge of certificates: what was measured of a direction, what it was to be, and a verdict on each quantity.
+"""The judge of certificates: compare what was measured of a direction with its target, with a verdict per quantity.
 
-Pure. A quantity is ``ok``, ``bad``, or ``inconclusive``: too little was seen to tell, and the sentence says what could
-have been told. Nothing passes by not having been measured. docs/certificate.md justifies each tolerance.
+Pure. A quantity is ``ok``, ``bad``, or ``inconclusive``: the sample was too small, and the sentence gives the detection
+limit. Nothing passes without a measurement. docs/certificate.md justifies each tolerance.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from testbed.core.physics.impairment import Impairment
 __all__ = ["DirectionSample", "RoundTripSample", "Stream", "judge_direction", "judge_round_trip"]
 
 JITTER_TOLERANCE_S: Final = 50e-6
-"""Jitter of a direction that is to have none, beyond the bare path's: the host's own wakeups, not the fiber's."""
+"""Tolerated jitter of a direction without jitter, beyond the baseline's: wakeups of the host, not the fiber's."""
 
 _JITTER_SHARE: Final = 0.05
 _SIGMAS: Final = 4.9
-"""A two-sided 1e-6 where something is normal: a thousand certifications do not fail by chance."""
+"""A two-sided 1e-6 for a normal distribution: a thousand certifications do not fail by chance."""
 
 FEWEST_PROBES: Final = 20
-"""Delays of which a median absolute deviation tells something."""
+"""Delays needed for a meaningful median absolute deviation."""
 FEWEST_RUNS: Final = 20
-"""Runs of lost packets of which a mean length tells something."""
+"""Runs of lost packets needed for a meaningful mean length."""
 
 _HEADERS_SHARE: Final = 0.05
-"""At most so much of a full frame is headers, in which a flipped bit loses the packet instead of showing in it."""
+"""Upper limit on the headers' share of a full frame; a bit flipped there loses the packet instead of corrupting it."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Stream:
     """Full-sized packets through one direction, numbered from 0.
 
     Attributes:
-        sent: how many.
+        sent: number of packets sent.
         arrived: their numbers, in the order of arrival, duplicates included.
-        sent_s: when each was sent, in seconds of any clock; may be empty, then none counts as overtakable.
+        sent_s: when each was sent, in seconds of any clock; if empty, none counts as overtakable.
         frame_s: seconds that each takes at the rate.
-        wrong: how many arrived with a content that was not sent; 0 where that was not looked at.
-        missed: how many the receiver had no room for: lost by the measurement, not by the fiber.
+        wrong: number of packets that arrived corrupted; 0 where that was not checked.
+        missed: number that the receiver had no room for: lost by the measurement, not by the fiber.
     """
 
     sent: int
@@ -63,7 +63,7 @@ class Stream:
     missed: int = 0
 
     def lost_runs(self) -> tuple[int, ...]:
-        """Lengths of the runs of numbers that never came."""
+        """Lengths of the runs of numbers that never arrived."""
         came = bytearray(self.sent)
         for number in self.arrived:
             if 0 <= number < self.sent:
@@ -76,7 +76,7 @@ class Stream:
 
     @property
     def late(self) -> int:
-        """Packets that came after one with a higher number (RFC 4737, section 3.3), each once."""
+        """Packets that arrived after one with a higher number (RFC 4737, section 3.3), each once."""
         highest, late, seen = -1, 0, set()
         for number in self.arrived:
             if number < highest and number not in seen:
@@ -88,11 +88,11 @@ class Stream:
 
 @dataclass(frozen=True)
 class DirectionSample:
-    """What was measured of one direction; times in seconds, one way, first arrivals only.
+    """The measurement of one direction; times in seconds, one way, first arrivals only.
 
-    ``interval_s`` lies between two small packets of the direction. ``rate_bps`` is None where no train told one, and
-    ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are packets
-    that the emulator counts as its own failure (no room, not read in time).
+    ``interval_s`` is the spacing of two small packets of the direction. ``rate_bps`` is None where no packet train gave
+    a rate, and ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are
+    packets that the emulator counts as its own failure (no room, not read in time).
     """
 
     delays_s: Sequence[float]
@@ -109,7 +109,7 @@ class DirectionSample:
 
 @dataclass(frozen=True)
 class RoundTripSample:
-    """Echoes that the far kernel answers; ``why`` says what kept them from being measured."""
+    """Echoes that the far kernel answers; ``why`` says what prevented the measurement."""
 
     times_s: Sequence[float] = ()
     bare_s: Sequence[float] = ()
@@ -119,10 +119,10 @@ class RoundTripSample:
 
 
 def judge_direction(direction: str, target: Impairment, sample: DirectionSample) -> DirectionCertificate:
-    """``direction`` is ``link:site``."""
+    """Judge one direction, ``link:site``."""
     measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
     stream = sample.stream
-    small_count = not target.corrupt_survives  # a flipped bit fails a small probe's checksum: it is no loss
+    small_count = not target.corrupt_survives  # a flipped bit fails a small probe's checksum, which is no loss
     sent = (sample.probes if small_count else 0) + (stream.sent if stream else 0)
     lost = (sample.probes - len(sample.delays_s) if small_count else 0) + (
         stream.sent - stream.distinct if stream else 0
@@ -134,7 +134,7 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
     if measured is None:
         checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why="no probe came through"))
     elif bare is None:
-        why = "the bare path was not measured, so the error is unknown"
+        why = "the baseline path was not measured, so the error is unknown"
         checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why=why))
     else:
         like = expected((target,), sample.interval_s, len(sample.delays_s))
@@ -159,14 +159,14 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
 
 
 def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSample) -> RoundTrip:
-    """Of the echoes over both directions of a link."""
+    """Judge the echoes over both directions of a link."""
     target = there.delay_s + back.delay_s
     limit = tolerance_s(there.delay_s) + tolerance_s(back.delay_s)
     measured, bare = Spread.of(sample.times_s), Spread.of(sample.bare_s)
     if measured is None or bare is None:
         silent = measured is not None or _none_came(there, back, sample.probes) < chance.MISS
         verdict = "bad" if silent and not sample.why else "inconclusive"
-        why = sample.why or ("no echo came back" if measured is None else "the bare path answered no echo")
+        why = sample.why or ("no echo came back" if measured is None else "no echo over the baseline path")
         checks: tuple[Check, ...] = (Check("RTT, median", target, None, verdict=verdict, why=why),)
     else:
         like = expected((there, back), sample.interval_s, len(sample.times_s))
@@ -175,7 +175,7 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
 
 
 def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
-    """Chance (0..1) that not one of so many echoes comes back; of losses in bursts, that not one run of them passes."""
+    """Return the probability (0..1) that no echo comes back; for losses in bursts, that not one run of them passes."""
     together = max(it.chain.mean_burst if it.chain else 1.0 for it in (there, back))
     arrives = (1.0 - there.mean_loss) * (1.0 - back.mean_loss)
     return float((1.0 - arrives) ** (probes / together)) if probes else 1.0
@@ -184,8 +184,8 @@ def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
 def _delay(
     target: float, limit: float, measured: Spread, bare: Spread, like: Expected, what: str = "delay"
 ) -> Iterator[Check]:
-    """By the minimum, which is what the path can do, and the median, which is what it does; by no maximum, which is
-    the host's scheduler's."""
+    """Judge by the minimum, which the path can reach, and the median, which it usually has; not by the maximum, which
+    is due to the host's scheduler."""
     for word, value, low, high in (
         ("minimum", measured.min - bare.min, like.least_s, max(0.0, like.median_s + _SIGMAS * like.median_sigma_s)),
         (
@@ -200,15 +200,15 @@ def _delay(
         if not lowest <= value <= highest:
             off = value - (target + (high if value > target else low))
             side = "long" if value > highest else "short"
-            why = f"its {word} {what} is {abs(off) * 1e6:.0f} us too {side} (tolerance {limit * 1e6:.0f} us)"
+            why = f"{word} {what} {abs(off) * 1e6:.0f} us too {side} (tolerance {limit * 1e6:.0f} us)"
         yield Check(f"{what}, {word}", target, value, lowest, highest, _verdict(not why), why)
 
 
 def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], like: Expected) -> Check:
-    """By the median absolute deviation, in the sense of the distribution where there is to be jitter, and as the
-    standard deviation of a normal one where there is to be none; less the bare path's."""
+    """Judge by the median absolute deviation less the baseline's, scaled to the jitter of the distribution where there
+    is a target, and to the standard deviation of a normal one where the target is none."""
     if len(delays) < FEWEST_PROBES:
-        why = f"jitter: {len(delays)} probes are too few to tell"
+        why = f"jitter: {len(delays)} probes are too few"
         return Check("jitter", target.jitter_s, None, verdict="inconclusive", why=why)
     deviation = math.sqrt(max(0.0, median_deviation(delays) ** 2 - median_deviation(bare) ** 2))
     if target.jitter_s and like.deviation_s > 0:
@@ -221,10 +221,10 @@ def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], 
     measured = deviation * scale
     if low <= measured <= high:
         if target.jitter_s and low == 0.0:
-            why = f"jitter: {len(delays)} probes cannot tell {target.jitter_s * 1e6:.0f} us from none"
+            why = f"jitter: {len(delays)} probes cannot distinguish {target.jitter_s * 1e6:.0f} us from none"
             return Check("jitter", target.jitter_s, measured, low, high, "inconclusive", why)
         return Check("jitter", target.jitter_s, measured, low, high, "ok")
-    why = f"its jitter is {measured * 1e6:.0f} us, where {target.jitter_s * 1e6:.0f} us are to be"
+    why = f"jitter {measured * 1e6:.0f} us, expected {target.jitter_s * 1e6:.0f} us"
     limit = f"at most {high * 1e6:.0f} us" if measured > high else f"at least {low * 1e6:.0f} us"
     return Check("jitter", target.jitter_s, measured, low, high, "bad", f"{why} ({limit})")
 
@@ -236,15 +236,15 @@ def _packets(target: Impairment, sent: int, lost: int, stream: Stream | None, ow
             why = f"{what}: no full-sized packets could be sent"
             yield Check(what, None, None, verdict="inconclusive", why=why)
         return
-    if target.mean_loss:  # else any loss at all is bad already
+    if target.mean_loss:  # otherwise any loss at all is bad already
         yield _burst(target, stream.lost_runs())
     yield _reordering(target, stream)
     arrived = stream.distinct
-    yield _share("duplication", "twice", target.duplicate, len(stream.arrived) - arrived, arrived)
+    yield _share("duplication", "duplicated", target.duplicate, len(stream.arrived) - arrived, arrived)
     if target.corrupt_survives:
         allowed = chance.binomial(arrived, target.corrupt)
         low = chance.binomial(arrived, target.corrupt * (1.0 - _HEADERS_SHARE)).low
-        yield _share("corruption", "with a flipped bit", target.corrupt, stream.wrong, arrived, (low, allowed.high))
+        yield _share("corruption", "corrupted", target.corrupt, stream.wrong, arrived, (low, allowed.high))
 
 
 def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int) -> Check:
@@ -252,44 +252,44 @@ def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int)
     if not sent:
         return Check("loss", share, None, verdict="inconclusive", why="loss: no packet could be sent")
     if missed:
-        why = f"loss: this machine was too slow to receive {missed} of {sent} packets, so what is lost cannot be told"
+        why = f"loss: this machine was too slow to receive {missed} of {sent} packets, so the loss is unknown"
         return Check("loss", share, None, verdict="inconclusive", why=why)
     allowed = chance.lost(sent, target)
-    if target.corrupt_survives:  # a bit flipped in the headers loses the packet all the same
+    if target.corrupt_survives:  # a bit flipped in the headers still loses the packet
         allowed = chance.Interval(
             allowed.low, min(sent, allowed.high + chance.binomial(sent, target.corrupt * _HEADERS_SHARE).high)
         )
     measured, low, high = lost / sent, allowed.low / sent, allowed.high / sent
     if lost not in allowed:
-        why = f"{lost} of {sent} packets were lost, where {_counted(sent * share)} were to be"
+        why = f"{lost} of {sent} packets lost, expected {_counted(sent * share)}"
         if own_drops:
-            why += f"; the emulator itself says that it dropped {own_drops}"
+            why += f"; the emulator reports {own_drops} drops of its own"
         return Check("loss", share, measured, low, high, "bad", why)
     if share and allowed.low == 0:
         why = (
-            f"loss: {sent} packets cannot tell {_percent(share)} from none;"
-            f" more than {_percent(chance.would_show(sent, allowed.high))} would have shown"
+            f"loss: {sent} packets cannot distinguish {_percent(share)} from none;"
+            f" the detection limit is {_percent(chance.would_show(sent, allowed.high))}"
         )
         return Check("loss", share, measured, low, high, "inconclusive", why)
     return Check("loss", share, measured, low, high, "ok")
 
 
 def _burst(target: Impairment, runs: Sequence[int]) -> Check:
-    """Mean length of the runs of lost packets; each by itself are runs too, of 1 / (1 - loss)."""
+    """Judge the mean length of the runs of lost packets; independent losses form runs too, of 1 / (1 - loss)."""
     goes_on = chance.continuing(target)
     mean = sum(runs) / len(runs) if runs else None
     if goes_on is None:
-        why = "burst: where packets are lost in the good state too, a run has no length to compare with"
+        why = "burst: with losses in the good state too, the length of a run has no expected value"
         return Check("burst", None, mean, verdict="inconclusive", why=why)
     should = 1.0 / (1.0 - goes_on) if goes_on < 1 else math.inf
     if mean is None:
         return Check("burst", should, None, verdict="inconclusive", why="burst: no packet was lost, so there was none")
     allowed = chance.runs(len(runs), goes_on)
     if mean not in allowed:
-        why = f"its lost packets come in runs of {mean:.3g}, where {should:.3g} are to be"
+        why = f"mean run of lost packets {mean:.3g}, expected {should:.3g}"
         return Check("burst", should, mean, allowed.low, allowed.high, "bad", why)
     if len(runs) < FEWEST_RUNS:
-        why = f"burst: {len(runs)} runs of lost packets are too few to tell their length"
+        why = f"burst: {len(runs)} runs of lost packets are too few"
         return Check("burst", should, mean, allowed.low, allowed.high, "inconclusive", why)
     return Check("burst", should, mean, allowed.low, allowed.high, "ok")
 
@@ -298,31 +298,31 @@ def _reordering(target: Impairment, stream: Stream) -> Check:
     arrived = stream.distinct
     if target.jitter_reorders:
         measured = stream.late / arrived if arrived else None
-        why = "reordering: any share of it may come of jitter that reorders"
+        why = "reordering: jitter that reorders may cause any share of it"
         return Check("reordering", None, measured, verdict="inconclusive", why=why)
     share = target.reorder
     if share:
         share *= overtakable(stream.sent_s, stream.frame_s, target.reorder_by_s)
         if not share:
-            why = "reordering: no packet was sent soon enough to overtake one that is held back"
+            why = "reordering: the packets were too far apart to overtake a delayed one"
             return Check("reordering", target.reorder, None, verdict="inconclusive", why=why)
-    return _share("reordering", "out of order", share, stream.late, arrived)
+    return _share("reordering", "reordered", share, stream.late, arrived)
 
 
 def _share(
     what: str, how: str, share: float, hit: int, count: int, allowed: tuple[float, float] | None = None
 ) -> Check:
-    """A share of the packets that arrived; where none is to be, none may be."""
+    """Judge a share of the packets that arrived; a target of none allows none."""
     if not count:
         return Check(what, share, None, verdict="inconclusive", why=f"{what}: no full-sized packet arrived")
     found = chance.binomial(count, share)
     low, high = allowed or (found.low, found.high)
     measured = hit / count
     if not low <= hit <= high:
-        why = f"{hit} of {count} packets came {how}, where {_counted(count * share)} were to"
+        why = f"{hit} of {count} packets {how}, expected {_counted(count * share)}"
         return Check(what, share, measured, low / count, high / count, "bad", why)
     if share and not low:
-        why = f"{what}: {count} packets cannot tell {_percent(share)} from none"
+        why = f"{what}: {count} packets cannot distinguish {_percent(share)} from none"
         return Check(what, share, measured, low / count, high / count, "inconclusive", why)
     return Check(what, share, measured, low / count, high / count, "ok")
 
@@ -331,15 +331,15 @@ def _rate(target: Impairment, rate: RateCertificate | None, why_not: str) -> Ite
     if not target.rate_bps:
         return
     if rate is None:
-        verdict, why = ("inconclusive", why_not) if why_not else ("bad", "its rate was not measured")
+        verdict, why = ("inconclusive", why_not) if why_not else ("bad", "the rate was not measured")
         yield Check("rate", target.rate_bps, None, verdict=verdict, why=why)
         return
     low, high = (1 - rate.tolerance) * rate.target_bps, (1 + rate.tolerance) * rate.target_bps
     why = (
         ""
         if rate.ok
-        else f"its rate is {rate.measured_bps / 1e6:.1f} Mb/s,"
-        f" more than {rate.tolerance:.0%} off {rate.target_bps / 1e6:g} Mb/s"
+        else f"rate {rate.measured_bps / 1e6:.1f} Mb/s,"
+        f" expected {rate.target_bps / 1e6:g} Mb/s within {rate.tolerance:.0%}"
     )
     yield Check("rate", rate.target_bps, rate.measured_bps, low, high, _verdict(rate.ok), why)
 

@@ -1,7 +1,8 @@
-"""The certificate of one link as a value: what each direction and the round trip were measured to do.
+"""The certificate of one link as a value: measurements of each direction and of the round trip.
 
-The error of a direction is measured - target - bare, where *bare* is the same path with a zero-delay redirect in place
-of the emulator: what remains is the emulator's own. ``judge.py`` judges; docs/certificate.md justifies its tolerances.
+The error of a direction is measured - target - baseline, where the baseline (*bare*) is the same path with a zero-delay
+redirect in place of the emulator: the error is the emulator's own. ``judge.py`` judges; docs/certificate.md justifies
+its tolerances.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 RATE_TOLERANCE = 0.05
-"""A rate may be off by this share of its target: a train of packets cannot tell more on a loaded host."""
+"""A rate may be off by this share of its target: a packet train is no more precise on a loaded host."""
 
 
 def tolerance_s(target_s: float) -> float:
@@ -33,11 +34,11 @@ def tolerance_s(target_s: float) -> float:
 
 @dataclass(frozen=True)
 class Check:
-    """One quantity: what it was to be, what it was measured to be, and what is accepted.
+    """One quantity: target, measured value and accepted range.
 
-    ``target``, ``measured`` and the ends of what is accepted, ``low`` and ``high``, are in SI units: seconds, shares
-    (0..1), packets, bits per second. ``measured`` of a delay has the bare path's taken off already. ``verdict`` is ok,
-    bad or inconclusive; ``why`` says in a sentence what is wrong, or what could not be told.
+    ``target``, ``measured`` and the ends of the accepted range, ``low`` and ``high``, are in SI units: seconds, shares
+    (0..1), packets, bits per second. ``measured`` of a delay is less the baseline already. ``verdict`` is ok, bad or
+    inconclusive; ``why`` says in a sentence what is wrong, or what could not be decided.
     """
 
     what: str
@@ -61,7 +62,7 @@ def _checks(fields: Fields) -> tuple[Check, ...]:
 
 
 def _finite(checks: Iterable[Check]) -> list[dict[str, object]]:
-    """As JSON, which has no infinity: no limit is null."""
+    """Convert to JSON, which has no infinity: no limit becomes null."""
     return [
         {key: None if value in (float("inf"), float("-inf")) else value for key, value in asdict(check).items()}
         for check in checks
@@ -97,7 +98,7 @@ class _Judged:
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
-        """What could not be told, in sentences."""
+        """What could not be decided, as sentences."""
         return tuple(check.why for check in self.checks if check.verdict == "inconclusive" and check.why)
 
     def check(self, what: str) -> Check | None:
@@ -114,10 +115,11 @@ class _Judged:
 
 @dataclass(frozen=True)
 class DirectionCertificate(_Judged):
-    """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe came.
+    """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe arrived.
 
-    ``probes`` and ``lost`` count packets of all sizes. ``segmentation`` says who makes MTU-sized packets of a sender's
-    super-packets before chance strikes: ``emulator``, ``sender`` (its offload is off), or ``none`` (chance has no say).
+    ``probes`` and ``lost`` count packets of all sizes. ``segmentation`` says what splits a sender's super-packets into
+    MTU-sized ones before random effects apply: ``emulator``, ``sender`` (its offload is off), or ``none`` (there are no
+    random effects).
     """
 
     direction: str
@@ -131,7 +133,7 @@ class DirectionCertificate(_Judged):
     checks: tuple[Check, ...] = ()
     segmentation: str = ""
     why: tuple[str, ...] = ()
-    """What is wrong, in sentences; empty when nothing is."""
+    """What is wrong, as sentences; empty when nothing is."""
 
     @property
     def ok(self) -> bool:
@@ -201,7 +203,7 @@ class RoundTrip(_Judged):
 
     @classmethod
     def from_dict(cls, fields: Fields) -> RoundTrip | None:
-        """None of a certificate that has none."""
+        """Return None for a certificate without a round trip."""
         target = number(fields, "target_s")
         if target is None:
             return None
@@ -229,7 +231,7 @@ class LinkCertificate:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Every reason against the link, with the name of the direction or of the link before it."""
+        """Every reason against the link, prefixed with the name of the direction or of the link."""
         if not self.directions:
             return (f"{self.name}: was not measured",)
         reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.why]
@@ -237,8 +239,8 @@ class LinkCertificate:
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
-        said = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
-        return (*said, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
+        undecided = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
+        return (*undecided, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -264,4 +266,4 @@ class LinkCertificate:
 
 def _why(fields: Fields) -> tuple[str, ...]:
     why = texts(fields, "why")
-    return ("its verdict is not ok",) if not why and text(fields, "verdict") != "ok" else why
+    return ("verdict is not ok",) if not why and text(fields, "verdict") != "ok" else why

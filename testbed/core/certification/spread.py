@@ -1,4 +1,4 @@
-"""Samples in a few numbers: minimum, median, 99th percentile, and a spread that single outliers do not move."""
+"""Summary statistics of a sample: minimum, median, 99th percentile, and a spread that single outliers do not move."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread | None:
-        """None for an empty sample. The percentile is the nearest rank, so it is always a value that was measured."""
+        """Return None for an empty sample. The percentile is the nearest rank, so it is always a measured value."""
         if not samples:
             return None
         ordered = sorted(samples)
@@ -39,7 +39,7 @@ class Spread:
 
 
 def median_deviation(samples: Sequence[float]) -> float:
-    """Median of the distances from the median (MAD). Of a host's scheduler, which delays one packet in a hundred by
-    milliseconds, a standard deviation would tell, and of nothing else. Raises StatisticsError without samples."""
+    """Return the median of the distances from the median (MAD). A standard deviation would reflect only the host's
+    scheduler, which delays one packet in a hundred by milliseconds. Raises StatisticsError without samples."""
     middle = statistics.median(samples)
     return statistics.median(abs(sample - middle) for sample in samples)

@@ -1,1 +1,1 @@
-"""Checkers of training, in the manner of Jepsen: what they look at and what they found."""
+"""Checkers of training, in the manner of Jepsen: their procedures and findings."""

@@ -1,20 +1,20 @@
 """Was the training right? Four checkers, in the manner of Jepsen, on what the ranks recorded of themselves.
 
-Each collective is tagged with attempt (from 1), step and sequence (the order in which a rank entered them). The
-checkers, each with a verdict true, false or unknown (None), never true on missing data:
+Each collective is tagged with attempt (from 1), step and sequence (the order in which a rank entered them). Each
+checker has a verdict true, false or unknown (None), never true on missing data:
 
-- **sums**: what came out of a collective is the same on all ranks, by its CRC-32; and, for the elements that were
-  recorded, it is the sum of what went in, added again here without rounding (``math.fsum``). The first finds a wrong
-  sum on some ranks, at any element; the second one on all of them, where it was looked at.
+- **sums**: the result of a collective is the same on all ranks, by its CRC-32; and for the recorded elements it is the
+  sum of the inputs, recomputed here without rounding (``math.fsum``). The first test finds a wrong sum on some ranks,
+  at any element; the second one finds a wrong sum on all of them, at the recorded elements.
 - **hangs**: no collective took longer than its bound, which the agents chose (half of the process group's timeout).
-- **parameters**: all ranks train a step on the same parameters, and an attempt begins with those that the attempt
-  before had after that step.
+- **parameters**: all ranks train a step on the same parameters, and an attempt begins with those that the previous
+  attempt had after that step.
 - **updates**: each optimizer step counts one, and changes the parameters.
 
 The n - 1 additions of n float32 numbers, in any order and grouping, are off by at most gamma(n-1) times the sum of
 their absolute values, gamma(k) = k u / (1 - k u), u = 2**-24 (Higham, Accuracy and Stability of Numerical Algorithms,
-2nd ed., (4.4)); where the processor takes subnormal numbers for zero, by less than 2**-126 more for each number that
-goes in and each addition.
+2nd ed., (4.4)); where the processor flushes subnormal numbers to zero, by less than 2**-126 more for each input and
+each addition.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Checked:
 
     @property
     def holds(self) -> bool | None:
-        told = [each.holds for each in self.checkers]
-        return False if False in told else None if None in told or not told else True
+        verdicts = [each.holds for each in self.checkers]
+        return False if False in verdicts else None if None in verdicts or not verdicts else True
 
     def metrics(self) -> dict[str, float | None]:
-        """By the names of ``core.experiment.expect.METRICS``."""
+        """Return the metrics by the names of ``core.experiment.expect.METRICS``."""
         names = {"sums": "wrong_sums", "hangs": "hangs", "parameters": "stale_parameters", "updates": "lost_updates"}
         found = {each.id: each.metric for each in self.checkers}
         return {metric: found.get(checker) for checker, metric in names.items()}
 
 
 def summation_bound(inputs: Sequence[float]) -> float:
-    """How far a float32 sum of ``inputs`` (each a float32) can be from the exact one, in any order of additions."""
+    """Return the largest error of a float32 sum of ``inputs`` (each a float32), in any order of additions."""
     additions = len(inputs) - 1
     if additions < 1:
         return 0.0
@@ -68,7 +68,7 @@ def summation_bound(inputs: Sequence[float]) -> float:
 
 
 def check(logs: Sequence[CheckLog]) -> Checked:
-    """All four checkers on the records of all ranks of a job, of all its attempts."""
+    """Run all four checkers on the records of all ranks of a job, over all its attempts."""
     if not any(log.began or log.steps for log in logs):
         return Checked()
     records = Grouped.of(logs)
@@ -88,8 +88,8 @@ def _sums(records: Grouped) -> Checker:
             }
             compared.append((attempt, step, index))
             if odd := _odd(results):
-                said = f"what came out of it on {named(odd)} is not what came out on {named({*results} - {*odd})}"
-                findings.append(Finding(attempt, step, index, odd, said))
+                description = f"the result on {named(odd)} differs from the result on {named({*results} - {*odd})}"
+                findings.append(Finding(attempt, step, index, odd, description))
     whole = {
         tag: samples
         for tag, samples in records.samples.items()
@@ -99,24 +99,24 @@ def _sums(records: Grouped) -> Checker:
     elements = sum(len(next(iter(samples.values())).at) for samples in whole.values())
     looked_at = (
         f"{len(compared)} collectives compared over {records.world_size} ranks;"
-        f" {elements} elements of {len(whole)} of them added again"
+        f" {elements} elements of {len(whole)} of them recomputed"
     )
     wrong = {(it.attempt, it.step, it.sequence) for it in findings}
     return conclude("sums", records, looked_at, findings, len(wrong), _unsampled(compared, whole))
 
 
 def _unsampled(compared: Sequence[Tag], whole: Container[Tag]) -> str:
-    """Which elements must have been recorded and were not; a rank that dies may owe us those of an attempt's last
-    step."""
+    """Return which elements should have been recorded and were not; a rank that dies may miss those of an attempt's
+    last step."""
     last = {attempt: step for attempt, step, _ in compared}
     for attempt, step, index in compared:
         if (attempt, step, index) not in whole and step < last[attempt]:
-            return f"not all ranks have elements of step {step}, collective {index}, recorded in attempt {attempt}"
-    return "" if any(tag in whole for tag in compared) else "nothing was recorded to be added again"
+            return f"not all ranks recorded elements of step {step}, collective {index}, in attempt {attempt}"
+    return "" if any(tag in whole for tag in compared) else "no elements to recompute were recorded"
 
 
 def _added_again(tag: Tag, samples: Mapping[int, Sample]) -> Finding | None:
-    """Are the recorded elements the sums of what all ranks put in?"""
+    """Return a finding unless the recorded elements are the sums of all ranks' inputs."""
     ranks = sorted(samples)
     wrong: list[tuple[int, tuple[float, ...], float]] = []
     blamed: set[int] = set()
@@ -130,32 +130,32 @@ def _added_again(tag: Tag, samples: Mapping[int, Sample]) -> Finding | None:
     if not wrong:
         return None
     position, inputs, output = wrong[0]
-    said = (
-        f"the sum is wrong on {named(blamed)} in {len(wrong)} of {len(at)} elements looked at: element {position} is"
-        f" {output:.9g}, not {_exact(inputs):.9g}"
+    description = (
+        f"the sum is wrong on {named(blamed)} in {len(wrong)} of {len(at)} elements checked: element {position},"
+        f" expected {_exact(inputs):.9g}, got {output:.9g}"
     )
     for index, rank in enumerate(ranks):
         if all(_is_sum(got, put[:index] + put[index + 1 :], put) for _, put, got in wrong):
-            said += f", as if what rank {rank} put in were missing"
+            description += f", as if the input of rank {rank} were missing"
             break
-    return Finding(*tag, tuple(sorted(blamed)), said)
+    return Finding(*tag, tuple(sorted(blamed)), description)
 
 
 def _exact(inputs: Sequence[float]) -> float:
     try:
         return math.fsum(inputs)
-    except (OverflowError, ValueError):  # infinities of both signs, or beyond float64: no number
+    except (OverflowError, ValueError):  # infinities of both signs, or beyond float64: not a number
         return math.nan
 
 
 def _is_sum(output: float, inputs: Sequence[float], bound_of: Sequence[float] = ()) -> bool:
-    """Within the bound of the additions of ``bound_of``, by default of ``inputs``."""
+    """Whether the output is within the bound of the additions of ``bound_of``, by default of ``inputs``."""
     exact = _exact(inputs)
     if not math.isfinite(exact):
         return not math.isfinite(output)
     bound = summation_bound(bound_of or inputs)
     if not math.isfinite(output):
-        return math.fsum(map(abs, inputs)) + bound >= _LARGEST  # on the way, if not at the end, it was too large
+        return math.fsum(map(abs, inputs)) + bound >= _LARGEST  # an intermediate sum may have overflowed
     return abs(output - exact) <= bound
 
 
@@ -172,10 +172,10 @@ def _parameters(records: Grouped) -> Checker:
             compared += 1
             other = [rank for rank, start in starts.items() if start.parameters != after[first]]
             if other:
-                said = (
-                    f"attempt {attempt} began on {named(other)} with other parameters than there were after this step"
+                description = (
+                    f"attempt {attempt} began on {named(other)} with parameters other than those after this step"
                 )
-                findings.append(Finding(attempt, first, None, tuple(sorted(other)), said))
+                findings.append(Finding(attempt, first, None, tuple(sorted(other)), description))
         for (of, step), ranks in records.steps.items():
             if of != attempt:
                 continue
@@ -183,14 +183,14 @@ def _parameters(records: Grouped) -> Checker:
             became = {rank: each.became for rank, each in ranks.items() if each.became}
             compared += len(trained_on) > 1 or records.world_size == 1
             if odd := _odd(trained_on):
-                said = f"{named(odd)} trained on other parameters than {named({*trained_on} - {*odd})}"
+                description = f"{named(odd)} trained on other parameters than {named({*trained_on} - {*odd})}"
                 ages = {known[trained_on[rank]] for rank in odd if trained_on[rank] in known}
                 if len(ages) == 1:
-                    said += f", on those after step {min(ages)}"
-                findings.append(Finding(attempt, step, None, odd, said))
+                    description += f", namely those after step {min(ages)}"
+                findings.append(Finding(attempt, step, None, odd, description))
             elif odd := _odd(became):
-                said = f"the optimizer of {named(odd)} made other parameters of the same ones"
-                findings.append(Finding(attempt, step, None, odd, said))
+                description = f"the optimizer of {named(odd)} computed other parameters from the same ones"
+                findings.append(Finding(attempt, step, None, odd, description))
             for value in trained_on.values():
                 known.setdefault(value, step - 1)
             for value in became.values():
@@ -198,46 +198,48 @@ def _parameters(records: Grouped) -> Checker:
             if became:
                 after[step] = Counter(became.values()).most_common(1)[0][0]
     looked_at = f"fingerprints of {records.world_size} ranks compared at {compared} steps"
-    untold = "" if compared else "no fingerprints of two ranks belong to the same step"
-    return conclude("parameters", records, looked_at, findings, len(findings), untold)
+    undecided = "" if compared else "no two ranks recorded fingerprints of the same step"
+    return conclude("parameters", records, looked_at, findings, len(findings), undecided)
 
 
 def _updates(records: Grouped) -> Checker:
     lost: dict[tuple[int, int, str], list[int]] = {}
     counted = 0
     before: dict[tuple[int, int], tuple[int, int]] = {}
-    """(attempt, rank) -> the last step before and what the optimizer counted then."""
+    """(attempt, rank) -> the last step before, and the optimizer's count then."""
     for attempt, starts in records.began.items():
         for rank, start in starts.items():
             before[attempt, rank] = start.step, start.optimizer_steps
             if start.optimizer_steps != start.step:
-                said = (
-                    f"attempt {attempt} began after this step with an optimizer that had made {start.optimizer_steps}"
+                description = (
+                    f"attempt {attempt} began after this step with an optimizer count of {start.optimizer_steps}"
                 )
-                lost.setdefault((attempt, start.step, said), []).append(rank)
+                lost.setdefault((attempt, start.step, description), []).append(rank)
     for (attempt, step), ranks in records.steps.items():
         for rank, each in ranks.items():
             counted += 1
             last, count = before.get((attempt, rank), (step - 1, each.optimizer_steps - 1))
             before[attempt, rank] = step, each.optimizer_steps
             if each.optimizer_steps - count != step - last:
-                said = f"the optimizer counts {each.optimizer_steps} steps after it and {count} after step {last}"
-                lost.setdefault((attempt, step, said), []).append(rank)
+                description = (
+                    f"the optimizer counts {each.optimizer_steps} steps after it and {count} after step {last}"
+                )
+                lost.setdefault((attempt, step, description), []).append(rank)
             elif each.trained_on and each.trained_on == each.became:
-                lost.setdefault((attempt, step, "the parameters are the same after it as before"), []).append(rank)
+                lost.setdefault((attempt, step, "the step did not change the parameters"), []).append(rank)
     findings = [
-        Finding(attempt, step, None, tuple(sorted(ranks)), f"{named(ranks)}: {said}")
-        for (attempt, step, said), ranks in lost.items()
+        Finding(attempt, step, None, tuple(sorted(ranks)), f"{named(ranks)}: {description}")
+        for (attempt, step, description), ranks in lost.items()
     ]
     looked_at = f"{counted} optimizer steps of {records.world_size} ranks counted"
-    untold = "" if counted else "no optimizer step was recorded"
-    return conclude("updates", records, looked_at, findings, sum(map(len, lost.values())), untold)
+    undecided = "" if counted else "no optimizer step was recorded"
+    return conclude("updates", records, looked_at, findings, sum(map(len, lost.values())), undecided)
 
 
 def _odd(values: Mapping[int, object]) -> tuple[int, ...]:
-    """The ranks whose value is not that of most; of a tie, not that of the lowest rank. Empty if all have the same."""
+    """Return the ranks whose value is not the most frequent one (in a tie, the lowest rank's); empty if all agree."""
     counts = Counter(values[rank] for rank in sorted(values))
     if len(counts) < 2:
         return ()
-    usual = counts.most_common(1)[0][0]  # of equally many, the one that came first
+    usual = counts.most_common(1)[0][0]  # of equally frequent ones, the first
     return tuple(sorted(rank for rank, value in values.items() if value != usual))

@@ -1,4 +1,4 @@
-"""What a checker says: its verdict, what it looked at, what it found."""
+"""The result of a checker: its verdict, what it checked, what it found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Checker", "Finding", "conclude", "named"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that was wrong; ``sequence`` is None where it is of no one collective, ``ranks`` are those it names."""
+    """A violation; ``sequence`` is None where it concerns no single collective, ``ranks`` are those it names."""
 
     attempt: int
     step: int
@@ -23,8 +23,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checker:
-    """``holds``: None when too little was recorded to tell, ``why`` says what. ``found`` counts as its metric does:
-    sums, hangs, steps, updates; ``findings`` are in the order of steps, the first likely the cause of the others."""
+    """``holds``: None when too little was recorded to decide; ``why`` says what is missing. ``found`` counts in the
+    unit of its metric: sums, hangs, steps, updates; ``findings`` are in the order of steps, the first likely the cause
+    of the others."""
 
     id: str
     holds: bool | None
@@ -35,7 +36,7 @@ class Checker:
 
     @property
     def metric(self) -> float | None:
-        """What an expectation compares. A fault that was found is known, however little else is."""
+        """The value that an expectation compares. A violation that was found counts, however little else is known."""
         return None if self.holds is None else float(self.found)
 
 
@@ -43,11 +44,11 @@ _FINDINGS_KEPT = 20
 
 
 def conclude(
-    name: str, records: Grouped, looked_at: str, findings: Sequence[Finding], found: int, untold: str = ""
+    name: str, records: Grouped, looked_at: str, findings: Sequence[Finding], found: int, undecided: str = ""
 ) -> Checker:
-    """True only if nothing was found, nothing is missing, and there is nothing that could not be told."""
+    """Conclude a checker: true only if nothing was found, nothing is missing, and everything could be decided."""
     ordered = sorted(findings, key=lambda it: (it.attempt, it.step, it.sequence or 0, it.ranks))
-    missing = records.incomplete or untold
+    missing = records.incomplete or undecided
     holds = False if found else None if missing else True
     return Checker(name, holds, looked_at, "" if holds else missing, found, tuple(ordered[:_FINDINGS_KEPT]))
 

@@ -1,4 +1,4 @@
-"""Hangs: collectives that took longer than their bound, and who waited for whom."""
+"""Hangs: collectives that took longer than their bound, and which rank waited for which."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def hangs(records: Grouped) -> Checker:
             findings[attempt, step] = _hang(records, tag, entries)
     bounds = {start.hang_s for starts in records.began.values() for start in starts.values()}
     looked_at = f"{seen} collectives, bound {' and '.join(f'{each:g} s' for each in sorted(bounds))}"
-    untold = "" if seen else "no collective was entered"
-    return conclude("hangs", records, looked_at, list(findings.values()), len(findings), untold)
+    undecided = "" if seen else "no collective was entered"
+    return conclude("hangs", records, looked_at, list(findings.values()), len(findings), undecided)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """``until_t``: when it ended, else when the rank was last seen in it."""
+    """``until_t``: when it ended, or when the rank was last seen in it."""
 
     began_t: float
     until_t: float
@@ -42,7 +42,7 @@ class _Entry:
 
 
 def _entries(records: Grouped) -> dict[Tag, dict[int, _Entry]]:
-    """collective -> rank -> when it was in it."""
+    """Return collective -> rank -> when it was in it."""
     entries: dict[Tag, dict[int, _Entry]] = {}
     for rank, waits in records.waits.items():
         for wait in waits:
@@ -57,7 +57,7 @@ def _entries(records: Grouped) -> dict[Tag, dict[int, _Entry]]:
 
 
 def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry]) -> Finding:
-    """Who waited for whom."""
+    """Return the finding: which rank waited for which."""
     began_t = min(entry.began_t for entry in entries.values())
     until_t = max(entry.until_t for entry in entries.values())
     lasted_s = until_t - began_t
@@ -69,37 +69,39 @@ def _hang(records: Grouped, tag: Tag, entries: Mapping[int, _Entry]) -> Finding:
     if absent:
         blamed = absent
         why = "; ".join(_whereabouts(records, rank, tag) for rank in absent)
-        said = f"{named(entries)} waited {took} for {named(absent)}: {why}"
+        description = f"{named(entries)} waited {took} for {named(absent)}: {why}"
     elif late:
         blamed = late
         after_s = max(entries[rank].began_t for rank in late) - began_t
-        said = f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
+        description = (
+            f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
+        )
     elif held:
         blamed = held
-        said = f"all ranks were in it for {took}"
+        description = f"all ranks were in it for {took}"
     else:
         blamed = sorted(entries)
-        said = f"all ranks were in it for {took}: what was under way between them did not arrive"
+        description = f"all ranks were in it for {took}: the data in flight between them did not arrive"
     if held:
-        said += f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"
-    return Finding(*tag, tuple(sorted(blamed)), said)
+        description += (
+            f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"
+        )
+    return Finding(*tag, tuple(sorted(blamed)), description)
 
 
 def _held_s(records: Grouped, rank: int, began_t: float, until_t: float) -> float:
-    """How long of that time the process of ``rank`` did not run."""
+    """Return how long of that time the process of ``rank`` did not run."""
     pauses = records.held.get(rank, ())
     return sum(max(0.0, min(pause.t, until_t) - max(pause.since_t, began_t)) for pause in pauses)
 
 
 def _whereabouts(records: Grouped, rank: int, tag: Tag) -> str:
-    """Of a rank that did not come, from its last words."""
+    """Describe a rank that did not enter, from its last records."""
     attempt, step, _ = tag
-    told = [wait for wait in records.waits.get(rank, ()) if wait.attempt == attempt and wait.step <= step]
-    if told:
-        last = told[-1]
+    waits = [wait for wait in records.waits.get(rank, ()) if wait.attempt == attempt and wait.step <= step]
+    if waits:
+        last = waits[-1]
         where = "no collective" if last.sequence is None else f"collective {last.sequence}"
-        return f"rank {rank} was in {where} of step {last.step} for {last.t - last.since_t:.1f} s and more"
+        return f"rank {rank} was in {where} of step {last.step} for at least {last.t - last.since_t:.1f} s"
     done = [number for (of, number), ranks in records.steps.items() if of == attempt and rank in ranks]
-    return (
-        f"the last that is known of rank {rank} is that it ended step {done[-1]}" if done else f"rank {rank} is silent"
-    )
+    return f"the last record of rank {rank} is the end of step {done[-1]}" if done else f"rank {rank} has no records"

@@ -1,7 +1,7 @@
-"""What ranks recorded for the checkers (``ranks/rank-<r>.checks.jsonl``; contract: docs/checkers.md), read.
+"""Records of the ranks for the checkers (``ranks/rank-<r>.checks.jsonl``; contract: docs/checkers.md).
 
-Reading is as lenient as in ``core.evidence.fields``: a line that lacks what it must have is counted and left out; what
-is then missing makes a checker's verdict unknown.
+Reading is as lenient as in ``core/fields.py``: a line that lacks a required field is counted and left out; a checker
+that misses it then has the verdict unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Began", "CheckLog", "CheckedStep", "Collective", "Grouped", "Held", 
 
 @dataclass(frozen=True)
 class Began:
-    """An attempt as one rank began it, after ``step`` (0: from the beginning)."""
+    """The beginning of an attempt on one rank, after ``step`` (0: from scratch)."""
 
     attempt: int
     t: float
@@ -38,7 +38,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class CheckedStep:
-    """``trained_on`` and ``became`` are fingerprints of the parameters before and after; empty where not drawn."""
+    """``trained_on`` and ``became`` are fingerprints of the parameters before and after; empty where not taken."""
 
     attempt: int
     step: int
@@ -50,7 +50,7 @@ class CheckedStep:
 
 @dataclass(frozen=True)
 class Sample:
-    """Elements ``at`` of one collective: what this rank put in, what it got."""
+    """Elements ``at`` of one collective: this rank's inputs and outputs."""
 
     attempt: int
     step: int
@@ -62,7 +62,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Wait:
-    """At ``t`` a rank had been in a collective, or (``sequence`` None) in none, since ``since_t``, beyond the bound."""
+    """At ``t`` a rank had been in a collective (``sequence`` None: in none) since ``since_t``, beyond the bound."""
 
     attempt: int
     t: float
@@ -73,7 +73,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Held:
-    """From ``since_t`` to ``t`` the process of a rank did not run."""
+    """The process of a rank did not run from ``since_t`` to ``t``."""
 
     since_t: float
     t: float
@@ -81,7 +81,7 @@ class Held:
 
 @dataclass(frozen=True)
 class CheckLog:
-    """All that one rank recorded for the checkers."""
+    """The records of one rank for the checkers."""
 
     rank: int
     began: tuple[Began, ...] = ()
@@ -96,7 +96,7 @@ Tag = tuple[int, int, int]
 
 
 def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
-    """``ranks/rank-<rank>.checks.jsonl``, decoded line by line: (log, malformed lines)."""
+    """Read ``ranks/rank-<rank>.checks.jsonl``, decoded line by line: (log, malformed lines)."""
     began: list[Began] = []
     steps: list[CheckedStep] = []
     samples: list[Sample] = []
@@ -106,7 +106,7 @@ def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
     for line in lines:
         try:
             if not isinstance(line, Mapping):
-                raise Malformed("no JSON object")
+                raise Malformed("expected a JSON object")
             match text(line, "kind"):
                 case "begin":
                     began.append(_began(line))
@@ -119,7 +119,7 @@ def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
                 case "held":
                     held.append(Held(need_number(line, "since_t"), need_number(line, "t")))
                 case _:
-                    raise Malformed("of an unknown kind")
+                    raise Malformed("unknown kind")
         except Malformed:
             malformed += 1
     return CheckLog(rank, tuple(began), tuple(steps), tuple(samples), tuple(waits), tuple(held)), malformed
@@ -144,7 +144,7 @@ def _began(fields: Fields) -> Began:
 def _step(fields: Fields) -> CheckedStep:
     listed = sequence(fields, "collectives")
     if not all(isinstance(each, Mapping) for each in listed):
-        raise Malformed("'collectives' holds something that is none")
+        raise Malformed("'collectives' holds something other than objects")
     return CheckedStep(
         attempt=integer(fields, "attempt") or 1,
         step=_whole(fields, "step"),
@@ -173,11 +173,11 @@ def _sample(fields: Fields) -> Sample:
 
 
 def _floats(hexadecimal: str, count: int) -> tuple[float, ...]:
-    """float32, little-endian. Raises Malformed unless there are ``count``."""
+    """Decode float32, little-endian. Raises Malformed unless there are ``count``."""
     try:
         return struct.unpack(f"<{count}f", bytes.fromhex(hexadecimal))
     except (ValueError, struct.error) as error:
-        raise Malformed("no float32 numbers in hexadecimal, or not as many as positions") from error
+        raise Malformed("expected one float32 in hexadecimal for each position") from error
 
 
 def _wait(fields: Fields) -> Wait:
@@ -192,13 +192,13 @@ def _wait(fields: Fields) -> Wait:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The same by what belongs together. ``incomplete``: what is missing, in a sentence; empty if nothing is."""
+    """The records by attempt, step and collective. ``incomplete``: what is missing, as text; empty if nothing is."""
 
     world_size: int
     began: Mapping[int, Mapping[int, Began]]
-    """attempt -> rank -> how it began it."""
+    """attempt -> rank -> its beginning."""
     steps: Mapping[tuple[int, int], Mapping[int, CheckedStep]]
-    """(attempt, step) -> rank -> what it did, in the order of both."""
+    """(attempt, step) -> rank -> its record, ordered by both."""
     samples: Mapping[Tag, Mapping[int, Sample]]
     waits: Mapping[int, Sequence[Wait]]
     held: Mapping[int, Sequence[Held]]
@@ -235,10 +235,10 @@ class Grouped:
 def _incomplete(
     began: Mapping[int, Mapping[int, Began]], steps: Mapping[tuple[int, int], Mapping[int, CheckedStep]]
 ) -> str:
-    """What must have been recorded and is not there.
+    """Return which required record is missing; empty if none.
 
-    A rank ends a step only after all have recorded the one before it: the records of two ranks end at the same step or
-    at neighbouring ones, however the job ended.
+    A rank ends a step only after all have recorded the one before it, so the records of two ranks end at the same step
+    or at neighbouring ones, however the job ended.
     """
     for attempt in sorted({*began, *(attempt for attempt, _ in steps)}):
         starts = began.get(attempt, {})
@@ -247,7 +247,7 @@ def _incomplete(
             for rank in ranks if of_attempt == attempt else ():
                 done.setdefault(rank, set()).add(step)
         if not starts:
-            return f"how attempt {attempt} began was not recorded"
+            return f"no rank has a record of how attempt {attempt} began"
         first = min(start.step for start in starts.values())
         last = max((max(each) for each in done.values()), default=first)
         world_size = max(start.world_size for start in starts.values())

@@ -12,7 +12,7 @@ __all__ = ["Event", "read_events"]
 
 @dataclass(frozen=True)
 class Event:
-    """A line of ``events.jsonl``; ``fields`` is the whole line, for what only one kind of event carries."""
+    """A line of ``events.jsonl``; ``fields`` is the whole line, for fields that only one kind of event carries."""
 
     t: float
     event: str
@@ -24,6 +24,6 @@ class Event:
 
 
 def read_events(lines: Iterable[object]) -> tuple[tuple[Event, ...], int]:
-    """``events.jsonl`` in the order of time: several writers append to it."""
+    """Read ``events.jsonl``, in the order of time: several writers append to it."""
     found, malformed = parse(lines, {"": Event.from_dict}, None)
     return tuple(sorted(found, key=lambda event: event.t)), malformed

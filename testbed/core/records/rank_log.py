@@ -89,7 +89,7 @@ class StepRecord:
 
     @property
     def exposed_s(self) -> float:
-        """Communication that no computation hid: sync - ready."""
+        """Communication that no computation overlapped: sync - ready."""
         return self.t_sync - self.t_ready
 
 
@@ -114,7 +114,7 @@ class EndRecord:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """A checkpoint of one rank that is on its disk; ``took_s`` is the time that training stood still for it."""
+    """A checkpoint of one rank on its disk; ``took_s`` is how long training was blocked for it."""
 
     t: float
     step: int
@@ -134,13 +134,13 @@ class CheckpointRecord:
 
 
 def _attempt(fields: Fields) -> int:
-    """Of the job that a record belongs to, from 1; records of a job that cannot restart do not say it."""
+    """Return the attempt of a record, from 1; records of a job that cannot restart lack it."""
     return integer(fields, "attempt") or 1
 
 
 @dataclass(frozen=True)
 class RankLog:
-    """All that one rank wrote, in its order. A new attempt writes another ``job`` line and may repeat steps."""
+    """The records of one rank, in order. A new attempt writes another ``job`` line and may repeat steps."""
 
     rank: int
     jobs: tuple[JobRecord, ...] = ()
@@ -150,7 +150,7 @@ class RankLog:
 
     @property
     def job(self) -> JobRecord | None:
-        """What the rank trained last."""
+        """The job of the last attempt."""
         return self.jobs[-1] if self.jobs else None
 
     @property
@@ -163,7 +163,7 @@ class RankLog:
 
 
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
-    """``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
+    """Read ``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
     readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord]] = {
         "job": JobRecord.from_dict,
         "step": StepRecord.from_dict,

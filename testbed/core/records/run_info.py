@@ -12,7 +12,7 @@ __all__ = ["Expectation", "RunInfo", "SteadyCheck"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """A sentence of the experiment; ``holds`` is None when it could not be told."""
+    """An expectation of the experiment; ``holds`` is None when it could not be evaluated."""
 
     text: str
     holds: bool | None = None
@@ -21,7 +21,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class SteadyCheck:
-    """A condition of the steady state and what came out; ``holds`` is None when it could not be told.
+    """A condition of the steady state and its result; ``holds`` is None when it could not be evaluated.
 
     ``when`` is before, during, after or always. ``violations`` are (began, ended, measured), in CLOCK_MONOTONIC.
     """
@@ -57,8 +57,7 @@ class SteadyCheck:
 class RunInfo:
     """``run.json``. ``status`` is running, finished, interrupted or failed; "" when the file is missing.
 
-    ``unknown_because`` says why nothing can be told of the run: the lab, or the machine below it, failed. Empty
-    where that is not so.
+    ``unknown_because`` says why the run has no result: the lab, or the machine below it, failed. Otherwise empty.
     """
 
     name: str = ""
@@ -74,14 +73,14 @@ class RunInfo:
     expectations: tuple[Expectation, ...] = ()
     hypothesis: tuple[SteadyCheck, ...] = ()
     schedule: tuple[Fields, ...] = ()
-    """Each fault as it was planned, and as ``began`` how often it was injected."""
+    """Each fault as planned, with ``began``, the number of times it was injected."""
     workload: Fields = field(default_factory=dict)
     driver: str = ""
     emulator: str = ""
     scheduling: Fields = field(default_factory=dict)
     uncertified: bool = False
     validity: tuple[Fields, ...] = ()
-    """What of the scale model holds on which fiber: findings of core/physics/validity.py."""
+    """Validity of the scale model per fiber: findings of core/physics/validity.py."""
     host: Fields = field(default_factory=dict)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A whole run directory as one value: what ``testbed.host.files.store`` reads and ``testbed.core.report`` explains."""
+"""A whole run directory as one value: ``testbed.host.files.store`` reads it, ``testbed.core.report`` explains it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class RunData:
     hosts: tuple[HostSample, ...] = ()
     ranks: tuple[RankLog, ...] = ()
     checks: tuple[CheckLog, ...] = ()
-    """What the ranks recorded for the checkers."""
+    """Records of the ranks for the checkers."""
     malformed: Mapping[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()

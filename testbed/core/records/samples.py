@@ -18,7 +18,7 @@ class FiberSample:
     """Cumulative counters of one direction. ``byte_count`` is L2 bytes: 14 B Ethernet header, headers of every segment.
 
     ``lateness_counts[i]`` are packets that left at most ``lateness_bounds_s[i]`` after they were due and more than the
-    bound before; one count more than bounds means that the last is what came later than every bound.
+    previous bound; with one count more than bounds, the last is what came later than every bound.
     """
 
     t: float
@@ -76,7 +76,7 @@ class RankSample:
 
 @dataclass(frozen=True)
 class HostSample:
-    """``cpu_busy`` is the share 0..1 of all cores that was busy since the sample before."""
+    """``cpu_busy`` is the share 0..1 of all cores that was busy since the previous sample."""
 
     t: float
     cpu_busy: float | None
@@ -90,7 +90,7 @@ class HostSample:
 def read_metrics(
     lines: Iterable[object],
 ) -> tuple[tuple[FiberSample, ...], tuple[RankSample, ...], tuple[HostSample, ...], int]:
-    """``metrics.jsonl``: (fibers, ranks, host, malformed lines), each in the order of time."""
+    """Read ``metrics.jsonl``: (fibers, ranks, host, malformed lines), each in the order of time."""
     readers: dict[str, Callable[[Fields], FiberSample | RankSample | HostSample]] = {
         "fiber": FiberSample.from_dict,
         "rank": RankSample.from_dict,

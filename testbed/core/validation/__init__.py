@@ -1,1 +1,1 @@
-"""Is a collective library right, how near the physical bound, and alive after the fiber failed? Cases and judgement."""
+"""Validation of a collective library: correctness, speed against the physical bound, behaviour when the fiber fails."""

@@ -1,4 +1,4 @@
-"""Two validations compared: what became worse, or better, beyond noise."""
+"""Compare two validations: what became worse, or better, beyond noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from testbed.core.validation.result import LibraryResult, Outcome, Speed, Valida
 __all__ = ["LEAST_CHANGE", "Change", "Comparison", "compare"]
 
 LEAST_CHANGE: Final = 0.10
-"""A median moves by some per cent from one run to the next of the same machine, although the intervals within each run
-are narrow (the machine's other work, frequency, where ranks were put); less than this is never called a change."""
+"""Smallest relative change of a median that is reported. A median moves by some per cent between runs on the same
+machine, although the intervals within each run are narrow (other load, CPU frequency, rank placement)."""
 
 _OUTCOMES: Final[dict[Outcome, int]] = {
     "right": 0,
@@ -25,14 +25,14 @@ _OUTCOMES: Final[dict[Outcome, int]] = {
     "crash": 4,
     "wrong result": 5,
 }
-"""The larger the worse. What is not here was not seen, so nothing can be said of it."""
+"""Severity; larger is worse. An outcome that is missing here was not observed and is not compared."""
 
 _VERDICTS: Final[dict[Verdict, int]] = {"holds": 0, "does not hold": 1}
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is not as it was; ``what`` names it, ``before`` and ``after`` say it in words."""
+    """One difference from the baseline: ``what`` changed, with the values ``before`` and ``after`` as text."""
 
     library: str
     what: str
@@ -43,12 +43,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a baseline says of a validation. ``notes`` name what could not be compared, and why."""
+    """The result of a comparison with a baseline. ``notes`` list what could not be compared, and why."""
 
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
     against_unix_s: float | None = None
-    """When the baseline began."""
+    """Start time of the baseline."""
 
     @property
     def regressions(self) -> tuple[Change, ...]:
@@ -56,27 +56,27 @@ class Comparison:
 
 
 def compare(old: Validation, new: Validation) -> Comparison:
-    """``new`` against the baseline ``old``, library by library, by name.
+    """Compare ``new`` with the baseline ``old``, library by library, by name.
 
-    Answers and outcomes of faults are compared wherever both were seen. Times are compared only on the same machine and
-    the same certified lab; they differ when the intervals of both medians are disjoint and the medians differ by more
-    than :data:`LEAST_CHANGE`. What was measured before and is missing now is a note, not a regression: perhaps nobody
-    asked for it.
+    Answers and outcomes of faults are compared wherever both were observed. Times are compared only on the same machine
+    and the same certified lab; they differ when the intervals of both medians are disjoint and the medians differ by
+    more than :data:`LEAST_CHANGE`. What the baseline has and the new validation lacks is a note, not a regression: it
+    may not have been requested.
     """
     notes = []
     why = _times_incomparable(old, new)
     if why:
-        notes.append(f"times were not compared: {why}")
+        notes.append(f"times not compared: {why}")
     if old.suite != new.suite:
-        notes.append(f"suite {old.suite} then, {new.suite} now: what is in one of them alone was not compared")
+        notes.append(f"suite was {old.suite}, is {new.suite}: cases in only one of them were not compared")
     before = {it.name: it for it in old.libraries if it.verdict != "skipped"}
     now = {it.name: it for it in new.libraries if it.verdict != "skipped"}
-    notes += [f"{name} was validated before, and not this time" for name in before if name not in now]
+    notes += [f"{name} is in the baseline, but was not validated this time" for name in before if name not in now]
     notes += [f"{name} is not in the baseline" for name in now if name not in before]
     changes: list[Change] = []
     for name in (each for each in now if each in before):
         if before[name].version != now[name].version:
-            notes.append(f"{name}: version {before[name].version} then, {now[name].version} now")
+            notes.append(f"{name}: version was {before[name].version}, is {now[name].version}")
         changes += _verdict(before[name], now[name])
         changes += _cases(before[name], now[name])
         changes += _cells(before[name], now[name])
@@ -88,26 +88,26 @@ def compare(old: Validation, new: Validation) -> Comparison:
 
 def _times_incomparable(old: Validation, new: Validation) -> str:
     for what, then, now in (
-        ("the topology was", old.topology, new.topology),
-        ("the machine was", old.machine, new.machine),
-        ("the driver was", old.driver, new.driver),
-        ("the emulator was", old.emulator, new.emulator),
+        ("topology", old.topology, new.topology),
+        ("machine", old.machine, new.machine),
+        ("driver", old.driver, new.driver),
+        ("emulator", old.emulator, new.emulator),
     ):
         if then != now:
-            return f"{what} {then} then, and is {now} now"
+            return f"the {what} was {then}, is {now}"
     if not (old.certified and new.certified):
         return "one of the two labs was not certified"
     for direction in sorted({*old.links, *new.links}):
         was, became = (dict(it.links.get(direction, {})) for it in (old, new))
         if was.keys() != became.keys():
-            return f"{direction} is not in both"
+            return f"{direction} is not in both validations"
         if any(_differ(key, was[key], became[key]) for key in was):
-            return f"{direction} is another fiber than it was"
+            return f"the certified values of {direction} changed"
     return ""
 
 
 def _differ(what: str, then: float, now: float) -> bool:
-    """More than certificates of one and the same fiber differ. Of a value that is not known nothing is said."""
+    """Whether two values differ by more than certificates of the same fiber do; False for an unknown value."""
     allowed = 2 * tolerance_s(then) if what == "delay_s" else 2 * RATE_TOLERANCE * then
     return math.isfinite(then) and math.isfinite(now) and abs(now - then) > allowed
 
@@ -118,7 +118,7 @@ def _verdict(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
 
 
 def _cases(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
-    """A case that was right must stay so; what is ``not run`` in either says nothing."""
+    """Compare cases by state; ``not run`` in either validation is not compared."""
     before = {(it.operation, it.group, it.type, it.count, it.reduction): it.state for it in old.cases}
     for case in new.cases:
         then = before.get((case.operation, case.group, case.type, case.count, case.reduction))
@@ -139,10 +139,10 @@ def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
         if rank != was:
             yield Change(new.name, cell.fault, then.outcome, cell.outcome, _kind(rank > was))
         elif then.rebuilt is not None and cell.rebuilt is not None and then.rebuilt != cell.rebuilt:
-            said = {True: "rebuilt", False: "not rebuilt"}
+            label = {True: "rebuilt", False: "not rebuilt"}
             changed = _kind(not cell.rebuilt)
             yield Change(
-                new.name, f"{cell.fault}, communicator afterwards", said[then.rebuilt], said[cell.rebuilt], changed
+                new.name, f"{cell.fault}, communicator afterwards", label[then.rebuilt], label[cell.rebuilt], changed
             )
 
 

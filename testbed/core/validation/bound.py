@@ -1,13 +1,14 @@
-"""What physics leaves: the least time of an operation over given fibers, and what was measured beside it.
+"""Lower bound on the time of an operation over given fibers, and the figures that are compared with it.
 
-Derived, with what is assumed, in docs/bounds.md. In short: an element is an atom (nothing is compressed), sums are made
-at sites, time begins with the common start. For bytes that must come from a site s to a site t, and any set of sites A
-that holds s and not t, every one of them crosses some fiber i out of A, no sooner than dist(s, tail of i) after the
-start and no later than delay(i) + dist(head of i, t) before the end. So within T at most
+docs/bounds.md has the derivation and the assumptions. In short: an element is an atom (nothing is compressed), sums are
+made at sites, time begins with the common start. Consider bytes that must travel from a site s to a site t, and any set
+of sites A that holds s and not t. Every byte crosses some fiber i out of A, no sooner than dist(s, tail of i) after the
+start and no later than delay(i) + dist(head of i, t) before the end. So at most
 
     sum over i of rate(i) * max(0, T - dist(s, tail i) - delay(i) - dist(head i, t))
 
-bytes come over, and T is at least where that is what must cross. Of one fiber this is d + n/B.
+bytes arrive within T, and T is at least the time at which this reaches the bytes that must cross.
+For one fiber: d + n/B.
 
 nccl-tests' bandwidths: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
@@ -27,15 +28,15 @@ from testbed.core.validation.operation import BARRIER, OperationName
 __all__ = ["MOST_CUTS", "Interval", "Placed", "algorithm_rate", "bound_s", "bus_rate", "latency_s", "median_interval"]
 
 MOST_CUTS: Final = 8
-"""Sites up to which every set of sites is looked at as one side of a cut (2**8), and every pair of sites across it.
-With more of them the sets are each site with those nearest to it, one, two, …, and the pair is the farthest one."""
+"""Largest number of sites for which every set of sites is considered as one side of a cut (2**8), and every pair of
+sites across it. With more sites the sets are each site with its 1, 2, … nearest sites, and the pair is the farthest."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """An operation of ``size`` bytes (n) on ranks that are somewhere: the sites of the ranks of its group, in order.
+    """An operation of ``size`` bytes (n) and the sites of the ranks of its group, in order.
 
-    ``root`` and ``to`` are numbers in the group, where the operation has such.
+    ``root`` and ``to`` are rank numbers in the group, for operations that have them.
     """
 
     do: OperationName
@@ -46,17 +47,17 @@ class Placed:
 
     @cached_property
     def ranks_at(self) -> dict[str, int]:
-        """How many ranks there are at each site, in the order of the first."""
+        """Number of ranks at each site, ordered by first rank."""
         return {site: self.sites.count(site) for site in dict.fromkeys(self.sites)}
 
     def must_move(self, tail: str, head: str) -> float:
-        """Bytes at ``head`` in the end, at least, that depend on what only ``tail`` had in the beginning."""
+        """Least number of bytes that ``head`` must receive because its result depends on data only ``tail`` had."""
         return self.must_cross({tail}, {head})
 
     def must_cross(self, tails: Iterable[str], heads: Iterable[str]) -> float:
-        """Bytes that must come to ``heads``, all sites of a group together, from ``tails``, another such group.
+        """Return the least number of bytes that must travel from the sites ``tails``, taken together, to ``heads``.
 
-        What comes from ``tails`` may be added up before, and may be handed on within ``heads`` after it has come.
+        Data may be reduced within ``tails`` before it is sent, and passed on within ``heads`` after it arrived.
         """
         world, ranks = len(self.sites), self.ranks_at
         here, there = (sum(ranks.get(site, 0) for site in set(some)) for some in (tails, heads))
@@ -83,7 +84,7 @@ class Placed:
 
     @property
     def volume(self) -> float:
-        """Bytes that must leave some site for another, all sites together."""
+        """Least number of bytes that must leave one site for another, summed over all sites."""
         ranks, size = self.ranks_at, float(self.size)
         sites = len(ranks)
         match self.do:
@@ -101,9 +102,9 @@ class Placed:
 
 
 def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
-    """The least time of the operation over these fibers, in seconds; 0 where nothing must cross a fiber.
+    """Return the least time of the operation over these fibers, in seconds; 0 where nothing must cross a fiber.
 
-    Infinite where something must cross and no fiber leads there.
+    Infinite where something must cross and no fiber connects the sites.
     """
     dist = distances(every)
     members = tuple(placed.ranks_at)
@@ -126,7 +127,7 @@ def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
 
 
 def latency_s(placed: Placed, every: Sequence[Fiber]) -> float:
-    """d: the one-way delay between the two sites that are farthest apart of those that depend on each other."""
+    """Return d: the largest one-way delay between two sites of which one depends on the other."""
     dist = distances(every)
     pairs = [it for it in itertools.permutations(placed.ranks_at, 2) if _depends(placed, *it)]
     return max((dist.get(tail, {}).get(head, math.inf) for tail, head in pairs), default=0.0)
@@ -151,7 +152,7 @@ def bus_rate(placed: Placed, time_s: float) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and an interval that holds the true one in at least 95 of 100 cases, whatever the distribution."""
+    """A median and an interval that holds the true median in at least 95 of 100 cases, whatever the distribution."""
 
     low: float
     median: float
@@ -159,15 +160,15 @@ class Interval:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The median of at least one value, and its interval by order statistics.
+    """Return the median of at least one value, and its interval by order statistics.
 
     The number of values below the true median is binomial with 1/2: the k-th smallest and the k-th largest of n hold it
     between them with probability 1 - 2 P(fewer than k are below) (David and Nagaraja, Order Statistics, 3rd edition,
-    2003, section 7.1). Of fewer than six values no interval reaches 95 %; then it is all there is.
+    2003, section 7.1). With fewer than six values no interval reaches 95 %; the interval is then the full range.
     """
     ordered = sorted(values)
     count = len(ordered)
-    within, k = 0.0, 0  # the chance that at most k - 1 of them are below
+    within, k = 0.0, 0  # the probability that at most k - 1 of them are below
     while k < (count + 1) // 2:
         more = within + math.comb(count, k) / 2**count
         if 2 * more > 1 - confidence:
@@ -179,19 +180,19 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
 
 
 def _depends(placed: Placed, tail: str, head: str) -> bool:
-    """Whether something at ``head`` depends on ``tail``; also where no byte must come, as of a barrier."""
+    """Whether a result at ``head`` depends on ``tail``; true also where no byte must travel, as in a barrier."""
     return placed.do == BARRIER or placed.must_move(tail, head) > 0
 
 
 def _sum(dist: Mapping[str, Mapping[str, float]], tail: str, fiber: Fiber, head: str) -> float:
-    """The least delay from ``tail`` to ``head`` over this fiber."""
+    """Return the least delay from ``tail`` to ``head`` over this fiber."""
     before = dist.get(tail, {}).get(fiber.tail, math.inf)
     after = dist.get(fiber.head, {}).get(head, math.inf)
     return before + fiber.delay_s + after
 
 
 def _fill(volume: float, pipes: Sequence[tuple[float, float]]) -> float:
-    """The least T at which pipes of (rate, delay) have let ``volume`` bytes through: sum rate * max(0, T - delay)."""
+    """Return the least T at which pipes of (rate, delay) carried ``volume`` bytes: sum rate * max(0, T - delay)."""
     if volume <= 0:
         return 0.0
     open_rate, opened = 0.0, 0.0
@@ -207,7 +208,7 @@ def _fill(volume: float, pipes: Sequence[tuple[float, float]]) -> float:
 
 @lru_cache(maxsize=4)
 def _cuts(every: tuple[Fiber, ...], members: tuple[str, ...]) -> tuple[tuple[frozenset[str], tuple[Fiber, ...]], ...]:
-    """Sets of sites, one side of a cut each, with members on both sides; and the fibers that lead out of it."""
+    """Sets of sites that are one side of a cut, with members on both sides; each with the fibers out of it."""
     sites = sorted({site for fiber in every for site in (fiber.tail, fiber.head)} | set(members))
     chosen: Iterable[Sequence[str]]
     if len(sites) <= MOST_CUTS:

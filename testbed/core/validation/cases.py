@@ -1,7 +1,7 @@
-"""The catalogue: which operations a library is asked for to see whether it is right, and how fast.
+"""The catalogue of operations that measure correctness and speed of a library.
 
-Everything is fixed by (suite, sites of the ranks, seed), so that a run can be repeated. Cases of correctness do not
-depend on what a library has: whoever asks drops what :func:`not_offered` names.
+(suite, sites of the ranks, seed) determines everything, so that a run can be repeated. The correctness cases do not
+depend on what a library offers: the caller drops those that :func:`not_offered` names.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ACROSS: Final = "first of each site"
 FIRST_CASE_CALL: Final = 1
 FIRST_SPEED_CALL: Final = 100_000
 FIRST_FAULT_CALL: Final = 200_000
-"""Numbers of calls are never used twice in a run; those from FIRST_FAULT_CALL on belong to ``trials.py``."""
+"""Call numbers are never used twice in a run; those from FIRST_FAULT_CALL on belong to ``fault_matrix.py``."""
 
 _SMALL: Final[Mapping[Suite, tuple[int, ...]]] = {
     "quick": (0, 1, 3, 1023),
     "full": (0, 1, 2, 3, 5, 7, 16, 17, 255, 256, 257, 1023, 4097),
 }
-"""Elements; with every type and every reduction. Odd ones are no multiple of any number of ranks, segment or packet;
-around 256 and 1024 libraries change their algorithm, or their buffers end."""
+"""Elements; with every type and every reduction. Odd counts are no multiple of the number of ranks, a segment or a
+packet; around 256 and 1024 libraries change their algorithm or reach the end of a buffer."""
 
 _MIDDLE: Final[Mapping[Suite, tuple[int, ...]]] = {"quick": (65_537,), "full": (65_537, 1_048_573)}
 """Elements; with every type."""
@@ -53,7 +53,7 @@ _LARGE: Final[Mapping[Suite, tuple[tuple[str, int], ...]]] = {
     "quick": (("float32", 4 << 20),),
     "full": (("float32", 16 << 20), ("float64", 32 << 20), ("int64", 64 << 20)),
 }
-"""(type, n in bytes, about): streams that fill every buffer on the way. Of all_reduce four times as much in quick."""
+"""(type, approximate n in bytes): streams that fill every buffer on the path. Fourfold for all_reduce in quick."""
 
 _OF_GROUPS: Final[Mapping[Suite, tuple[int, ...]]] = {"quick": (1, 1023), "full": (0, 1, 7, 1023, 65_537)}
 _TYPES_OF_GROUPS: Final = ("int32", "float32")
@@ -67,32 +67,32 @@ _SPEEDS: Final[Mapping[Suite, tuple[tuple[int, int], ...]]] = {
         *((size, 9) for size in (8 * _MIB, 32 * _MIB, 128 * _MIB)),
     ),
 }
-"""(n in bytes, repeats that count). Six is the least that gives a median an interval of 95 %."""
+"""(n in bytes, repeats that count). Six is the least number that gives a median an interval of 95 %."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Operations that are begun at once, each on a group that shares no rank with the others' groups."""
+    """Operations that start together, on groups that have no rank in common."""
 
     operations: tuple[Operation, ...]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One operation at one size, again and again; the first ``warm_up`` of ``calls`` do not count."""
+    """One operation at one size, repeated; the first ``warm_up`` of ``calls`` do not count."""
 
     do: OperationName
     size: int
-    """n of docs/bounds.md in bytes, as it is: near the size that was asked for."""
+    """n of docs/bounds.md in bytes: the actual value, close to the requested size."""
     calls: tuple[Operation, ...]
     warm_up: int = 1
 
 
 def groups(sites: Sequence[str]) -> tuple[Group, ...]:
-    """All groups of the catalogue, ``world`` first; ``sites`` is the site of every rank in order.
+    """Return all groups of the catalogue, ``world`` first; ``sites`` is the site of every rank in order.
 
-    One for each site, named as the site (``at east``), and one of the first rank of each site, where that is neither
-    the world nor a single rank.
+    One group for each site, named after the site (``at east``), and one of the first rank of each site, unless that is
+    the world or a single rank.
     """
     by_site: dict[str, list[int]] = {}
     for rank, site in enumerate(sites):
@@ -105,21 +105,21 @@ def groups(sites: Sequence[str]) -> tuple[Group, ...]:
 
 
 def not_offered(operation: Operation, offers: Mapping[str, Any]) -> str:
-    """Why ``operation`` is not asked of a library with these ``offers`` (answer to ``join``); empty: it is asked."""
+    """Return why ``operation`` is left out for a library with these ``offers`` (answer to ``join``), or ""."""
     offer = offers.get(operation.do)
     if not isinstance(offer, Mapping):
-        return f"the library has no {operation.do}"
+        return f"the library does not offer {operation.do}"
     if operation.group != WORLD and not offers.get("groups"):
-        return "the library makes no groups"
+        return "the library does not offer groups"
     if operation.do != BARRIER and operation.type not in offer.get("types", ()):
-        return f"its {operation.do} has no {operation.type}"
+        return f"its {operation.do} does not offer {operation.type}"
     if operation.do in REDUCING and operation.reduction not in offer.get("reductions", ()):
-        return f"its {operation.do} has no {operation.reduction}"
+        return f"its {operation.do} does not offer {operation.reduction}"
     return ""
 
 
 def correctness(suite: Suite, sites: Sequence[str], seed: int = 0) -> tuple[Case, ...]:
-    """All cases of correctness, the small ones of an operation first."""
+    """Return all correctness cases; those of an operation begin with the small ones."""
     made = _Maker(seed, FIRST_CASE_CALL)
     world, *others = groups(sites)
     of_sites = [group for group in others if group.name != ACROSS]
@@ -143,10 +143,10 @@ def correctness(suite: Suite, sites: Sequence[str], seed: int = 0) -> tuple[Case
 
 
 def performance(suite: Suite, sites: Sequence[str], offers: Mapping[str, Any], seed: int = 0) -> tuple[Series, ...]:
-    """Every operation that the library ``offers`` at every size, small ones first; ``barrier`` once.
+    """Return a series for every operation that the library ``offers`` at every size, small first; one for ``barrier``.
 
-    Of float32 where the library has it. ``send`` is from the first rank of the world to the last; ``broadcast`` and
-    ``reduce`` have rank 0 as their root.
+    The type is float32 where the library has it. ``send`` is from the first rank of the world to the last;
+    ``broadcast`` and ``reduce`` have rank 0 as their root.
     """
     made = _Maker(seed, FIRST_SPEED_CALL)
     series: list[Series] = []
@@ -161,7 +161,7 @@ def performance(suite: Suite, sites: Sequence[str], offers: Mapping[str, Any], s
             template = Operation(do, 0, WORLD, kind, count, reduction, 0, len(sites) - 1, seed, keep=False)
             size = template.size_bytes(len(sites))
             if size == before:
-                continue  # with many ranks the smallest sizes are one and the same
+                continue  # with many ranks the smallest sizes coincide
             before = size
             calls = tuple(dataclasses.replace(template, call=made.call()) for _ in range(repeats + 1))
             series.append(Series(do, size, calls))
@@ -171,9 +171,9 @@ def performance(suite: Suite, sites: Sequence[str], offers: Mapping[str, Any], s
 def preferred(
     do: OperationName, offers: Mapping[str, Any], types: Sequence[str] = ("float32",)
 ) -> tuple[str, Reduction] | None:
-    """(type, reduction) of what a library ``offers`` of an operation: of ``types`` and ``sum`` if it has them.
+    """Return the (type, reduction) to request: the first of ``types`` and ``sum`` if the library ``offers`` them.
 
-    None: it has nothing of it that could be asked for.
+    None if it offers no usable type or reduction of the operation.
     """
     offer = offers.get(do)
     if not isinstance(offer, Mapping):
@@ -191,7 +191,7 @@ def preferred(
 
 
 def _barriers(made: _Maker, *together: Sequence[Group]) -> Iterator[Case]:
-    """Each rank comes last in turn: a barrier that waits for some of them only is none."""
+    """Barriers in which each rank arrives last in turn, to catch one that waits for some ranks only."""
     for groups_ in together:
         for late in range(max((len(it.ranks) for it in groups_), default=0)):
             operations = (made.operation(BARRIER, it, "int32", 0, "") for it in groups_ if late < len(it.ranks))
@@ -214,13 +214,13 @@ def _kinds(do: OperationName, suite: Suite, world: int) -> Iterator[tuple[str, i
 
 
 def _count(do: OperationName, kind: str, size: int, world: int) -> int:
-    """Elements (of a block, where there are blocks) so that n is about ``size`` bytes; one at least."""
+    """Return the number of elements (of a block, where there are blocks) for which n is about ``size``; at least 1."""
     blocks = world if do in ("reduce_scatter", "all_gather", "all_to_all") else 1
     return max(1, size // (TYPES[kind].size * blocks))
 
 
 class _Maker:
-    """Operations with calls of their own, and roots that vary."""
+    """Makes operations with unique call numbers and varying roots."""
 
     def __init__(self, seed: int, first_call: int) -> None:
         self._calls = itertools.count(first_call)

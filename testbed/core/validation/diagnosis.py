@@ -1,7 +1,7 @@
-"""What a wrong answer looks like: somebody else's, one of before, a part that is missing or counted twice, a lost byte.
+"""Diagnose a wrong answer: another rank's data, stale data, a contribution missing or counted twice, a lost byte.
 
-The data is seeded by rank and call, so that whatever was put in the place of what belongs there can be recognised. A
-guess is only made where it cannot well be a coincidence.
+The data is seeded by rank and call, so that data which took the place of the expected data can be identified. A
+diagnosis is reported only where a coincidence is very unlikely.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["diagnose_error"]
 Sources = Sequence[tuple[int, int]]
 
 _ENOUGH_BITS: Final = 32
-"""Bits of input that must agree: with some hundred guesses one in ten million is a coincidence."""
+"""Bits of input that must agree: with some hundred candidates the chance of a coincidence is one in ten million."""
 
 _FARTHEST: Final = 16
-"""Bytes by which a stream that lost some, or has some twice, may be shifted."""
+"""Largest shift, in bytes, of a stream that lost or repeated bytes."""
 
 _WINDOW: Final = 256
-"""Bytes that are compared with a shifted stream."""
+"""Bytes compared with a shifted stream."""
 
 
 def diagnose_error(
     operation: Operation, group: Group, rank: int, output: bytes, indices: Indices, earlier: Sequence[Operation]
 ) -> str:
-    """Words for what the elements of ``output`` at the wrong ``indices`` look like; empty where nothing fits.
+    """Return what the elements of ``output`` at the wrong ``indices`` look like; empty if no candidate matches.
 
-    ``rank`` is a number in the ``group``; ``earlier`` are operations before this one, the latest first.
+    ``rank`` is a number in the ``group``; ``earlier`` are previous operations, the latest first.
     """
     world, size = len(group.ranks), operation.kind.size
     segments = operation.segments(rank, world) or ()
@@ -43,7 +43,7 @@ def diagnose_error(
     data = b"".join(output[int(it) * size : (int(it) + 1) * size] for it in indices)
     offsets = indices - np.uint64(segment.begin)
     if len(data) >= 4 and len(set(data)) == 1:
-        return f"all that is wrong is the byte {data[:1].hex()}, as in a buffer that nothing was written to"
+        return f"every wrong byte is {data[:1].hex()}, as in a buffer that was never written"
     for words, other, sources in _candidates(operation, group, rank, segment):
         if _enough(other, sources, len(indices)) and agrees(other, sources, offsets, data).all():
             return words
@@ -57,8 +57,8 @@ def diagnose_error(
 def _candidates(
     operation: Operation, group: Group, rank: int, segment: Segment
 ) -> Iterator[tuple[str, Operation, Sources]]:
-    """(words, an operation, sources of the segment) that would give such an answer."""
-    name: Callable[[int], int] = group.ranks.__getitem__  # words are of ranks of the world
+    """Yield (text, operation, sources of the segment) of errors that would give such an answer."""
+    name: Callable[[int], int] = group.ranks.__getitem__  # the text names ranks of the world
     everyone, count = range(len(group.ranks)), operation.count
     if operation.do in REDUCING and len(everyone) > 1:
         begin = segment.sources[0][1]
@@ -67,9 +67,10 @@ def _candidates(
             yield f"it is the input of rank {name(it)} alone", operation, ((it, begin),)
         for it in everyone:
             rest = tuple(source for source in segment.sources if source[0] != it)
-            yield f"the part of rank {name(it)} is missing", operation, rest
+            yield f"the contribution of rank {name(it)} is missing", operation, rest
             if operation.reduction == "sum":
-                yield f"the part of rank {name(it)} is in it twice", operation, (*segment.sources, (it, begin))
+                twice = (*segment.sources, (it, begin))
+                yield f"the contribution of rank {name(it)} is counted twice", operation, twice
         if operation.do == "reduce_scatter":
             for it in everyone:
                 moved = tuple((source, it * count) for source, _ in segment.sources)
@@ -78,11 +79,11 @@ def _candidates(
     source, begin = segment.sources[0]
     for it in everyone:
         if it != source:
-            yield f"it is what rank {name(it)} gave, not rank {name(source)}", operation, ((it, begin),)
+            yield f"it is the data of rank {name(it)}, expected that of rank {name(source)}", operation, ((it, begin),)
     if operation.do == "all_to_all":
         for it in everyone:
             if it != rank:
-                words = f"it is the block that rank {name(source)} had for rank {name(it)}"
+                words = f"it is the block of rank {name(source)} for rank {name(it)}"
                 yield words, operation, ((source, it * count),)
 
 
@@ -93,23 +94,23 @@ def _enough(operation: Operation, sources: Sources, elements: int) -> bool:
 
 
 def _stale(operation: Operation, other: Operation, rank: int, world: int, indices: Indices, data: bytes) -> str:
-    """What is wrong is the answer to the operation ``other``, of before."""
+    """Return a description if the wrong data is the answer or input to ``other``, an earlier operation; else empty."""
     if other.type != operation.type or other.group != operation.group:
         return ""
     for segment in other.segments(rank, world) or ():
         if segment.begin <= int(indices[0]) and int(indices[-1]) < segment.begin + segment.count:
             offsets = indices - np.uint64(segment.begin)
             if _enough(other, segment.sources, len(indices)) and agrees(other, segment.sources, offsets, data).all():
-                return f"it is the answer to call {other.call}, a {other.do} of before: a stale buffer"
+                return f"it is the answer to call {other.call}, an earlier {other.do}: a stale buffer"
     mine = ((rank, 0),)
     there = int(indices[-1]) < other.input_count(world) and _enough(other, mine, len(indices))
     if there and agrees(other, mine, indices, data).all():
-        return f"it is this rank's input to call {other.call}, a {other.do} of before: a stale buffer"
+        return f"it is this rank's input to call {other.call}, an earlier {other.do}: a stale buffer"
     return ""
 
 
 def _shifted(operation: Operation, segment: Segment, output: bytes, index: int) -> str:
-    """Of data that is moved: from some byte on the stream is ahead, or behind."""
+    """Return a description if data that is moved, not reduced, is shifted from some byte on; else empty."""
     if len(segment.sources) > 1:
         return ""
     kind, (source, begin) = operation.kind, segment.sources[0]
@@ -121,12 +122,12 @@ def _shifted(operation: Operation, segment: Segment, output: bytes, index: int) 
     at = next(place for place, (a, b) in enumerate(zip(due, got, strict=True)) if a != b)
     for by in range(1, _FARTHEST + 1):
         length = min(_WINDOW, len(due) - at - by)
-        if length * 8 < _ENOUGH_BITS * 2:  # two bytes are sometimes alike
+        if length * 8 < _ENOUGH_BITS * 2:  # two bytes are sometimes equal
             break
         if got[at : at + length] == due[at + by : at + by + length]:
-            return f"{_bytes(by)} lost there: what follows stands so much too early"
+            return f"{_bytes(by)} lost there: what follows is shifted toward the beginning"
         if got[at + by : at + by + length] == due[at : at + length]:
-            return f"{_bytes(by)} too many there: what follows stands so much too late"
+            return f"{_bytes(by)} inserted there: what follows is shifted toward the end"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The six types that travel, without numpy: whoever only names operations need not have it."""
+"""The six element types of the protocol, without numpy: code that only names operations does not need it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class ElementType:
 
     Attributes:
         size: bytes of an element.
-        shift: an input's numerator is ``(w >> shift) - 2**(63 - shift)``: so many of its word's bits are left.
-        scale: the value is ``numerator / 2**scale``; 0 of integers.
-        precision: bits of the significand, the leading one included (IEEE 754's p); 0 of integers.
-        smallest_exponent: the least positive (subnormal) value is 2 to this; 0 of integers.
+        shift: an input's numerator is ``(w >> shift) - 2**(63 - shift)``: 64 - ``shift`` bits of its word remain.
+        scale: the value is ``numerator / 2**scale``; 0 for integers.
+        precision: bits of the significand, the leading one included (IEEE 754's p); 0 for integers.
+        smallest_exponent: 2 to this is the least positive (subnormal) value; 0 for integers.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ElementType:
 
     @property
     def unit_roundoff(self) -> float:
-        """u: largest relative error of one rounding to nearest; 0 of integers."""
+        """u: largest relative error of one rounding to nearest; 0 for integers."""
         return 2.0**-self.precision if self.precision else 0.0
 
 

@@ -1,8 +1,8 @@
-"""What belongs in an output, without rounding, and which of its elements are something else.
+"""Compare an output with the exact result and find the elements that differ.
 
-Sums are sums of numerators (``values.py``) in 64-bit integers. A float that a library answered is compared in the same
-units, 2**-scale: as a whole number and a fraction, so that nothing is rounded where it could matter. The bound and
-where it comes from are in ``judge.py``.
+Sums are sums of numerators (``values.py``) in 64-bit integers. A float from a library is compared in the same units,
+2**-scale, as a whole number and a fraction, so that nothing is rounded where it could matter. The bound and its source
+are in ``output_judge.py``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["CHUNK", "Indices", "Wrong", "agrees", "compare"]
 Indices = npt.NDArray[np.uint64]
 
 CHUNK: Final = 1 << 17
-"""Elements that are compared at a time: the arrays of a chunk stay within a processor's cache."""
+"""Elements compared at a time: the arrays of a chunk stay within a processor's cache."""
 
 _MOST_KEPT: Final = 64
-"""Wrong elements whose indices are kept to guess from; all are counted."""
+"""Wrong elements whose indices are kept for the diagnosis; all are counted."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """``count`` elements are wrong; ``indices`` are those of the first 64 in the output.
+    """The number of wrong elements, and the ``indices`` of the first 64 in the output.
 
     ``expected`` and ``got`` are the values of the first, ``expected`` rounded to a float64.
     """
@@ -42,7 +42,7 @@ class Wrong:
 
 
 def compare(operation: Operation, rank: int, world: int, output: bytes) -> Wrong:
-    """Compare the ``output`` of a rank (its number in a group of ``world``), which has the right length."""
+    """Compare the ``output`` of a rank (its number in a group of ``world``); the output has the expected length."""
     view, size = memoryview(output), operation.kind.size
     count, first, kept = 0, None, list[Indices]()
     for segment in operation.segments(rank, world) or ():
@@ -67,11 +67,11 @@ def compare(operation: Operation, rank: int, world: int, output: bytes) -> Wrong
 def agrees(
     operation: Operation, sources: Sequence[tuple[int, int]], offsets: Indices, data: bytes | memoryview
 ) -> npt.NDArray[np.bool_]:
-    """Which elements in ``data`` are what ``operation`` makes of these elements of its input.
+    """Return which elements of ``data`` equal what ``operation`` makes of these elements of its input.
 
     Args:
         sources: (rank's number in the group, where in its input the segment begins); several are reduced.
-        offsets: of the elements in the segment, one for each element of ``data``.
+        offsets: position in the segment of each element of ``data``.
     """
     kind = operation.kind
     exactly = kind.is_integer or len(sources) == 1 or operation.do not in REDUCING or operation.reduction == "max"
@@ -96,32 +96,32 @@ def within(
     total: Numerators,
     magnitude: Numerators,
 ) -> npt.NDArray[np.bool_]:
-    """Which of ``got``, sums or averages of ``world`` floats, are within the bound.
+    """Return which of ``got``, sums or averages of ``world`` floats, are within the error bound.
 
-    ``total`` is the sum of the numerators, ``magnitude`` that of their absolute values. Of an average all is compared
-    P times as large, for a P-th of a sum may be no whole number.
+    ``total`` is the sum of the numerators, ``magnitude`` that of their absolute values. Averages are compared after
+    multiplication by P, because a P-th of a sum may be no whole number.
     """
     kind = operation.kind
     average = operation.reduction == "avg"
     places, steps = (world, world + 1) if average else (1, world - 1)
     spread = steps * kind.unit_roundoff
     if spread >= 1:
-        return np.isfinite(got)  # bfloat16 among more than 255 ranks: the bound is infinite, nothing can be said
+        return np.isfinite(got)  # bfloat16 among more than 255 ranks: the bound is infinite, any finite value passes
     with np.errstate(over="ignore", invalid="ignore"):
         units = got * 2.0**kind.scale
-        # Beyond this nothing is right, and int64 might overflow below. A comparison with NaN is false.
+        # A larger value cannot be right, and int64 might overflow below. A comparison with NaN is false.
         plausible = np.abs(units) <= 2.0 * (1 if average else world) * 2.0**kind.scale
     units = np.where(plausible, units, 0.0)
     whole = np.floor(units)
     error = (whole.astype(np.int64) * places - total).astype(np.float64) + (units - whole) * places
-    bound = spread / (1 - spread) * magnitude.astype(np.float64) * (1 + 2.0**-50)  # it is rounded itself
+    bound = spread / (1 - spread) * magnitude.astype(np.float64) * (1 + 2.0**-50)  # the bound is rounded itself
     if average:
         bound += world * places * 2.0 ** (kind.smallest_exponent - 1 + kind.scale)
     return plausible & (np.abs(error) <= bound)
 
 
 def _first(operation: Operation, segment: Segment, index: Indices, got: Any) -> tuple[float, float]:
-    """(expected, got) of one element."""
+    """Return (expected, got) of one element."""
     exact = _reduced(operation, segment.sources, index - np.uint64(segment.begin))[0].item()
     if operation.kind.is_integer:
         return exact, got
@@ -136,7 +136,7 @@ def _inputs(operation: Operation, sources: Sequence[tuple[int, int]], offsets: I
 
 
 def _reduced(operation: Operation, sources: Sequence[tuple[int, int]], offsets: Indices) -> Numerators:
-    """Numerators of the sum, of the maximum, or of what was moved."""
+    """Numerators of the sum, of the maximum, or of the data that was moved."""
     inputs = _inputs(operation, sources, offsets)
     found = next(inputs)
     for it in inputs:

@@ -1,9 +1,9 @@
-"""The fault matrix: what is done to a library in the middle of one operation, and what it may make of it.
+"""The fault matrix: which faults strike a library in the middle of an operation, and which outcomes are accepted.
 
 Faults are the lab's own (docs/faults.md), written here as a user would type them. The **victim** is the last site, and
-the last rank in it: all fibers that end at that site are cut, so that nothing leads around, except where the fault is
-about leading around. An operation is under way when the fault begins: a stated share of the bytes that it usually puts
-on the fibers has crossed, which does not depend on how quick the machine is.
+the last rank in it: all fibers that end at that site are cut, so that no bypass exists, unless the fault is about
+failover. A fault begins while the operation is in progress: after a stated share of the bytes that the operation
+usually puts on the fibers has crossed, a criterion that does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -14,57 +14,57 @@ from typing import Any, Final
 
 from testbed.core.topology.model import Link, Topology
 from testbed.core.validation.cases import FIRST_FAULT_CALL, Suite, preferred
-from testbed.core.validation.fibers import ways
+from testbed.core.validation.fibers import routes
 from testbed.core.validation.operation import Operation, OperationName
 from testbed.core.validation.result import Outcome
 
 __all__ = [
     "FAULTS",
+    "REPORTS_ERROR",
     "SHARE",
     "SLACK_S",
     "SURVIVES",
-    "TELLS",
     "Fault",
     "Injection",
     "Trial",
     "left_out",
     "trials",
-    "unoffered",
+    "why_no_trials",
 ]
 
 SHARE: Final = 0.3
-"""Of the bytes that the operation puts on all fibers together when nothing is wrong. The later a fault begins, the less
-of the operation it finds."""
+"""Share of the bytes that the healthy operation puts on all fibers together. The later a fault begins, the less of the
+operation is left to disturb."""
 
 TIMEOUT_S: Final = 6.0
-"""Given to the library, on short fibers."""
+"""Timeout that the library is given, on short fibers."""
 
 SLACK_S: Final = 3.0
-"""How much later than its timeout an error may come: ranks notice one after the other, on a busy machine."""
+"""How much later than the library's timeout an error may come: ranks notice one after the other on a busy machine."""
 
 SHORT_S: Final = 1.5
-"""A cut that is shorter than the timeout. TCP that was cut off for t goes on within 2 t and its first timer of 0.2 s
-and more (each timer is twice the one before): 3.5 s after the cut began, well before the timeout."""
+"""A cut shorter than the timeout. TCP cut off for t resumes within 2 t plus its first timer of at least 0.2 s (each
+timer is twice the previous one): 3.5 s after the cut began, well before the timeout."""
 
 PATIENCE_S: Final = 30.0
-"""When an operation that should come through is given up: 1 % of loss, or a tenth of the rate, makes it slow."""
+"""When an operation that should succeed is given up: 1 % of loss, or a tenth of the rate, makes it slow."""
 
 _LASTS_S: Final = 0.35
-"""How long the fiber takes at least for the operation's bytes, so that it is still under way when the fault begins."""
+"""Least time the fiber needs for the operation's bytes, so that it is still in progress when the fault begins."""
 
 _LEAST_BYTES: Final = 4 << 20
 _MOST_BYTES: Final = 64 << 20
 
 SURVIVES: Final[frozenset[Outcome]] = frozenset({"right", "right after healing"})
-TELLS: Final[frozenset[Outcome]] = frozenset({"error within its bound"})
+REPORTS_ERROR: Final[frozenset[Outcome]] = frozenset({"error within its bound"})
 
 
 @dataclass(frozen=True)
 class Injection:
     """``testbed inject KIND TARGET K=V… --for``, as soon as the share has crossed.
 
-    ``for_s`` None: it stands until the cell has ended. It is done ``repeat`` times, the next one ``every_s`` after the
-    last one began. ``rank-kill`` and ``rank-pause`` are done to the rank program, ``target`` is the rank's number.
+    ``for_s`` None: active until the cell ends. The injection is made ``repeat`` times, with starts ``every_s`` apart.
+    ``rank-kill`` and ``rank-pause`` act on the rank program; ``target`` is then the rank's number.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class Injection:
 
 @dataclass(frozen=True)
 class Fault:
-    """A row of the matrix. ``holds``: the outcomes that are good enough; all others count against the library."""
+    """A row of the matrix. ``holds``: the accepted outcomes; all others count against the library."""
 
     name: str
     summary: str
@@ -87,16 +87,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trial:
-    """One cell to be made: one fault in one operation. Times are seconds since the fault began.
+    """One cell of the matrix before it is tried: one fault in one operation. Times are seconds since the fault began.
 
     Attributes:
-        injections: all at once.
+        injections: all start together.
         operation: on the world.
-        share: injected when this part of the operation's usual bytes has crossed.
-        timeout_s: the library's own, of ``join``.
-        error_by_s: until then an error is within its bound.
-        outer_s: a rank that is still in the operation then, hangs.
-        struck: ranks that the fault itself ends or stops: nothing is expected of them.
+        share: inject when this part of the operation's usual bytes has crossed.
+        timeout_s: the library's own, passed in ``join``.
+        error_by_s: deadline; a later error is late.
+        outer_s: a rank that is still in the operation then is hung.
+        affected: ranks that the fault itself kills or stops: nothing is expected of them.
     """
 
     fault: Fault
@@ -106,28 +106,33 @@ class Trial:
     timeout_s: float
     error_by_s: float
     outer_s: float
-    struck: frozenset[int] = frozenset()
+    affected: frozenset[int] = frozenset()
 
 
 FAULTS: Final = {
     it.name: it
     for it in (
         Fault("cut-short", "every fiber of a site cut, for less than the library's timeout", "quick", SURVIVES),
-        Fault("cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", TELLS),
-        Fault("failover", "the fiber in use cut, another one lit", "quick", SURVIVES),
+        Fault("cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", REPORTS_ERROR),
+        Fault("failover", "the fiber in use cut, another one up", "quick", SURVIVES),
         Fault("loss-1pct", "1 % of the packets lost", "quick", SURVIVES),
-        Fault("rank-killed", "a rank killed", "quick", TELLS),
-        Fault("one-direction-silent", "one direction dark, no port loses its carrier", "full", TELLS | SURVIVES),
-        Fault("one-direction-carrier", "one direction dark, the receiver's port loses it", "full", TELLS | SURVIVES),
-        Fault("flap", "every fiber of a site dark for 0.3 s, lit for 0.7 s, five times", "full", SURVIVES),
-        Fault("burst-loss", "every packet lost for 20 ms of each 450 ms, no port loses its carrier", "full", SURVIVES),
-        Fault("reorder", "5 % of the packets held back by 1 ms", "full", SURVIVES),
-        Fault("duplicate", "1 % of the packets come twice", "full", SURVIVES),
-        Fault("corruption", "bits of 0.1 % of the packets flipped, unseen by Ethernet's check", "full", SURVIVES),
-        Fault("mtu-black-hole", "IP packets above 1400 B vanish", "full", TELLS | SURVIVES),
-        Fault("latency-step", "50 ms more one way, after 50 ms of darkness", "full", SURVIVES),
-        Fault("rate-squeeze", "a tenth of the rate", "full", SURVIVES),
-        Fault("rank-stopped", "a rank stopped, for longer than the library's timeout", "full", TELLS),
+        Fault("rank-killed", "a rank killed", "quick", REPORTS_ERROR),
+        Fault("one-direction-silent", "one direction down, no port loses carrier", "full", REPORTS_ERROR | SURVIVES),
+        Fault(
+            "one-direction-carrier",
+            "one direction down, the receiving port loses carrier",
+            "full",
+            REPORTS_ERROR | SURVIVES,
+        ),
+        Fault("flap", "every fiber of a site down for 0.3 s, up for 0.7 s, five times", "full", SURVIVES),
+        Fault("burst-loss", "every packet lost for 20 ms of each 450 ms, no port loses carrier", "full", SURVIVES),
+        Fault("reorder", "5 % of the packets delayed by 1 ms and reordered", "full", SURVIVES),
+        Fault("duplicate", "1 % of the packets duplicated", "full", SURVIVES),
+        Fault("corruption", "bits of 0.1 % of the packets flipped, undetected by Ethernet's FCS", "full", SURVIVES),
+        Fault("mtu-black-hole", "IP packets above 1400 B dropped", "full", REPORTS_ERROR | SURVIVES),
+        Fault("latency-step", "one-way delay increased by 50 ms, after a gap of 50 ms", "full", SURVIVES),
+        Fault("rate-squeeze", "rate reduced to a tenth", "full", SURVIVES),
+        Fault("rank-stopped", "a rank stopped, for longer than the library's timeout", "full", REPORTS_ERROR),
         Fault("rank-slow", "a rank stopped for 0.1 s of each 0.2 s, for 4 s", "full", SURVIVES),
     )
 }
@@ -135,9 +140,9 @@ FAULTS: Final = {
 
 
 def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: int = 0) -> tuple[Trial, ...]:
-    """The fault matrix of a library with these ``offers``; none where it has no operation to try, see ``unoffered``.
+    """Return the fault matrix of a library with these ``offers``; empty if no operation fits, see ``why_no_trials``.
 
-    Faults that the topology has no place for are left out, see ``left_out``.
+    Faults that the topology cannot host are left out, see ``left_out``.
     """
     place = _Place(topology)
     found = []
@@ -160,14 +165,14 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
                 timeout_s=timeout_s,
                 error_by_s=error_by_s,
                 outer_s=patience_s,
-                struck=frozenset({place.rank}) if fault.name in ("rank-killed", "rank-stopped") else frozenset(),
+                affected=frozenset({place.rank}) if fault.name in ("rank-killed", "rank-stopped") else frozenset(),
             )
         )
     return tuple(found)
 
 
 def left_out(suite: Suite, topology: Topology) -> dict[str, str]:
-    """Faults of the suite that the topology has no place for, and why: a second fiber is missing, or a second site."""
+    """Return the faults of the suite that the topology cannot host, and why: no second fiber, or no second site."""
     place = _Place(topology)
     reasons = {fault.name: _INJECTIONS[fault.name](place)[1] for fault in _wanted(suite)}
     return {name: why for name, why in reasons.items() if why}
@@ -177,10 +182,10 @@ def _wanted(suite: Suite) -> list[Fault]:
     return [fault for fault in FAULTS.values() if suite == "full" or fault.suite == "quick"]
 
 
-def unoffered(offers: Mapping[str, Any]) -> str:
-    """Why there are no trials of a library with these ``offers``; empty: there are."""
+def why_no_trials(offers: Mapping[str, Any]) -> str:
+    """Return why there are no trials of a library with these ``offers``; empty if there are."""
     if _chosen(offers) is None:
-        return f"none of {', '.join(_TRIED)} is offered with a type of the protocol"
+        return f"the library offers none of {', '.join(_TRIED)} with a type of the protocol"
     return ""
 
 
@@ -192,12 +197,12 @@ _TRIED: Final[tuple[OperationName, ...]] = (
     "broadcast",
     "send",
 )
-"""What may be under way: the first that the library has. All of these put bytes on the fibers toward the last rank."""
+"""Candidates for the disturbed operation, in order of preference. All put bytes on the fibers toward the last rank."""
 
 
 def _chosen(offers: Mapping[str, Any]) -> tuple[OperationName, str, Any] | None:
     for do in _TRIED:
-        # Of the widest type there are fewest elements to make and to judge; integers are exact.
+        # The widest type has the fewest elements to make and to judge; integers are exact.
         found = preferred(do, offers, ("int64", "float64", "int32", "float32"))
         if found is not None:
             return do, *found
@@ -217,20 +222,20 @@ def _operation(topology: Topology, place: _Place, offers: Mapping[str, Any], cal
 
 
 class _Place:
-    """Where faults strike."""
+    """The victim: where faults strike."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.victim = topology.sites[-1].name
         self.rank = len(topology.node_names) - 1
         self.links = tuple(link for link in topology.links if self.victim in link.between)
-        """All that end at the victim."""
-        taken = ways(topology)
+        """All links that end at the victim."""
+        taken = routes(topology)
         names = {path[-1] for (_, head), path in taken.items() if head == self.victim}
         names |= {path[0] for (tail, _), path in taken.items() if tail == self.victim}
         used = {direction.partition(":")[0] for direction in names}
         self.used = tuple(link for link in self.links if not taken or link.name in used)
-        """Those that traffic with the victim takes."""
+        """Those that carry traffic with the victim."""
         both = [link.impairment(direction) for link in self.used for direction in link.directions]
         self.rate = min((it.rate_bps / 8 for it in both if it.rate_bps), default=0.0)
         self.delay_s = max((it.delay_s for it in both), default=0.0)
@@ -240,17 +245,17 @@ class _Place:
 
 
 Injections = tuple[tuple[Injection, ...], str]
-"""What to inject, and if that is nothing, why."""
+"""What to inject, or why nothing can be injected."""
 
 
 def _alone(place: _Place) -> str:
-    return "" if place.links else f"no fiber ends at {place.victim}: there is one site"
+    return "" if place.links else f"no fiber ends at {place.victim}: the topology has one site"
 
 
 def _cut(
     links: Sequence[Link], for_s: float | None = None, kind: str = "cut", **parameters: str
 ) -> tuple[Injection, ...]:
-    """Cut, or a flap, of all paths of these links."""
+    """A cut, or a flap, of all paths of these links."""
     return tuple(
         Injection(kind, link.name, parameters | ({"path": "both"} if link.second_path else {}), for_s) for link in links
     )
@@ -269,27 +274,27 @@ def _flap(place: _Place) -> Injections:
 
 
 def _bursts(place: _Place) -> Injections:
-    """Counted in time. Those of a Gilbert-Elliott chain are counted in packets, and a sender that lost a whole window
-    sends one packet a timeout: TCP may back off for longer than any library waits, and chance would tell what is found.
-    The period is no multiple of TCP's shortest timeout, 0.2 s: or what is sent again would meet the next burst, always
-    (Kuzmanovic, Knightly: Low-rate TCP-targeted denial of service attacks, SIGCOMM 2003).
+    """Bursts timed in seconds. Bursts of a Gilbert-Elliott chain are counted in packets, and a sender that lost a whole
+    window sends one packet a timeout: TCP may back off for longer than any library waits, and the outcome would depend
+    on chance. The period is no multiple of TCP's shortest timeout, 0.2 s, or every retransmission would meet the next
+    burst (Kuzmanovic, Knightly: Low-rate TCP-targeted denial of service attacks, SIGCOMM 2003).
     """
     return _cut(place.links, kind="flap", down="20ms", up="430ms", times="100", carrier="silent"), _alone(place)
 
 
 def _failover(place: _Place) -> Injections:
-    """The first link in use that something takes the place of; of a protected one its working path is cut."""
+    """Cut the first link in use that has a replacement; of a protected link, cut the working path."""
     for link in place.used:
         if link.second_path is not None or (link.protection != "none" and _replaced(place, link)):
             return (Injection("cut", link.name),), ""
-    return (), _alone(place) or f"nothing takes the place of {' or '.join(link.name for link in place.used)}"
+    return (), _alone(place) or f"no path replaces {' or '.join(link.name for link in place.used)}"
 
 
 def _replaced(place: _Place, link: Link) -> bool:
-    """Whether the victim is reached from everywhere without ``link``."""
+    """Whether the victim is reachable from every site without ``link``."""
     if place.topology.routing == "multipath":
         return len(place.links) > 1
-    reached = ways(place.topology, {link.name})
+    reached = routes(place.topology, {link.name})
     return all((site.name, place.victim) in reached for site in place.topology.sites if site.name != place.victim)
 
 
@@ -301,7 +306,7 @@ def _impair(kind: str = "impair", **parameters: str) -> Callable[[_Place], Injec
 
 
 def _silent(place: _Place) -> Injections:
-    """A protected link would move both directions to its other path; all packets lost is the same darkness."""
+    """A protected link would move both directions to its other path; losing all packets has the same effect."""
     return (
         tuple(
             Injection("impair", place.toward(link), {"loss": "100%"})
@@ -315,7 +320,7 @@ def _silent(place: _Place) -> Injections:
 
 def _receiver(place: _Place) -> Injections:
     if any(link.second_path for link in place.used):
-        return (), "the two directions of a protected link move together"
+        return (), "both directions of a protected link switch together"
     return tuple(Injection("cut", place.toward(it), {"carrier": "receiver"}) for it in place.used), _alone(place)
 
 

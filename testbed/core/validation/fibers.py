@@ -1,7 +1,7 @@
-"""The fibers between the sites as bounds and bytes need them: what each direction carries, and which way traffic takes.
+"""Fibers between sites, as bounds and byte counts need them: the capacity of each direction and the paths of traffic.
 
-Everything else on the way (fabrics, gateways, the hosts' own stack) counts as without delay and without limit: what is
-left out can only make a bound lower, never too high.
+Everything else on the path (fabrics, gateways, the hosts' own stack) counts as free of delay and of limits: leaving it
+out can only make a bound lower, never too high.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import networkx as nx
 
 from testbed.core.topology.model import Topology
 
-__all__ = ["Fiber", "distances", "fibers", "in_use", "ways"]
+__all__ = ["Fiber", "distances", "fibers", "in_use", "routes"]
 
 
 @dataclass(frozen=True)
 class Fiber:
-    """One lit direction: from the site ``tail`` to the site ``head``. ``rate`` is payload, in byte/s; ``delay_s`` one
-    way."""
+    """One direction that is up, from the site ``tail`` to the site ``head``. ``rate`` is payload, in byte/s;
+    ``delay_s`` is one way."""
 
     direction: str
     tail: str
@@ -30,39 +30,40 @@ class Fiber:
 
 
 def fibers(
-    topology: Topology, certified: Mapping[str, Mapping[str, float]], dark: Collection[str] = ()
+    topology: Topology, certified: Mapping[str, Mapping[str, float]], down: Collection[str] = ()
 ) -> tuple[Fiber, ...]:
-    """The directions of ``topology`` that are ``certified`` (direction to delay_s and rate, as ``Validation.links``).
+    """Return the directions of ``topology`` that are ``certified`` (direction to delay_s and rate, as in
+    ``Validation.links``).
 
-    Links named in ``dark`` are left out, and so is a direction that nothing is known of.
+    Links named in ``down``, and directions without certified values, are left out.
     """
     found = []
     for link in topology.links:
         first, second = link.between
         for direction, tail, head in zip(link.directions, (first, second), (second, first), strict=True):
-            if link.name not in dark and direction in certified:
+            if link.name not in down and direction in certified:
                 values = certified[direction]
                 found.append(Fiber(direction, tail, head, values["delay_s"], values["rate"]))
     return tuple(found)
 
 
-def ways(topology: Topology, dark: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
-    """The directions that traffic between each two sites takes one after the other, as the gateways' routes lead.
+def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return the directions that traffic between each two sites takes in sequence, following the gateways' routes.
 
-    The shortest lit way, by metres of fiber. With ``routing: multipath`` there may be several, and none is named here
-    of any pair; so is a pair that nothing leads between.
+    This is the shortest path that is up, by metres of fiber. A pair without a path is left out. With ``routing:
+    multipath`` a pair may have several paths, and the result is empty.
     """
     if topology.routing == "multipath":
         return {}
     graph = nx.DiGraph()
     graph.add_nodes_from(site.name for site in topology.sites)
     for link in topology.links:
-        if link.name in dark:
+        if link.name in down:
             continue
         first, second = link.between
         for direction, tail, head in zip(link.directions, (first, second), (second, first), strict=True):
             best = graph.get_edge_data(tail, head)
-            if best is None or link.length_m < best["metres"]:  # of equal ones the first, as the gateways have it
+            if best is None or link.length_m < best["metres"]:  # ties: the first, as in the gateways' routes
                 graph.add_edge(tail, head, metres=link.length_m, direction=direction)
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for tail, paths in nx.all_pairs_dijkstra_path(graph, weight="metres"):
@@ -74,19 +75,19 @@ def ways(topology: Topology, dark: Collection[str] = ()) -> dict[tuple[str, str]
 
 
 def in_use(
-    topology: Topology, sites: Iterable[str], every: Sequence[Fiber], dark: Collection[str] = ()
+    topology: Topology, sites: Iterable[str], every: Sequence[Fiber], down: Collection[str] = ()
 ) -> tuple[Fiber, ...]:
-    """Those of ``every`` fiber that traffic among ``sites`` takes; all of them where flows are spread."""
+    """Return those of ``every`` fiber that traffic among ``sites`` takes; all of them where flows are spread."""
     if topology.routing == "multipath":
         return tuple(every)
-    taken = ways(topology, dark)
+    taken = routes(topology, down)
     ends = list(dict.fromkeys(sites))
     directions = {it for tail in ends for head in ends for it in taken.get((tail, head), ())}
     return tuple(fiber for fiber in every if fiber.direction in directions)
 
 
 def distances(every: Sequence[Fiber]) -> dict[str, dict[str, float]]:
-    """The least one-way delay from each site to each that it reaches over these fibers, in seconds; 0 to itself."""
+    """Return the least one-way delay between sites that these fibers connect, in seconds; 0 from a site to itself."""
     graph = nx.DiGraph()
     for fiber in every:
         known = graph.get_edge_data(fiber.tail, fiber.head)

@@ -1,4 +1,4 @@
-"""What the testbed knows of a collective library before it has started it: how its rank program is begun."""
+"""Description of a collective library before it starts: how to start its rank program, and what that needs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Launcher = Literal["direct", "mpich", "openmpi"]
-"""Who starts the ranks: the testbed, one process a rank; or the library's own mpiexec, which asks the testbed."""
+"""What starts the ranks: the testbed, one process a rank; or the library's own mpiexec, which the testbed starts."""
 
 PYTHON = "{python}"
-"""First word of an ``argv`` that is run by the Python of the nodes."""
+"""First word of an ``argv`` that the nodes' Python runs."""
 
 ENTRY_POINT_GROUP = "testbed.libraries"
 """Entry points whose object is a :class:`Library`, or a function without arguments that returns one."""
@@ -20,9 +20,9 @@ ENTRY_POINT_GROUP = "testbed.libraries"
 class Library:
     """One collective library and its adapter, the rank program of docs/validate.md.
 
-    ``argv`` starts the rank program (``PYTHON`` first: the nodes' Python). ``environment`` is set beside torchrun's.
-    ``modules`` are importable names that the program needs in the nodes' Python, ``programs`` executables beside it,
-    ``install`` the command that brings both. ``needs_gpu``: it is skipped where there is none.
+    ``argv`` starts the rank program (``PYTHON`` first: the nodes' Python). ``environment`` is added to torchrun's
+    variables. ``modules`` are importable names that the program needs in the nodes' Python, ``programs`` executables
+    beside it, ``install`` the command that installs both. ``needs_gpu``: skipped on a machine without one.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How MPI's own launchers start the rank programs: their daemons by whatever stands for ssh, one rank on each node."""
+"""Command lines for MPI's own launchers: daemons through a replacement for ssh, one rank on each node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def mpiexec_argv(
     program: Sequence[str],
     pass_on: Sequence[str],
 ) -> tuple[str, ...]:
-    """The command that starts rank r of ``program`` on ``hosts[r]``, an address that the launcher reaches.
+    """Return the command that starts rank r of ``program`` on ``hosts[r]``, an address that the launcher reaches.
 
-    ``programs`` is the folder that the launcher lies in, on the nodes too; ``interface`` is the launcher's own, where
-    its daemons find it, ``network`` (address/length) the one that leads there on all nodes. ``agent`` is an executable
-    that is called as ssh would be, by the launcher alone: its daemons start no others. Of the launcher's environment
-    ranks get what ``pass_on`` names; ``RANK`` is not for it: each rank learns its own from the launcher.
+    ``programs`` is the folder of the launcher, at the same path on the nodes. ``interface`` is the launcher's own,
+    where its daemons find it; ``network`` (address/length) contains it on all nodes. ``agent`` is an executable called
+    in place of ssh, by the launcher alone: its daemons start no others. Of the launcher's environment the ranks inherit
+    the variables in ``pass_on``, never ``RANK``: each rank learns its own from the launcher.
     """
     ranks = str(len(hosts))
     if launcher == "mpich":
@@ -36,11 +36,11 @@ def mpiexec_argv(
     if launcher == "openmpi":
         return (
             *(f"{programs}/prterun", "--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", network),
-            # A daemon would call others by itself, where there is no way to them (lab/validation/launcher_proxy.py).
+            # A daemon would start others itself, but cannot reach them (lab/validation/launcher_proxy.py).
             *("--prtemca", "plm_ssh_no_tree_spawn", "1"),
             *("--prefix", programs.rsplit("/", 1)[0], "--leave-session-attached", "--allow-run-as-root"),
             *("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "-n", ranks),
             *(word for name in pass_on for word in ("-x", name)),
             *program,
         )
-    raise ValueError(f"{launcher} starts no ranks")
+    raise ValueError(f"launcher {launcher!r} starts no ranks")

@@ -1,4 +1,4 @@
-"""What a library says that it has, read with care: it is somebody else's program that says so."""
+"""Parse what a library offers; the answer comes from an external program, so nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from testbed.core.user_text import shown
 from testbed.core.validation.operation import OPERATIONS
 
-__all__ = ["understood"]
+__all__ = ["parse_offers"]
 
 
-def understood(value: object) -> dict[str, Any]:
-    """``offers`` of an answer to ``join``: of each operation that is named ``types``, ``reductions`` and ``same_bits``,
-    and ``groups`` and ``rebuilds``; what is not said, or null, is not offered.
+def parse_offers(value: object) -> dict[str, Any]:
+    """Parse ``offers`` of an answer to ``join``: ``types``, ``reductions`` and ``same_bits`` of each operation that it
+    names, and ``groups`` and ``rebuilds``. What is missing or null is not offered.
 
     Raises:
-        ValueError: with what is wrong, to be said after "its offers:".
+        ValueError: with a message that reads well after "its offers:".
     """
     if not isinstance(value, Mapping):
-        raise ValueError("they are no JSON object")
+        raise ValueError("expected a JSON object")
     for name, offer in value.items():
         if isinstance(offer, Mapping) and name not in OPERATIONS:
-            raise ValueError(f"no operation is called {shown(str(name))}; there are {', '.join(OPERATIONS)}")
+            raise ValueError(f"unknown operation {shown(str(name))} (known: {', '.join(OPERATIONS)})")
     found: dict[str, Any] = {}
     for do in OPERATIONS:
         offer = value.get(do)
         if offer is None:
             continue
         if not isinstance(offer, Mapping):
-            raise ValueError(f"{do} is no JSON object")
+            raise ValueError(f"{do}: expected a JSON object")
         found[do] = {
             "types": _names(do, offer, "types"),
             "reductions": _names(do, offer, "reductions"),
@@ -43,11 +43,11 @@ def _names(do: str, offer: Mapping[str, Any], key: str) -> list[str]:
     if names is None:
         return []
     if not isinstance(names, list) or not all(isinstance(it, str) for it in names):
-        raise ValueError(f"{do}.{key} is no list of names")
+        raise ValueError(f"{do}.{key}: expected a list of names")
     return names
 
 
 def _whether(what: str, value: object) -> bool:
     if value is None or isinstance(value, bool):
         return value is True
-    raise ValueError(f"{what} is neither true nor false")
+    raise ValueError(f"{what}: expected true or false")

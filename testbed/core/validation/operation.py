@@ -1,4 +1,4 @@
-"""One operation of the protocol as a value: its line, its size, and what each rank gets of it."""
+"""One operation of the protocol as a value: its JSON line, its size, and the expected output of each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reduction = Literal["", "sum", "max", "avg"]
 
 BARRIER: Final = "barrier"
 LATE_S: Final = 0.1
-"""So much later comes the rank that a barrier must wait for: far more than ranks of one start differ on a busy core."""
+"""Delay of the late rank in a barrier: far more than the ranks of one start differ on a busy core."""
 OPERATIONS: Final[tuple[OperationName, ...]] = (
     "all_reduce",
     "reduce_scatter",
@@ -33,22 +33,22 @@ _BY_BLOCK: Final = frozenset({"reduce_scatter", "all_gather", "all_to_all"})
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that an operation is among. ``ranks`` are numbers in the world; a rank's number in the group is its place.
+    """The ranks of an operation. ``ranks`` are numbers in the world; a rank's number in the group is its position.
 
-    ``world`` is the group of all, and the only one that is not made by a line of its own.
+    ``world`` holds all ranks, and is the only group that needs no line of its own to be made.
     """
 
     name: str
     ranks: tuple[int, ...]
 
     def line(self) -> dict[str, Any]:
-        """The line that makes it; every rank of the world gets it."""
+        """Return the line that makes the group; every rank of the world receives it."""
         return {"do": "group", "group": self.name, "ranks": list(self.ranks)}
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a rank's output: ``count`` elements from ``begin`` on, each of it made of one element of each source.
+    """Part of a rank's output: ``count`` elements from ``begin`` on, each made of one element of each source.
 
     ``sources`` are (a rank's number in the group, where in its input the segment begins). More than one: a reduction.
     """
@@ -60,7 +60,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation as docs/validate.md has it; ``root`` and ``to`` are numbers in the group. ``seed`` is of the run."""
+    """An operation as in docs/validate.md; ``root`` and ``to`` are numbers in the group, ``seed`` is the run's."""
 
     do: OperationName
     call: int
@@ -73,10 +73,10 @@ class Operation:
     seed: int = 0
     keep: bool = True
     late: int | None = None
-    """Of a barrier: the number in the group of the rank that comes :data:`LATE_S` after all others."""
+    """For a barrier: the number in the group of the rank that arrives :data:`LATE_S` after all others."""
 
     def line(self, at: float | None = None) -> dict[str, Any]:
-        """The JSON line of it, to begin ``at`` this time of CLOCK_MONOTONIC; without, at once."""
+        """Return the operation's JSON line, to start ``at`` this CLOCK_MONOTONIC time; without it, at once."""
         line: dict[str, Any] = {"do": self.do, "call": self.call, "group": self.group}
         if self.do != BARRIER:
             line |= {"type": self.type, "count": self.count, "seed": self.seed, "keep": self.keep}
@@ -89,7 +89,7 @@ class Operation:
         return line if at is None else line | {"at": at}
 
     def lines(self, group: Group, at: float) -> dict[int, dict[str, Any]]:
-        """The line of each rank of the group, by its number in the world; to begin ``at``, but ``late``."""
+        """Return the line of each rank of the group, by number in the world; all start ``at``, except ``late``."""
         late = None if self.late is None else group.ranks[self.late]
         return {rank: self.line(at + LATE_S * (rank == late)) for rank in group.ranks}
 
@@ -98,20 +98,20 @@ class Operation:
         return TYPES[self.type]
 
     def size_bytes(self, world: int) -> int:
-        """n of docs/bounds.md for a group of ``world`` ranks: bytes of the vector; of ``world`` blocks where a rank
-        puts in or gets one for each rank."""
+        """Return n of docs/bounds.md for a group of ``world`` ranks: bytes of the vector, or of ``world`` blocks where
+        a rank gives or gets one for each rank."""
         return self.kind.size * self.count * (world if self.do in _BY_BLOCK else 1)
 
     def input_count(self, world: int) -> int:
-        """Elements of a rank's whole input."""
+        """Number of elements in a rank's whole input."""
         return 0 if self.do == BARRIER else self.count * (world if self.do in ("reduce_scatter", "all_to_all") else 1)
 
     def output_count(self, world: int) -> int:
-        """Elements of the output of a rank that gets one."""
+        """Number of elements in the output of a rank that gets one."""
         return 0 if self.do == BARRIER else self.count * (world if self.do in ("all_gather", "all_to_all") else 1)
 
     def segments(self, rank: int, world: int) -> tuple[Segment, ...] | None:
-        """What the rank with this number in the group gets; None: nothing, and its output is not looked at."""
+        """Return the expected output of the rank with this number in the group; None: its output is not checked."""
         everyone = range(world)
         match self.do:
             case "all_reduce":

@@ -1,20 +1,20 @@
-"""How a cell of the fault matrix ended: exactly one outcome, from what each rank did.
+"""The outcome of a cell of the fault matrix: exactly one, derived from what each rank did.
 
-What is worst comes first. A cell is
+The first that applies wins:
 
-1. ``not run``: the lab, not the library, kept it from being tried (the evidence says why);
-2. ``unsupported``: a rank said that the library does not do this;
-3. ``wrong result``: some rank was given a wrong answer and no error, whatever became of the others, and also where the
-   fault came too late: it is the one thing that nobody notices;
+1. ``not run``: the lab, not the library, prevented the trial (the evidence says why);
+2. ``unsupported``: a rank reported that the library does not support the operation;
+3. ``wrong result``: some rank returned a wrong answer and no error, whatever the others did, and even if the fault came
+   too late: this is the one failure that goes unnoticed;
 4. ``fault not exercised``: the fault did not begin, or every rank had finished, or one had failed, before it did;
-5. ``hang``: some rank was still in the operation when it was given up from outside;
-6. ``crash``: some process died that the fault did not touch;
-7. ``error late``: some rank's error came after the bound;
-8. ``error within its bound``: some rank raised an error, and those that did, in time;
-9. ``right after healing``: all ranks were right, the last one after the fault was healed, or had ended by itself;
+5. ``hang``: some rank was still in the operation at the outer deadline;
+6. ``crash``: a process died that the fault did not touch;
+7. ``error late``: some rank's error came after its deadline;
+8. ``error within its bound``: some rank raised an error, and every error came in time;
+9. ``right after healing``: all ranks were right, the last one after the fault was healed or had ended by itself;
 10. ``right``: all ranks were right.
 
-Of ranks that the fault itself killed or stopped nothing is expected, but a wrong answer counts from them too.
+Nothing is expected of ranks that the fault itself killed or stopped, but a wrong answer counts from them too.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ __all__ = ["Evidence", "RankEnd", "cell", "outcome"]
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank left the operation, and when, in seconds since the fault began (below 0: before).
+    """How one rank left the operation, and when, in seconds since the fault began (negative: before).
 
-    ``silent``: it was still in it when it was given up; ``at_s`` is then None, and may be of ``died``.
+    ``silent``: still in the operation when it was given up; ``at_s`` is then None. It may be None for ``died`` too.
     """
 
     rank: int
     state: Literal["done", "error", "unsupported", "silent", "died"]
     at_s: float | None = None
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was seen of one trial. Times are seconds since the fault began.
+    """The observations of one trial. Times are seconds since the fault began.
 
     Attributes:
-        ends: of every rank of the operation.
-        judgement: of the answers of the ranks that are done; None: they were not judged, for there are none.
-        share: of the operation's bytes that had crossed when the fault began; None: it never began.
-        healed_s: when it was healed, or over by itself, while the operation was under way; None: neither.
-        rebuilt: whether a communicator could be made again and was right; None: not tried.
-        failed: why the lab could not try it; empty: it did.
+        ends: one for every rank of the operation.
+        judgement: of the answers of the ranks that are done; None if there are none.
+        share: part of the operation's bytes that had crossed when the fault began; None: it never began.
+        healed_s: when the fault was healed, or ended by itself, while the operation was in progress; None: neither.
+        rebuilt: whether a new communicator could be made and gave the right answer; None: not tried.
+        failed: why the lab could not run the trial; empty if it did.
     """
 
     ends: Sequence[RankEnd] = ()
@@ -67,31 +67,31 @@ class Evidence:
 
 
 def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
-    """The one outcome, and in words what made it so."""
+    """Return the outcome and the reason for it."""
     if evidence.failed:
         return "not run", evidence.failed
     ends = list(evidence.ends)
     for it in ends:
         if it.state == "unsupported":
-            return "unsupported", it.words
+            return "unsupported", it.message
     if evidence.judgement is not None and evidence.judgement.state == "wrong":
         return "wrong result", evidence.judgement.detail
     if not ends:
-        return "not run", "no rank was asked"
-    expected = [it for it in ends if it.rank not in trial.struck]
+        return "not run", "no rank received the operation"
+    expected = [it for it in ends if it.rank not in trial.affected]
     if evidence.share is None:
-        return "fault not exercised", _words(expected) or "the operation ended before the fault could begin"
+        return "fault not exercised", _message(expected) or "the operation ended before the fault could begin"
     if all(it.state == "done" and (it.at_s or 0.0) < 0 for it in expected):
-        return "fault not exercised", "every rank had finished when the fault began"
+        return "fault not exercised", "every rank had finished before the fault began"
     if early := [it for it in expected if it.state == "error" and (it.at_s or 0.0) < 0]:
-        return "fault not exercised", f"rank {early[0].rank} had failed when the fault began: {early[0].words}"
+        return "fault not exercised", f"rank {early[0].rank} failed before the fault began: {early[0].message}"
     return _ended(trial, evidence, expected)
 
 
 def cell(trial: Trial, evidence: Evidence) -> Cell:
-    """The cell of the matrix."""
+    """Return the cell of the matrix."""
     found, detail = outcome(trial, evidence)
-    expected = [it for it in evidence.ends if it.rank not in trial.struck]
+    expected = [it for it in evidence.ends if it.rank not in trial.affected]
     errors = [it for it in expected if it.state == "error"]
     done = [it.at_s for it in expected if it.state == "done" and it.at_s is not None]
     every = evidence.share is not None and len(done) == len(expected)
@@ -106,27 +106,27 @@ def cell(trial: Trial, evidence: Evidence) -> Cell:
         bound_s=trial.error_by_s if evidence.share is not None else None,
         rebuilt=evidence.rebuilt,
         rebuild_s=evidence.rebuild_s,
-        errors=tuple(f"rank {it.rank}: {it.words}" for it in errors),
+        errors=tuple(f"rank {it.rank}: {it.message}" for it in errors),
     )
 
 
 def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tuple[Outcome, str]:
-    """Of a fault that did begin while ranks were at work."""
+    """Return the outcome of a fault that began while ranks were in the operation."""
     silent = [it for it in expected if it.state == "silent"]
     if silent:
-        said = f"{_ranks(silent)} {_were(silent)} still in the operation {trial.outer_s:.3g} s after the fault began"
-        return "hang", said
+        detail = f"{_ranks(silent)} {_were(silent)} still in the operation {trial.outer_s:.3g} s after the fault began"
+        return "hang", detail
     died = [it for it in expected if it.state == "died"]
     if died:
-        return "crash", f"{_ranks(died)} died" + (f": {died[0].words}" if died[0].words else "")
+        return "crash", f"{_ranks(died)} died" + (f": {died[0].message}" if died[0].message else "")
     errors = [it for it in expected if it.state == "error"]
     late = [it for it in errors if it.at_s is None or it.at_s > trial.error_by_s]
     if late:
         when = max((it.at_s for it in late if it.at_s is not None), default=None)
-        said = "at a time that is not known" if when is None else f"after {when:.3g} s"
-        return "error late", f"{_ranks(late)} raised an error {said}, due within {trial.error_by_s:.3g} s"
+        detail = "at an unknown time" if when is None else f"after {when:.3g} s"
+        return "error late", f"{_ranks(late)} raised an error {detail}, expected within {trial.error_by_s:.3g} s"
     if errors:
-        return "error within its bound", errors[0].words
+        return "error within its bound", errors[0].message
     if evidence.judgement is None:
         return "not run", "the answers were not judged"
     ended_s = max((it.at_s for it in expected if it.at_s is not None), default=0.0)
@@ -135,9 +135,9 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
     return "right", ""
 
 
-def _words(ends: Sequence[RankEnd]) -> str:
-    """The first trouble in an operation that came to nothing before its fault began."""
-    return next((f"rank {it.rank}: {it.words or it.state}" for it in ends if it.state != "done"), "")
+def _message(ends: Sequence[RankEnd]) -> str:
+    """Return the first failure in an operation that failed before its fault began."""
+    return next((f"rank {it.rank}: {it.message or it.state}" for it in ends if it.state != "done"), "")
 
 
 def _ranks(ends: Sequence[RankEnd]) -> str:

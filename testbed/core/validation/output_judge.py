@@ -1,16 +1,17 @@
-"""Is what the ranks answered to one operation right? And if not: which rank, where, and what it looks like.
+"""Judge the answers of the ranks to one operation; if they are wrong: which rank, where, and a diagnosis.
 
-What is moved, what is a maximum and every sum of integers must be right to the last bit. A sum of floats depends on the
-order of its additions, which is the library's own choice; it must be within
+Data that is moved, maxima and every sum of integers must be right to the last bit. A sum of floats depends on the order
+of its additions, which is the library's own choice; it must be within
 
     |got - exact| <= gamma(P - 1) * sum |x_i|,        gamma(k) = k u / (1 - k u),
 
 for P ranks and u the unit roundoff of the vector's type (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
-edition, 2002, section 4.2, for any order). This takes it that each of the P - 1 additions is rounded to nearest in the
-type of the vector or in a wider one. A library that accumulates float16 or bfloat16 in float32 and rounds what it hands
-on is within it too: our inputs are multiples of 2**-10 and 2**-7, whose sums float32 holds exactly, so that each result
-that is handed on is rounded once. ``avg`` is a sum with two roundings more, that of 1/P and that of the product, before
-the sum or after it: gamma(P + 1), and half of the least subnormal number for each product that may underflow.
+edition, 2002, section 4.2, for any order). This assumes that each of the P - 1 additions is rounded to nearest in the
+type of the vector or in a wider one. A library that accumulates float16 or bfloat16 in float32 and rounds what it
+passes on is within the bound too: our inputs are multiples of 2**-10 and 2**-7, whose sums float32 holds exactly, so
+that each result is rounded once when it is passed on. ``avg`` is a sum with two more roundings, that of 1/P and that of
+the product, before the sum or after it: gamma(P + 1), and half of the least subnormal number for each product that may
+underflow.
 
 ``exact`` is exact: sums of numerators in 64-bit integers, compared without rounding (``exact.py``).
 """
@@ -37,24 +38,24 @@ __all__ = ["Answer", "Judgement", "judge"]
 
 @dataclass(frozen=True)
 class Answer:
-    """How one rank answered. ``silent``: it had not by the time that the operation was given up from outside.
+    """How one rank answered. ``silent``: no answer by the time that the operation was given up.
 
-    ``output`` is the content of its file, None where it named none; ``words`` those of an error, of why it is
-    unsupported, or of how its process ended. ``length`` is that of its file in bytes where not all of it was read, for
-    more is there than is due; None: ``output`` is all of it.
+    ``output`` is the content of its file, None where it named none. ``message`` is the text of an error, the reason why
+    the operation is unsupported, or how the process ended. ``length`` is the length of the file in bytes if it is
+    longer than expected and was not read completely; None: ``output`` is the whole file.
     """
 
     state: Literal["done", "unsupported", "error", "silent", "died"]
     output: bytes | None = None
     began: float | None = None
     ended: float | None = None
-    words: str = ""
+    message: str = ""
     length: int | None = None
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """``detail`` names the rank by its number in the world, the first wrong element, what belonged there and what was.
+    """``detail`` names the rank by its number in the world, the first wrong element, and the values expected and got.
 
     ``rank``: the first rank whose answer is wrong.
     """
@@ -74,10 +75,10 @@ def judge(
 ) -> Judgement:
     """Judge one operation by the answers of the members of its ``group``, by their numbers in the world.
 
-    ``same_bits``: the library promises that every rank gets the same bits of an all_reduce. ``earlier`` are operations
-    of this library before this one, the latest first, of which a stale buffer might be; they are of the same group.
-    A member without an answer is silent. What is worst comes first: a wrong answer, a rank that never answers, one that
-    died, an error, and what not every rank supports.
+    ``same_bits``: the library guarantees that every rank gets the same bits of an all_reduce. ``earlier`` are previous
+    operations of this library in the same group, the latest first; a stale buffer may hold their data. A member without
+    an answer is silent. The worst state wins, in this order: a wrong answer, a rank that never answers, one that died,
+    an error, an operation that not every rank supports.
     """
     given = {rank: answers.get(rank, Answer("silent")) for rank in group.ranks}
     done = {rank: answer for rank, answer in given.items() if answer.state == "done"}
@@ -93,9 +94,9 @@ def judge(
         ranks = [rank for rank, answer in given.items() if answer.state == state]
         if ranks:
             mixed = state == "unsupported" and len(ranks) < len(given)
-            words = next((given[rank].words for rank in ranks if given[rank].words), "")
-            said = f"{_ranks(ranks)} {what}" + (f": {words}" if words else "")
-            return Judgement("error" if mixed else case, said, ranks[0])  # type: ignore[arg-type]
+            message = next((given[rank].message for rank in ranks if given[rank].message), "")
+            detail = f"{_ranks(ranks)} {what}" + (f": {message}" if message else "")
+            return Judgement("error" if mixed else case, detail, ranks[0])  # type: ignore[arg-type]
     if same_bits and operation.do == "all_reduce" and operation.keep:
         return _same_bits(operation, group, done)
     return Judgement("right")
@@ -118,7 +119,7 @@ def _wrong(
             continue
         output = answer.output
         if output is None:
-            return Judgement("wrong", f"rank {rank} named no output, and {length} bytes are due", rank)
+            return Judgement("wrong", f"rank {rank} named no output, expected {length} bytes", rank)
         its = len(output) if answer.length is None else answer.length
         if its != length:
             return Judgement("wrong", f"rank {rank}: {_length(operation, its, length)}", rank)
@@ -129,7 +130,7 @@ def _wrong(
             expected, got = (_number(operation.kind, it) for it in (wrong.expected, wrong.got))
             total = operation.output_count(world)
             which = f"{wrong.count} of {total} elements are wrong, the first is {wrong.indices[0]}"
-            detail = f"rank {rank}: {which}: {got}, not {expected}"
+            detail = f"rank {rank}: {which}: expected {expected}, got {got}"
             why = diagnose_error(operation, group, number, output, wrong.indices, earlier)
             return Judgement("wrong", detail + (f"; {why}" if why else ""), rank)
         proven = output
@@ -137,7 +138,7 @@ def _wrong(
 
 
 def _early(done: Mapping[int, Answer]) -> Judgement | None:
-    """A barrier that a rank left before another had come to it."""
+    """Return a judgement if a rank left the barrier before another had entered it."""
     known = {rank: (it.began, it.ended) for rank, it in done.items() if it.began is not None and it.ended is not None}
     if len(known) < 2:
         return None
@@ -146,13 +147,13 @@ def _early(done: Mapping[int, Answer]) -> Judgement | None:
     early_s = (known[last][0] or 0.0) - (known[first][1] or 0.0)
     if early_s <= 0:
         return None
-    return Judgement("wrong", f"rank {first} left the barrier {early_s * 1e3:.3g} ms before rank {last} came", first)
+    return Judgement("wrong", f"rank {first} left the barrier {early_s * 1e3:.3g} ms before rank {last} entered", first)
 
 
 def _length(operation: Operation, got: int, due: int) -> str:
     size, off = operation.kind.size, abs(got - due)
     elements = f", {off // size} elements" if off % size == 0 else ""
-    return f"its output is {got} bytes long, {due} are due: {off} too {'few' if got < due else 'many'}{elements}"
+    return f"its output is {got} bytes long, expected {due}: {off} too {'few' if got < due else 'many'}{elements}"
 
 
 def _same_bits(operation: Operation, group: Group, done: Mapping[int, Answer]) -> Judgement:
@@ -168,8 +169,8 @@ def _same_bits(operation: Operation, group: Group, done: Mapping[int, Answer]) -
                 for data in (reference, other.output or b"")
             )
             detail = (
-                f"ranks {first} and {rank} differ at element {index}, {mine} and {theirs}, though the library promises"
-                " the same bits to every rank"
+                f"ranks {first} and {rank} differ at element {index}, {mine} and {theirs}, but the library guarantees"
+                " the same bits on every rank"
             )
             return Judgement("wrong", detail, rank)
     return Judgement("right")

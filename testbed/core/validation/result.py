@@ -1,4 +1,4 @@
-"""The result of a validation: a document of values, written as validate.json, read again by reports and baselines."""
+"""The result of a validation: a document of values, written as validate.json and read by reports and baselines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 SCHEMA_VERSION = 1
 
 Verdict = Literal["holds", "does not hold", "unknown", "skipped"]
-"""Of a library and of a whole validation. ``unknown``: the lab or the machine failed, or evidence is missing."""
+"""Verdict on a library or on a whole validation. ``unknown``: the lab or the machine failed, or evidence is missing."""
 
 CaseState = Literal["right", "wrong", "error", "hang", "crash", "unsupported", "not run"]
 
@@ -34,13 +34,13 @@ class CaseResult:
 
     operation: str
     group: str
-    """Of a barrier also which rank of it came last."""
+    """For a barrier, also which of its ranks arrived last."""
     type: str
     count: int
     reduction: str
     state: CaseState
     detail: str = ""
-    """What is wrong with which rank's answer, or the library's words."""
+    """What is wrong with which rank's answer, or the library's error text."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,19 @@ class Speed:
     bus_rate: float
     """As nccl-tests define them (doc/PERFORMANCE.md)."""
     bound_s: float
-    """What physics leaves, over the route in use."""
+    """Lower bound over the path in use."""
     bound_all_s: float
-    """Over all lit routes."""
+    """Lower bound over all paths that are up."""
     efficiency: float
-    """``bound_s / median_s``; above 1 something went around the fiber, or the certificate is wrong."""
+    """``bound_s / median_s``; above 1 something bypassed the fiber, or the certificate is wrong."""
     one_way_delays: float
-    """``median_s`` in one-way delays of the route in use: what a small message costs."""
+    """``median_s`` in one-way delays of the path in use: what a small message costs."""
     crossing: Mapping[str, int]
     """Bytes of one operation that crossed each direction (``north:east``), the median over the repeats."""
     least: int
-    """Bytes that must have crossed toward the site that gets most; 0 where none must."""
+    """Bytes that must cross toward the site that receives most; 0 where none must."""
     pattern: str = ""
-    """What the bytes say of the algorithm: ``flat ring``, ``hierarchical``, ``bypass``, …; empty: no guess."""
+    """Diagnosis of the algorithm from its bytes: ``flat ring``, ``hierarchical``, ``bypass``, …; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class Cell:
     share: float | None = None
     """Part of the operation's bytes that had crossed when the fault began."""
     error_s: float | None = None
-    """When the last rank had its error."""
+    """When the last rank raised its error."""
     done_s: float | None = None
     """When the last rank had its result."""
     healed_s: float | None = None
     bound_s: float | None = None
-    """Until when an error is within its bound."""
+    """Deadline for an error."""
     rebuilt: bool | None = None
-    """Whether a communicator could be made again and gave the right answer; None: not tried."""
+    """Whether a new communicator could be made and gave the right answer; None: not tried."""
     rebuild_s: float | None = None
     errors: tuple[str, ...] = ()
-    """The library's words, one for each rank that raised an error."""
+    """The library's error texts, one for each rank that raised an error."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class LibraryResult:
     version: str
     verdict: Verdict
     why: tuple[str, ...]
-    """Reasons for the verdict, the worst first; for ``skipped`` how to install what is missing."""
+    """Reasons for the verdict, the worst first; for ``skipped`` the command that installs what is missing."""
     offers: Mapping[str, Any]
     cases: tuple[CaseResult, ...] = ()
     speeds: tuple[Speed, ...] = ()
@@ -115,7 +115,7 @@ class LibraryResult:
 
 @dataclass(frozen=True)
 class Validation:
-    """What ``testbed validate`` found: one lab, some libraries."""
+    """The result of ``testbed validate``: one lab, one or more libraries."""
 
     suite: str
     topology: str

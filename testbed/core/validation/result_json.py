@@ -1,7 +1,7 @@
-"""A validation as JSON: what validate.json holds, read again, and the schema of it.
+"""A validation as JSON: write and read validate.json, and its schema.
 
-The schema is made of the dataclasses of :mod:`testbed.core.validation.result`, so that neither can drift from the
-other; what is shipped is ``testbed/core/report/validate.schema.json``.
+The schema is generated from the dataclasses of :mod:`testbed.core.validation.result`, so that the two cannot drift
+apart; the shipped copy is ``testbed/core/report/validate.schema.json``.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from testbed.core.validation.result import SCHEMA_VERSION, Validation
 __all__ = ["from_json", "json_schema", "to_json"]
 
 _MOST_MISTAKES = 12
-"""That one message names."""
+"""Most mistakes that one message names."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _DESCRIPTION = (
-    "SI units; rates in byte/s. Times of a cell count from the beginning of its fault. What is not known, or is no"
-    " finite number, is null. A later version may add properties; it takes none away."
+    "SI units; rates in byte/s. Times of a cell count from the beginning of its fault. A number that is unknown or not"
+    " finite is null. A later version may add properties; it removes none."
 )
 
 
 def to_json(validation: Validation) -> dict[str, Any]:
-    """Plain dicts, lists and numbers; what is not finite becomes null, for which JSON has no word."""
+    """Return plain dicts, lists and numbers; a number that is not finite becomes null, because JSON has none."""
     plain: dict[str, Any] = _plain(validation)
     return plain
 
 
 def from_json(value: object) -> Validation:
-    """The validation that :func:`to_json` wrote. Properties of later versions are left out; a number that is null where
-    there is always one comes back as NaN.
+    """Read the validation that :func:`to_json` wrote. Properties of later versions are ignored; a null in place of a
+    number that is always present becomes NaN.
 
     Raises:
-        ValueError: it is no validation, with every mistake in it; or of a version that this program does not know.
+        ValueError: not a validation, with every mistake in it; or an unknown version.
     """
     if not isinstance(value, Mapping):
-        raise ValueError("no JSON object")
+        raise ValueError("expected a JSON object")
     version = value.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise ValueError(f"schema_version is {version!r}, and this testbed reads {SCHEMA_VERSION}")
-    mistakes = [f"{where}: there is no such number in JSON" for where in _infinite(value)]
+        raise ValueError(f"expected schema_version {SCHEMA_VERSION}, got {version!r}")
+    mistakes = [f"{where}: expected a finite number, JSON has no NaN or Infinity" for where in _infinite(value)]
     try:
-        # As JSON, for only so strict reading takes a list for a tuple; and neither "1" nor true for a number.
+        # As JSON, because only then does strict reading take a list for a tuple, and neither "1" nor true for a number.
         found = _adapter().validate_json(json.dumps(_with_nan(value)), strict=True)
     except ValidationError as error:
         mistakes += [f"{_place(it['loc'])}: {it['msg']}" for it in error.errors(include_url=False, include_input=False)]
@@ -64,7 +64,7 @@ def from_json(value: object) -> Validation:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of what :func:`to_json` makes: everything in it is always there."""
+    """Return the JSON schema of what :func:`to_json` writes: every property is always present."""
     made = _adapter().json_schema()
     defined = made.pop("$defs")
     numbers = defined["Speed"]["properties"]
@@ -92,11 +92,11 @@ def _adapter() -> TypeAdapter[Validation]:
 
 
 def _place(parts: Iterable[str | int]) -> str:
-    return ".".join(str(part) for part in parts) or "the whole"
+    return ".".join(str(part) for part in parts) or "top level"
 
 
 def _infinite(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[str]:
-    """Where NaN or Infinity is written, which Python reads and JSON does not have."""
+    """Yield where NaN or Infinity is written, which Python reads and JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         yield _place(place)
     elif isinstance(value, Mapping):
@@ -111,7 +111,7 @@ def _doubled(validation: Validation) -> Iterator[str]:
     counted = Counter(library.name for library in validation.libraries)
     for name, count in counted.items():
         if count > 1:
-            yield f"libraries: {count} are called {shown(name)}"
+            yield f"libraries: {count} have the name {shown(name)}"
 
 
 def _plain(value: Any) -> Any:
@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_nan(value: Mapping[str, Any]) -> dict[str, Any]:
-    """NaN where :func:`to_json` wrote null for a number; what has another form is left for the adapter to refuse."""
+    """Put NaN where :func:`to_json` wrote null for a number; the adapter rejects other malformed parts."""
 
     def numbers(values: Any) -> Any:
         if isinstance(values, Mapping):
@@ -143,7 +143,7 @@ def _with_nan(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(value: Any) -> Any:
-    """Without the titles and defaults that pydantic writes: a title repeats the name."""
+    """Drop the titles and defaults that pydantic writes: a title repeats the name."""
     if isinstance(value, list):
         return [_bare(each) for each in value]
     if not isinstance(value, dict):
@@ -153,5 +153,5 @@ def _bare(value: Any) -> Any:
 
 
 def _is_title(key: str, each: Any, within: Mapping[str, Any]) -> bool:
-    """A property may be called title; the keyword is a string beside a type or a reference."""
+    """A property may have the name "title"; the keyword is a string beside a type or a reference."""
     return key == "title" and isinstance(each, str) and bool({"type", "anyOf", "$ref", "enum"} & set(within))

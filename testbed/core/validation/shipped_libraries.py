@@ -1,4 +1,4 @@
-"""The libraries whose adapters come with the testbed (agents/testbed_agents/adapters)."""
+"""The libraries whose adapters ship with the testbed (agents/testbed_agents/adapters)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BROKEN = (
     "no-rebuild",
     "bypass",
 )
-"""Ways in which the reference library can be made wrong on purpose; what each does: testbed_agents.adapters.broken."""
+"""Deliberate defects of the reference library; testbed_agents.adapters.broken describes each."""
 
 
 def _program(module: str, *arguments: str) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def _mpi(abi: Launcher, title: str, program: str) -> Library:
 
 
 def broken_ring(how: str) -> Library:
-    """The reference library, wrong in the way ``how`` of ``BROKEN``."""
+    """Return the reference library with the defect ``how`` of ``BROKEN``."""
     return Library(
         name=f"ring-{how}",
         title=f"reference ring, broken: {how}",
@@ -56,7 +56,7 @@ def broken_ring(how: str) -> Library:
 
 
 def _one_thread() -> dict[str, str]:
-    """As many threads as a rank has cores in a lab: one."""
+    """One thread, because a rank has one core in a lab."""
     return {"OMP_NUM_THREADS": "1"}
 
 
@@ -108,4 +108,4 @@ SHIPPED: Mapping[str, Library] = {library.name: library for library in _ALL}
 """By name, in the order of the table in docs/validate.md."""
 
 BROKEN_RINGS: Mapping[str, Library] = {library.name: library for library in map(broken_ring, BROKEN)}
-"""``ring-wrong-sum`` and so on: to see that a validation catches them."""
+"""``ring-wrong-sum`` and so on: to check that a validation catches them."""

@@ -1,10 +1,10 @@
-"""What crossed the fibers, against what had to, and what that says of the algorithm.
+"""Bytes on the fibers: what crossed, what had to cross, and what that says about the algorithm.
 
-A *pattern* is a way of making a collective of messages between ranks. Each is written down as the messages that it
-sends (from rank, to rank, bytes), in the order of the ranks; only those between sites cross a fiber. Two patterns may
-put the same bytes on the fibers; then both are named. Sources: Patarasuk and Yuan, Bandwidth optimal all-reduce
-algorithms (2009), for the ring; Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
-MPICH (2005), for the others.
+A *pattern* is a way of making a collective of messages between ranks. Each is written as the messages that it sends
+(from rank, to rank, bytes), in the order of the ranks; only those between sites cross a fiber. Two patterns may put the
+same bytes on the fibers; then both are named. Sources: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms
+(2009), for the ring; Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH
+(2005), for the others.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 HEADERS_BYTES: Final = 14 + 20 + 32
-"""Around the payload of each segment: Ethernet, IPv4, TCP with timestamps. A bare acknowledgement is nothing else."""
+"""Around the payload of each segment: Ethernet, IPv4, TCP with timestamps. A bare acknowledgement is headers only."""
 
 TOLERANCE: Final = 0.05
-"""How far the bytes may be from a pattern's: a library's own headers, segments that were sent twice."""
+"""Relative difference allowed between measured bytes and a pattern's: a library's own headers, retransmissions."""
 
 SMALLEST_BYTES: Final = 64 << 10
-"""Below so many bytes toward the site that gets most, the library's own headers are too large a part for a guess."""
+"""With fewer bytes toward the site that receives most, the library's own headers are too large a part to diagnose."""
 
 BYPASS: Final = "bypass"
 
@@ -44,9 +44,9 @@ Message = tuple[int, int, float]
 
 
 def payload_bytes(wire_bytes: int, segments: int | None = None, mtu: int = 1500) -> float:
-    """The TCP payload in ``wire_bytes`` at layer 2 of so many ``segments``, acknowledgements counted among them.
+    """Return the TCP payload in ``wire_bytes`` at layer 2 of this number of ``segments``, acknowledgements included.
 
-    Without the number of segments all of them count as full, which leaves acknowledgements in.
+    Without ``segments`` every segment counts as full, and acknowledgements count as payload.
     """
     if segments is not None:
         return float(max(0, wire_bytes - HEADERS_BYTES * segments))
@@ -55,7 +55,7 @@ def payload_bytes(wire_bytes: int, segments: int | None = None, mtu: int = 1500)
 
 
 def least(placed: Placed) -> dict[str, float]:
-    """Bytes that must cross toward each site that has ranks, at least; all 0 where the ranks are at one site."""
+    """Return the least bytes that must cross toward each site with ranks; all 0 where the ranks are at one site."""
     sites = list(placed.ranks_at)
     return {head: placed.must_cross([it for it in sites if it != head], [head]) for head in sites}
 
@@ -63,10 +63,10 @@ def least(placed: Placed) -> dict[str, float]:
 def crossing(
     placed: Placed, messages: Iterable[Message], through: Mapping[tuple[str, str], Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """Bytes toward each site of these ``messages``.
+    """Return the bytes of these ``messages`` that arrive at each site.
 
-    ``through`` names, of a pair of sites, the directions (``link:site``) that its traffic takes; without, they are
-    neighbours. A site on the way gets what it hands on, too.
+    ``through`` gives, for a pair of sites, the directions (``link:site``) that its traffic takes; without it they are
+    neighbours. A transit site counts what it forwards, too.
     """
     found: dict[str, float] = dict.fromkeys(placed.ranks_at, 0.0)
     for sender, receiver, size in messages:
@@ -81,7 +81,7 @@ def crossing(
 
 
 def patterns(placed: Placed) -> dict[str, tuple[Message, ...]]:
-    """The messages of every pattern that is known of this operation, by its name, the likelier first."""
+    """Return the messages of every known pattern of this operation, by name, the likelier first."""
     found = {name: tuple(made(placed)) for name, made in _PATTERNS.get(placed.do, {}).items()}
     return {name: messages for name, messages in found.items() if messages}
 
@@ -92,10 +92,10 @@ def diagnose_algorithm(
     through: Mapping[tuple[str, str], Sequence[str]] | None = None,
     tolerance: float = TOLERANCE,
 ) -> str:
-    """What the payload bytes of one operation that came toward each site say of the algorithm.
+    """Diagnose the algorithm from the payload bytes of one operation that arrived at each site.
 
-    ``bypass``: fewer than must have crossed. Else the names of all patterns whose bytes differ by at most ``tolerance``
-    toward every site; empty: none does, or too little crossed to tell.
+    ``bypass``: fewer bytes than must cross. Otherwise the names of all patterns whose bytes differ by at most
+    ``tolerance`` toward every site; empty: no pattern matches, or too little crossed to tell.
     """
     for site, must in least(placed).items():
         if must >= SMALLEST_BYTES and measured.get(site, 0.0) < (1 - tolerance) * must:
@@ -113,11 +113,11 @@ def diagnose_algorithm(
     return " or ".join(names)
 
 
-# ---- patterns; P ranks, n bytes, the vector or the blocks of all
+# ---- patterns; P ranks, n bytes: of the vector, or of all blocks
 
 
 def _ring(share: float) -> Callable[[Placed], Iterator[Message]]:
-    """Every rank sends so often n/P to the next one in the order of the ranks."""
+    """Every rank sends n/P ``share`` * (P - 1) times to the next rank in order."""
 
     def made(placed: Placed) -> Iterator[Message]:
         world = len(placed.sites)
@@ -128,7 +128,7 @@ def _ring(share: float) -> Callable[[Placed], Iterator[Message]]:
 
 
 def _ring_of_sites(placed: Placed) -> Iterator[Message]:
-    """An all_reduce of one rank of each site, in a ring of sites; the others are reached within their site."""
+    """An all_reduce in a ring of sites with one rank of each; the others are reached within their site."""
     leaders = _leaders(placed)
     count = len(leaders)
     for place, leader in enumerate(leaders):
@@ -136,7 +136,7 @@ def _ring_of_sites(placed: Placed) -> Iterator[Message]:
 
 
 def _blocks_of_sites(of_receiver: bool) -> Callable[[Placed], Iterator[Message]]:
-    """Every site's blocks to every other site once; or, of sums, to every other site what is its own."""
+    """Every site's blocks go to every other site once (``of_receiver``: of the sums, the receiver's blocks)."""
 
     def made(placed: Placed) -> Iterator[Message]:
         leaders = _leaders(placed)
@@ -148,11 +148,11 @@ def _blocks_of_sites(of_receiver: bool) -> Callable[[Placed], Iterator[Message]]
 
 
 def _doubling(placed: Placed) -> Iterator[Message]:
-    """Recursive doubling: all n with the rank at distance 1, 2, 4, …; surplus ranks hand theirs to one before, and get
-    the result of it."""
+    """Recursive doubling: all n with the rank at distance 1, 2, 4, …; a surplus rank sends its input to a partner
+    first, and gets the result from it."""
     whole = 1 << (len(placed.sites).bit_length() - 1)
     surplus = len(placed.sites) - whole
-    # As in MPICH: of the first 2 x surplus ranks the even ones stand aside.
+    # As in MPICH: of the first 2 x surplus ranks the even ones do not take part.
     active = [2 * it + 1 for it in range(surplus)] + list(range(2 * surplus, len(placed.sites)))
     for it in range(surplus):
         yield 2 * it, 2 * it + 1, float(placed.size)
@@ -166,7 +166,7 @@ def _doubling(placed: Placed) -> Iterator[Message]:
 
 def _halving(nearest_first: bool, there: bool = True, back: bool = True) -> Callable[[Placed], Iterator[Message]]:
     """Recursive halving ``there``: a half of n with the first partner, a quarter with the second, …, at distance 1, 2,
-    4, … or the other way round; and recursive doubling ``back``, in the opposite order. Of 2**k ranks."""
+    4, … or in reverse; and recursive doubling ``back``, in the opposite order. For 2**k ranks."""
 
     def made(placed: Placed) -> Iterator[Message]:
         world = len(placed.sites)
@@ -181,17 +181,17 @@ def _halving(nearest_first: bool, there: bool = True, back: bool = True) -> Call
 
 
 def _scattered(placed: Placed) -> Iterator[Message]:
-    """A broadcast as van de Geijn has it: blocks are scattered in a binomial tree, then gathered in a ring."""
+    """A broadcast after van de Geijn: blocks are scattered in a binomial tree, then gathered in a ring."""
     world = len(placed.sites)
     for number in range(1, world):
-        below = min(number & -number, world - number)  # ranks whose blocks are in it
+        below = min(number & -number, world - number)  # ranks of the subtree, whose blocks it receives
         child, above = ((it + placed.root) % world for it in (number, number & (number - 1)))
         yield above, child, below / world * placed.size
     yield from _ring(1)(placed)
 
 
 def _ring_and_gather(placed: Placed) -> Iterator[Message]:
-    """A reduce as gloo has it: a reduce_scatter in a ring, and every rank's block to the root."""
+    """A reduce as in gloo: a reduce_scatter in a ring, then every rank's block to the root."""
     yield from _ring(1)(placed)
     for rank in range(len(placed.sites)):
         if rank != placed.root:
@@ -199,7 +199,7 @@ def _ring_and_gather(placed: Placed) -> Iterator[Message]:
 
 
 def _binomial(from_root: bool, to_root: bool) -> Callable[[Placed], Iterator[Message]]:
-    """A binomial tree whose root is the operation's, with the whole vector on each edge."""
+    """A binomial tree from the operation's root, with the whole vector on each edge."""
 
     def made(placed: Placed) -> Iterator[Message]:
         world = len(placed.sites)
@@ -215,7 +215,7 @@ def _binomial(from_root: bool, to_root: bool) -> Callable[[Placed], Iterator[Mes
 
 
 def _flat(from_root: bool) -> Callable[[Placed], Iterator[Message]]:
-    """The root and every other rank by themselves."""
+    """One message between the root and every other rank."""
 
     def made(placed: Placed) -> Iterator[Message]:
         for rank in range(len(placed.sites)):
@@ -227,7 +227,7 @@ def _flat(from_root: bool) -> Callable[[Placed], Iterator[Message]]:
 
 
 def _direct(share: Callable[[Placed], float]) -> Callable[[Placed], Iterator[Message]]:
-    """Every rank sends something to every other."""
+    """Every rank sends ``share`` to every other."""
 
     def made(placed: Placed) -> Iterator[Message]:
         for rank in range(len(placed.sites)):
@@ -239,7 +239,7 @@ def _direct(share: Callable[[Placed], float]) -> Callable[[Placed], Iterator[Mes
 
 
 def _chain(from_root: bool) -> Callable[[Placed], Iterator[Message]]:
-    """From rank to rank in their order, beginning, or ending, at the root; in pieces, one after the other."""
+    """From rank to rank in order, beginning or ending at the root, pipelined in pieces."""
 
     def made(placed: Placed) -> Iterator[Message]:
         world = len(placed.sites)
@@ -251,7 +251,7 @@ def _chain(from_root: bool) -> Callable[[Placed], Iterator[Message]]:
 
 
 def _tree_of_sites(from_root: bool) -> Callable[[Placed], Iterator[Message]]:
-    """Between the root's site and each other site the vector once."""
+    """The vector once between the root's site and each other site."""
 
     def made(placed: Placed) -> Iterator[Message]:
         for leader in _leaders(placed):

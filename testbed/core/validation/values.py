@@ -1,11 +1,11 @@
-"""The input of every call, as docs/validate.md defines it, and the bytes of the six types that travel.
+"""The input of every call, as docs/validate.md defines it, and the encoding of the six element types.
 
 An element is kept as its **numerator**: the whole number k of a value k / 2**scale. All inputs, and all their sums over
-fewer than 1024 ranks, are such numbers below 2**63, also those of ``float64``; so whatever is computed of them here is
-computed without rounding, in 64-bit integers, and no reference of higher precision is needed.
+fewer than 1024 ranks, are such numbers below 2**63, also those of ``float64``. So everything here is computed without
+rounding, in 64-bit integers, and no reference of higher precision is needed.
 
-Written from the document alone. The rank programs' helper is written a second time, of the same document: were both
-one piece of code, a mistake in it would make a wrong library right.
+Written from the document alone. The rank programs' helper implements the same document independently: if both shared
+one implementation, a mistake in it would make a wrong library look right.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _STORED: Final[dict[str, npt.DTypeLike]] = {
 
 
 def words(indices: Words, *, seed: int, call: int, rank: int) -> Words:
-    """w of the elements with these ``indices`` (uint64), for a rank's number in its group."""
+    """Return w of the elements with these ``indices`` (uint64), for a rank's number in its group."""
     base = (seed * _OF_SEED + call * _OF_CALL + rank * _OF_RANK) & _MASK
-    z = indices * np.uint64(_OF_INDEX)  # a new array; numpy's unsigned arrays wrap, as the document wants it
+    z = indices * np.uint64(_OF_INDEX)  # a new array; numpy's unsigned arrays wrap, as the document requires
     z += np.uint64(base)
     z ^= z >> np.uint64(30)
     z *= np.uint64(_FIRST)
@@ -55,20 +55,20 @@ def words(indices: Words, *, seed: int, call: int, rank: int) -> Words:
 
 
 def numerators(kind: ElementType, indices: Words, *, seed: int, call: int, rank: int) -> Numerators:
-    """The numerators of the input elements with these ``indices``."""
+    """Return the numerators of the input elements with these ``indices``."""
     w = words(indices, seed=seed, call=call, rank=rank)
     w >>= np.uint64(kind.shift)
-    found = w.view(np.int64)  # every shift is above 0, so that nothing is taken for a sign
+    found = w.view(np.int64)  # every shift is above 0, so that no bit is taken for a sign
     found -= np.int64(1 << (63 - kind.shift))
     return found
 
 
 def encode(kind: ElementType, found: Numerators) -> npt.NDArray[np.uint8]:
-    """The bytes of values that the type holds exactly, little-endian, as they stand in an output file."""
+    """Return the bytes of values that the type holds exactly, little-endian, as in an output file."""
     if kind.is_integer:
         stored: npt.NDArray[Any] = found.astype(_STORED[kind.name])
     elif kind.name == "bfloat16":
-        # The upper half of a float32; what is cut off is 0, for eight bits of significand hold every input.
+        # The upper half of a float32; the bits cut off are 0, because eight bits of significand hold every input.
         single = (found.astype(np.float64) * 2.0**-kind.scale).astype("<f4")
         stored = (single.view("<u4") >> np.uint32(16)).astype("<u2")
     else:
@@ -77,7 +77,7 @@ def encode(kind: ElementType, found: Numerators) -> npt.NDArray[np.uint8]:
 
 
 def decode(kind: ElementType, data: bytes | memoryview) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
-    """The elements in ``data``, whose length is a multiple of the size: int64, or float64, which holds every type."""
+    """Return the elements in ``data``, whose length is a multiple of the size, as int64 or float64."""
     if kind.is_integer:
         return np.frombuffer(data, _STORED[kind.name]).astype(np.int64)
     if kind.name == "bfloat16":
@@ -85,5 +85,5 @@ def decode(kind: ElementType, data: bytes | memoryview) -> npt.NDArray[np.int64]
         stored: npt.NDArray[Any] = upper.view("<f4")
     else:
         stored = np.frombuffer(data, _STORED[kind.name])
-    with np.errstate(invalid="ignore"):  # a signalling NaN is no reason for a warning: it is about to be found wrong
+    with np.errstate(invalid="ignore"):  # no warning for a signalling NaN: the comparison rejects it
         return stored.astype(np.float64)

@@ -1,9 +1,8 @@
-"""What all that was seen of a library comes to: holds, does not hold, or could not be told.
+"""The verdict on a library: holds, does not hold, or unknown.
 
-A library **holds** when every case that it offers was right, nothing was faster than physics allows, no bytes went
-around the fibers, and every fault ended as ``trials.FAULTS`` accepts. One thing to the contrary and it **does not
-hold**, however much else is missing. With nothing to the contrary, but a case or a fault that could not be tried, it is
-**unknown**.
+A library **holds** when every case that it offers was right, nothing was faster than physics allows, no bytes bypassed
+the fibers, and every fault ended as ``fault_matrix.FAULTS`` accepts. One failure and it **does not hold**, however much
+else is missing. Without a failure, but with a case or a fault that could not be tried, it is **unknown**.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from testbed.core.certification.link_certificate import RATE_TOLERANCE
-from testbed.core.validation.fault_matrix import FAULTS, SURVIVES, TELLS
+from testbed.core.validation.fault_matrix import FAULTS, REPORTS_ERROR, SURVIVES
 from testbed.core.validation.result import CaseResult, CaseState, Cell, LibraryResult, Outcome, Speed, Verdict
 from testbed.core.validation.traffic import BYPASS
 
 __all__ = ["EXIT_CODES", "TOO_FAST", "exit_code", "of_library", "of_validation", "too_fast"]
 
 TOO_FAST: Final = 1.0 + RATE_TOLERANCE
-"""An efficiency above this is no accident of the certificate, which knows a rate to so much."""
+"""An efficiency above this is not explained by the tolerance of the certified rate."""
 
 EXIT_CODES: Final[Mapping[Verdict, int]] = {"holds": 0, "does not hold": 1, "unknown": 3, "skipped": 3}
 
@@ -34,13 +33,13 @@ _WORST_OUTCOMES: Final[tuple[Outcome, ...]] = (
     "right after healing",
     "right",
 )
-_UNTOLD: Final[frozenset[Outcome]] = frozenset({"not run", "fault not exercised"})
+_NOT_TRIED: Final[frozenset[Outcome]] = frozenset({"not run", "fault not exercised"})
 
 
 def too_fast(speed: Speed) -> bool:
-    """Faster than physics allows: something went around the fiber, or the certificate is wrong.
+    """Whether the time is below the physical bound: something bypassed the fiber, or the certificate is wrong.
 
-    By the upper end of the median's interval: one lucky repeat is no way around a fiber.
+    Judged by the upper end of the median's interval: one lucky repeat is no bypass.
     """
     if not (math.isfinite(speed.bound_s) and speed.high_s > 0):
         return False
@@ -53,26 +52,26 @@ def of_library(
     cells: Sequence[Cell],
     *,
     troubles: Sequence[str] = (),
-    untold: Sequence[str] = (),
+    not_tried: Sequence[str] = (),
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict on one library and the reasons, the worst first; none where it holds.
+    """Return the verdict on one library and the reasons, the worst first; no reasons where it holds.
 
     ``troubles`` are failures of the library that belong to no case, such as a communicator that cannot be made;
-    ``untold`` is what the lab or the machine kept from being tried.
+    ``not_tried`` is what the lab or the machine kept from being tried.
     """
     against = [*_wrong(cases, cells), *troubles, *_around(speeds), *_failed(cases), *_faults(cells)]
     if against:
         return "does not hold", tuple(dict.fromkeys(against))
-    missing = [*untold, *_missing(cases, cells)]
+    missing = [*not_tried, *_missing(cases, cells)]
     if not missing and not any(it.state == "right" for it in cases) and not speeds and not cells:
-        missing = ["nothing was tried that it offers"]
+        missing = ["nothing that it offers was tried"]
     return ("unknown", tuple(dict.fromkeys(missing))) if missing else ("holds", ())
 
 
 def of_validation(libraries: Iterable[LibraryResult], *, certified: bool, interrupted: bool = False) -> Verdict:
-    """The verdict on all. What was seen to be bad counts however the run ended.
+    """Return the verdict on all libraries. A failure that was observed counts however the run ended.
 
-    Else nothing can be said of a lab that is not certified, of a run that was interrupted, and where all were skipped.
+    Otherwise the verdict is unknown if the lab is not certified, the run was interrupted, or every library was skipped.
     """
     verdicts = [it.verdict for it in libraries if it.verdict != "skipped"]
     if "does not hold" in verdicts:
@@ -81,12 +80,12 @@ def of_validation(libraries: Iterable[LibraryResult], *, certified: bool, interr
 
 
 def exit_code(verdict: Verdict, regressions: int = 0) -> int:
-    """0 holds, 1 does not hold or something is worse than in the baseline, 3 could not tell."""
+    """0: holds; 1: does not hold, or worse than the baseline; 3: unknown."""
     return 1 if regressions else EXIT_CODES[verdict]
 
 
 def _wrong(cases: Sequence[CaseResult], cells: Sequence[Cell]) -> Iterator[str]:
-    """Wrong answers that nobody was told of: the worst."""
+    """Wrong answers without an error: the worst."""
     wrong = [it for it in cases if it.state == "wrong"]
     if wrong:
         yield f"{_count(len(wrong), 'case')} with a wrong answer, first {_name(wrong[0])}: {wrong[0].detail}"
@@ -101,13 +100,13 @@ def _around(speeds: Sequence[Speed]) -> Iterator[str]:
         if speed.pattern == BYPASS:
             crossed = sum(speed.crossing.values())
             yield (
-                f"{what} went around the fibers: {crossed} bytes crossed them in all, {speed.least} must have crossed"
+                f"{what} bypassed the fibers: {crossed} bytes crossed them in total, expected at least {speed.least}"
                 " toward one site alone"
             )
         elif too_fast(speed):
             yield (
-                f"{what} took {speed.median_s * 1e3:.3g} ms, and physics leaves no less than {speed.bound_s * 1e3:.3g}"
-                " ms: something went around the fibers, or the certificate is wrong"
+                f"{what} took {speed.median_s * 1e3:.3g} ms, below the physical bound of {speed.bound_s * 1e3:.3g} ms:"
+                " something bypassed the fibers, or the certificate is wrong"
             )
 
 
@@ -115,17 +114,17 @@ def _failed(cases: Sequence[CaseResult]) -> Iterator[str]:
     for state in _WORST_STATES[1:]:
         found = [it for it in cases if it.state == state]
         if found:
-            said = {"hang": "that never ended", "crash": "in which a rank died", "error": "that failed"}[state]
-            yield f"{_count(len(found), 'case')} {said} on healthy fibers, first {_name(found[0])}: {found[0].detail}"
+            how = {"hang": "hung", "crash": "in which a rank died", "error": "failed"}[state]
+            yield f"{_count(len(found), 'case')} {how} on healthy fibers, first {_name(found[0])}: {found[0].detail}"
 
 
 def _faults(cells: Sequence[Cell]) -> Iterator[str]:
     for outcome in _WORST_OUTCOMES[1:]:
         for cell in cells:
-            accepted = FAULTS[cell.fault].holds if cell.fault in FAULTS else SURVIVES | TELLS
+            accepted = FAULTS[cell.fault].holds if cell.fault in FAULTS else SURVIVES | REPORTS_ERROR
             if cell.outcome == outcome and outcome not in accepted:
                 wanted = " or ".join(it for it in reversed(_WORST_OUTCOMES) if it in accepted)
-                yield f"{cell.fault}: {outcome}, accepted is {wanted}" + (f"; {cell.detail}" if cell.detail else "")
+                yield f"{cell.fault}: {outcome}, accepted: {wanted}" + (f"; {cell.detail}" if cell.detail else "")
 
 
 def _missing(cases: Sequence[CaseResult], cells: Sequence[Cell]) -> Iterator[str]:
@@ -133,12 +132,12 @@ def _missing(cases: Sequence[CaseResult], cells: Sequence[Cell]) -> Iterator[str
     if untried:
         yield f"{_count(len(untried), 'case')} not run, first {_name(untried[0])}: {untried[0].detail}"
     for cell in cells:
-        if cell.outcome in _UNTOLD:
+        if cell.outcome in _NOT_TRIED:
             yield f"{cell.fault}: {cell.outcome}" + (f": {cell.detail}" if cell.detail else "")
 
 
 def _name(case: CaseResult) -> str:
-    """As in ``all_reduce sum of 1000 float32, at east``."""
+    """Return a name such as ``all_reduce sum of 1000 float32, at east``."""
     what = f"{case.operation} {case.reduction}".strip()
     return (
         f"{what} of {case.count} {case.type}, {case.group}" if case.operation != "barrier" else f"barrier, {case.group}"

@@ -1,1 +1,1 @@
-"""A collective library put to the test in a certified lab; ``run.py`` tells the whole story."""
+"""Validation of a collective library in a certified lab; ``validation.py`` describes the whole procedure."""

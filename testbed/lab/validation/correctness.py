@@ -1,4 +1,4 @@
-"""Is it right? Every case of the catalogue, its answers judged as soon as they are there."""
+"""Correctness: run every case of the catalogue and judge its answers as soon as they arrive."""
 
 from __future__ import annotations
 
@@ -9,47 +9,46 @@ from testbed.core.validation.cases import Case, groups, not_offered
 from testbed.core.validation.operation import Operation
 from testbed.core.validation.output_judge import Judgement, judge
 from testbed.core.validation.result import CaseResult, CaseState
-from testbed.lab.validation.library_session import CannotGoOn, Session
+from testbed.lab.validation.library_session import LibraryFailed, Session
 
-__all__ = ["examine"]
+__all__ = ["run_cases"]
 
 MOST_HANGS: Final = 4
-"""Cases in which ranks never answer, each of which takes as long as an operation may: then no more are tried."""
+"""Hung cases, each of which takes as long as an operation may, after which no more are tried."""
 
 EARLIER: Final = 4
-"""Operations before a wrong one of which a stale buffer might be."""
+"""Earlier operations whose data a stale buffer in a wrong answer might hold."""
 
 
-def examine(session: Session, cases: Sequence[Case], heard: Callable[[CaseResult], None]) -> None:
-    """Each result is ``heard`` when it is known, in the order of the catalogue.
+def run_cases(session: Session, cases: Sequence[Case], on_result: Callable[[CaseResult], None]) -> None:
+    """Run all cases; ``on_result`` is called with each result, in the order of the catalogue.
 
-    Raises CannotGoOn when the library cannot be brought to work any more; cases that were not tried are heard as ``not
-    run`` before.
+    Raises LibraryFailed when the library does not work any more, after reporting the remaining cases as ``not run``.
     """
     hangs, stopped = 0, ""
-    cannot: CannotGoOn | None = None
+    cannot: LibraryFailed | None = None
     done: list[Operation] = []
     for case in cases:
         if stopped:
             for operation in case.operations:
-                heard(_result(operation, "not run", stopped))
+                on_result(_result(operation, "not run", stopped))
             continue
         try:
             judgements = _try(session, case, done)
-        except CannotGoOn as error:
+        except LibraryFailed as error:
             cannot, stopped = error, str(error)
             judgements = {it: Judgement("not run", stopped) for it in case.operations}
         for operation, judgement in judgements.items():
-            heard(_result(operation, judgement.state, judgement.detail))
+            on_result(_result(operation, judgement.state, judgement.detail))
         hangs += any(it.state == "hang" for it in judgements.values())
         if hangs >= MOST_HANGS and not stopped:
-            stopped = f"after {hangs} operations that never ended no more was tried"
+            stopped = f"not tried: {hangs} operations hung before"
     if cannot is not None:
         raise cannot
 
 
 def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation, Judgement]:
-    """Judgement of each operation of a case; those tried are added to ``done``. Raises CannotGoOn."""
+    """Return the judgement of each operation of a case; those tried are added to ``done``. Raises LibraryFailed."""
     session.ready()
     by_name = {it.name: it for it in groups([rank.site for rank in session.workers.ranks])}
     found: dict[Operation, Judgement] = {}
@@ -57,10 +56,10 @@ def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation,
         if why := not_offered(operation, session.offers):
             found[operation] = Judgement("unsupported", why)
         elif why := session.have(by_name[operation.group]):
-            state: CaseState = "hang" if session.workers.owing else "error" if session.spoiled else "unsupported"
+            state: CaseState = "hang" if session.workers.unanswered else "error" if session.broken else "unsupported"
             found[operation] = Judgement(state, f"group {operation.group}: {why}")
     wanted = [(it, by_name[it.group]) for it in case.operations if it not in found]
-    if wanted and not session.spoiled:
+    if wanted and not session.broken:
         answers = session.perform(wanted).answers
         for operation, group in wanted:
             mine = {rank: answers[rank] for rank in group.ranks}

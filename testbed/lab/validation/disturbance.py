@@ -1,4 +1,4 @@
-"""One operation while a fault happens to it: begun after a share of its bytes has crossed, watched to its end."""
+"""Run one operation and inject a fault once a share of its bytes has crossed; follow it to its end."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from testbed.lab.validation.fault_injection import Injected
 from testbed.lab.validation.library_session import Performed, Session
 from testbed.lab.validation.traffic_meter import Wire
 
-__all__ = ["Disturbed", "disturbed", "usual"]
+__all__ = ["FaultedOperation", "measure_healthy", "perform_with_fault"]
 
 LEAST_LEAD_S: Final = 0.05
 LEAD: Final = 1.5
 POLL_S: Final = 0.001
-"""How often the counters are looked at until the fault begins."""
+"""How often the counters are read until the fault begins."""
 STEP_S: Final = 0.005
 
 
 @dataclass(frozen=True)
-class Usual:
-    """What an operation does when nothing is wrong: bytes on all fibers together, as :meth:`Wire.delivered` counts;
-    seconds until its ranks have made their input, and until they are done after that."""
+class HealthyOperation:
+    """The operation without a fault: bytes on all fibers together, as :meth:`Wire.delivered` counts them; seconds until
+    its ranks have prepared their input, and from then until they are done."""
 
     performed: Performed
     size: int
@@ -32,19 +32,21 @@ class Usual:
     took_s: float
 
 
-def usual(session: Session, wire: Wire, operation: Operation, group: Group) -> Usual:
-    """Perform it on healthy fibers."""
-    before, said_t = wire.delivered(), time.monotonic()
+def measure_healthy(session: Session, wire: Wire, operation: Operation, group: Group) -> HealthyOperation:
+    """Perform the operation on healthy fibers."""
+    before, sent_t = wire.delivered(), time.monotonic()
     performed = session.perform([(operation, group)])
-    began_t, finished_t = performed.began_t or said_t, performed.finished_t or time.monotonic()
-    return Usual(performed, wire.delivered() - before, began_t - said_t, finished_t - began_t)
+    began_t, finished_t = performed.began_t or sent_t, performed.finished_t or time.monotonic()
+    return HealthyOperation(performed, wire.delivered() - before, began_t - sent_t, finished_t - began_t)
 
 
 @dataclass(frozen=True)
-class Disturbed:
-    """Times are of CLOCK_MONOTONIC. ``share`` of the operation's bytes had crossed when the fault began; both None: it
-    did not begin, for the operation was over before. ``healed_t``: when it was over by itself while the operation was
-    under way; None: it was not."""
+class FaultedOperation:
+    """The operation with a fault. Times are of CLOCK_MONOTONIC.
+
+    ``share`` of the operation's bytes had crossed at ``fault_t``; both are None if the operation ended before the fault
+    could begin. ``healed_t``: when the fault ended by itself while the operation was in progress; None: it did not.
+    """
 
     performed: Performed
     fault_t: float | None
@@ -52,13 +54,13 @@ class Disturbed:
     healed_t: float | None
 
 
-def disturbed(
+def perform_with_fault(
     session: Session, wire: Wire, trial: Trial, operation: Operation, group: Group, injected: Injected,
-    known: Usual, share: float,
-) -> Disturbed:  # fmt: skip
-    """Perform ``operation`` and inject when ``share`` of its ``known`` bytes has crossed. All is healed afterwards.
+    known: HealthyOperation, share: float,
+) -> FaultedOperation:  # fmt: skip
+    """Perform ``operation`` and inject once ``share`` of its ``known`` bytes has crossed. Heal everything afterwards.
 
-    It is given up ``trial.outer_s`` after the fault began. Raises LabError, UserError.
+    The operation is given up ``trial.outer_s`` after the fault began. Raises LabError, UserError.
     """
     at = time.monotonic() + LEAST_LEAD_S + LEAD * known.prepared_s
     before: int | None = None
@@ -89,4 +91,4 @@ def disturbed(
     finally:
         injected.heal()
     healed_t = over_t if over_t is not None and over_t <= performed.ended_t else None
-    return Disturbed(performed, fault_t, crossed, healed_t)
+    return FaultedOperation(performed, fault_t, crossed, healed_t)

@@ -1,8 +1,8 @@
-"""What a library makes of a fault: every cell of the matrix, and whether it can be used again afterwards.
+"""Run the fault matrix of a library, and check after each fault whether the library can be used again.
 
-A cell, in order: a communicator that works; the operation without a fault, which tells how many bytes it puts on the
-fibers; the operation with it, begun when the stated share of them has crossed; heal, and wait until every fiber carries
-again; if anything went wrong, the next communicator, which must do a small all_reduce right.
+A cell, in order: make a communicator that works; run the operation without a fault, to count the bytes it puts on the
+fibers; run it with the fault, which begins when the stated share of them has crossed; heal, and wait until every fiber
+carries traffic again; if anything went wrong, make the next communicator, which must complete a small all_reduce.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from testbed.core.validation.outcome import Evidence, RankEnd, cell
 from testbed.core.validation.output_judge import judge
 from testbed.core.validation.result import Cell
 from testbed.errors import LabError, UserError
-from testbed.lab.validation.disturbance import Disturbed, disturbed, usual
+from testbed.lab.validation.disturbance import FaultedOperation, measure_healthy, perform_with_fault
 from testbed.lab.validation.fault_injection import FiberFaults, Injected
-from testbed.lab.validation.library_session import CannotGoOn, Session
+from testbed.lab.validation.library_session import LibraryFailed, Session
 from testbed.lab.validation.traffic_meter import Wire
 
-__all__ = ["examine"]
+__all__ = ["run_trials"]
 
 EARLIER: Final = 0.3
-"""Of the share: when the operation was over before the fault could begin, it is tried once more, so much earlier."""
+"""Factor on the share for the second attempt, when the operation ended before the fault could begin."""
 
 FIRST_CALL: Final = 300_000
-"""Numbers of the calls that are made around a trial, beyond those of the catalogue."""
+"""Numbers of the calls around a trial, beyond those of the catalogue."""
 
 FAILED: Final = ("error", "unsupported")
 
 BELIEVED_S: Final = 0.5
-"""An error that was answered so much later than its program says that it came did not come then: whoever waits for the
-library's word had none. A Python that is short of time takes less from the one to the other."""
+"""If the answer arrives this much later than the time that the program reports for its error, the arrival time counts:
+no caller had the error before. A Python process short of CPU time takes less time between the two."""
 
 SMALL: Final = 1023
-"""Elements of the all_reduce that a communicator must do after a fault."""
+"""Elements of the all_reduce that a communicator must complete after a fault."""
 
 
-def examine(
-    session: Session, wire: Wire, fibers: FiberFaults, trials: Sequence[Trial], heard: Callable[[Cell], None]
+def run_trials(
+    session: Session, wire: Wire, fibers: FiberFaults, trials: Sequence[Trial], on_cell: Callable[[Cell], None]
 ) -> None:
-    """Each cell is ``heard`` when it is known. Raises CannotGoOn, after the remaining ones were heard as not run, and
-    LabError where the lab is no more what it was."""
+    """Run all trials; ``on_cell`` is called with each cell. Raises LibraryFailed, after reporting the remaining cells
+    as not run, and LabError where the lab has changed."""
     calls = itertools.count(FIRST_CALL)
-    cannot: CannotGoOn | None = None
+    cannot: LibraryFailed | None = None
     for trial in trials:
         if cannot is not None:
-            heard(cell(trial, Evidence(failed=str(cannot))))
+            on_cell(cell(trial, Evidence(failed=str(cannot))))
             continue
         try:
             evidence = _try(session, wire, fibers, trial, calls)
-        except CannotGoOn as error:
+        except LibraryFailed as error:
             cannot, evidence = error, Evidence(failed=str(error))
-        heard(cell(trial, evidence))
+        on_cell(cell(trial, evidence))
     if cannot is not None:
         raise cannot
 
 
 def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls: Iterator[int]) -> Evidence:
-    """Raises CannotGoOn, LabError."""
+    """Run one trial. Raises LibraryFailed, LabError."""
     if session.timeout_s != trial.timeout_s:
         session.timeout_s = trial.timeout_s
-        session.spoil()
+        session.mark_broken()
     share, operation = trial.share, trial.operation
     for attempt in (1, 2):
         session.ready()
         group = session.world
-        known = usual(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
+        known = measure_healthy(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
         if known.performed.refused:
-            return Evidence([RankEnd(rank, "unsupported", words=known.performed.refused) for rank in group.ranks])
+            return Evidence([RankEnd(rank, "unsupported", message=known.performed.refused) for rank in group.ranks])
         if not known.performed.done:
-            return Evidence(failed=f"the operation fails without a fault, too: {known.performed.trouble}")
+            return Evidence(failed=f"the operation fails without a fault as well: {known.performed.trouble}")
         try:
-            seen = disturbed(
+            seen = perform_with_fault(
                 session, wire, trial, operation, group,
                 Injected(fibers, session.workers, trial.injections), known, share,
             )  # fmt: skip
         except (LabError, UserError) as error:
-            session.spoil()
+            session.mark_broken()
             session.workers.check_lab()
             fibers.carry()
             return Evidence(failed=str(error))
@@ -93,37 +93,37 @@ def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls:
         if attempt == 2 or cell(trial, evidence).outcome != "fault not exercised":
             break
         share, operation = share * EARLIER, dataclasses.replace(operation, call=next(calls))
-    if not session.spoiled:
+    if not session.broken:
         return evidence
     wire.settle()
     try:
         after = _again(session, Operation("all_reduce", next(calls), count=SMALL, seed=trial.operation.seed))
-    except CannotGoOn as error:  # what was seen of the fault is not lost by that; the next trial stops
+    except LibraryFailed as error:  # keep the evidence of the fault; the next trial stops
         after = _Again(False, None, str(error))
     notes = (*evidence.notes, after.note) if after.note else evidence.notes
     return dataclasses.replace(evidence, rebuilt=after.rebuilt, rebuild_s=after.took_s, notes=notes)
 
 
-def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Evidence:
+def _evidence(session: Session, operation: Operation, seen: FaultedOperation) -> Evidence:
     answers = seen.performed.answers
     failed_t = {rank: it.ended for rank, it in answers.items() if it.ended is not None and it.state in FAILED}
     not_before_t = seen.performed.not_before_t
-    # An answer that is right may come later than its end: its output is written in between.
+    # A right answer may arrive after its end time: its output is written in between.
     overdue = {rank: t for rank, it in failed_t.items() if (t := not_before_t.get(rank, it)) > it + BELIEVED_S}
     ended_t = {rank: overdue.get(rank, it.ended) for rank, it in answers.items()}
     zero_t = seen.fault_t if seen.fault_t is not None else seen.performed.ended_t
     ends = [
-        # Before the fault it could do it: that it says otherwise now is an error by another name.
+        # The operation worked before the fault: "unsupported" now is an error by another name.
         RankEnd(
             rank,
             "error" if it.state == "unsupported" else it.state,
             None if (at_t := ended_t[rank]) is None else at_t - zero_t,
-            it.words,
+            it.message,
         )
         for rank, it in answers.items()
     ]
     if any(it.state == "unsupported" for it in answers.values()):
-        session.spoil()
+        session.mark_broken()
     judged = any(it.state == "done" for it in answers.values())
     same_bits = session.same_bits(operation.do)
     return Evidence(
@@ -132,8 +132,8 @@ def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Eviden
         seen.share,
         None if seen.healed_t is None or seen.fault_t is None else seen.healed_t - seen.fault_t,
         notes=tuple(
-            f"rank {rank} says that its error came at least {t - failed_t[rank]:.3g} s before its answer did, and the"
-            " answer counts"
+            f"rank {rank} reported an error at least {t - failed_t[rank]:.3g} s before its answer arrived; the time of"
+            " arrival counts"
             for rank, t in overdue.items()
         ),
     )
@@ -141,7 +141,7 @@ def _evidence(session: Session, operation: Operation, seen: Disturbed) -> Eviden
 
 @dataclass(frozen=True)
 class _Again:
-    """Whether a communicator could be made after a fault; ``took_s`` until its first operation was done."""
+    """Whether a communicator could be made after a fault; ``took_s`` is until its first operation was done."""
 
     rebuilt: bool
     took_s: float | None
@@ -149,17 +149,17 @@ class _Again:
 
 
 def _again(session: Session, template: Operation) -> _Again:
-    """By the same programs where the library offers that, a fresh one only for a rank that has none any more; else by
-    fresh ones. Raises CannotGoOn where not even that works."""
+    """Make a new communicator in the same processes where the library offers that, with a fresh process only for a rank
+    that has ended; otherwise in fresh processes. Raises LibraryFailed where not even that works."""
     workers = session.workers
-    workers.gather(workers.owing, _bound(session))  # an error that comes late frees a program to go on
-    if session.offers.get("rebuilds") is True and not workers.owing:
+    workers.gather(workers.unanswered, _bound(session))  # an error that comes late makes a program available again
+    if session.offers.get("rebuilds") is True and not workers.unanswered:
         return _by_the_same(session, template)
-    why = "a rank did not come back from the operation" if workers.owing else "it offers no other way"
+    why = "a rank did not return from the operation" if workers.unanswered else "the library offers no other way"
     began_t = time.monotonic()
     session.fresh()
     if trouble := _wrong(session, template):
-        return _Again(False, None, f"a communicator of fresh processes: {trouble}")
+        return _Again(False, None, f"a communicator of fresh processes failed: {trouble}")
     return _Again(True, time.monotonic() - began_t, f"rebuilt by fresh processes: {why}")
 
 
@@ -171,10 +171,10 @@ def _by_the_same(session: Session, template: Operation) -> _Again:
         assert session.joined is not None
         trouble = session.joined.unsupported or session.joined.trouble
         session.fresh()
-        return _Again(False, None, f"no communicator of the same processes: {trouble}")
+        return _Again(False, None, f"no communicator in the same processes: {trouble}")
     if trouble := _wrong(session, template):
-        session.spoil()
-        return _Again(False, None, f"the communicator of the same processes: {trouble}")
+        session.mark_broken()
+        return _Again(False, None, f"the communicator in the same processes failed: {trouble}")
     return _Again(True, time.monotonic() - began_t, note)
 
 
@@ -184,7 +184,7 @@ def _bound(session: Session) -> Callable[[], float]:
 
 
 def _wrong(session: Session, template: Operation) -> str:
-    """What is wrong with a small operation; empty if nothing is."""
+    """Run a small operation and return what is wrong with it; empty if nothing is."""
     name: OperationName = "all_reduce"
     chosen = preferred(name, session.offers)
     if chosen is None:

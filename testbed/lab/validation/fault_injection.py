@@ -1,4 +1,4 @@
-"""Faults of a validation: those of fibers by the lab's keeper, those of ranks by signals to the library's programs."""
+"""Faults of a validation: the lab's keeper injects those of fibers; those of ranks are signals to the rank programs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from testbed.lab.validation.worker_set import WorkerSet
 __all__ = ["FiberFaults", "Injected"]
 
 CARRIES_BOUND_S: Final = 15.0
-"""How long fibers may take to carry again after a heal: routes come back with the carrier, within milliseconds."""
+"""How long fibers may take to carry traffic again after a heal: routes return with the carrier, within milliseconds."""
 
 OF_RANKS: Final = frozenset({"rank-kill", "rank-pause"})
-"""Kinds that are done to the rank program, not to the lab."""
+"""Kinds that act on the rank program, not on the lab."""
 
 
 class FiberFaults:
-    """What is done to the fibers of a lab; :meth:`heal` undoes all of it. Also a context manager that does."""
+    """Faults on the fibers of a lab; :meth:`heal` undoes all of them, and so does leaving the context manager."""
 
     def __init__(self, lab: LabFolder, topology: Topology) -> None:
         self._lab, self._topology = lab, topology
-        self._standing: list[str] = []
+        self._active: list[str] = []
 
     def __enter__(self) -> FiberFaults:
         return self
@@ -42,7 +42,7 @@ class FiberFaults:
         self.heal()
 
     def begin(self, injection: Injection) -> float:
-        """Inject; when it was in force, on CLOCK_MONOTONIC. Raises LabError, UserError."""
+        """Inject; return when the fault was in force, on CLOCK_MONOTONIC. Raises LabError, UserError."""
         fault: FaultSpec = {
             "type": injection.kind,
             "target": injection.target,
@@ -50,35 +50,35 @@ class FiberFaults:
             "parameters": dict(injection.parameters),
         }
         record = client.ask(self._lab, protocol.Inject(fault=fault))
-        self._standing.append(record["id"])
+        self._active.append(record["id"])
         return record["ack_t"]
 
     def over_t(self) -> float | None:
-        """When the last of those that were begun since the last heal ended by itself; None: one stands. Raises
+        """Return when the last of the faults since the last heal ended by itself; None while one is active. Raises
         LabError."""
         records = {it["id"]: it for it in client.ask(self._lab, protocol.Faults())}
-        ended = [records[it]["ended_t"] for it in self._standing]
+        ended = [records[it]["ended_t"] for it in self._active]
         over = [it for it in ended if it is not None]
         return max(over) if over and len(over) == len(ended) else None
 
     def heal(self) -> None:
-        """Undo all that :meth:`begin` began. Raises LabError."""
-        if self._standing:
-            client.ask(self._lab, protocol.Heal(ids=self._standing, everything=True))
-            self._standing.clear()
+        """Undo all injections of :meth:`begin`. Raises LabError."""
+        if self._active:
+            client.ask(self._lab, protocol.Heal(ids=self._active, everything=True))
+            self._active.clear()
 
     def carry(self, bound_s: float = CARRIES_BOUND_S) -> None:
-        """Return when no link is dark and an echo has come back over each. Raises LabError."""
+        """Return when no link is down and an echo has come back over each. Raises LabError."""
         until = time.monotonic() + bound_s
         while dark := client.ask(self._lab, protocol.DarkLinks()):
             if time.monotonic() > until:
-                raise LabError(f"{', '.join(dark)} stayed dark after its fault was healed")
+                raise LabError(f"{', '.join(dark)} still down {bound_s:g} s after the fault was healed")
             time.sleep(0.005)
         for link in self._topology.links:
             self._answered(link, until)
 
     def _answered(self, link: Link, until: float) -> None:
-        """Over the link itself: others may lead around it."""
+        """Probe the link itself: another link may offer a bypass."""
         here, there = link.between
         net = Addressing(self._topology)
         gateways = [lab_nodes.netns(self._lab, self._topology.site(it).gateway) for it in link.between]
@@ -93,23 +93,23 @@ class FiberFaults:
                 if echo.receive():
                     return
                 if time.monotonic() > until:
-                    raise LabError(f"{link.name}: {there} does not answer {here} although all faults are healed")
+                    raise LabError(f"{link.name}: no echo from {there} to {here} although all faults are healed")
         finally:
             echo.close()
 
 
 class RankFaults:
-    """What is done to rank programs by signals. :meth:`step` does what is due: call it often."""
+    """Faults on rank programs by signals. :meth:`step` sends the signals that are due: call it often."""
 
     def __init__(self, workers: WorkerSet) -> None:
         self._workers = workers
         self._due: list[tuple[float, int, signal.Signals]] = []
         self._stopped: set[int] = set()
         self.over_t: float | None = None
-        """When the last rank was let go on, if nothing is to come after that."""
+        """When the last stopped rank was continued, if no signal is due after that."""
 
     def begin(self, injection: Injection) -> float:
-        """Kill or stop a rank; when. Raises LabError."""
+        """Kill or stop a rank; return when. Raises LabError."""
         rank = int(injection.target)
         number = {"rank-kill": signal.SIGKILL, "rank-pause": signal.SIGSTOP}[injection.kind]
         began_t = self._send(rank, number)
@@ -130,7 +130,7 @@ class RankFaults:
                 self.over_t = sent_t
 
     def heal(self) -> None:
-        """All ranks that are stopped go on; nothing is due any more."""
+        """Continue all stopped ranks and drop all signals that are due."""
         self._due.clear()
         for rank in tuple(self._stopped):
             with contextlib.suppress(LabError):
@@ -142,25 +142,25 @@ class RankFaults:
 
 
 class Injected:
-    """The injections of one trial, whichever hand does them."""
+    """The injections of one trial, on fibers and on ranks."""
 
     def __init__(self, fibers: FiberFaults, workers: WorkerSet, injections: Sequence[Injection]) -> None:
         self._fibers, self._ranks, self._injections = fibers, RankFaults(workers), injections
 
     def begin(self) -> float:
-        """All of them; when the last was in force. Raises LabError, UserError."""
+        """Inject all; return when the last was in force. Raises LabError, UserError."""
         return max(self._ranks.begin(it) if it.kind in OF_RANKS else self._fibers.begin(it) for it in self._injections)
 
     def step(self, now: float) -> None:
         self._ranks.step(now)
 
     def over_t(self) -> float | None:
-        """When all was over by itself; None: something stands, or stood until :meth:`heal`."""
+        """Return when all faults were over by themselves; None if one is active, or was until :meth:`heal`."""
         if any(it.kind in OF_RANKS for it in self._injections):
             return self._ranks.over_t
         return self._fibers.over_t()
 
     def heal(self) -> None:
-        """Undo what stands. Raises LabError."""
+        """Undo the active faults. Raises LabError."""
         self._ranks.heal()
         self._fibers.heal()

@@ -1,17 +1,17 @@
-"""An mpiexec in a container and its daemons in others: one process of this host that stands for all of them.
+"""The launcher proxy: starts the daemons of an mpiexec that runs in a container in other nodes' containers.
 
-mpiexec runs in the management network's container, as an unprivileged user, and has no way into the nodes' containers:
-no docker, no capability. What it calls in place of ssh (testbed_agents/launcher_client.py) asks this process, at a
-Unix socket in the run's folder, to start the daemon on a host; the argument lists that lead there were fixed
-beforehand, and each host is entered once.
+mpiexec runs in the management network's container as an unprivileged user and cannot enter the nodes' containers: it
+has no docker and no capability. The program that it calls in place of ssh (testbed_agents/launcher_client.py) asks this
+process, over a Unix socket in the run's folder, to start the daemon on a host. The argument lists for all hosts are
+fixed beforehand, and each host is entered once.
 
-The ranks' containers show that folder too, and no rank is to run programs in another's node. Ranks are the user that
-mpiexec is, and so may be somebody on this host: only processes in the management network's namespace are heard, which
-neither can enter. mpiexec is there, and it calls each daemon by itself: MPICH's hydra always does, Open MPI's prterun
-is told to (core/validation/mpi_launch.py).
+The ranks' containers see that folder too, but no rank may run programs in another's node. Ranks have the same user as
+mpiexec, and so may any user on this host: only processes in the management network's namespace are accepted, which
+neither can enter. mpiexec is there, and it starts each daemon itself: MPICH's hydra always does, Open MPI's prterun is
+configured to (core/validation/mpi_launch.py).
 
-All of it is one process group here, and this process alone has the other ends of the leashes inside
-(testbed_agents/watchdog.py): however it ends, mpiexec and the daemons end. Its status is mpiexec's.
+All of it is one process group on the host, and only this process holds the other ends of the watchdogs' pipes
+(testbed_agents/watchdog.py): however it ends, mpiexec and the daemons end. Its exit status is mpiexec's.
 """
 
 from __future__ import annotations
@@ -39,47 +39,47 @@ __all__ = ["program", "serve", "start"]
 
 _SOCKET: Final = "reach.socket"
 _LONGEST_BYTES: Final = 1 << 20
-"""Of what is asked for: Open MPI names all hosts to each daemon."""
+"""Longest request: Open MPI names all hosts to each daemon."""
 
 ASK_BOUND_S: Final = 10.0
-"""Who connects says at once what it asks for. One that stays silent is let go: it holds a thread and a descriptor."""
+"""A client sends its request at once. A silent one is disconnected, because it holds a thread and a descriptor."""
 
 _BUSY_S: Final = 0.05
-"""Pause before the next try where a connection could not be taken."""
+"""Pause before the next try when a connection could not be accepted."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user, group (unix(7), SO_PEERCRED)."""
 
 
 def program(folder: Path) -> Path:
-    """What is to be named to an mpiexec in a container. Raises HostError."""
+    """Return the executable for an mpiexec in a container to call in place of ssh. Raises HostError."""
     return launcher_shim.program(folder, ["python", "-m", "testbed_agents.launcher_client", str(folder / _SOCKET)])
 
 
 def start(
     folder: Path,
     mpiexec: Sequence[str],
-    ways: Mapping[str, Sequence[str]],
+    entries: Mapping[str, Sequence[str]],
     *,
     within: Path,
     owner: tuple[int, int],
     environment: Mapping[str, str],
     log: IO[bytes],
 ) -> subprocess.Popen[bytes]:
-    """Start it, in a session of its own; it dies with the thread that called this.
+    """Start the proxy in a session of its own; it dies with the thread that called this.
 
     Args:
-        folder: both sides see it at the same path; the socket is made there.
-        mpiexec: argument list that runs mpiexec on a leash.
-        ways: for each host, the argument list that a command is appended to, on a leash too.
-        within: handle of the network namespace that mpiexec is in, and whoever else may ask.
-        owner: user and group who may ask.
-        environment: of all of them here; ``mpiexec`` says what goes inside.
-        log: what they say.
+        folder: visible to both sides at the same path; the socket is made there.
+        mpiexec: argument list that runs mpiexec under a watchdog.
+        entries: for each host, the argument list to which a command is appended, under a watchdog too.
+        within: handle of the network namespace of mpiexec; only processes in it may send requests.
+        owner: user and group who may connect.
+        environment: of all processes on the host; ``mpiexec`` sets what goes inside.
+        log: receives their output.
 
     Raises HostError, MissingTool.
     """
-    table = launcher_shim.table(folder, ways)
+    table = launcher_shim.table(folder, entries)
     try:
         with _listening(folder / _SOCKET, owner) as listener:
             # -P and /: a select.py beside the user's library must not run as root.
@@ -90,17 +90,17 @@ def start(
                 pass_fds=[listener.fileno()], start_new_session=True, cwd="/",
             )  # fmt: skip
     except OSError as error:
-        raise HostError(f"mpiexec cannot be started in its container: {error.strerror or error}") from error
+        raise HostError(f"cannot start mpiexec in its container: {error.strerror or error}") from error
 
 
 def _listening(path: Path, owner: tuple[int, int]) -> socket.socket:
-    """A socket at ``path`` that only ``owner`` may connect to: to write to it is what that takes (unix(7))."""
+    """Return a socket at ``path`` that only ``owner`` may connect to: connecting takes write permission (unix(7))."""
     path.unlink(missing_ok=True)
     with contextlib.ExitStack() as undone:
         made = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            made.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's name may have 107 bytes, and a folder's more
+            made.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's path is limited to 107 bytes
         finally:
             os.close(folder)
         path.chmod(0o600)
@@ -110,16 +110,16 @@ def _listening(path: Path, owner: tuple[int, int]) -> socket.socket:
     return made
 
 
-def serve(listener: socket.socket, mpiexec: Sequence[str], ways: Mapping[str, Sequence[str]], within: Path) -> int:
-    """Run mpiexec, and what is asked for meanwhile from ``within``, the handle of a network namespace; mpiexec's
-    status, 128 + n for a signal n."""
-    left = dict(ways)
+def serve(listener: socket.socket, mpiexec: Sequence[str], entries: Mapping[str, Sequence[str]], within: Path) -> int:
+    """Run mpiexec and serve requests from ``within``, the handle of a network namespace, until it ends; return
+    mpiexec's status, 128 + n for a signal n."""
+    left = dict(entries)
     threading.Thread(target=_listen, args=(listener, left, within), daemon=True).start()
     return runner.shell_status(_under_watchdog(mpiexec).wait())
 
 
 def _under_watchdog(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Its stdin is a pipe that nobody else has the other end of."""
+    """Start a process whose stdin is a pipe with its only other end here."""
     return subprocess.Popen(list(argv), stdin=subprocess.PIPE)
 
 
@@ -130,41 +130,41 @@ def _listen(listener: socket.socket, left: dict[str, Sequence[str]], within: Pat
         except OSError:
             if listener.fileno() < 0:
                 return
-            time.sleep(_BUSY_S)  # out of file descriptors, for now: whoever asks waits in the backlog
+            time.sleep(_BUSY_S)  # out of file descriptors, for now: clients wait in the backlog
             continue
-        # Before a thread is spent on it, and before a way is: ranks may knock as often as they like.
+        # Checked before a thread starts and before a host's entry is used up: ranks may connect as often as they like.
         pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if is_inside(within, pid):
             threading.Thread(target=_answer, args=(connection, left), daemon=True).start()
         else:
             connection.close()
-            _refuse(f"process {pid} is not in the management network, and nothing is done for it")
+            _refuse(f"refused process {pid}: it is not in the management network")
 
 
 def _answer(connection: socket.socket, left: dict[str, Sequence[str]]) -> None:
-    """Until the daemon has ended, whose status is said then, or who asked for it is gone."""
+    """Serve one request until the daemon has ended, and send its status, or until the client is gone."""
     with connection:
         try:
             connection.settimeout(ASK_BOUND_S)
             with connection.makefile("rb") as stream:
-                asked = _understood(stream.readline(_LONGEST_BYTES))
+                asked = _parse_request(stream.readline(_LONGEST_BYTES))
             connection.settimeout(None)
             if asked is None:
-                return _refuse("what it was called with makes no sense")
-            way = left.pop(asked[0], None)
-            if way is None:
-                return _refuse(f"no way leads to {asked[0]}, or none any more")
-            connection.sendall(b"%d\n" % _run([*way, "sh", "-c", asked[1]], connection))
+                return _refuse("malformed request")
+            entry = left.pop(asked[0], None)
+            if entry is None:
+                return _refuse(f"unknown host {asked[0]}, or its daemon was started already")
+            connection.sendall(b"%d\n" % _run([*entry, "sh", "-c", asked[1]], connection))
         except (BrokenPipeError, ConnectionResetError):
-            pass  # who asked is gone
+            pass  # the client is gone
         except TimeoutError:
-            _refuse("one that connected did not say what it asks for")
+            _refuse(f"a client sent no request within {ASK_BOUND_S:g} s")
         except OSError as error:
-            _refuse(f"what was asked for cannot be started: {error.strerror or error}")
+            _refuse(f"cannot start the requested command: {error.strerror or error}")
 
 
 def _run(argv: Sequence[str], connection: socket.socket) -> int:
-    """Its status; it is ended when ``connection`` is."""
+    """Run a command and return its status; it is ended when ``connection`` is closed."""
     daemon = _under_watchdog(argv)
     assert daemon.stdin is not None
     with daemon.stdin:
@@ -180,15 +180,15 @@ def _run(argv: Sequence[str], connection: socket.socket) -> int:
 
 
 def _refuse(why: str) -> None:
-    print(f"reach: {why}", file=sys.stderr, flush=True)
+    print(f"launcher proxy: {why}", file=sys.stderr, flush=True)
 
 
-def _understood(line: bytes) -> tuple[str, str] | None:
-    """Host and command; None for what our own side would not say."""
+def _parse_request(line: bytes) -> tuple[str, str] | None:
+    """Parse host and command; None for a request that our own client would not send."""
     try:
-        words: Any = json.loads(line)
-        if isinstance(words, list) and all(isinstance(it, str) for it in words):
-            return launcher_shim.heard(words)
+        request: Any = json.loads(line)
+        if isinstance(request, list) and all(isinstance(it, str) for it in request):
+            return launcher_shim.parse(request)
     except (ValueError, IndexError):
         pass
     return None

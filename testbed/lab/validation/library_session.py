@@ -1,4 +1,4 @@
-"""A library at work: programs that run, a communicator that works, operations with all ranks' answers to each."""
+"""A session with a running library: its programs, a working communicator, and operations with all ranks' answers."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from testbed.core.validation.operation import Group, Operation
 from testbed.core.validation.output_judge import Answer
 from testbed.errors import StorageError
 from testbed.host.files import beneath
-from testbed.lab.validation.worker_set import LONGEST_WORDS, Said, WorkerSet
+from testbed.lab.validation.worker_set import LONGEST_TEXT, Replies, WorkerSet
 
-__all__ = ["CannotGoOn", "Performed", "Session"]
+__all__ = ["LibraryFailed", "Performed", "Session"]
 
 MOST_FRESH: Final = 12
-"""How often programs are started anew before a library is given up: one that hangs in everything takes for ever."""
+"""How often programs are restarted before a library is given up: one that hangs in everything would take for ever."""
 
 LEAST_ROOM: Final = 1 << 20
-"""Bytes; with less the disk is full."""
+"""Free bytes below which the disk counts as full."""
 
 LATEST_S: Final = 1e12
-"""What is beyond is no time of any clock; NaN and infinity, which Python reads in JSON, are none either."""
+"""Times beyond this are no time of any clock; nor are NaN and infinity, which Python accepts in JSON."""
 
 
-class CannotGoOn(Exception):
-    """The library cannot be brought to work (any more), with the reason in words; not the lab's failure."""
+class LibraryFailed(Exception):
+    """The library does not work (any more), with the reason as text; not the lab's failure."""
 
 
 @dataclass(frozen=True)
 class Performed:
-    """Answers of the ranks of each operation by their numbers in the world, and when the last came or was given up."""
+    """Answers of the ranks of the operations by their numbers in the world, and when the last came or was given up."""
 
     answers: Mapping[int, Answer]
     ended_t: float
     not_before_t: Mapping[int, float] = field(default_factory=dict)
-    """As :attr:`Said.not_before_t`."""
+    """As :attr:`Replies.not_before_t`."""
 
     @property
     def done(self) -> bool:
@@ -48,21 +48,21 @@ class Performed:
 
     @property
     def stuck(self) -> bool:
-        """Whether a rank is silent, or gone: the programs are of no more use."""
+        """Whether a rank is silent or gone, so that the programs cannot be used any more."""
         return any(it.state in ("silent", "died") for it in self.answers.values())
 
     @property
     def refused(self) -> str:
-        """Why it is unsupported; empty if it is not."""
-        return next((it.words for it in self.answers.values() if it.state == "unsupported"), "")
+        """Why the operation is unsupported; empty if it is not."""
+        return next((it.message for it in self.answers.values() if it.state == "unsupported"), "")
 
     @property
     def trouble(self) -> str:
-        """The first rank's words that tells of any; empty if all is well."""
+        """What the first failed rank reports; empty if all is well."""
         for rank, it in self.answers.items():
             if it.state != "done":
                 what = {"silent": "never answered", "died": "ended", "error": "failed"}.get(it.state, it.state)
-                return f"rank {rank} {what}" + (f": {it.words}" if it.words else "")
+                return f"rank {rank} {what}" + (f": {it.message}" if it.message else "")
         return ""
 
     @property
@@ -82,13 +82,13 @@ class Performed:
 
 
 class Session:
-    """One library in one lab. ``timeout_s`` is the library's own timeout, ``slack_s`` how much longer than twice that
-    an operation without a fault may take until it is a hang: a library may wait so long for each of several things."""
+    """One library in one lab. ``timeout_s`` is the library's own timeout. An operation without a fault hangs if it
+    takes ``slack_s`` longer than twice that: a library may wait that long for each of several events."""
 
     def __init__(self, workers: WorkerSet, *, timeout_s: float, slack_s: float = 15.0) -> None:
         self.workers, self.timeout_s, self.slack_s = workers, timeout_s, slack_s
-        self.joined: Said | None = None
-        """What was said to the last join."""
+        self.joined: Replies | None = None
+        """Replies to the last join."""
         self._made: set[str] = set()
         self._fresh = 0
         self._works = False
@@ -102,7 +102,7 @@ class Session:
         return Group("world", self.workers.world)
 
     @property
-    def spoiled(self) -> bool:
+    def broken(self) -> bool:
         """Whether something went wrong in this communicator, so that it is not used any more."""
         return not self._works
 
@@ -113,9 +113,9 @@ class Session:
     # ---- a communicator that works
 
     def ready(self) -> None:
-        """Have programs that run and a communicator in which nothing went wrong yet.
+        """Ensure that the programs run and have a communicator in which nothing has gone wrong.
 
-        Raises CannotGoOn, HostError, and LabError where it is the lab that failed.
+        Raises LibraryFailed, HostError, and LabError where the lab failed.
         """
         if self._works and self.workers.alive:
             return
@@ -124,26 +124,26 @@ class Session:
         self.fresh()
 
     def fresh(self) -> None:
-        """End the programs, start new ones, make a communicator. Raises CannotGoOn, HostError, LabError."""
-        self.spoil()
+        """End the programs, start new ones, make a communicator. Raises LibraryFailed, HostError, LabError."""
+        self.mark_broken()
         self.workers.kill()
         if self._fresh >= MOST_FRESH:
-            raise CannotGoOn(f"its programs had to be started {self._fresh} times; no more was tried")
+            raise LibraryFailed(f"its programs had to be restarted {self._fresh} times; given up")
         self._fresh += 1
         if not self._join():
             assert self.joined is not None
-            words = self.joined.unsupported or self.joined.trouble
-            last = next((it for rank in self.joined.ended if (it := self.workers.last_words(rank))), "")
+            message = self.joined.unsupported or self.joined.trouble
+            last = next((it for rank in self.joined.ended if (it := self.workers.last_line(rank))), "")
             self.workers.kill()
-            raise CannotGoOn(f"no communicator could be made: {words}" + (f": {last}" if last else ""))
+            raise LibraryFailed(f"cannot make a communicator: {message}" + (f": {last}" if last else ""))
 
     def rebuild(self) -> bool:
-        """Make the next communicator with the same programs; whether that works. Raises LabError."""
-        self.spoil()
+        """Make the next communicator with the same programs; return whether that worked. Raises LabError."""
+        self.mark_broken()
         return self.workers.alive and self._join()
 
-    def spoil(self) -> None:
-        """Something went wrong in this communicator: it is not to be used any more."""
+    def mark_broken(self) -> None:
+        """Mark this communicator as broken: it is not used any more."""
         self._works = False
 
     def _join(self) -> bool:
@@ -155,18 +155,18 @@ class Session:
         return self._works
 
     def have(self, group: Group) -> str:
-        """Make a group, unless it is there; why it cannot be had, empty if it can. Raises LabError."""
+        """Make a group unless it exists; return why it cannot be made, empty if it can. Raises LabError."""
         if group.name == "world" or group.name in self._made:
             return ""
-        if self.spoiled:  # a rank may have yet to answer, of the group before
+        if self.broken:  # a rank may still owe an answer for the previous group
             return "its communicator failed before"
-        said = self.workers.ask(group.line(), bound_s=self.bound_s)
-        if said.unsupported:
-            return said.unsupported
-        if said.trouble:
-            self.spoil()
+        replies = self.workers.ask(group.line(), bound_s=self.bound_s)
+        if replies.unsupported:
+            return replies.unsupported
+        if replies.trouble:
+            self.mark_broken()
             self.workers.check_lab()
-            return said.trouble
+            return replies.trouble
         self._made.add(group.name)
         return ""
 
@@ -174,7 +174,7 @@ class Session:
 
     @property
     def bound_s(self) -> float:
-        """How long an operation without a fault may take until it is a hang."""
+        """Deadline of an operation without a fault, after which it is a hang."""
         return 2.0 * self.timeout_s + self.slack_s
 
     def perform(
@@ -185,77 +185,79 @@ class Session:
         until_t: Callable[[], float] | None = None,
         each: Callable[[], float] | None = None,
     ) -> Performed:
-        """Operations of groups that have no rank in common, at the same time, and what their ranks answer. Raises
-        StorageError where the disk is full, LabError where it is the lab that failed.
+        """Perform operations of groups that have no rank in common, at the same time, and return the ranks' answers.
 
-        ``until_t`` and ``each`` as in :meth:`WorkerSet.gather`; without, it is given up after :attr:`bound_s`.
+        ``until_t`` and ``each`` as in :meth:`WorkerSet.gather`; without, operations are given up after :attr:`bound_s`.
+        Raises StorageError where the disk is full, LabError where the lab failed.
         """
         ranks: list[int] = []
-        said_t = time.monotonic()
+        sent_t = time.monotonic()
         for operation, group in operations:
             if operation.late is None:
                 self.workers.say(operation.line(at), group.ranks)
             else:
-                for rank, line in operation.lines(group, said_t if at is None else at).items():
+                for rank, line in operation.lines(group, sent_t if at is None else at).items():
                     self.workers.say(line, (rank,))
             ranks += group.ranks
         given_up_t = (time.monotonic() if at is None else at) + self.bound_s
-        said = self.workers.gather(ranks, until_t or (lambda: given_up_t), each)
-        window = (said_t, time.monotonic())
+        replies = self.workers.gather(ranks, until_t or (lambda: given_up_t), each)
+        window = (sent_t, time.monotonic())
         answers = {
-            rank: self._answer(rank, said, operation, group, window)
+            rank: self._answer(rank, replies, operation, group, window)
             for operation, group in operations
             for rank in group.ranks
         }
-        performed = Performed(answers, window[1], said.not_before_t)
+        performed = Performed(answers, window[1], replies.not_before_t)
         if any(it.state not in ("done", "unsupported") for it in answers.values()):
-            self.spoil()
+            self.mark_broken()
             self.workers.check_lab()
         self._check_room()
         return performed
 
     def _check_room(self) -> None:
-        """Ranks that cannot write what they got fail, or have written a part of it, and it is not their library that is
-        to blame. Raises StorageError."""
+        """Raise StorageError if the disk is full: ranks that cannot write their output, or not all of it, fail through
+        no fault of their library."""
         free = LEAST_ROOM
         with contextlib.suppress(OSError):  # a program may have removed the folder
             free = shutil.disk_usage(self.workers.outputs).free
         if free < LEAST_ROOM:
             raise StorageError(f"{self.workers.outputs}: No space left on device")
 
-    def _answer(self, rank: int, said: Said, operation: Operation, group: Group, window: tuple[float, float]) -> Answer:
-        """``window``: when it was told, and now."""
-        if rank in said.ended:
-            last = self.workers.last_words(rank)
-            return Answer("died", words=said.ended[rank] + (f": {last}" if last else ""))
-        if rank in said.silent:
+    def _answer(
+        self, rank: int, replies: Replies, operation: Operation, group: Group, window: tuple[float, float]
+    ) -> Answer:
+        """Build a rank's answer. ``window``: when the operation was sent, and now."""
+        if rank in replies.ended:
+            last = self.workers.last_line(rank)
+            return Answer("died", message=replies.ended[rank] + (f": {last}" if last else ""))
+        if rank in replies.silent:
             return Answer("silent")
-        answer = said.answers[rank]
-        began, ended = told = _time(answer.get("began")), _time(answer.get("ended"))
+        answer = replies.answers[rank]
+        began, ended = reported = _time(answer.get("began")), _time(answer.get("ended"))
         times = [it for it in (window[0], began, ended, window[1]) if it is not None]
         if times != sorted(times):
-            began, ended = None, None  # nothing that is said of its times could be true
+            began, ended = None, None  # the reported times cannot be right
         if "unsupported" in answer:
-            return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_WORDS])
+            return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_TEXT])
         if "error" in answer:
-            return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_WORDS])
-        if None in told:
-            return Answer("error", None, began, ended, "its answer does not say when it began and ended")
+            return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_TEXT])
+        if None in reported:
+            return Answer("error", None, began, ended, "its answer lacks the time when it began or ended")
         if began is None or ended is None:
-            words = f"began {told[0]}, ended {told[1]}: not between {window[0]:.6f}, when it was told, and"
-            return Answer("error", words=f"{words} {window[1]:.6f}; times are those of CLOCK_MONOTONIC")
+            message = f"began {reported[0]}, ended {reported[1]}: expected between {window[0]:.6f} (sending) and"
+            return Answer("error", message=f"{message} {window[1]:.6f} on CLOCK_MONOTONIC")
         output, length = None, None
         if operation.keep and "output" in answer:
             due = operation.output_count(len(group.ranks)) * operation.kind.size
             try:
                 output, length = self._take(str(answer["output"]), due)
-            except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-                return Answer("error", None, began, ended, f"its output cannot be read: {error}")
+            except (OSError, ValueError) as error:  # ValueError: an impossible file name
+                return Answer("error", None, began, ended, f"cannot read its output: {error}")
         return Answer("done", output, began, ended, length=length)
 
     def _take(self, name: str, due: int) -> tuple[bytes, int]:
-        """Read an output and remove it: tens of megabytes an operation would fill a disk. Its content, of one that is
-        longer than ``due`` bytes only the beginning, and its length."""
+        """Read an output and remove it: tens of megabytes an operation would fill a disk. Return its content, or its
+        first ``due`` bytes if it is longer, and its length."""
         path = self.workers.outputs / Path(name).name
         with os.fdopen(beneath.open_file(path.parent, path.name), "rb") as stream:  # a rank owns that folder
             length = os.fstat(stream.fileno()).st_size
@@ -265,7 +267,7 @@ class Session:
 
 
 def _time(value: object) -> float | None:
-    """None of what is no time: it is somebody else's program that says so."""
+    """Return None for a value that is no time: it comes from an external program."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LATEST_S:
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""One library, put to the test: what was seen of it by now can be had at any moment."""
+"""The validation of one library; the results so far are available at any moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.core.validation import bound, cases, fault_matrix, verdict
 from testbed.core.validation import traffic as wires
 from testbed.core.validation.bound import Placed
 from testbed.core.validation.cases import Series, Suite
-from testbed.core.validation.fibers import fibers, in_use, ways
+from testbed.core.validation.fibers import fibers, in_use, routes
 from testbed.core.validation.library import Library
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed
 from testbed.errors import LabError, TestbedError
@@ -22,23 +22,23 @@ from testbed.host.lab_folder import LabFolder
 from testbed.lab.interruption import defer_interrupts
 from testbed.lab.validation import correctness, fault_cells, performance
 from testbed.lab.validation.fault_injection import FiberFaults
-from testbed.lab.validation.library_session import CannotGoOn, Session
+from testbed.lab.validation.library_session import LibraryFailed, Session
 from testbed.lab.validation.performance import Measured
 from testbed.lab.validation.traffic_meter import Wire
 from testbed.lab.validation.worker_set import WorkerSet
 
-__all__ = ["PARTS", "Bench", "Examination", "Part"]
+__all__ = ["PARTS", "Bench", "LibraryValidation", "Part"]
 
 Part = Literal["correctness", "speed", "faults"]
 PARTS: Final[tuple[Part, ...]] = ("correctness", "speed", "faults")
 
 TIMEOUT_S: Final[Mapping[Suite, float]] = {"quick": 10.0, "full": 20.0}
-"""The library's own timeout while nothing is wrong with the fibers; faults have their own."""
+"""The library's own timeout on healthy fibers; faults set their own."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all libraries of a validation are examined with. ``links`` as ``Validation.links``."""
+    """What the validations of all libraries share. ``links`` as ``Validation.links``."""
 
     lab: LabFolder
     topology: Topology
@@ -52,36 +52,36 @@ class Bench:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Of every rank, in order."""
+        """The site of every rank, in order."""
         return tuple(site.name for site in self.topology.sites for _ in site.node_names)
 
 
-class Examination:
-    """See the module. ``tell`` hears in words what goes on."""
+class LibraryValidation:
+    """See the module. ``on_activity`` is called with the current activity as text."""
 
-    def __init__(self, bench: Bench, library: Library, tell: Callable[[str], None]) -> None:
-        self._bench, self._library, self._tell = bench, library, tell
+    def __init__(self, bench: Bench, library: Library, on_activity: Callable[[str], None]) -> None:
+        self._bench, self._library, self._on_activity = bench, library, on_activity
         self._workers = WorkerSet(bench.lab, bench.topology, library, bench.folder / library.name)
         self._cases: list[CaseResult] = []
         self._speeds: list[Speed] = []
         self._cells: list[Cell] = []
         self._why: list[str] = []
-        self._untold: list[str] = []
+        self._not_tried: list[str] = []
         self._began_t = time.monotonic()
 
     def run(self) -> None:
-        """All parts. A lab that fails is written down as such and raised: LabError, HostError."""
+        """Run all parts. The failure of a lab is recorded as such and raised: LabError, HostError."""
         session = Session(self._workers, timeout_s=TIMEOUT_S[self._bench.suite])
         try:
-            self._tell("its programs start")
+            self._on_activity("starting its programs")
             session.ready()
             for part in self._bench.parts:
                 {"correctness": self._correctness, "speed": self._speed, "faults": self._faults}[part](session)
             self._workers.check_lab()
-        except CannotGoOn as error:
+        except LibraryFailed as error:
             self._cannot(error)
         except TestbedError as error:
-            self._untold.append(str(error))
+            self._not_tried.append(str(error))
             raise
         finally:
             with defer_interrupts():
@@ -89,9 +89,9 @@ class Examination:
                 self._bench.faults.heal()
 
     def result(self) -> LibraryResult:
-        """What was seen by now."""
+        """Return the results so far."""
         judged, why = verdict.of_library(
-            self._cases, self._speeds, self._cells, troubles=self._why, untold=self._untold
+            self._cases, self._speeds, self._cells, troubles=self._why, not_tried=self._not_tried
         )
         return LibraryResult(
             self._library.name,
@@ -106,18 +106,18 @@ class Examination:
             time.monotonic() - self._began_t,
         )
 
-    def _cannot(self, error: CannotGoOn) -> None:
-        """Hold it against the library. Raises LabError where it is the lab that failed."""
+    def _cannot(self, error: LibraryFailed) -> None:
+        """Count the failure against the library. Raises LabError if it was the lab that failed."""
         try:
             self._workers.check_lab()
         except LabError as failure:
-            self._untold.append(str(failure))
+            self._not_tried.append(str(failure))
             raise
         self._why.append(str(error))
 
-    def untold(self, why: str) -> None:
-        """Something kept parts of it from being tried."""
-        self._untold.append(why)
+    def add_not_tried(self, why: str) -> None:
+        """Record why parts of the validation were not tried."""
+        self._not_tried.append(why)
 
     # ---- parts
 
@@ -125,19 +125,19 @@ class Examination:
         catalogue = cases.correctness(self._bench.suite, self._bench.sites, self._bench.seed)
         total = sum(len(it.operations) for it in catalogue)
 
-        def heard(result: CaseResult) -> None:
+        def on_result(result: CaseResult) -> None:
             self._cases.append(result)
             states = Counter(it.state for it in self._cases)
             bad = len(self._cases) - states["right"] - states["unsupported"]
-            self._tell(f"correctness {len(self._cases)}/{total}" + (f", {bad} not right" if bad else ""))
+            self._on_activity(f"correctness {len(self._cases)}/{total}" + (f", {bad} not right" if bad else ""))
 
-        correctness.examine(session, catalogue, heard)
+        correctness.run_cases(session, catalogue, on_result)
 
     def _speed(self, session: Session) -> None:
         session.ready()
         catalogue = cases.performance(self._bench.suite, self._bench.sites, session.offers, self._bench.seed)
         for number, series in enumerate(catalogue, 1):
-            self._tell(f"speed {number}/{len(catalogue)}: {series.do} of {series.size} bytes")
+            self._on_activity(f"speed {number}/{len(catalogue)}: {series.do} of {series.size} bytes")
             measured = performance.measure(session, self._bench.wire, series)
             if measured.times_s:
                 self._speeds.append(self._judged(series, measured))
@@ -169,25 +169,25 @@ class Examination:
             one_way_delays=interval.median / latency_s if latency_s > 0 else 0.0,
             crossing=dict(measured.crossing),
             least=round(max(wires.least(placed).values(), default=0.0)),
-            pattern=wires.diagnose_algorithm(placed, toward, ways(bench.topology)),
+            pattern=wires.diagnose_algorithm(placed, toward, routes(bench.topology)),
         )
 
     def _faults(self, session: Session) -> None:
         session.ready()
         bench = self._bench
         catalogue = fault_matrix.trials(bench.suite, bench.topology, session.offers, bench.seed)
-        if why := fault_matrix.unoffered(session.offers):
-            self._untold.append(f"no fault was tried: {why}")
+        if why := fault_matrix.why_no_trials(session.offers):
+            self._not_tried.append(f"no faults were tried: {why}")
 
-        def heard(found: Cell) -> None:
+        def on_cell(found: Cell) -> None:
             self._cells.append(found)
             if found.rebuilt is False and session.offers.get("rebuilds") is True:
-                self._why.append(f"{found.fault}: it says that it can be built again, and cannot: {found.detail}")
-            told(len(self._cells))
+                self._why.append(f"{found.fault}: it offers rebuilds, but cannot be rebuilt: {found.detail}")
+            announce(len(self._cells))
 
-        def told(number: int) -> None:
+        def announce(number: int) -> None:
             if number < len(catalogue):
-                self._tell(f"faults {number + 1}/{len(catalogue)}: {catalogue[number].fault.summary}")
+                self._on_activity(f"faults {number + 1}/{len(catalogue)}: {catalogue[number].fault.summary}")
 
-        told(0)
-        fault_cells.examine(session, bench.wire, bench.faults, catalogue, heard)
+        announce(0)
+        fault_cells.run_trials(session, bench.wire, bench.faults, catalogue, on_cell)

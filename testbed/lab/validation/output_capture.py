@@ -1,4 +1,4 @@
-"""What a program says beside the protocol, kept in a log: of a flood the beginning and the end, to spare the disk."""
+"""Capture of a program's output outside the protocol in a log; of a flood it keeps the beginning and the end."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Final
 __all__ = ["LAST_BYTES", "MOST_KEPT", "CappedLog"]
 
 MOST_KEPT: Final = 16 << 20
-"""Bytes of one log, of all programs that write into it one after the other."""
+"""Bytes of one log, over all programs that write to it one after the other."""
 
 LAST_BYTES: Final = 4096
-"""So much of the end is kept whatever came before: why a program died is among its last words."""
+"""Bytes of the end that are always kept: the reason why a program died is usually in its last lines."""
 
 _READ: Final = 1 << 16
 _READS_AT_ONCE: Final = 16
-"""Of a pipe, which holds 64 KiB unless somebody made it larger, up to 1 MiB (pipe(7)): all that a dead program left."""
+"""A pipe holds 64 KiB unless it was enlarged, up to 1 MiB (pipe(7)): enough reads for all that a dead program left."""
 
 
 class CappedLog:
-    """The log of one program at ``path``, which is appended to.
+    """The log of one program at ``path``, in append mode.
 
-    The program is given :attr:`pipe` as its standard error. A thread empties that, full log or not: a program that is
-    not listened to stands still in the middle of a word, and one whose pipe is closed dies of it. A full disk is no
-    error: what it does not take is lost. Any thread may call the methods.
+    The program's standard error is :attr:`pipe`. A thread empties the pipe even when the log is full, because a program
+    blocks in the middle of a write if nothing reads its pipe, and is killed by SIGPIPE if the pipe is closed. A full
+    disk is no error: what it does not take is lost. The methods are thread-safe.
 
     Raises OSError if the log cannot be opened.
     """
@@ -38,7 +38,7 @@ class CappedLog:
         self._dropped = 0
         self._closed = False
         with contextlib.ExitStack() as stack:
-            # Unbuffered: what a full disk does not take must not come up again when it is closed.
+            # Unbuffered: what a full disk refused must not be written again at close.
             self._file = stack.enter_context(open(path, "ab", buffering=0, opener=_no_link))
             self._room = max(0, MOST_KEPT - os.fstat(self._file.fileno()).st_size)
             self._out, into = os.pipe()
@@ -52,12 +52,12 @@ class CappedLog:
             self._files = stack.pop_all()
 
     def write(self, data: bytes) -> None:
-        """Words that came another way."""
+        """Append output that did not come through the pipe."""
         with self._lock:
             self._keep(data)
 
     def last_line(self) -> str:
-        """The last line that this program has said so far; empty if it said nothing."""
+        """Return the last line that this program has written so far; empty if there is none."""
         with self._lock:
             if not self._closed:
                 self._take()
@@ -65,7 +65,7 @@ class CappedLog:
         return lines[-1].strip() if lines else ""
 
     def close(self) -> None:
-        """Hear what has been said to the end, and close the log; call it when the program has ended."""
+        """Read the rest of the output and close the log; call it when the program has ended."""
         with self._lock:
             if self._closed:
                 return
@@ -93,7 +93,7 @@ class CappedLog:
                 self._take()
 
     def _take(self) -> None:
-        """What is in the pipe by now; of one that is being filled all the time a part."""
+        """Read what is in the pipe now; only a part of it if the program keeps writing."""
         for _ in range(_READS_AT_ONCE):
             try:
                 data = os.read(self._out, _READ)
@@ -109,7 +109,7 @@ class CappedLog:
             self._room -= len(kept)
         if left > 0:
             if not self._dropped:
-                self._append(b"\n[testbed: the log is full; of what follows the end is kept]\n")
+                self._append(b"\n[testbed: the log is full; only the end of what follows is kept]\n")
             self._dropped += left
 
     def _append(self, data: bytes) -> None:
@@ -118,5 +118,5 @@ class CappedLog:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """The programs' folder may be theirs too: through a link of theirs no file of the host's is written."""
+    """Open without following a link: programs may own the folder, and must not redirect the write to a host's file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

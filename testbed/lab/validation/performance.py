@@ -1,4 +1,4 @@
-"""How fast: operations that all ranks begin at the same moment, again and again, and what each puts on the fibers."""
+"""Speed: time operations that all ranks begin at the same moment, repeatedly, and count their bytes on the fibers."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from testbed.lab.validation.traffic_meter import Wire
 __all__ = ["Measured", "measure"]
 
 LEAST_LEAD_S: Final = 0.02
-"""From our line to the common start: all ranks must have read it and prepared their input by then."""
+"""Time from sending a line to the common start: all ranks must have read it and prepared their input by then."""
 
 LEAD: Final = 1.5
-"""So many times as long as the slowest rank took to prepare its input when nobody waited for it."""
+"""Multiple of the time that the slowest rank took to prepare its input when it did not have to be ready in time."""
 
 LATE_S: Final = 1e-3
-"""A rank that begins so long after the common start was not ready, and the time is not the library's."""
+"""A rank that begins this long after the common start was not ready, and the time is not the library's."""
 
 MOST_LATE: Final = 3
-"""Repeats that are done again because a rank began late; then the others are taken as they come."""
+"""Repeats that are done again because a rank began late; later ones count even if late."""
 
 MOST_S: Final = 20.0
 LEAST_REPEATS: Final = 3
-"""A series that has taken so long, on a machine that does much else, ends when it has so many repeats."""
+"""A series that takes longer than MOST_S, on a busy machine, ends when it has this many repeats."""
 
 _COMPILING: Final = -1
 """Number of the call before all others of a series."""
 
 MORE_CALLS: Final = 50_000
-"""What is added to the number of a call that is done again."""
+"""Added to the number of a call that is repeated."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``times_s``: from the common start to the last rank's end, of each repeat. ``crossing``: bytes of payload of one
-    operation, by direction, the median over the repeats. ``trouble``: why there are no more repeats; empty if all is
-    well. ``unsupported``: why the library does not do it. ``late``: repeats done again."""
+    """``times_s``: from the common start to the last rank's end, of each repeat. ``crossing``: payload bytes of one
+    operation, by direction, the median over the repeats. ``trouble``: why the series stopped early; empty if it did
+    not. ``unsupported``: why the library does not support the operation. ``late``: repeats done again."""
 
     times_s: tuple[float, ...]
     crossing: Mapping[str, int]
@@ -53,9 +53,10 @@ class Measured:
 
 
 def measure(session: Session, wire: Wire, series: Series) -> Measured:
-    """All calls of a series; those to warm up make connections and buffers, and do not count. The first of them is done
-    twice, as soon as it can: once so that programs are compiled, and once to see how long before the common start ranks
-    must be told from then on. Raises CannotGoOn, LabError.
+    """Run all calls of a series. Warm-up calls make connections and buffers, and do not count.
+
+    The first warm-up call is done twice without a common start: once so that programs are compiled, and once to see how
+    long before the common start ranks must receive a line. Raises LibraryFailed, LabError.
     """
     session.ready()
     group = session.world
@@ -67,8 +68,8 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
     until_t = time.monotonic() + MOST_S
     while waiting and not (len(times) >= LEAST_REPEATS and time.monotonic() > until_t):
         number, operation = waiting.pop(0)
-        said_t = time.monotonic()
-        at = said_t + lead_s if number > 0 else None
+        sent_t = time.monotonic()
+        at = sent_t + lead_s if number > 0 else None
         with wire.counted() as crossing:
             done = session.perform([(operation, group)], at=at)
         if done.refused:
@@ -78,7 +79,7 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
         if at is not None and (done.first_began_t or at) < at:
             return Measured((), {}, trouble="a rank did not wait for the common start")
         if number == 0:
-            lead_s = LEAST_LEAD_S + LEAD * (done.began_t - said_t)
+            lead_s = LEAST_LEAD_S + LEAD * (done.began_t - sent_t)
         if at is None or number < series.warm_up:
             continue
         if done.began_t - at > LATE_S and late < MOST_LATE:

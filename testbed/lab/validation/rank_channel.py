@@ -1,4 +1,4 @@
-"""The two ends of one rank program: operations out, answers in, as JSON lines; never waits for it."""
+"""The two ends of one rank program: operations out, answers in, as JSON lines; never blocks on the program."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, Final, Protocol
 __all__ = ["Lines"]
 
 _LONGEST_LINE: Final = 1 << 20
-"""A program that says so much without an end of line says nothing to us: it goes to the log."""
+"""A longer line is not part of the protocol: it goes to the log."""
 
 _READ: Final = 1 << 16
 _MOST_READ: Final = 4 * _READ
-"""In one go, more than a pipe holds: who never stops talking must not keep us from the others and the clock."""
+"""Bytes per call, more than a pipe holds: a flood from one program must not delay the others and the clock."""
 
 
 class Log(Protocol):
-    """Whoever keeps what is not the protocol's."""
+    """Receives what is not part of the protocol."""
 
     def write(self, data: bytes, /) -> object: ...
 
 
 class Lines:
-    """``into`` and ``out`` are file descriptors, ours from now on. What is no JSON object goes to ``log``."""
+    """``into`` and ``out`` are file descriptors, owned from now on. A line that is no JSON object goes to ``log``."""
 
     def __init__(self, into: int, out: int, log: Log) -> None:
         self._into, self.out, self._log = into, out, log
@@ -39,16 +39,16 @@ class Lines:
             os.set_blocking(each, False)
 
     def say(self, message: Mapping[str, Any]) -> bool:
-        """Handler a message over; False if nobody takes it: the program has ended, or reads no more."""
+        """Send a message; return False if the program has ended or does not read any more."""
         line = json.dumps(message).encode() + b"\n"
         try:
             return os.write(self._into, line) == len(line)
-        except OSError:  # BlockingIOError too: it stands still, and its pipe is full
+        except OSError:  # BlockingIOError too: the program is stopped and its pipe is full
             return False
 
     @property
     def unread(self) -> bool:
-        """Whether the program has yet to read something that it was told (FIONREAD, pipe(7))."""
+        """Whether the program has yet to read something that was sent (FIONREAD, pipe(7))."""
         left = array.array("i", [0])
         try:
             fcntl.ioctl(self._into, termios.FIONREAD, left)
@@ -57,7 +57,7 @@ class Lines:
         return left[0] > 0
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """What has come by now, of a flood a part; call it when ``out`` is readable."""
+        """Yield the messages that have arrived, a part of them in a flood; call it when ``out`` is readable."""
         taken = 0
         while self.open and taken < _MOST_READ:
             try:
@@ -71,23 +71,23 @@ class Lines:
                 self.open = False
             *whole, self._rest = (self._rest + data).split(b"\n")
             for line in whole:
-                yield from self._understood(line)
+                yield from self._parse(line)
             if len(self._rest) > _LONGEST_LINE:
                 self._log.write(self._rest + b"\n")
                 self._rest = b""
         if not self.open and self._rest:
             line, self._rest = self._rest, b""
-            yield from self._understood(line)
+            yield from self._parse(line)
 
     def close(self) -> None:
-        """End of input for the program."""
+        """Close both ends: the program sees end of input."""
         for each in (self._into, self.out):
             with contextlib.suppress(OSError):
                 os.close(each)
         self._into = self.out = -1
         self.open = False
 
-    def _understood(self, line: bytes) -> Iterator[dict[str, Any]]:
+    def _parse(self, line: bytes) -> Iterator[dict[str, Any]]:
         value = None
         if line.lstrip().startswith(b"{"):
             with contextlib.suppress(ValueError, RecursionError):

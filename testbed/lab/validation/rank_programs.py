@@ -1,9 +1,9 @@
 """The processes of rank programs: how each is started, wherever its node is, and how it is ended.
 
-Where nodes are namespaces a program is a child of ours, which the kernel ends with us (PDEATHSIG), and is spoken to by
-its stdin and stdout. In a container it is a child of its leash, which needs stdin for itself: operations and answers go
-by FIFOs in a folder that both sides see. An MPI's programs are started by its own mpiexec, in the management network,
-and are spoken to by FIFOs too.
+Where nodes are namespaces a program is a child of this process, which the kernel ends with it (PDEATHSIG), and the
+protocol runs over its stdin and stdout. In a container it is a child of its watchdog, which needs stdin for itself: the
+protocol runs over FIFOs in a folder that both sides see. The programs of an MPI are started by its own mpiexec, in the
+management network, and use FIFOs too.
 """
 
 from __future__ import annotations
@@ -46,47 +46,47 @@ OF_ONE_RANK: Final = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TESTBED_
 """Variables that an mpiexec, which has one environment for all, must not pass on."""
 
 _REDIRECTED: Final = 'exec <"$1" >"$2"; shift 2; exec "$@"'
-"""For sh: a program between two FIFOs."""
+"""Shell command that runs a program between two FIFOs."""
 
 
 @dataclass
 class Program:
-    """One rank. ``child`` is the process that stands for it here; None: mpiexec, one for all, does."""
+    """One rank. ``child`` is the process that represents it on the host; None: mpiexec represents all ranks."""
 
     rank: Rank
     lines: Lines
     log: CappedLog
     child: subprocess.Popen[bytes] | None = None
     pid: int = 0
-    """Of the rank program itself, on this host; 0 until it is known."""
+    """Of the rank program itself, on this host; 0 while unknown."""
     began: int = 0
     joined: bool = False
-    """Whether it has answered: before that it may be importing what it needs."""
+    """Whether it has answered: before that it may still be importing modules."""
     pending: Mapping[str, Any] | None = None
-    """What it has yet to answer."""
+    """The message that it has not answered yet."""
     looked_t: float = 0.0
-    """When it was told something or, later, looked for answers; those of before have been read."""
+    """When a message was sent or, later, answers were looked for; all earlier ones have been read."""
     not_before_t: float = 0.0
-    """Its latest answer had not come by then."""
+    """Its latest answer had not arrived by then."""
     ended: str = ""
-    """How it ended, in words."""
+    """How it ended, as text."""
 
     def knows_pid(self, pid: int) -> None:
         self.pid, self.began = pid, process.started(pid)
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process was known, and is not there any more."""
+        """Whether its process was known and is gone."""
         return self.began > 0 and not process.is_same(self.pid, self.began)
 
     def signal(self, number: signal.Signals) -> None:
-        """Only to what is still the process that we know: numbers are used again."""
+        """Send only if the pid still belongs to the known process: pids are reused."""
         if self.began and process.is_same(self.pid, self.began):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def end(self) -> None:
-        """SIGKILL; returns when it is gone."""
+        """SIGKILL; return when it is gone."""
         self.signal(signal.SIGKILL)
         if self.child is not None:
             end(self.child)
@@ -97,19 +97,19 @@ class Program:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a child and what it started; returns when it is reaped."""
-    if child.returncode is None:  # until it is reaped, dead or not, nobody else's group has its number
+    """SIGKILL to a child and its process group; return when it is reaped."""
+    if child.returncode is None:  # until it is reaped, no other process group can have its number
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
     if child.stdin is not None:
         with contextlib.suppress(OSError):
-            child.stdin.close()  # the leash in a container lets go
+            child.stdin.close()  # the watchdog in a container ends its program
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(END_BOUND_S)
 
 
 def exit_code(child: subprocess.Popen[bytes]) -> int | None:
-    """As ``poll``; of one that has ended what it started is ended too: it would live on in the node, unknown to us."""
+    """As ``poll``; when the child has ended, end its process group too, which would live on in the node unnoticed."""
     if child.returncode is None:
         if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
@@ -132,11 +132,11 @@ class Starter:
 
     @property
     def replaces(self) -> bool:
-        """Whether one rank can be started by itself: an mpiexec starts all or none."""
+        """Whether a single rank can be started: an mpiexec starts all or none."""
         return self._library.launcher == "direct"
 
     def start(self) -> tuple[dict[int, Program], subprocess.Popen[bytes] | None]:
-        """All ranks, and the mpiexec that starts them, if one does. Raises MissingTool, HostError, LabError."""
+        """Start all ranks, and the mpiexec that starts them, if any. Raises MissingTool, HostError, LabError."""
         with self._translated():
             return self._start()
 
@@ -145,9 +145,9 @@ class Starter:
         self.outputs.mkdir(exist_ok=True)
         shown = {self.folder}
         if self.contained:
-            self._give(self.outputs)  # and no other: we write logs beside it, and ranks could make links of them
+            self._give(self.outputs)  # only this folder: logs are written beside it, and ranks could make links of them
             program = Path(self._library.argv[-1])
-            shown |= {program.parent} if program.is_absolute() else set()  # a file of the user's
+            shown |= {program.parent} if program.is_absolute() else set()  # the user's own rank program
         for path in shown:
             client.ask(self._lab, protocol.ShareFolder(folder=str(path), management=not self.replaces))
         if not self.replaces:
@@ -163,13 +163,13 @@ class Starter:
         return programs, None
 
     def one(self, rank: Rank) -> Program:
-        """The program of one rank. Raises MissingTool, HostError."""
+        """Start the program of one rank. Raises MissingTool, HostError."""
         with self._translated():
             return self._contained(rank) if self.contained else self._direct(rank)
 
     def sweep(self) -> None:
-        """Close the logs. Remove what only living programs need, FIFOs above all: whoever reads a run's files would
-        wait at them. Links too, none of which we made: what is behind them is not ours to write or to remove."""
+        """Close the logs. Remove what only running programs need, above all FIFOs, which would block a reader of the
+        run's files. Remove links too: the testbed made none, and their targets must not be written or removed."""
         while self._logs:
             self._logs.pop().close()
         with contextlib.suppress(OSError):
@@ -182,12 +182,12 @@ class Starter:
         beneath.remove_all(self.outputs)
 
     def mpiexec_last_line(self) -> str:
-        """The last that the latest mpiexec said; empty if there is none, or it said nothing."""
+        """Return the last line of the latest mpiexec's log; empty if there is none."""
         return self._mpiexec_log.last_line() if self._mpiexec_log is not None else ""
 
     def pid_here(self, rank: Rank, pid: int) -> int:
-        """The number on this host of a process of this node that a rank program says is itself; 0 if there is none:
-        we are root, and are going to end it."""
+        """Return the pid on this host of the process of this node that a rank program reports as its own; 0 if there is
+        none. The check matters because the pid will be signalled as root."""
         netns = lab_nodes.netns(self._lab, rank.node)
         if self.contained:
             return pid_on_host(netns, pid)
@@ -201,10 +201,10 @@ class Starter:
             yield
         except OSError as error:
             why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-            raise HostError(f"the programs of {self._library.name} cannot be started: {why}") from error
+            raise HostError(f"cannot start the programs of {self._library.name}: {why}") from error
 
     def _log(self, name: str) -> CappedLog:
-        """Closed by :meth:`sweep`, whatever becomes of the program."""
+        """Open a log, which :meth:`sweep` closes whatever becomes of the program."""
         self._logs.append(CappedLog(self.folder / f"{name}.log"))
         return self._logs[-1]
 
@@ -227,7 +227,7 @@ class Starter:
                 lines = _lines(partial(os.dup, child.stdin.fileno()), partial(os.dup, child.stdout.fileno()), log)
             undone.callback(lines.close)
             found = Program(rank, lines, log, child)
-            found.knows_pid(child.pid)  # setpriv and nsenter become the program
+            found.knows_pid(child.pid)  # setpriv and nsenter exec the program
             undone.pop_all()
         return found
 
@@ -249,10 +249,10 @@ class Starter:
         return Program(rank, lines, log, child)
 
     def _mpi(self) -> tuple[dict[int, Program], subprocess.Popen[bytes]]:
-        """The library's own mpiexec runs in the management network, which reaches all nodes without a fiber."""
+        """Run the library's own mpiexec in the management network, which reaches all nodes without a fiber."""
         net = Addressing(self._topology)
         hosts = {str(net.management[it.node]): it.node for it in self.ranks}
-        ways = {host: self._place(node).enter([], self.folder) for host, node in hosts.items()}
+        entries = {host: self._place(node).enter([], self.folder) for host, node in hosts.items()}
         own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
         own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
         programs: dict[int, Program] = {}
@@ -263,15 +263,15 @@ class Starter:
                 programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
                 undone.callback(programs[rank.rank].end)
             self._mpiexec_log = self._log("mpiexec")
-            mpiexec = start(list(hosts), ways, own, self._mpiexec_log.pipe)
+            mpiexec = start(list(hosts), entries, own, self._mpiexec_log.pipe)
             undone.pop_all()
         return programs, mpiexec
 
     def _mpiexec(
-        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+        self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        """``hosts`` in the order of ranks, the way into each, and the variables that ranks get."""
-        agent, variables = launcher_shim.write(self.folder, ways)
+        """``hosts`` in the order of ranks, the argument list that enters each, and the variables that ranks get."""
+        agent, variables = launcher_shim.write(self.folder, entries)
         inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
         environment = {**inherited, **own, **variables}
         launcher = collective_libraries.program(self._library.programs[0]) if self._library.programs else None
@@ -284,15 +284,15 @@ class Starter:
         )  # fmt: skip
 
     def _mpiexec_in_container(
-        self, hosts: Sequence[str], ways: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
+        self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        """As :meth:`_mpiexec`, of the image's MPI; what is returned is its relay."""
-        handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # the image's
+        """As :meth:`_mpiexec`, with the image's MPI; return its launcher proxy."""
+        handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # with the image's values
         argv = self._mpiexec_argv(PROGRAMS, hosts, launcher_proxy.program(self.folder), "setpriv", handed_on)
         return launcher_proxy.start(
             self.folder,
             self._place(MANAGEMENT).enter(argv, self.folder, own),
-            ways,
+            entries,
             within=lab_nodes.netns(self._lab, MANAGEMENT),
             owner=_owner(),
             environment={**os.environ, **own},
@@ -309,7 +309,7 @@ class Starter:
             interface=build.MANAGEMENT_BRIDGE,
             network=str(MANAGEMENT_V4),
             agent=str(agent),
-            # If a daemon is killed its rank must not go on by itself.
+            # If a daemon is killed its rank must end with it.
             program=[setpriv, "--pdeathsig", "KILL", "--", *self._argv()],
             pass_on=sorted(pass_on),
         )
@@ -330,7 +330,7 @@ class Starter:
         return [python if word == PYTHON else word for word in self._library.argv]
 
     def _fifos(self, rank: Rank) -> tuple[Path, Path]:
-        """Made anew: what was written into those of before must not come out of these."""
+        """Make new FIFOs: data written to earlier ones must not appear in these."""
         into, out = (self.folder / f"{rank.rank}.{name}" for name in ("operations", "answers"))
         for path in (into, out):
             path.unlink(missing_ok=True)
@@ -345,19 +345,19 @@ class Starter:
 
 
 def _owner() -> tuple[int, int]:
-    """Whom programs in containers are: user and group."""
+    """User and group of programs in containers."""
     uid, gid = agent_user().split(":")
     return int(uid), int(gid)
 
 
 def _opened(into: Path, out: Path, log: CappedLog) -> Lines:
-    """Our ends of two FIFOs. For reading and writing one opens at once, whoever is at the other end (fifo(7))."""
+    """Open our ends of two FIFOs. Opening for reading and writing never waits for the other end (fifo(7))."""
     flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     return _lines(partial(os.open, into, os.O_RDWR | flags), partial(os.open, out, os.O_RDONLY | flags), log)
 
 
 def _lines(into: Callable[[], int], out: Callable[[], int], log: CappedLog) -> Lines:
-    """Of two file descriptors; none stays open if the second cannot be had."""
+    """Open two file descriptors; close the first if the second fails."""
     with contextlib.ExitStack() as undone:
         first = into()
         undone.callback(os.close, first)

@@ -1,4 +1,4 @@
-"""What crosses the fibers while an operation runs, by direction (``north:east``)."""
+"""Counters of what crosses the fibers while an operation runs, by direction (``north:east``)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from testbed.keeper import client, protocol
 __all__ = ["Wire", "certified"]
 
 _IP_AND_TCP: Final = 20 + 32
-"""Bytes of a packet that are no payload: IPv4, TCP with timestamps (RFC 7323)."""
+"""Header bytes of a packet: IPv4, TCP with timestamps (RFC 7323)."""
 
 UNLIMITED: Final = 1e15
-"""Byte/s of a fiber whose rate nothing limits."""
+"""Byte/s of a fiber without a rate limit."""
 
 
 class Wire:
     """The counters of one lab. Close it, or use it as a context manager."""
 
     def __init__(self, lab: LabFolder, topology: Topology) -> None:
-        """Raises HostError where there is no plant."""
+        """Raises HostError if the plant is missing."""
         self._lab = lab
         self._ends = {
             # What leaves the plant toward a site is sent by the end that faces it.
@@ -49,29 +49,29 @@ class Wire:
         self._counters.close()
 
     def delivered(self) -> int:
-        """Bytes that left all fibers since the lab is up, as the plant's kernel counts them: cheap, for every
-        millisecond. Headers of super-packets count once, so compare it with itself only."""
+        """Return the bytes that left all fibers since the lab is up, as the plant's kernel counts them: cheap enough to
+        read every millisecond. Headers of super-packets count once, so compare it with itself only."""
         now = self._counters.read()
         return sum(now[end].sent_bytes for end in self._ends.values() if end in now)
 
     def payload(self) -> dict[str, int]:
-        """Bytes of TCP payload that left each direction since the emulator started. Raises LabError.
+        """Return the TCP payload bytes that left each direction since the emulator started. Raises LabError.
 
-        By the emulator, which counts in segments as they would be on a real wire, the headers of each included.
+        The emulator counts segments as they would be on a real wire, with the headers of each.
         """
         found = client.ask(self._lab, protocol.Stats())["directions"]
         return {it["direction"]: round(payload_bytes(it["bytes"], it["segments"])) for it in found}
 
     @contextmanager
     def counted(self) -> Iterator[dict[str, int]]:
-        """The payload that crossed each direction while the block ran, filled in at its end."""
+        """Count the payload that crosses each direction while the block runs; filled in at its end."""
         crossed: dict[str, int] = {}
         before = self.payload()
         yield crossed
         crossed.update({name: after - before.get(name, 0) for name, after in self.payload().items()})
 
     def settle(self, bound_s: float = 1.0, still_s: float = 0.02) -> None:
-        """Return when nothing has left a fiber for ``still_s``, or after ``bound_s``: what was under way when an
+        """Return when nothing has left a fiber for ``still_s``, or after ``bound_s``: traffic in flight when an
         operation failed must not count for the next one."""
         until = time.monotonic() + bound_s
         seen, since = self.delivered(), time.monotonic()
@@ -83,11 +83,11 @@ class Wire:
 
 
 def certified(topology: Topology, certificate: Certificate | None) -> dict[str, Mapping[str, float]]:
-    """``delay_s`` and ``rate`` (byte/s of TCP payload) of each direction as they were measured; as they
-    were asked for where a certificate says nothing.
+    """Return the measured ``delay_s`` and ``rate`` (byte/s of TCP payload) of each direction, or the configured values
+    where a certificate has none.
 
-    Of the measured delay the least is taken, and of a rate the greater of measured and asked for (it was measured to
-    5 %): a bound that is made of them is one that nothing can beat.
+    The delay is the least measured one, and the rate the greater of measured and configured (it was measured to 5 %):
+    a bound made of these values is one that nothing can beat.
     """
     directions = {it.direction: it for link in certificate.links for it in link.directions} if certificate else {}
     found: dict[str, Mapping[str, float]] = {}

@@ -1,18 +1,19 @@
-"""The validation of collective libraries. Its whole story:
+"""The validation of collective libraries, step by step:
 
-1. Read what is asked for: libraries, topology, baseline. Every mistake is found now, before anything is built, and so
-   is a run directory that could not be written. A library that this machine lacks something for is *skipped*, with the
-   command that installs it.
-2. Bring a lab up without training agents; every fiber is measured. Or take one that is up.
+1. Read the request: libraries, topology, baseline. Every mistake is reported before anything is built, and so is a run
+   directory that cannot be written. A library that lacks something on this machine is *skipped*, with the command that
+   installs it.
+2. Bring a lab up without training agents, measuring every fiber, or take one that is up.
 3. For each library, one after the other (``library_validation.py``): start its rank programs on the nodes
    (``worker_set.py``), exchange lines with them (``rank_channel.py``, ``library_session.py``), and
 
-   - ask for every operation of the catalogue and judge the answers (``correctness.py``),
-   - time operations that all ranks begin together, and count what they put on the fibers (``speed.py``, ``wire.py``),
-   - have a fault begin in the middle of an operation (``faults.py``, ``disturb.py``, ``inject.py``).
+   - run every operation of the catalogue and judge the answers (``correctness.py``),
+   - time operations that all ranks begin together, and count their bytes on the fibers (``performance.py``,
+     ``traffic_meter.py``),
+   - let a fault begin in the middle of an operation (``fault_cells.py``, ``disturbance.py``, ``fault_injection.py``).
 
-4. Write validate.json and the report after each library, and when it is interrupted: nothing that was seen is lost.
-5. Take the lab down. Always, whatever happened.
+4. Write validate.json and the report after each library, and on an interruption: no result is lost.
+5. Take the lab down, whatever happened.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from testbed.lab.jobs import run_metadata
 from testbed.lab.lab import Lab, runs_root
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.validation.fault_injection import FiberFaults
-from testbed.lab.validation.library_validation import PARTS, Bench, Examination, Part
+from testbed.lab.validation.library_validation import PARTS, Bench, LibraryValidation, Part
 from testbed.lab.validation.traffic_meter import Wire, certified
 from testbed.version import __version__
 
@@ -63,18 +64,18 @@ __all__ = ["Part", "Suite", "ValidationOutcome", "Watching", "validate"]
 
 DEFAULT_TOPOLOGY = "metro-40km"
 NEEDED_BYTES = 100_000_000
-"""Room for logs and the report, and once more for each rank: an output of the largest operation."""
+"""Free space for logs and the report, and once more for each rank: an output of the largest operation."""
 
 
 class Watching(Progress, Protocol):
-    """Who wants to hear how it goes."""
+    """Receives the progress of a validation."""
 
     def doing(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class ValidationOutcome:
-    """``exit_code``: 0 it holds, 1 it does not or became worse than the baseline, 3 it cannot be told."""
+    """``exit_code``: 0 holds; 1 does not hold, or worse than the baseline; 3 unknown."""
 
     validation: Validation
     comparison: Comparison | None
@@ -105,12 +106,12 @@ def validate(
 ) -> ValidationOutcome:
     """Validate libraries, by name or by the path of a rank program; see the module.
 
-    ``lab``: in this one, which is up already and stays so. ``only`` these parts. ``keep`` leaves the lab up.
+    ``lab`` names a lab that is up, which stays up. ``only`` limits the parts. ``keep`` leaves a new lab up.
 
     Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
     lab that fails later is in the result. Raises Interrupted after everything was undone and written.
     """
-    heard = _Unbreakable(progress or _Silent())
+    reporter = _Unbreakable(progress or _Silent())
     chosen = _chosen(names)
     before = _read_baseline(baseline)
     if lab is not None:
@@ -124,24 +125,24 @@ def validate(
         if wanted is None:
             borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)
-            return _Validating(borrowed, chosen, suite, parts, root, before, heard).run()
+            return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run()
         made = deploy.up(
             wanted, name=name, agents=False, driver=driver, emulator=emulator,
-            allow_uncertified=allow_uncertified, keep=keep, progress=heard,
+            allow_uncertified=allow_uncertified, keep=keep, progress=reporter,
         )  # fmt: skip
         try:
-            return _Validating(made, chosen, suite, parts, root, before, heard).run()
+            return _Validating(made, chosen, suite, parts, root, before, reporter).run()
         finally:
             with defer_interrupts():
                 if keep:
-                    heard.note(f"lab {made.name} is left up; take it down with: testbed down {made.name}")
+                    reporter.note(f"lab {made.name} is left up; take it down with: testbed down {made.name}")
                 else:
-                    heard.phase("down", f"lab {made.name}")
+                    reporter.phase("down", f"lab {made.name}")
                     made.down()
 
 
 class _Validating:
-    """Steps 3 and 4 of the story, in a lab that is up."""
+    """Steps 3 and 4, in a lab that is up."""
 
     def __init__(
         self,
@@ -151,10 +152,10 @@ class _Validating:
         parts: tuple[Part, ...],
         root: Path,
         baseline: Validation | None,
-        heard: Watching,
+        reporter: Watching,
     ) -> None:
         self._lab, self._chosen, self._suite, self._parts = lab, chosen, suite, parts
-        self._baseline, self._heard = baseline, heard
+        self._baseline, self._reporter = baseline, reporter
         self._folder = lab_folder.folder(lab.name)
         self._began_t, self._began_unix_s = time.monotonic(), time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -166,7 +167,7 @@ class _Validating:
         self._results: list[LibraryResult] = []
 
     def run(self) -> ValidationOutcome:
-        """Raises Interrupted after everything was written."""
+        """Run all libraries. Raises Interrupted after everything was written."""
         failed: TestbedError | None = None
         try:
             topology = self._lab.topology
@@ -177,39 +178,39 @@ class _Validating:
                     if failed is not None:
                         self._results.append(_untried(library, "unknown", f"not tried: {failed}"))
                         continue
-                    failed = self._examine(bench, library)
+                    failed = self._validate(bench, library)
                     self._write()
         except (KeyboardInterrupt, Interrupted) as error:
             with defer_interrupts():
                 self._write(interrupted=True)
-            raise Interrupted(f"interrupted; what was seen is in {self._run.path}") from error
+            raise Interrupted(f"interrupted; the results so far are in {self._run.path}") from error
         validation, comparison = self._write()
         code = verdict.exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
         return ValidationOutcome(validation, comparison, self._run.path, code)
 
-    def _examine(self, bench: Bench, library: Library) -> TestbedError | None:
-        """Put one library to the test; the error if it was the lab that failed."""
-        self._heard.phase("validate", f"{library.name}: {library.title}")
+    def _validate(self, bench: Bench, library: Library) -> TestbedError | None:
+        """Validate one library; return the error if it was the lab that failed."""
+        self._reporter.phase("validate", f"{library.name}: {library.title}")
         if why := self._lacking(library):
-            self._heard.note(f"{library.name} is skipped: {why}")
+            self._reporter.note(f"{library.name} is skipped: {why}")
             self._results.append(_untried(library, "skipped", why))
             return None
-        examination = Examination(bench, library, self._heard.doing)
+        library_validation = LibraryValidation(bench, library, self._reporter.doing)
         try:
-            examination.run()
+            library_validation.run()
         except (LabError, HostError) as error:
-            self._heard.note(str(error))
+            self._reporter.note(str(error))
             return error
         except BaseException:
-            examination.untold("it was interrupted")
+            library_validation.add_not_tried("the validation was interrupted")
             raise
         finally:
-            self._results.append(examination.result())
-            self._heard.note(f"{library.name}: {self._results[-1].verdict}")
+            self._results.append(library_validation.result())
+            self._reporter.note(f"{library.name}: {self._results[-1].verdict}")
         return None
 
     def _lacking(self, library: Library) -> str:
-        """Why it cannot be validated in this lab, with what mends it; empty if it can."""
+        """Return why a library cannot be validated in this lab, and the fix; empty if it can."""
         if lab_nodes.driver(self._folder) != "containerlab":
             return collective_libraries.why_not(library)
         if library.needs_gpu and (why := collective_libraries.gpu_missing()):
@@ -217,16 +218,19 @@ class _Validating:
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
         assert isinstance(place, ContainerPlace)
         missing = collective_libraries.lacking_inside(library, place.speak)
-        fix = "make one that has it with: testbed image build --with validate, or take --driver netns"
+        fix = "build an image that has them with: testbed image build --with validate, or use --driver netns"
         return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
 
     def _write(self, *, interrupted: bool = False) -> tuple[Validation, Comparison | None]:
         done = {it.name for it in self._results}
         left = [it for it in self._chosen if it.name not in done] if interrupted else []
-        results = (*self._results, *(_untried(it, "unknown", "not tried: it was interrupted") for it in left))
+        results = (
+            *self._results,
+            *(_untried(it, "unknown", "not tried: the validation was interrupted") for it in left),
+        )
         sure = self._lab.certificate is not None and self._lab.certificate.certified
         emulator = "unknown"
-        with contextlib.suppress(LabError):  # a keeper that is gone does not keep what was found from being written
+        with contextlib.suppress(LabError):  # write the results even if the keeper is gone
             emulator = client.ask(self._folder, protocol.Hello())["emulator"]
         validation = Validation(
             suite=self._suite,
@@ -253,13 +257,13 @@ def _untried(library: Library, word: Verdict, why: str) -> LibraryResult:
 def _chosen(names: Sequence[str]) -> tuple[Library, ...]:
     """Raises UserError, UnknownName, MissingTool."""
     if not names:
-        raise UserError("name at least one library; there are: " + ", ".join(collective_libraries.registry()))
+        raise UserError("name at least one library (available: " + ", ".join(collective_libraries.registry()) + ")")
     if importlib.util.find_spec("numpy") is None:
         raise MissingTool("numpy", "pip install 'scale-across-testbed[agents]'", "answers are judged with it")
     found = tuple(collective_libraries.find(it) for it in names)
     twice = sorted(name for name, count in Counter(it.name for it in found).items() if count > 1)
     if twice:
-        raise UserError(f"{', '.join(twice)}: named twice; a library is validated once in a run")
+        raise UserError(f"{', '.join(twice)}: named twice; a run validates each library once")
     return found
 
 
@@ -276,35 +280,36 @@ def _check_room(root: Path, topology: Topology) -> None:
 def _with_fibers(topology: Topology) -> Topology:
     """Raises UserError."""
     if not topology.links:
-        raise UserError(f"{topology.name} has no links, so there is no fiber to validate a library on")
+        raise UserError(f"topology {topology.name} has no links; validation needs at least one fiber")
     return topology
 
 
 def _refuse_beside_lab(**given: bool) -> None:
-    """Raises UserError where what is asked of a lab to come is given for one that is up."""
-    if said := [f"--{option}" for option, is_given in given.items() if is_given]:
-        raise UserError(
-            f"--lab takes a lab that is up as it is, and leaves it up: leave out {' and '.join(said)}, or --lab"
-        )
+    """Raises UserError if an option of a new lab is given together with a lab that is up."""
+    if listed := [f"--{option}" for option, is_given in given.items() if is_given]:
+        raise UserError(f"--lab uses a lab that is up, as it is: omit {' and '.join(listed)}, or --lab")
 
 
 def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
-    """A lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
+    """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
     lab = Lab(lab_folder.chosen(name))
     _with_fibers(lab.topology)
     status = lab.status()
     for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):
         if wanted not in ("auto", has):
-            raise UserError(f"--{option} {wanted}: lab {lab.name} is on {has}; leave out --{option}, or --lab")
-    if standing := [it for it in lab.faults() if it.ended is None]:
-        said = ", ".join(f"{it.type} {it.target}" for it in standing)
-        raise LabError(
-            f"in lab {lab.name} there is a fault already ({said}); heal it first: testbed heal -l {lab.name}"
-        )
+            raise UserError(f"--{option} {wanted}: lab {lab.name} uses {has}; omit --{option}, or --lab")
+    if active := [it for it in lab.faults() if it.ended is None]:
+        listed = ", ".join(f"{it.type} {it.target}" for it in active)
+        raise LabError(f"lab {lab.name} has active faults ({listed}); heal them first: testbed heal -l {lab.name}")
     if status.training:
-        raise LabError(f"lab {lab.name} is training, and its bytes would count for the library's; wait for its end")
+        raise LabError(
+            f"lab {lab.name} is running a training job; its traffic would be counted as the library's. "
+            "Wait until it finishes."
+        )
     if not allow_uncertified and not (lab.certificate is not None and lab.certificate.certified):
-        raise FidelityError(f"lab {lab.name} is not certified; testbed certify -l {lab.name}, or --allow-uncertified")
+        raise FidelityError(
+            f"lab {lab.name} is not certified; run testbed certify -l {lab.name}, or use --allow-uncertified"
+        )
     return lab
 
 
@@ -324,7 +329,7 @@ class _Silent(Silent):
 
 
 class _Unbreakable(Unbreakable):
-    """As its base: a closed terminal or pipe must not end a validation."""
+    """As its base: a closed terminal or pipe does not end a validation."""
 
     def __init__(self, progress: Watching) -> None:
         super().__init__(progress)

@@ -1,7 +1,6 @@
-"""The rank programs of one library on the nodes of one lab: spoken to, signalled, ended.
+"""The worker set: the rank programs of one library on the nodes of one lab; messages, signals, end.
 
-What a library does with its time is its own affair, so nothing here waits for it without a bound, and what does not
-answer is ended by SIGKILL.
+A library may take any time, so every wait here has a bound, and a program that does not answer is ended by SIGKILL.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.lab.validation.rank_programs import Program, Starter, end, exit_code
 
-__all__ = ["Said", "WorkerSet"]
+__all__ = ["Replies", "WorkerSet"]
 
 START_BOUND_S: Final = 90.0
-"""How long programs may take until they answer their first operation: four that import torch on one busy core."""
+"""How long programs may take to answer their first operation: four of them import torch on one busy core."""
 
 LEAVE_BOUND_S: Final = 3.0
 
-LONGEST_WORDS: Final = 300
-"""Words are quoted up to so many characters."""
+LONGEST_TEXT: Final = 300
+"""Texts are quoted up to this many characters."""
 
 _PORTS: Final = 2000
-"""Ports for communicators begin at MASTER_PORT and stay below Linux' ephemeral ones."""
+"""Ports for communicators: from MASTER_PORT on, below Linux' ephemeral ports."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """What ranks said to one message each. A rank is in one of the three."""
+class Replies:
+    """Replies of ranks to one message each. A rank is in exactly one of the first three fields."""
 
     answers: Mapping[int, Mapping[str, Any]]
     ended: Mapping[int, str] = field(default_factory=dict)
-    """Ranks whose program ended before it answered, and how, in words."""
+    """Ranks whose program ended before it answered, and how, as text."""
     silent: tuple[int, ...] = ()
-    """Ranks that had not answered when the time was over."""
+    """Ranks that had not answered at the deadline."""
     not_before_t: Mapping[int, float] = field(default_factory=dict)
-    """When we looked for the answer of each for the last time without finding it, on CLOCK_MONOTONIC."""
+    """When each rank's answer was last looked for and not found, on CLOCK_MONOTONIC."""
 
     @property
     def complete(self) -> bool:
@@ -61,16 +60,16 @@ class Said:
 
     @property
     def errors(self) -> dict[int, str]:
-        return {rank: str(it["error"])[:LONGEST_WORDS] for rank, it in self.answers.items() if "error" in it}
+        return {rank: str(it["error"])[:LONGEST_TEXT] for rank, it in self.answers.items() if "error" in it}
 
     @property
     def unsupported(self) -> str:
-        """Why the library cannot do it, as the first rank that says so says it; empty if none does."""
-        return next((str(it["unsupported"])[:LONGEST_WORDS] for it in self.answers.values() if "unsupported" in it), "")
+        """Why the library does not support it, as the first rank reports it; empty if none does."""
+        return next((str(it["unsupported"])[:LONGEST_TEXT] for it in self.answers.values() if "unsupported" in it), "")
 
     @property
     def trouble(self) -> str:
-        """What went wrong first, in words; empty if every rank answered well."""
+        """The first failure, as text; empty if every rank answered well."""
         for rank, how in self.ended.items():
             return f"rank {rank} {how}"
         if self.silent:
@@ -81,9 +80,9 @@ class Said:
 
 
 class WorkerSet:
-    """See the module. ``folder``, which every node sees at the same path, is where outputs, FIFOs and logs lie.
+    """See the module. ``folder``, which every node sees at the same path, is for outputs, FIFOs and logs.
 
-    Threads: use it from one, which must live as long as the programs (PDEATHSIG follows whoever started them).
+    Threads: use it from one, which must live as long as the programs (PDEATHSIG follows the thread that started them).
     """
 
     def __init__(self, lab: LabFolder, topology: Topology, library: Library, folder: Path) -> None:
@@ -95,11 +94,11 @@ class WorkerSet:
         self._attempt = 0
         """Number of the communicator of these programs."""
         self._port = MASTER_PORT
-        """Of the latest communicator; none is used twice in turn, over restarts too."""
+        """Of the latest communicator; consecutive communicators differ in it, over restarts too."""
         self._programs: dict[int, Program] = {}
         self._mpiexec: subprocess.Popen[bytes] | None = None
         self._early: dict[int, Mapping[str, Any]] = {}
-        """Answers that came before somebody waited for them."""
+        """Answers that arrived before :meth:`gather` waited for them."""
 
     @property
     def world(self) -> tuple[int, ...]:
@@ -107,14 +106,14 @@ class WorkerSet:
 
     @property
     def alive(self) -> bool:
-        """Whether every rank's program runs and has nothing left to answer."""
+        """Whether every rank's program runs and has answered everything."""
         self.listen(0.0)
         return bool(self._programs) and all(not it.ended and it.pending is None for it in self._programs.values())
 
     def check_lab(self) -> None:
-        """Ask the lab's keeper whether fibers and nodes are what they were: on a lab that has failed no library works.
+        """Check with the lab's keeper that fibers and nodes are unchanged: no library works in a lab that has failed.
 
-        Raises LabError where the keeper is gone or stuck, the emulator died, or the container of a node did.
+        Raises LabError if the keeper is gone or stuck, or if the emulator or the container of a node died.
         """
         hello = client.ask(self._lab, protocol.Hello())
         if hello["emulator_died"]:
@@ -125,14 +124,14 @@ class WorkerSet:
     # ---- life
 
     def start(self) -> None:
-        """Start the programs; those of before are ended. Raises MissingTool, HostError, LabError."""
+        """Start the programs, after ending earlier ones. Raises MissingTool, HostError, LabError."""
         self.kill()
         self._programs, self._mpiexec = self._starter.start()
 
-    def join(self, timeout_s: float) -> Said:
-        """Make a communicator, the first or the next one; programs are started where there are none.
+    def join(self, timeout_s: float) -> Replies:
+        """Make the first or the next communicator; start the programs if there are none.
 
-        What the library offers is known afterwards. Raises what :meth:`start` raises.
+        Afterwards :attr:`offers` is known. Raises what :meth:`start` raises.
         """
         if not self._programs:
             self.start()
@@ -144,21 +143,21 @@ class WorkerSet:
         self._have_read(fresh)
         self.say(message, [it for it in self.world if it not in fresh])
         until_t = time.monotonic() + 2 * timeout_s + 5.0
-        said = self.gather(self.world, lambda: until_t)
-        learnt = {rank: self._learn(self._programs[rank], answer) for rank, answer in said.answers.items()}
-        return dataclasses.replace(said, answers=learnt)
+        replies = self.gather(self.world, lambda: until_t)
+        learnt = {rank: self._learn(self._programs[rank], answer) for rank, answer in replies.answers.items()}
+        return dataclasses.replace(replies, answers=learnt)
 
     def _have_read(self, ranks: Sequence[int]) -> None:
-        """Return when these have read what they were told, or ended: before that they import what they need, and others
-        who wait for them in a communicator would lose their patience."""
+        """Return when these ranks have read their messages, or ended. Until then they import modules, and others that
+        wait for them in a communicator would time out."""
         until_t = time.monotonic() + START_BOUND_S
         programs = [self._programs[it] for it in ranks]
         while time.monotonic() < until_t and any(it.lines.unread and not it.ended for it in programs):
             self._early.update(self.listen(0.01))
 
     def replace(self) -> bool:
-        """Start a fresh program for each rank whose program has ended, so that the others need not; False where that
-        cannot be: an mpiexec starts all ranks or none."""
+        """Start a fresh program for each rank whose program has ended, so that the others can stay; return False if
+        that is impossible: an mpiexec starts all ranks or none."""
         if not self._starter.replaces:
             return False
         for number, program in list(self._programs.items()):
@@ -168,8 +167,8 @@ class WorkerSet:
         return True
 
     @property
-    def owing(self) -> tuple[int, ...]:
-        """Ranks that have yet to answer."""
+    def unanswered(self) -> tuple[int, ...]:
+        """Ranks that have not answered yet."""
         return tuple(number for number, it in self._programs.items() if it.pending is not None and not it.ended)
 
     @property
@@ -179,7 +178,7 @@ class WorkerSet:
         return tuple(number for number, it in self._programs.items() if it.ended)
 
     def leave(self) -> None:
-        """End in order, or else by force."""
+        """End the programs in order, or by force if they do not end."""
         if self.alive:
             with contextlib.suppress(LabError):
                 self.ask({"do": "leave"}, bound_s=LEAVE_BOUND_S)
@@ -189,9 +188,9 @@ class WorkerSet:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to whatever is left; returns when it is gone. Outputs that nobody has taken go too."""
+        """SIGKILL to what is left; return when it is gone. Remaining outputs are removed too."""
         for program in self._programs.values():
-            program.signal(signal.SIGKILL)  # all of them, before one has time to see that another is gone
+            program.signal(signal.SIGKILL)  # all of them first, before one can notice that another is gone
         if self._mpiexec is not None:
             end(self._mpiexec)
         for program in self._programs.values():
@@ -202,44 +201,44 @@ class WorkerSet:
         self._attempt = 0
 
     def send_signal(self, rank: int, number: signal.Signals) -> float:
-        """Send a signal to a rank's program; when, on CLOCK_MONOTONIC. Raises LabError if its process is not known."""
+        """Send a signal to a rank's program; return when, on CLOCK_MONOTONIC. Raises LabError if its pid is unknown."""
         program = self._programs[rank]
         if not program.pid:
-            raise LabError(f"the process of rank {rank} is not known: its join did not tell a pid")
+            raise LabError(f"the pid of rank {rank} is unknown: its answer to join had none")
         t = time.monotonic()
         program.signal(number)
         return t
 
-    def last_words(self, rank: int) -> str:
-        """The last line that a rank's program said beside the protocol, or else its mpiexec; empty if there is none."""
-        return (self._programs[rank].log.last_line() or self._starter.mpiexec_last_line())[:LONGEST_WORDS]
+    def last_line(self, rank: int) -> str:
+        """Return the last line of a rank's output outside the protocol, else of its mpiexec's; empty if none."""
+        return (self._programs[rank].log.last_line() or self._starter.mpiexec_last_line())[:LONGEST_TEXT]
 
     # ---- questions and answers
 
-    def ask(self, message: Mapping[str, Any], ranks: Iterable[int] | None = None, *, bound_s: float) -> Said:
-        """One message to ``ranks`` (default: all), and their answers; waits at most ``bound_s`` seconds."""
+    def ask(self, message: Mapping[str, Any], ranks: Iterable[int] | None = None, *, bound_s: float) -> Replies:
+        """Send one message to ``ranks`` (default: all) and return their replies; wait at most ``bound_s`` seconds."""
         chosen = tuple(self.world if ranks is None else ranks)
         self.say(message, chosen)
         until_t = time.monotonic() + bound_s
         return self.gather(chosen, lambda: until_t)
 
     def say(self, message: Mapping[str, Any], ranks: Iterable[int]) -> None:
-        """Handler a message to ranks, each of which has answered the one before."""
+        """Send a message to ranks, each of which has answered the one before."""
         for rank in ranks:
             program = self._programs[rank]
             assert program.pending is None, f"rank {rank} has yet to answer {program.pending}"
             program.pending = dict(message)
             program.looked_t = time.monotonic()
             if not program.ended:
-                program.lines.say(message)  # if nobody takes it nobody answers, which is seen soon enough
+                program.lines.say(message)  # a failed send shows up as a missing answer
 
     def gather(
         self, ranks: Iterable[int], until_t: Callable[[], float], each: Callable[[], float] | None = None
-    ) -> Said:
-        """What ``ranks`` answer to what each was told last, until a time that may change meanwhile.
+    ) -> Replies:
+        """Return the answers of ``ranks`` to their last message, waiting until a time that may change meanwhile.
 
-        ``each`` is called again and again; it says how many seconds we may sleep at most. A rank that is silent stays
-        so: end them all and start again.
+        ``each`` is called repeatedly and returns how many seconds to sleep at most. A rank that is silent stays so: end
+        all programs and start again.
         """
         chosen = tuple(ranks)
         answers = {it: self._early.pop(it) for it in chosen if it in self._early}
@@ -253,23 +252,23 @@ class WorkerSet:
         ended = {it: self._programs[it].ended for it in chosen if it not in answers and self._programs[it].ended}
         silent = tuple(it for it in chosen if it not in answers and it not in ended)
         given = {it: answers[it] for it in chosen if it in answers}
-        return Said(given, ended, silent, {it: self._programs[it].not_before_t for it in given})
+        return Replies(given, ended, silent, {it: self._programs[it].not_before_t for it in given})
 
     def listen(self, nap_s: float) -> list[tuple[int, Mapping[str, Any]]]:
-        """Answers that are there, or come within ``nap_s`` seconds (whole milliseconds), each with its rank."""
-        codes = self._exit_codes()  # before reading: what a program said before it ended is read below
+        """Return (rank, answer) pairs that are there or arrive within ``nap_s`` seconds (whole milliseconds)."""
+        codes = self._exit_codes()  # before reading: what a program wrote before it ended is read below
         poller = select.poll()
         for it in self._programs.values():
             if it.lines.open:
                 poller.register(it.lines.out, select.POLLIN)
-        looked_t = time.monotonic()  # before, for nobody knows how long after we go on: the time is never too late
+        looked_t = time.monotonic()  # before the poll, so that the time is never too late
         ready = {file for file, _ in poller.poll(0 if codes else round(nap_s * 1000))}
         found: list[tuple[int, Mapping[str, Any]]] = []
         for number, program in self._programs.items():
             if program.lines.out in ready or number in codes:
                 for answer in program.lines.read():
                     asked, program.pending = program.pending, None
-                    if asked is not None:  # what was not asked for is no answer
+                    if asked is not None:  # without a pending message it is no answer
                         program.not_before_t = program.looked_t
                         found.append((number, _checked(asked, answer)))
             program.looked_t = looked_t
@@ -280,29 +279,29 @@ class WorkerSet:
     # ---- inside
 
     def _learn(self, program: Program, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of an answer to ``join``; itself, or with an error if what it offers cannot be understood."""
+        """Read an answer to ``join``; return it, with an error if its offers cannot be parsed."""
         program.joined = True
-        self.version = str(answer.get("version", self.version))[:LONGEST_WORDS]
+        self.version = str(answer.get("version", self.version))[:LONGEST_TEXT]
         pid = answer.get("pid")
         if not program.pid and isinstance(pid, int) and not isinstance(pid, bool):
             program.knows_pid(self._starter.pid_here(program.rank, pid))
         if "error" in answer or "unsupported" in answer or ("offers" not in answer and self.offers):
             return answer
         try:
-            self.offers = offers.understood(answer.get("offers"))
+            self.offers = offers.parse_offers(answer.get("offers"))
         except ValueError as error:
             return {**answer, "error": f"its offers: {error}"}
         return answer
 
     def _exit_codes(self) -> dict[int, str]:
-        """Ranks whose program has ended since the last time, and how, in words."""
+        """Return the ranks whose program has ended since the last call, and how, as text."""
         found: dict[int, str] = {}
         for number, program in self._programs.items():
             if program.ended:
                 continue
             if program.child is not None:
                 if (code := exit_code(program.child)) is not None:
-                    # docker and the leash say a signal as a shell does.
+                    # docker and the watchdog report a signal as a shell does.
                     code = 128 - code if self._starter.contained and code > 128 else code
                     found[number] = process.how_ended(code)
             elif self._mpiexec is not None and (code := exit_code(self._mpiexec)) is not None:
@@ -313,9 +312,9 @@ class WorkerSet:
 
 
 def _checked(asked: Mapping[str, Any], answer: dict[str, Any]) -> Mapping[str, Any]:
-    """``answer`` without what is null in it, or an error if it is not one to what was asked."""
+    """Return ``answer`` without null values, or with an error if it does not match the message ``asked``."""
     key = "call" if "call" in asked else "do"
-    said = {name: value for name, value in answer.items() if value is not None}
-    if said.get(key) == asked[key]:
-        return said
-    return {**said, "error": f"its line says {key} {said.get(key)!r:.{LONGEST_WORDS}} where {asked[key]!r} was asked"}
+    reply = {name: value for name, value in answer.items() if value is not None}
+    if reply.get(key) == asked[key]:
+        return reply
+    return {**reply, "error": f"its answer has {key} {reply.get(key)!r:.{LONGEST_TEXT}}, expected {asked[key]!r}"}

@@ -58,7 +58,7 @@ def test_the_ring_is_right_its_bytes_are_a_rings_and_it_comes_through_a_cut_and_
     answered: list[CaseResult] = []
     found: list[Cell] = []
     with session_of(bench, "ring", timeout_s=PATIENCE_S) as session:
-        correctness.examine(session, catalogue(bench, 40), answered.append)
+        correctness.run_cases(session, catalogue(bench, 40), answered.append)
         assert {it.operation for it in answered} == set(cases.OPERATIONS)
         assert [it for it in answered if it.state != "right"] == []
         performance = cases.performance("quick", bench.sites, session.offers)
@@ -66,7 +66,7 @@ def test_the_ring_is_right_its_bytes_are_a_rings_and_it_comes_through_a_cut_and_
         with bench.wire.counted() as crossing:
             assert session.perform([(series.calls[0], session.world)]).done
         judge_crossing(crossing, series.size)
-        fault_cells.examine(session, bench.wire, bench.faults, cut_and_loss(bench, COUNT), found.append)
+        fault_cells.run_trials(session, bench.wire, bench.faults, cut_and_loss(bench, COUNT), found.append)
     judge_cut_and_loss(found, HEALED_OFF_S)
 
 
@@ -82,7 +82,7 @@ def test_the_ring_comes_through_what_netem_does_to_packets_or_tells_of_it(bench:
     with session_of(bench, "ring", timeout_s=PATIENCE_S) as session:
         session.ready()
         full = fault_matrix.trials("full", bench.topology, session.offers)
-        fault_cells.examine(
+        fault_cells.run_trials(
             session, bench.wire, bench.faults, [it for it in full if it.fault.name in OF_QDISCS], found.append
         )
     assert {it.fault for it in found} == OF_QDISCS

@@ -42,7 +42,7 @@ def test_up_shows_the_links_and_what_to_type_next(cli: Cli, fake_lab: FakeLab, m
 
 def test_up_outside_tolerance_is_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def up(topology: Topology, **words: Any) -> FakeLab:
-        raise FidelityError("the lab is outside tolerance: north:west: its median delay is 90 us too long")
+        raise FidelityError("the lab is outside tolerance: north:west: median delay 90 us too long")
 
     monkeypatch.setattr(api, "up", up)
     said = cli("up", "metro-40km")

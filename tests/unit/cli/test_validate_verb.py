@@ -115,7 +115,7 @@ def test_junit_is_written_of_a_result_and_of_an_error(cli: Cli, faked: Procedure
     faked.error = FidelityError("the lab is outside tolerance")
     assert cli("validate", "ring", "--junit", str(file)).status == 1
     assert "the lab is outside tolerance" in file.read_text()
-    faked.error = Interrupted("interrupted; what was seen is in /runs/x")
+    faked.error = Interrupted("interrupted; the results so far are in /runs/x")
     assert cli("validate", "ring", "--junit", str(file)).status == 130
 
 
@@ -169,7 +169,7 @@ def test_a_command_that_mends_is_whole_on_a_narrow_terminal(cli: Cli, monkeypatc
         (["ring"], {"topology": "metro-41km"}, "metro-40km"),
         (["ring"], {"baseline": Path("/nowhere/old.json")}, "--baseline"),
         (["ring"], {"baseline": Path("/dev/zero")}, "--baseline: /dev/zero: not a regular file"),
-        (["ring"], {"lab": "mine", "set": {"scale": 5}}, "leave out --set, or --lab"),
+        (["ring"], {"lab": "mine", "set": {"scale": 5}}, "omit --set, or --lab"),
         (
             ["ring"],
             {"lab": "mine", "topology": "ring-64", "name": "x", "keep": True},

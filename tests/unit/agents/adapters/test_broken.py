@@ -1,4 +1,4 @@
-"""Each way of breaking the reference library on purpose breaks it, and breaks what it says."""
+"""Each deliberate defect of the reference library has exactly its documented effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ring(folder: Path, *how: str, size: int = SIZE, timeout_s: float = 20.0) -> 
 
 
 def sums(ranks: Ranks, element_type: str, count: int) -> tuple[Any, list[Any]]:
-    """The right sum, and what the ranks say it is."""
+    """Return the right sum, and the ranks' answers."""
     call, answers = ranks.call("all_reduce", type=element_type, count=count)
     right = sum(vector(element_type, count, rank, call) for rank in range(ranks.size))
     return right, [decoded(element_type, ranks.output(answer)) for answer in answers]

@@ -27,7 +27,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def expected(do: str, rank: int, call: int, element_type: str, count: int, reduction: str, size: int) -> Any:
-    """What ``rank`` should get; None: nothing."""
+    """Return the expected output of ``rank``; None for no output."""
     blocks = size if do in ("reduce_scatter", "all_to_all") else 1
     inputs = [vector(element_type, blocks * count, each, call) for each in range(size)]
     mine = slice(rank * count, (rank + 1) * count)

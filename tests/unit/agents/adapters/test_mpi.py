@@ -1,4 +1,4 @@
-"""MPI's own launchers start the rank programs by what stands for ssh; nothing else is needed to meet."""
+"""MPI's own launchers start the rank programs with a replacement for ssh; the ranks need nothing else to connect."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def launcher(request: pytest.FixtureRequest) -> Launcher:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[str]]:
-    """Two namespaces, joined by a cable: on the loopback interface UCX does not find its way."""
+    """Two namespaces, joined by a cable: UCX does not work on the loopback interface."""
     names = [f"mpi{os.getpid()}-{rank}" for rank in (0, 1)]
     try:
         for name in names:

@@ -1,4 +1,4 @@
-"""The protocol of docs/validate.md, as the helper speaks it for an adapter."""
+"""The protocol of docs/validate.md, as the helper implements it for an adapter."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ def test_an_error_is_told_in_one_line_and_the_next_call_is_answered(odd: Ranks) 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"do": "all_gather"}, "odd has no all_gather"),
-        ({"do": "dance"}, "odd has no dance"),
-        ({"do": "all_reduce", "type": "float32"}, "all_reduce has no float32"),
-        ({"do": "all_reduce", "type": "complex64"}, "no type is called complex64"),
-        ({"do": "all_reduce", "type": "int32", "reduction": "max"}, "all_reduce has no max of int32"),
+        ({"do": "all_gather"}, "odd does not offer all_gather"),
+        ({"do": "dance"}, "odd does not offer dance"),
+        ({"do": "all_reduce", "type": "float32"}, "all_reduce does not offer float32"),
+        ({"do": "all_reduce", "type": "complex64"}, "unknown type complex64"),
+        ({"do": "all_reduce", "type": "int32", "reduction": "max"}, "all_reduce does not offer max of int32"),
     ],
 )
 def test_what_is_not_offered_is_unsupported(odd: Ranks, more: dict[str, str], why: str) -> None:
@@ -132,7 +132,7 @@ def test_a_line_that_is_no_operation_is_an_error_and_no_end(odd: Ranks, line: st
 
 def test_a_group_that_was_not_made_is_an_error(odd: Ranks) -> None:
     _, (answer,) = odd.call("all_reduce", group="north", type="int32", count=1)
-    assert "no group is called north" in answer["error"]
+    assert "unknown group north" in answer["error"]
     (answer,) = odd.ask({"do": "group", "group": "north", "ranks": [0]})
     assert answer["group"] == "north" and "unsupported" in answer
 

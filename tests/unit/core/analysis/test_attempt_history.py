@@ -1,4 +1,4 @@
-"""What attempts cost, against numbers worked out by hand."""
+"""The cost of attempts, against numbers worked out by hand."""
 
 from __future__ import annotations
 

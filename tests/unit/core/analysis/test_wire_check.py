@@ -1,4 +1,4 @@
-"""A collective that goes around the fiber is found out by the bytes that are missing."""
+"""A collective that bypasses the fiber is detected by the missing bytes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_less_than_any_all_reduce_must_move_went_around(share, ok):
     verdict = check(logs(), fibers)
     assert verdict.ok is ok
     if not ok:
-        assert "went around the fiber" in verdict.sentence
+        assert "bypassed the fiber" in verdict.sentence
         assert "toward east" in verdict.sentence
 
 

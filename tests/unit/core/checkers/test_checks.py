@@ -1,4 +1,4 @@
-"""The four checkers on made-up records: each finds its fault, and none passes on what is missing."""
+"""The four checkers on synthetic records: each finds its fault, and none passes on missing data."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_of_a_good_run_all_hold() -> None:
     assert [each.id for each in checked.checkers] == ["sums", "hangs", "parameters", "updates"]
     assert checked.holds is True
     assert checked.metrics() == {"wrong_sums": 0, "hangs": 0, "stale_parameters": 0, "lost_updates": 0}
-    assert (
-        of(checked, "sums").looked_at == "10 collectives compared over 3 ranks; 20 elements of 10 of them added again"
-    )
+    assert of(checked, "sums").looked_at == "10 collectives compared over 3 ranks; 20 elements of 10 of them recomputed"
 
 
 def test_without_any_record_nothing_is_known() -> None:
@@ -145,7 +143,7 @@ def test_a_sum_that_is_wrong_on_all_ranks_alike_is_found_by_adding_again() -> No
     sums = of(judged(run), "sums")
     (found,) = sums.findings
     assert (found.step, found.sequence, found.ranks) == (3, 0, (0, 1, 2))
-    assert found.text.endswith("element 0 is 1, not 1.5, as if what rank 1 put in were missing")
+    assert found.text.endswith("element 0, expected 1.5, got 1, as if the input of rank 1 were missing")
     assert of(judged(run), "sums").metric == 1
 
 
@@ -208,7 +206,7 @@ def test_without_a_sample_sums_are_unknown() -> None:
     run = [[line for line in lines if line["kind"] != "sample"] for lines in good_run()]
     sums = of(judged(run), "sums")
     assert (sums.holds, sums.metric) == (None, None)
-    assert sums.why.startswith("not all ranks have elements of step 1, collective 0")
+    assert sums.why.startswith("not all ranks recorded elements of step 1, collective 0")
 
 
 def test_a_sample_that_one_rank_lacks_makes_sums_unknown_unless_it_is_of_the_last_step() -> None:
@@ -218,7 +216,7 @@ def test_a_sample_that_one_rank_lacks_makes_sums_unknown_unless_it_is_of_the_las
     run[2].remove(at_step(run, 2, 4, "sample"))
     sums = of(judged(run), "sums")
     assert sums.holds is None
-    assert sums.why == "not all ranks have elements of step 4, collective 0, recorded in attempt 1"
+    assert sums.why == "not all ranks recorded elements of step 4, collective 0, in attempt 1"
     assert others_hold(judged(run), "sums")
 
 
@@ -278,7 +276,7 @@ def held(since_t: float, t: float) -> Line:
 
 
 def hung(*waits: tuple[int, Line]) -> Checker:
-    """In step 6, which no rank ended."""
+    """Records of waits in step 6, which no rank ended."""
     run = good_run()
     for rank, line in waits:
         run[rank].append(line)
@@ -293,14 +291,14 @@ def test_who_waited_for_whom() -> None:
     (found,) = hangs.findings
     assert (found.step, found.sequence, found.ranks) == (6, 0, (1,))
     assert found.text == (
-        "ranks 0, 2 waited more than 2.2 s for rank 1: rank 1 was in no collective of step 6 for 2.1 s and more"
+        "ranks 0, 2 waited more than 2.2 s for rank 1: rank 1 was in no collective of step 6 for at least 2.1 s"
     )
 
 
 def test_a_silent_rank_is_waited_for() -> None:
     (found,) = hung((0, wait(6, 0, 100.7, 102.8)), (2, wait(6, 0, 100.7, 102.9))).findings
     assert found.ranks == (1,)
-    assert found.text.endswith("the last that is known of rank 1 is that it ended step 5")
+    assert found.text.endswith("the last record of rank 1 is the end of step 5")
 
 
 def test_a_rank_that_is_slow_by_itself_hangs_nobody() -> None:
@@ -311,7 +309,7 @@ def test_all_in_it_is_the_network() -> None:
     hangs = hung(*((rank, wait(6, 1, 100.7, 102.8)) for rank in range(WORLD)))
     (found,) = hangs.findings
     assert found.ranks == (0, 1, 2)
-    assert "what was under way between them did not arrive" in found.text
+    assert "the data in flight between them did not arrive" in found.text
 
 
 def test_a_rank_that_was_held_while_all_were_in_it_is_named() -> None:
@@ -347,7 +345,7 @@ def test_a_rank_on_stale_parameters_is_named_and_how_old_they_are() -> None:
     assert (parameters.holds, parameters.metric) == (False, 2)
     first = parameters.findings[0]
     assert (first.step, first.ranks) == (4, (2,))
-    assert first.text == "rank 2 trained on other parameters than ranks 0, 1, on those after step 1"
+    assert first.text == "rank 2 trained on other parameters than ranks 0, 1, namely those after step 1"
     assert others_hold(checked, "parameters")
 
 

@@ -1,4 +1,4 @@
-"""Reading is lenient about what a crash or a later version leaves behind, and strict about what numbers rest on."""
+"""Reading tolerates traces of a crash or of a later version, and is strict about the fields that results depend on."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def answer(report: Report) -> tuple[str, str]:
 def test_a_right_run_passes_and_says_what_was_looked_at(run: Path) -> None:
     report = reported(run)
     assert (report.verdict, answer(report)[0]) == ("pass", "yes")
-    assert "400 collectives compared over 4 ranks; 400 elements of 400 of them added again" in answer(report)[1]
+    assert "400 collectives compared over 4 ranks; 400 elements of 400 of them recomputed" in answer(report)[1]
     values = measured(report)
     assert [values[name] for name in ("wrong_sums", "hangs", "stale_parameters", "lost_updates")] == [0, 0, 0, 0]
     assert report.malformed == {}
@@ -69,11 +69,11 @@ def test_a_wrong_sum_fails_the_run_and_is_named_in_every_form(run: Path) -> None
     write_checks(run, 2, collectives=[collective])
     report = reported(run)
     assert (report.verdict, report.headline) == ("fail", "It ran, but the training is incorrect.")
-    said = "step 7, collective 0, what came out of it on rank 2 is not what came out on ranks 0, 1, 3"
+    said = "step 7, collective 0, the result on rank 2 differs from the result on ranks 0, 1, 3"
     assert answer(report) == ("no", f"1 wrong sum: {said}.")
     assert measured(report)["wrong_sums"] == 1
     for form in ("index.html", "report.md", "report.json"):
-        assert "what came out of it on rank 2 is not what came out on ranks 0, 1, 3" in (run / form).read_text()
+        assert "the result on rank 2 differs from the result on ranks 0, 1, 3" in (run / form).read_text()
 
 
 def test_a_hang_is_told_and_counted_but_makes_nothing_wrong(run: Path) -> None:

@@ -92,9 +92,12 @@ def test_a_later_version_may_add_properties():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda it: [], "no JSON object"),
-        (lambda it: {**it, "schema_version": 2}, "schema_version is 2"),
-        (lambda it: {key: value for key, value in it.items() if key != "schema_version"}, "schema_version is None"),
+        (lambda it: [], "expected a JSON object"),
+        (lambda it: {**it, "schema_version": 2}, "expected schema_version 1, got 2"),
+        (
+            lambda it: {key: value for key, value in it.items() if key != "schema_version"},
+            "expected schema_version 1, got None",
+        ),
         (lambda it: {**it, "libraries": "none"}, "libraries"),
         (lambda it: {**it, "libraries": [None]}, "libraries.0"),
         (lambda it: {**it, "links": 3}, "links"),
@@ -356,7 +359,7 @@ def test_another_suite_is_noted():
     old = factory.validation(factory.library(), suite="quick")
     assert not compare(old, old).notes
     (note,) = compare(old, dataclasses.replace(old, suite="full")).notes
-    assert "suite quick then, full now" in note
+    assert "suite was quick, is full" in note
 
 
 @pytest.mark.parametrize("fields", [{"machine": "another"}, {"certified": False}, {"topology": "regional-ring"}])
@@ -364,7 +367,7 @@ def test_times_of_another_lab_are_not_compared_but_answers_are(fields):
     slower = factory.library(speeds=factory.speeds(0.2), cells=(dataclasses.replace(factory.CELLS[2], outcome="hang"),))
     found = compare(factory.validation(factory.library()), factory.validation(slower, **fields))
     assert [each.what for each in found.regressions] == ["failover"]
-    assert any("times were not compared" in note for note in found.notes)
+    assert any("times not compared" in note for note in found.notes)
 
 
 def test_regressions_are_on_the_page_in_markdown_and_fail_in_junit():

@@ -22,7 +22,7 @@ import testbed
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.validation.bound import Placed, algorithm_rate, bound_s, bus_rate, latency_s, median_interval
-from testbed.core.validation.fibers import Fiber, fibers, in_use, ways
+from testbed.core.validation.fibers import Fiber, fibers, in_use, routes
 from testbed.core.validation.operation import OPERATIONS, OperationName
 
 Hop = tuple[str, str]
@@ -68,7 +68,7 @@ def _goal(do: OperationName, sites: str, size: int, root: int, to: int) -> tuple
 
 
 def _closed(items: frozenset[tuple[str, int]], summing: bool) -> frozenset[tuple[str, int]]:
-    """With every sum that the site can make of what it has."""
+    """Add every sum that the site can compute from its data."""
     if not summing:
         return items
     found = set(items)
@@ -84,7 +84,7 @@ def _closed(items: frozenset[tuple[str, int]], summing: bool) -> frozenset[tuple
 
 
 def _fastest(do: OperationName, sites: str, size: int, hops: list[Hop], delay: int, root: int = 0, to: int = -1) -> int:
-    """Ticks of the fastest schedule. A fiber takes one element in a tick, which arrives ``delay`` ticks after it."""
+    """Ticks of the fastest schedule. A fiber takes one element a tick, which arrives ``delay`` ticks later."""
     summing = do in ("all_reduce", "reduce", "reduce_scatter")
     has, wants = _goal(do, sites, size, root, to)
     names = sorted(has)
@@ -348,7 +348,7 @@ def test_many_sites_take_no_time() -> None:
         for tail, head in ((a, b), (b, a))
     ]
     found = bound_s(Placed("all_reduce", 10**6, (names[0], names[32])), ring)
-    assert found == pytest.approx(0.032 + 0.5)  # two ways of 32 hops, each of which carries a half
+    assert found == pytest.approx(0.032 + 0.5)  # two paths of 32 hops, each of which carries a half
     # Half of the ring sends each of its 32 ranks' 32 blocks over the two fibers that lead out of it.
     found = bound_s(Placed("all_to_all", 64 * 1000, tuple(names)), ring)
     assert found == pytest.approx(0.001 + 32 * 32 * 1000 / 2e6)
@@ -359,9 +359,9 @@ def test_many_sites_take_no_time() -> None:
 
 @pytest.mark.parametrize("name", ["metro-40km", "metro-triangle", "regional-ring", "ring-64"])
 def test_ways_are_those_of_the_routes(name: str) -> None:
-    """Followed gateway by gateway in the lab's own plan."""
+    """Paths are followed gateway by gateway in the lab's own plan."""
     topology = testbed.load(name)
-    taken = ways(topology)
+    taken = routes(topology)
     net = Addressing(topology)
     best: dict[tuple[str, str], tuple[int, str]] = {}
     for route in routing.routes(topology):
@@ -392,8 +392,8 @@ def test_fibers_of_a_lab() -> None:
         "north:west",
         "north:east",
     ]
-    lit = fibers(topology, certified, dark=["north"])
-    assert {fiber.direction for fiber in in_use(topology, ["east", "west"], lit, dark=["north"])} == {
+    up = fibers(topology, certified, down=["north"])
+    assert {fiber.direction for fiber in in_use(topology, ["east", "west"], up, down=["north"])} == {
         "south:west",
         "south:east",
     }
@@ -425,7 +425,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
 
 
 def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
-    """By the order statistics' own definition: of all 2**n patterns of below and above, and by drawing."""
+    """By the definition of order statistics, over all 2**n patterns of below and above; and by drawing."""
     for count in range(6, 14):
         values = list(range(count))
         interval = median_interval(values)

@@ -1,4 +1,4 @@
-"""The catalogue: what is in it, that it is fair to ask, and that it is not too much."""
+"""The catalogue: its content, its validity, and its size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.core.validation.cases import (
     preferred,
 )
 from testbed.core.validation.elements import TYPES
-from testbed.core.validation.fault_matrix import FAULTS, TELLS, left_out, trials, unoffered
+from testbed.core.validation.fault_matrix import FAULTS, REPORTS_ERROR, left_out, trials, why_no_trials
 from testbed.core.validation.operation import OPERATIONS, REDUCING
 from testbed.core.validation.traffic import crossing, patterns
 
@@ -48,7 +48,7 @@ TOPOLOGIES = [
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("sites", PLACES)
 def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
-    """No call twice, groups of one case disjoint, roots members, no case twice in the matrix."""
+    """Calls are unique, groups of one case disjoint, roots members, cases of the matrix unique."""
     known = {group.name: group for group in groups(sites)}
     cases = correctness(suite, sites, seed=3)
     calls = [operation.call for case in cases for operation in case.operations]
@@ -146,10 +146,10 @@ def test_what_a_library_lacks_is_not_asked() -> None:
     assert asked == {("all_reduce", "float32", "sum", "world"), ("barrier", "int32", "", "world")}
     reasons = {not_offered(it, some) for case in correctness("quick", TWO) for it in case.operations}
     assert {
-        "the library has no broadcast",
-        "the library makes no groups",
-        "its all_reduce has no int32",
-        "its all_reduce has no max",
+        "the library does not offer broadcast",
+        "the library does not offer groups",
+        "its all_reduce does not offer int32",
+        "its all_reduce does not offer max",
     } <= reasons
     assert not any(not_offered(it, EVERYTHING) for case in correctness("full", TWO) for it in case.operations)
 
@@ -191,7 +191,7 @@ def test_every_injection_is_a_fault_that_the_lab_has(name: str) -> None:
         for it in trial.injections:
             compile_fault(topology, it.kind, it.target, it.parameters)  # raises where the lab would refuse it
         assert 0 < trial.timeout_s < trial.error_by_s < trial.outer_s
-        if trial.fault.holds == TELLS:
+        if trial.fault.holds == REPORTS_ERROR:
             assert all(it.for_s is None for it in trial.injections), "it would be over before it has to be told"
         for it in trial.injections:
             assert it.for_s is None or it.for_s < trial.timeout_s - 2
@@ -206,7 +206,7 @@ def test_quick_has_the_faults_of_the_issue() -> None:
 
 
 def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
-    """By walking over what is left."""
+    """Walk over the links that are still up."""
     for name in ("metro-40km", "metro-triangle", "regional-ring"):
         topology = testbed.load(name)
         by_name = {it.fault.name: it for it in trials("quick", topology, EVERYTHING)}
@@ -225,7 +225,7 @@ def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
 
 def test_where_there_is_one_fiber_nothing_fails_over() -> None:
     topology = testbed.load("metro-single")
-    assert left_out("full", topology) == {"failover": "nothing takes the place of north"}
+    assert left_out("full", topology) == {"failover": "no path replaces north"}
     assert "failover" not in [it.fault.name for it in trials("full", topology, EVERYTHING)]
 
 
@@ -238,9 +238,9 @@ def test_the_operation_lasts_long_enough_to_be_struck() -> None:
     only = trials("quick", testbed.load("metro-40km"), {"broadcast": {"types": ["float16"]}})
     assert {(it.operation.do, it.operation.type) for it in only} == {("broadcast", "float16")}
     assert trials("quick", testbed.load("metro-40km"), {"barrier": {}, "reduce": {}}) == ()
-    assert "none of all_reduce" in unoffered({"barrier": {}}) and unoffered(EVERYTHING) == ""
+    assert "none of all_reduce" in why_no_trials({"barrier": {}}) and why_no_trials(EVERYTHING) == ""
 
 
 def test_only_ranks_that_are_ended_or_stopped_are_struck() -> None:
     for trial in trials("full", testbed.load("metro-40km"), EVERYTHING):
-        assert trial.struck == ({3} if trial.fault.name in ("rank-killed", "rank-stopped") else set())
+        assert trial.affected == ({3} if trial.fault.name in ("rank-killed", "rank-stopped") else set())

@@ -1,4 +1,4 @@
-"""Outcomes of faults and verdicts: exactly one each, and the worst wins."""
+"""Outcomes of faults, and verdicts: exactly one each, and the worst wins."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_outcomes(evidence: Evidence, expected: Outcome) -> None:
 
 
 def test_of_a_rank_that_the_fault_ended_nothing_is_expected() -> None:
-    killed = dataclasses.replace(TRIAL, fault=FAULTS["rank-killed"], struck=frozenset({3}))
+    killed = dataclasses.replace(TRIAL, fault=FAULTS["rank-killed"], affected=frozenset({3}))
     errors = [RankEnd(rank, "error", 0.3, "connection closed") for rank in range(3)]
     assert outcome(killed, _evidence([*errors, RankEnd(3, "died", 0.0)], None))[0] == "error within its bound"
     assert outcome(killed, _evidence([*errors, RankEnd(3, "silent")], None))[0] == "error within its bound"
@@ -108,7 +108,7 @@ def test_the_cell_has_the_times() -> None:
     assert (done.done_s, done.error_s, done.healed_s) == (3.1, None, 2.0)
     hung = cell(TRIAL, _evidence([*_done(1.0), SILENT], healed_s=None))
     assert hung.done_s is None and "rank 1 was still in the operation 15 s" in hung.detail
-    assert "due within 9 s" in cell(TRIAL, _evidence([LATE], None)).detail
+    assert "expected within 9 s" in cell(TRIAL, _evidence([LATE], None)).detail
 
 
 STATES = st.sampled_from(["done", "error", "unsupported", "silent", "died"])
@@ -119,23 +119,23 @@ STATES = st.sampled_from(["done", "error", "unsupported", "silent", "died"])
     judgement=st.sampled_from([RIGHT, WRONG, None]),
     share=st.none() | st.floats(0, 1),
     healed_s=st.none() | st.floats(0, 10),
-    struck=st.frozensets(st.integers(0, 3)),
+    affected=st.frozensets(st.integers(0, 3)),
 )
 def test_every_evidence_has_an_outcome(
     ends: list[tuple[str, float | None]],
     judgement: Judgement | None,
     share: float | None,
     healed_s: float | None,
-    struck: frozenset[int],
+    affected: frozenset[int],
 ) -> None:
-    trial = dataclasses.replace(TRIAL, struck=struck)
+    trial = dataclasses.replace(TRIAL, affected=affected)
     made = [RankEnd(rank, state, at_s) for rank, (state, at_s) in enumerate(ends)]  # type: ignore[arg-type]
     found, _ = outcome(trial, Evidence(made, judgement, share, healed_s))
     if judgement is WRONG and made and all(it.state != "unsupported" for it in made):
         assert found == "wrong result"
     if found in ("right", "right after healing"):
         assert judgement is RIGHT
-        assert all(it.state == "done" for it in made if it.rank not in struck)
+        assert all(it.state == "done" for it in made if it.rank not in affected)
     cell(trial, Evidence(made, judgement, share, healed_s))
 
 
@@ -177,16 +177,16 @@ CALM, GOOD = _speed(0.010, 0.012), _case("right")
         ([GOOD, _case("unsupported")], [], [], "holds", ""),
         ([GOOD, _case("wrong")], [CALM], [], "does not hold", "wrong answer"),
         ([GOOD, _case("error")], [CALM], [], "does not hold", "failed on healthy fibers"),
-        ([GOOD, _case("hang"), _case("not run")], [CALM], [], "does not hold", "never ended"),
+        ([GOOD, _case("hang"), _case("not run")], [CALM], [], "does not hold", "hung on healthy fibers"),
         ([GOOD, _case("crash")], [], [], "does not hold", "a rank died"),
         ([GOOD, _case("not run")], [CALM], [], "unknown", "not run"),
-        ([GOOD], [_speed(0.010, 0.009)], [], "does not hold", "physics"),
+        ([GOOD], [_speed(0.010, 0.009)], [], "does not hold", "below the physical bound"),
         ([GOOD], [_speed(0.010, 0.0097)], [], "holds", ""),
         ([GOOD], [_speed(0.010, 0.009, 0.011)], [], "holds", ""),
-        ([GOOD], [_speed(0.010, 0.012, pattern="bypass")], [], "does not hold", "went around the fibers"),
+        ([GOOD], [_speed(0.010, 0.012, pattern="bypass")], [], "does not hold", "bypassed the fibers"),
         ([GOOD], [], [Cell("cut-long", "hang")], "does not hold", "cut-long: hang"),
         ([GOOD], [], [Cell("cut-long", "error late")], "does not hold", "error late"),
-        ([GOOD], [], [Cell("cut-short", "error within its bound")], "does not hold", "accepted is right"),
+        ([GOOD], [], [Cell("cut-short", "error within its bound")], "does not hold", "accepted: right"),
         ([GOOD], [], [Cell("rank-killed", "crash")], "does not hold", "crash"),
         ([GOOD], [], [Cell("failover", "wrong result", "rank 1 …")], "does not hold", "and no error"),
         ([GOOD], [], [Cell("cut-long", "fault not exercised")], "unknown", "not exercised"),
@@ -194,8 +194,8 @@ CALM, GOOD = _speed(0.010, 0.012), _case("right")
         ([GOOD], [], [Cell("cut-long", "unsupported")], "holds", ""),
         ([GOOD], [], [Cell("somebody's own", "error within its bound")], "holds", ""),
         ([GOOD], [], [Cell("somebody's own", "hang")], "does not hold", "hang"),
-        ([], [], [], "unknown", "nothing was tried"),
-        ([_case("unsupported")], [], [], "unknown", "nothing was tried"),
+        ([], [], [], "unknown", "nothing that it offers was tried"),
+        ([_case("unsupported")], [], [], "unknown", "nothing that it offers was tried"),
     ],
 )
 def test_verdicts_on_a_library(
@@ -208,7 +208,7 @@ def test_verdicts_on_a_library(
 
 def test_troubles_and_what_was_untold() -> None:
     assert of_library([], [], [], troubles=["no communicator"]) == ("does not hold", ("no communicator",))
-    assert of_library([GOOD], [], [], untold=["the emulator died"]) == ("unknown", ("the emulator died",))
+    assert of_library([GOOD], [], [], not_tried=["the emulator died"]) == ("unknown", ("the emulator died",))
     verdict, why = of_library([_case("wrong")], [], [Cell("cut-long", "hang")], troubles=["it did not start again"])
     assert verdict == "does not hold" and "wrong answer" in why[0] and why[1] == "it did not start again"
 

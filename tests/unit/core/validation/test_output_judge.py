@@ -1,4 +1,4 @@
-"""The judge against answers made another way: with fractions, one element at a time, in every order of additions."""
+"""The judge against answers computed independently: with fractions, by element, in every order of additions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fractions(name: str, data: bytes) -> list[Fraction]:
 
 
 def _round(name: str, value: Fraction) -> Fraction:
-    """To nearest, in the type: by whole numbers alone."""
+    """Round to nearest in the type, with integers alone."""
     if not value:
         return value
     precision = TYPES[name].precision
@@ -59,7 +59,7 @@ def _add(name: str, a: Fraction, b: Fraction) -> Fraction:
 
 
 def _summed(name: str, values: Sequence[Fraction], chance: random.Random) -> Fraction:
-    """In a random tree of additions, each of which is rounded."""
+    """Add in a random tree, rounding each addition."""
     left = list(values)
     while len(left) > 1:
         a = left.pop(chance.randrange(len(left)))
@@ -69,7 +69,7 @@ def _summed(name: str, values: Sequence[Fraction], chance: random.Random) -> Fra
 
 
 def _answer(operation: Operation, rank: int, world: int, chance: random.Random) -> bytes | None:
-    """The output of a rank by the words of docs/validate.md."""
+    """Return the output of a rank as docs/validate.md defines it."""
     name, count = operation.type, operation.count
     blocks = world if operation.do in ("reduce_scatter", "all_to_all") else 1
     given = [
@@ -258,7 +258,8 @@ def test_files_of_a_wrong_length(off: int) -> None:
     found = judge(operation, WORLD, _with(answers, 3, output))
     assert found.state == "wrong" and found.rank == 3
     assert (
-        f"{len(output)} bytes long, {len(whole)} are due: {abs(off)} too {'few' if off < 0 else 'many'}" in found.detail
+        f"{len(output)} bytes long, expected {len(whole)}: {abs(off)} too {'few' if off < 0 else 'many'}"
+        in found.detail
     )
 
 
@@ -327,23 +328,25 @@ def test_a_swapped_rank_is_named(name: str) -> None:
     detail = _guess(
         gather, lambda it: _output(it, 2)[size : 2 * size] + _output(it, 2)[:size] + _output(it, 2)[2 * size :]
     )
-    assert "it is what rank 1 gave, not rank 0" in detail
+    assert "it is the data of rank 1, expected that of rank 0" in detail
     scatter = Operation("reduce_scatter", 71, "world", name, 50, "sum", seed=9)
     assert "it is the block of rank 3" in _guess(scatter, lambda it: _output(it, 3))
     spread = Operation("all_to_all", 72, "world", name, 50, seed=9)
-    assert "it is the block that rank 0 had for rank 1" in _guess(spread, lambda it: _output(it, 1))
+    assert "it is the block of rank 0 for rank 1" in _guess(spread, lambda it: _output(it, 1))
 
 
 def test_a_part_that_is_missing_or_counted_twice_is_named() -> None:
     operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9)
     vectors = [np.frombuffer(input_bytes("int32", 50, seed=9, call=70, rank=r), "<i4") for r in range(4)]
-    assert "the part of rank 3 is missing" in _guess(operation, lambda _: np.sum(vectors[:3], 0, np.int32).tobytes())
-    assert "the part of rank 1 is in it twice" in _guess(
+    assert "the contribution of rank 3 is missing" in _guess(
+        operation, lambda _: np.sum(vectors[:3], 0, np.int32).tobytes()
+    )
+    assert "the contribution of rank 1 is counted twice" in _guess(
         operation, lambda _: np.sum([*vectors, vectors[1]], 0, np.int32).tobytes()
     )
     assert "this rank's own input" in _guess(operation, lambda _: vectors[2].tobytes())
     assert "the input of rank 0 alone" in _guess(operation, lambda _: vectors[0].tobytes())
-    assert "the byte a5" in _guess(operation, lambda _: b"\xa5" * 200)
+    assert "every wrong byte is a5" in _guess(operation, lambda _: b"\xa5" * 200)
 
 
 def test_names_are_those_of_the_world() -> None:
@@ -352,7 +355,7 @@ def test_names_are_those_of_the_world() -> None:
     answers = _answers(operation, group)
     first, second = _output(answers, 7)[:200], _output(answers, 7)[200:]
     found = judge(operation, group, _with(answers, 7, second + first))
-    assert found.rank == 7 and "it is what rank 7 gave, not rank 4" in found.detail
+    assert found.rank == 7 and "it is the data of rank 7, expected that of rank 4" in found.detail
 
 
 @pytest.mark.parametrize("by", [1, 2, 3, 4, 7, 16])
@@ -361,7 +364,7 @@ def test_lost_and_doubled_bytes_are_named(by: int) -> None:
     detail = _guess(operation, lambda it: _output(it, 2)[:555] + _output(it, 2)[555 + by :] + bytes(by))
     assert f"{by} byte{' is' if by == 1 else 's are'} lost there" in detail
     detail = _guess(operation, lambda it: _output(it, 2)[:555] + b"\xff" * by + _output(it, 2)[555:-by])
-    assert f"{by} byte{' is' if by == 1 else 's are'} too many there" in detail
+    assert f"{by} byte{' is' if by == 1 else 's are'} inserted there" in detail
 
 
 def test_a_guess_is_not_made_of_nothing() -> None:
@@ -381,7 +384,7 @@ def test_a_guess_is_not_made_of_nothing() -> None:
 )
 def test_one_rank_without_an_answer(state: str, case: str) -> None:
     operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9)
-    answers = _answers(operation) | {1: Answer(state, words="its words")}  # type: ignore[arg-type]
+    answers = _answers(operation) | {1: Answer(state, message="its words")}  # type: ignore[arg-type]
     found = judge(operation, WORLD, answers)
     assert found.state == case and found.rank == 1 and "rank 1" in found.detail and "its words" in found.detail
 
@@ -395,7 +398,7 @@ def test_the_worst_comes_first() -> None:
         answers = dict(enumerate([*states[first:], *_answers(operation).values()][:4]))
         assert judge(operation, WORLD, answers).state == expected[first]
     assert judge(operation, WORLD, {}).state == "hang"
-    everyone = {rank: Answer("unsupported", words="no int32") for rank in WORLD.ranks}
+    everyone = {rank: Answer("unsupported", message="no int32") for rank in WORLD.ranks}
     assert judge(operation, WORLD, everyone).state == "unsupported"
 
 

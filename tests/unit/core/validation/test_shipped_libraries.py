@@ -1,4 +1,4 @@
-"""Which collective libraries there are, and what is said of those that cannot be validated here."""
+"""The available collective libraries, and the messages for those that cannot be validated here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOT_ONE = "just a text"
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
-    """Entry points as another package would have them: ``register("mine", "MINE")``."""
+    """Register entry points as another package would: ``register("mine", "MINE")``."""
     points: list[importlib.metadata.EntryPoint] = []
 
     def add(name: str, what: str = "MINE") -> None:

@@ -1,4 +1,4 @@
-"""Bytes on the fibers: algorithms that are really played, on numbers, with every message counted."""
+"""Bytes on the fibers: algorithms executed on numbers, with every message counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N = 1_200_000
 
 
 class Play:
-    """Ranks that have vectors and send each other pieces; what crosses is counted, in elements."""
+    """Ranks that hold vectors and exchange pieces; counts the elements that cross."""
 
     def __init__(self, sites: Sequence[str], elements: int) -> None:
         self.sites, self.elements = sites, elements
@@ -37,7 +37,7 @@ class Play:
 
 
 def _ring(sites: Sequence[str]) -> Play:
-    """Patarasuk and Yuan: P - 1 steps that add, P - 1 that hand on."""
+    """Patarasuk and Yuan: P - 1 steps that reduce, P - 1 that forward."""
     world = len(sites)
     play = Play(sites, 2 * world)
 
@@ -57,7 +57,7 @@ def _ring(sites: Sequence[str]) -> Play:
 
 
 def _doubling(sites: Sequence[str]) -> Play:
-    """Recursive doubling; ranks beyond the last power of two join before and are told after."""
+    """Recursive doubling; ranks beyond the last power of two contribute before and get the result after."""
     world = len(sites)
     play = Play(sites, 4)
     whole = range(4)
@@ -78,7 +78,7 @@ def _doubling(sites: Sequence[str]) -> Play:
 
 
 def _halving(sites: Sequence[str], nearest_first: bool) -> Play:
-    """Rabenseifner's, on 2**k ranks: each step halves the part that a rank adds up; then all that backwards."""
+    """Rabenseifner's, on 2**k ranks: each step halves the part that a rank reduces; then the same in reverse."""
     world = len(sites)
     play = Play(sites, world * 2)
     bits = list(range(world.bit_length() - 1))

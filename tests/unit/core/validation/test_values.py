@@ -1,4 +1,4 @@
-"""The input of calls, against the document's own words in exact arithmetic, and against the helper of rank programs."""
+"""The input of calls, against the document in exact arithmetic, and against the helper of rank programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 
 
 def _element(name: str, word: int) -> Fraction:
-    """The element that the document's table makes of a word."""
+    """Return the element for a word, by the document's table."""
     row = re.search(rf"^\| `{name}` \| \(w >> (\d+)\) (.*) \|$", DOCUMENT, re.MULTILINE)
     assert row
     shift, rest = int(row[1]), row[2].translate(_SUPERSCRIPTS)
@@ -50,7 +50,7 @@ def _element(name: str, word: int) -> Fraction:
 
 
 def _read(name: str, data: bytes) -> Fraction:
-    """One element of an output, by struct alone."""
+    """Decode one element of an output with struct alone."""
     if name == "bfloat16":
         return Fraction(struct.unpack("<f", b"\0\0" + data)[0])
     kind = {"int32": "<i", "int64": "<q", "float16": "<e", "float32": "<f", "float64": "<d"}[name]
@@ -78,7 +78,7 @@ def test_judge_and_helper_agree(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_extreme_numerators_go_there_and_back(name: str) -> None:
-    """The ends of each range, and zero, which must be that without a sign."""
+    """The ends of each range, and zero, which must be positive zero."""
     kind = TYPES[name]
     most = 2 ** (63 - kind.shift)
     ends = np.array([-most, -most + 1, -1, 0, 1, most - 1], np.int64)

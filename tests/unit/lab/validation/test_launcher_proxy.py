@@ -1,4 +1,4 @@
-"""The relay between an mpiexec in a container and its daemons in others. Here they all run on leashes of this host."""
+"""The launcher proxy between an mpiexec in a container and its daemons in others; here all run on this host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDLESS = "echo daemon $$ runs; exec sleep 1000"
 
 
 class Mpiexec:
-    """A shell script in place of mpiexec, whose ``$1`` stands for ssh and knows the hosts a and b."""
+    """A shell script in place of mpiexec, whose ``$1`` replaces ssh and knows the hosts a and b."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._log = folder, folder / "log"
@@ -70,7 +70,7 @@ class Mpiexec:
 
 @pytest.fixture
 def mpiexec(tmp_path: Path) -> Iterator[Mpiexec]:
-    """In a folder whose name is longer than that of a socket may be."""
+    """Return a folder whose path is longer than a socket's may be."""
     folder = tmp_path / ("validate-" * 12)
     folder.mkdir()
     made = Mpiexec(folder)
@@ -95,9 +95,15 @@ def test_a_daemon_starts_where_it_was_asked_for_and_its_status_comes_back(mpiexe
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ('"$1" a true; "$1" a echo entered; echo status $?', "reach: no way leads to a, or none any more"),
-        ('"$1" example.org echo entered; echo status $?', "reach: no way leads to example.org, or none any more"),
-        ('"$1" -x; echo status $?', "reach: what it was called with makes no sense"),
+        (
+            '"$1" a true; "$1" a echo entered; echo status $?',
+            "launcher proxy: unknown host a, or its daemon was started already",
+        ),
+        (
+            '"$1" example.org echo entered; echo status $?',
+            "launcher proxy: unknown host example.org, or its daemon was started already",
+        ),
+        ('"$1" -x; echo status $?', "launcher proxy: malformed request"),
     ],
 )
 def test_each_host_of_the_lab_is_entered_once_and_no_other(mpiexec: Mpiexec, script: str, why: str) -> None:
@@ -137,7 +143,7 @@ def test_a_daemon_ends_with_whoever_asked_for_it(mpiexec: Mpiexec) -> None:
 
 
 def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiexec: Mpiexec) -> None:
-    """The owner's processes are in all nodes; a namespace of another kind stands for one that nobody here is in."""
+    """The owner's processes are in all nodes; a namespace of another kind represents one without processes."""
     mpiexec.within.unlink()
     mpiexec.within.symlink_to("/proc/self/ns/uts")
     mpiexec.start(
@@ -146,7 +152,9 @@ def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiex
     )
     assert mpiexec.ended() == 0, mpiexec.said
     refused = [
-        it for it in mpiexec.said if re.fullmatch(r"reach: process \d+ is not in the management network, .*", it)
+        it
+        for it in mpiexec.said
+        if re.fullmatch(r"launcher proxy: refused process \d+: it is not in the management network", it)
     ]
     assert len(refused) == 1
     told = [it for it in mpiexec.said if it.startswith(("status", "entered"))]
@@ -176,7 +184,7 @@ def test_out_of_descriptors_it_says_so_and_goes_on_when_there_are_some(mpiexec: 
     mpiexec.pid("second")
     resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE, (soft, hard))
     assert mpiexec.ended() == 0, mpiexec.said
-    assert "reach: what was asked for cannot be started: Too many open files" in mpiexec.said
+    assert "launcher proxy: cannot start the requested command: Too many open files" in mpiexec.said
     assert [it for it in mpiexec.said if it.startswith(("status", "entered"))] == [
         "status 255",
         "entered b",

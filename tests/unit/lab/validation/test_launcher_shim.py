@@ -1,4 +1,4 @@
-"""What an MPI's launcher says to its remote shell, and what becomes of it."""
+"""The arguments of an MPI launcher's remote shell, and the command that results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_program_that_is_named_to_mpiexec_runs_what_it_is_told(tmp_path: Pat
 
 
 def test_what_lies_where_it_is_called_is_not_run(tmp_path: Path) -> None:
-    """It runs as root, in a folder that may be somebody's own."""
+    """The program runs as root, in a folder that a user may own."""
     program, variables = launcher_shim.write(tmp_path, {"here": ["env"]})
     for name in ("json.py", "shlex.py", "testbed.py"):
         (tmp_path / name).write_text("raise SystemExit('not mine')\n")

@@ -1,4 +1,4 @@
-"""What a session makes of answers that are not as they should be; ranks are made up, no process is made."""
+"""A session with invalid answers; ranks are simulated, no process is started."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from testbed.core.validation.offers import understood
+from testbed.core.validation.offers import parse_offers
 from testbed.core.validation.operation import Group, Operation
 from testbed.core.validation.output_judge import Answer, judge
 from testbed.errors import LabError, StorageError
 from testbed.keeper import client, protocol
 from testbed.lab.validation import fault_cells
 from testbed.lab.validation import worker_set as worker_sets
-from testbed.lab.validation.disturbance import Disturbed
+from testbed.lab.validation.disturbance import FaultedOperation
 from testbed.lab.validation.library_session import Performed, Session
 from testbed.lab.validation.rank_channel import Lines
 from testbed.lab.validation.rank_programs import Program
-from testbed.lab.validation.worker_set import Said, _checked
+from testbed.lab.validation.worker_set import Replies, _checked
 
 BARRIER = Operation("barrier", 7)
 SUM = Operation("all_reduce", 7, count=1, reduction="sum")
@@ -33,7 +33,7 @@ HUGE = 10**400
 
 
 class WorkerSet:
-    """Two ranks, that answer as told; ``now`` in an answer becomes the time."""
+    """Two ranks with given answers; ``now`` in an answer becomes the time."""
 
     world = (0, 1)
     offers: Mapping[str, Any] = {"groups": True}
@@ -41,10 +41,10 @@ class WorkerSet:
     def __init__(self, outputs: Path, *answers: Mapping[str, Any]) -> None:
         self.outputs, self._answers = outputs, answers
         self.asked = self.checked = 0
-        self.joins: Said = Said({0: {}, 1: {}})
+        self.joins: Replies = Replies({0: {}, 1: {}})
         self.lab_failed = ""
 
-    def join(self, timeout_s: float) -> Said:
+    def join(self, timeout_s: float) -> Replies:
         return self.joins
 
     def check_lab(self) -> None:
@@ -52,7 +52,7 @@ class WorkerSet:
         if self.lab_failed:
             raise LabError(self.lab_failed)
 
-    def last_words(self, rank: int) -> str:
+    def last_line(self, rank: int) -> str:
         return ""
 
     def kill(self) -> None:
@@ -65,17 +65,17 @@ class WorkerSet:
     def say(self, message: Mapping[str, Any], ranks: Iterable[int]) -> None:
         pass
 
-    def gather(self, ranks: Iterable[int], *rest: object) -> Said:
+    def gather(self, ranks: Iterable[int], *rest: object) -> Replies:
         now = time.monotonic()
         given = {
             rank: {key: now if it == "now" else it for key, it in answer.items()}
             for rank, answer in enumerate(self._answers)
         }
-        return Said(given, silent=tuple(it for it in self.world if it not in given))
+        return Replies(given, silent=tuple(it for it in self.world if it not in given))
 
-    def ask(self, message: Mapping[str, Any], *, bound_s: float) -> Said:
+    def ask(self, message: Mapping[str, Any], *, bound_s: float) -> Replies:
         self.asked += 1
-        return Said({0: {}}, silent=(1,))
+        return Replies({0: {}}, silent=(1,))
 
 
 def session(workers: WorkerSet) -> Session:
@@ -89,7 +89,7 @@ GOOD = {"call": 7, "began": "now", "ended": "now"}
 
 def test_good_answers_are_done(tmp_path: Path) -> None:
     found = session(WorkerSet(tmp_path, GOOD, GOOD))
-    assert found.perform([(BARRIER, found.world)]).done and not found.spoiled
+    assert found.perform([(BARRIER, found.world)]).done and not found.broken
 
 
 @pytest.mark.parametrize(
@@ -105,19 +105,19 @@ def test_good_answers_are_done(tmp_path: Path) -> None:
     ],
 )
 def test_times_that_cannot_be_are_an_error(tmp_path: Path, times: dict[str, Any]) -> None:
-    """A wrong clock would be taken for a speed, or for an error in time."""
+    """A wrong clock would distort a speed, or make a late error look timely."""
     found = session(WorkerSet(tmp_path, GOOD, {"call": 7, **times}))
     answer = found.perform([(BARRIER, found.world)]).answers[1]
-    assert answer.state == "error" and "began" in answer.words
-    assert found.spoiled
+    assert answer.state == "error" and "began" in answer.message
+    assert found.broken
 
 
 @pytest.mark.parametrize("times", [{}, {"began": 1.0}, {"ended": 1.0}, {"began": 1.0, "ended": "soon"}])
 def test_an_answer_that_does_not_say_when_is_an_error(tmp_path: Path, times: dict[str, Any]) -> None:
-    """Also where the time that it does say could not be."""
+    """Also where the reported time is impossible."""
     found = session(WorkerSet(tmp_path, GOOD, {"call": 7, **times}))
     answer = found.perform([(BARRIER, found.world)]).answers[1]
-    assert (answer.state, answer.words) == ("error", "its answer does not say when it began and ended")
+    assert (answer.state, answer.message) == ("error", "its answer lacks the time when it began or ended")
 
 
 ERROR = {"call": 7, "error": "timed out", "began": "now", "ended": "now"}
@@ -138,7 +138,7 @@ def test_what_fails_in_a_lab_that_has_failed_is_not_the_librarys_failure(tmp_pat
     workers.lab_failed = "the emulator died"
     with pytest.raises(LabError, match="the emulator died"):
         found.perform([(BARRIER, found.world)])
-    assert found.spoiled
+    assert found.broken
 
 
 def test_no_communicator_and_no_group_in_a_lab_that_has_failed_is_the_labs_failure(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_no_communicator_and_no_group_in_a_lab_that_has_failed_is_the_labs_failu
     workers.lab_failed = "the emulator died"
     with pytest.raises(LabError, match="the emulator died"):
         found.have(Group("at east", (0,)))
-    workers.joins = Said({0: {}}, silent=(1,))
+    workers.joins = Replies({0: {}}, silent=(1,))
     with pytest.raises(LabError, match="the emulator died"):
         found.fresh()
 
@@ -174,7 +174,7 @@ def test_an_error_whose_time_cannot_be_has_none(tmp_path: Path) -> None:
     found = session(WorkerSet(tmp_path, GOOD, {"call": 7, "error": "reset" * 1000, "ended": 0.5}))
     answer = found.perform([(BARRIER, found.world)]).answers[1]
     assert (answer.state, answer.ended) == ("error", None)
-    assert answer.words.startswith("reset") and len(answer.words) < 1000
+    assert answer.message.startswith("reset") and len(answer.message) < 1000
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "nul\0byte", "\ud800", "folder", "missing", "x" * 5000])
@@ -182,7 +182,7 @@ def test_an_output_that_is_no_file_of_ours_is_an_error(tmp_path: Path, name: str
     (tmp_path / "folder").mkdir()
     found = session(WorkerSet(tmp_path, GOOD | {"output": name}, GOOD))
     answer = found.perform([(SUM, found.world)]).answers[0]
-    assert answer.state == "error" and "output" in answer.words
+    assert answer.state == "error" and "output" in answer.message
 
 
 def test_an_output_without_end_is_not_read(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_an_output_without_end_is_not_read(tmp_path: Path) -> None:
     assert answers[0].output is not None and len(answers[0].output) <= 8
     judgement = judge(SUM, found.world, answers)
     assert (judgement.state, judgement.rank) == ("wrong", 0)
-    assert f"is {1 << 40} bytes long, 4 are due: {(1 << 40) - 4} too many" in judgement.detail
+    assert f"is {1 << 40} bytes long, expected 4: {(1 << 40) - 4} too many" in judgement.detail
     assert not (tmp_path / "sparse").exists()
 
 
@@ -217,11 +217,11 @@ def test_a_full_disk_is_not_the_librarys_failure(tmp_path: Path, monkeypatch: py
 def test_one_that_refuses_does_not_hide_one_that_hangs(tmp_path: Path) -> None:
     found = session(WorkerSet(tmp_path, {"call": 7, "unsupported": "no"}))
     found.perform([(BARRIER, found.world)])
-    assert found.spoiled
+    assert found.broken
 
 
 def test_after_a_group_that_hangs_no_other_is_asked_for(tmp_path: Path) -> None:
-    """Its ranks have yet to answer."""
+    """The ranks of the group have not answered yet."""
     workers = WorkerSet(tmp_path)
     found = session(workers)
     assert "did not answer" in found.have(Group("at east", (0,)))
@@ -230,7 +230,7 @@ def test_after_a_group_that_hangs_no_other_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_is_null_is_as_if_it_were_not_there() -> None:
-    """Many a language writes every field of a structure."""
+    """Serializers of many languages write every field of a structure."""
     assert _checked(SUM.line(), {"call": 7, "error": None, "output": "x"}) == {"call": 7, "output": "x"}
     assert "error" in _checked(SUM.line(), {"call": 8})
     assert "error" in _checked({"do": "join"}, {"call": 7})
@@ -238,7 +238,7 @@ def test_what_is_null_is_as_if_it_were_not_there() -> None:
 
 def test_offers_are_understood() -> None:
     said = {"barrier": {}, "groups": True, "send": None, "reduce": {"types": ["int32"], "same_bits": None}}
-    assert understood(said) == {
+    assert parse_offers(said) == {
         "barrier": {"types": [], "reductions": [], "same_bits": False},
         "reduce": {"types": ["int32"], "reductions": [], "same_bits": False},
         "groups": True,
@@ -249,8 +249,8 @@ def test_offers_are_understood() -> None:
 @pytest.mark.parametrize(
     ("offers", "says"),
     [
-        (None, "no JSON object"),
-        ([], "no JSON object"),
+        (None, "expected a JSON object"),
+        ([], "expected a JSON object"),
         ({"all_reduce": True}, "all_reduce"),
         ({"all_reduce": {"types": 5}}, "all_reduce.types"),
         ({"all_reduce": {"types": "float32"}}, "all_reduce.types"),
@@ -258,12 +258,12 @@ def test_offers_are_understood() -> None:
         ({"all_reduce": {"reductions": {"sum": True}}}, "all_reduce.reductions"),
         ({"all_reduce": {"same_bits": "yes"}}, "same_bits"),
         ({"groups": 1}, "groups"),
-        ({"allreduce": {"types": ["float32"]}}, "no operation is called 'allreduce'"),
+        ({"allreduce": {"types": ["float32"]}}, "unknown operation 'allreduce'"),
     ],
 )
 def test_offers_that_cannot_be_understood_are_told(offers: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        understood(offers)
+        parse_offers(offers)
 
 
 @pytest.mark.parametrize(("late_s", "believed"), [(9.0, False), (0.4, True)])
@@ -271,36 +271,36 @@ def test_offers_that_cannot_be_understood_are_told(offers: object, says: str) ->
 def test_an_error_that_is_answered_late_did_not_come_early(
     tmp_path: Path, late_s: float, believed: bool, word: str
 ) -> None:
-    """Whatever its program says of the time. An answer that is right may be late: its output is written before."""
+    """Whatever time the program reports. A right answer may be late, because its output is written first."""
     found = session(WorkerSet(tmp_path, GOOD))
     wrong = {"error": Answer("error", None, 99.0, 103.0, "reset"), "unsupported": Answer("unsupported", None, 99, 103)}
     answers = {0: Answer("done", None, 99.0, 100.5), 1: wrong[word]}
     performed = Performed(answers, 120.0, {0: 110.0, 1: 103.0 + late_s})
-    seen = fault_cells._evidence(found, BARRIER, Disturbed(performed, 100.0, 0.3, None))
+    seen = fault_cells._evidence(found, BARRIER, FaultedOperation(performed, 100.0, 0.3, None))
     assert [it.at_s for it in seen.ends] == [0.5, pytest.approx(3.0 if believed else 3.0 + late_s)]
     assert bool(seen.notes) is not believed
-    assert believed or "rank 1 says that its error came at least 9 s before its answer did" in seen.notes[0]
+    assert believed or "rank 1 reported an error at least 9 s before its answer arrived" in seen.notes[0]
 
 
 def test_a_program_that_says_nothing_for_long_is_known_to_have_said_nothing(tmp_path: Path) -> None:
     workers, into = talking(tmp_path)
     workers.say({"do": "barrier", "call": 7}, (0,))
-    said_t = time.monotonic()
-    assert workers.gather((0,), lambda: said_t + 0.3, lambda: 0.02).silent == (0,)
+    sent_t = time.monotonic()
+    assert workers.gather((0,), lambda: sent_t + 0.3, lambda: 0.02).silent == (0,)
     os.write(into, b'{"call": 7, "error": "late"}\n')
     now = time.monotonic()
     said = workers.gather((0,), lambda: now + 5.0, lambda: 0.02)
-    assert said.errors and said_t + 0.2 < said.not_before_t[0] < now
+    assert said.errors and sent_t + 0.2 < said.not_before_t[0] < now
 
 
 def test_an_answer_that_nobody_looked_for_may_have_come_at_once(tmp_path: Path) -> None:
-    """Our own slowness is not held against the library."""
+    """Delays of the testbed do not count against the library."""
     workers, into = talking(tmp_path)
     workers.say({"do": "barrier", "call": 7}, (0,))
-    said_t = time.monotonic()
+    sent_t = time.monotonic()
     os.write(into, b'{"call": 7, "error": "early"}\n')
     time.sleep(0.2)
-    assert workers.gather((0,), lambda: said_t + 5.0).not_before_t[0] <= said_t
+    assert workers.gather((0,), lambda: sent_t + 5.0).not_before_t[0] <= sent_t
 
 
 def talking(folder: Path) -> tuple[worker_sets.WorkerSet, int]:
@@ -318,8 +318,8 @@ def test_a_refusal_under_a_fault_is_an_error(tmp_path: Path) -> None:
     found = session(WorkerSet(tmp_path, GOOD, {"call": 7, "unsupported": "reset by peer", "ended": "now"}))
     began_t = time.monotonic()
     performed = found.perform([(BARRIER, found.world)])
-    assert not found.spoiled
-    seen = fault_cells._evidence(found, BARRIER, Disturbed(performed, began_t, 0.3, None))
+    assert not found.broken
+    seen = fault_cells._evidence(found, BARRIER, FaultedOperation(performed, began_t, 0.3, None))
     assert [it.state for it in seen.ends] == ["done", "error"]
-    assert seen.ends[1].words == "reset by peer" and 0 <= (seen.ends[1].at_s or -1) < 5
-    assert found.spoiled
+    assert seen.ends[1].message == "reset by peer" and 0 <= (seen.ends[1].at_s or -1) < 5
+    assert found.broken

@@ -1,4 +1,4 @@
-"""What a program says goes to a log; a flood of it neither fills the disk nor stops the program."""
+"""Output of a program goes to a log; a flood neither fills the disk nor blocks the program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def listen(log: Path) -> Iterator[Callable[[], CappedLog]]:
-    """Makes logs at ``log`` that are closed afterwards."""
+    """Open logs at ``log``, and close them afterwards."""
     made: list[CappedLog] = []
 
     def another() -> CappedLog:
@@ -46,7 +46,7 @@ def listen(log: Path) -> Iterator[Callable[[], CappedLog]]:
 
 
 def say(captured: CappedLog, *argv: str) -> int:
-    """The status of a program that says its words."""
+    """Return the exit status of a program that writes some text."""
     return subprocess.run(argv, stderr=captured.pipe, timeout=BOUND_S).returncode
 
 
@@ -74,7 +74,7 @@ def test_of_a_flood_the_beginning_and_the_end_are_kept(
     assert log.stat().st_size < 100_200
     captured.close()
     said = log.read_text()
-    first, full, rest = said.partition("\n[testbed: the log is full; of what follows the end is kept]\n")
+    first, full, rest = said.partition("\n[testbed: the log is full; only the end of what follows is kept]\n")
     assert full
     assert first == "".join(f"{number:09d}\n" for number in range(10_000))
     left_out = re.match(r"\[testbed: (\d+) bytes are left out here\]\n", rest)

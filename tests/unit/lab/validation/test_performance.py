@@ -1,4 +1,4 @@
-"""Timing by a common start: what counts, what is done again, what ends it; ranks are made up, no process is made."""
+"""Timing by a common start: which repeats count, are repeated, or end a series; ranks are simulated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unlike(answer: Answer) -> Answers:
 
 
 class Session:
-    """Answers one after the other as ``plan`` says, then as ``done()``. Remembers what it was asked."""
+    """Answer as ``plan`` lists, then as ``done()``; record the operations."""
 
     world = Group("world", (0, 1))
 
@@ -50,7 +50,7 @@ class Session:
 
 
 class Wire:
-    """Counts more from one operation to the next."""
+    """Counters that grow from one operation to the next."""
 
     def __init__(self) -> None:
         self.counts = 0
@@ -111,9 +111,9 @@ def test_a_rank_that_does_not_wait_has_no_time() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Answer("error", words="broken"), "rank 1 failed: broken"),
+        (Answer("error", message="broken"), "rank 1 failed: broken"),
         (Answer("silent"), "rank 1 never answered"),
-        (Answer("died", words="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
+        (Answer("died", message="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
     ],
 )
 def test_what_was_measured_before_a_failure_stays(answer: Answer, says: str) -> None:
@@ -123,7 +123,7 @@ def test_what_was_measured_before_a_failure_stays(answer: Answer, says: str) -> 
 
 
 def test_what_is_refused_is_no_trouble() -> None:
-    found = measured(Session(unlike(Answer("unsupported", words="not so large"))))
+    found = measured(Session(unlike(Answer("unsupported", message="not so large"))))
     assert (found.unsupported, found.trouble, found.times_s) == ("not so large", "", ())
 
 

@@ -1,4 +1,4 @@
-"""The two ends of a rank program: nothing that it says, or does not say, may stop whoever listens."""
+"""The two ends of a rank program: no output, and no silence, may block the reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.lab.validation.rank_channel import Lines
 
 
 class Program:
-    """The other side: what a rank program would hold."""
+    """The other side: the descriptors of a rank program."""
 
     def __init__(self) -> None:
         self.stdin, into = os.pipe()
@@ -89,7 +89,7 @@ def test_a_program_that_reads_nothing_does_not_hold_us_up(program: Program) -> N
 def test_a_program_that_never_stops_talking_does_not_hold_us_up(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As ``yes`` does, which is quicker than we are: whatever is read, as much is there again."""
+    """A flood such as that of ``yes``: after each read, as much is available again."""
     reads = 0
 
     def endless(file: int, size: int) -> bytes:

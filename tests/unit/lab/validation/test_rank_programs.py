@@ -1,4 +1,4 @@
-"""How the processes of rank programs end, with what they started themselves; where goes what they say."""
+"""How the processes of rank programs end, with their own children; where their output goes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Child = subprocess.Popen[bytes]
 
 
 def with_helper(and_then: str) -> tuple[Child, int, int]:
-    """A program that has started another one: itself, the other's pid and when it began."""
+    """A program with a child: the program, the child's pid and start time."""
     argv = ["sh", "-c", f"sleep 1000 & echo $!; {and_then}"]
     child = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None
@@ -121,14 +121,14 @@ def test_however_much_a_program_says_its_log_is_bounded_and_it_comes_to_its_end(
 
 
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launcher: Launcher, program: str) -> Starter:
-    """Whose nodes run ``program`` whatever they are told."""
+    """Return a starter whose nodes run ``program`` whatever the command."""
 
     class Elsewhere:
         def enter(self, argv: object, folder: Path, environment: object = None) -> list[str]:
             return [program, "1000"]
 
     def refused(*words: object, **more: object) -> Any:
-        raise HostError("mpiexec cannot be started in its container")
+        raise HostError("cannot start mpiexec in its container")
 
     monkeypatch.setattr(lab_nodes, "driver", lambda lab: driver)
     monkeypatch.setattr(lab_nodes, "place", lambda *words, **more: Elsewhere())
@@ -163,7 +163,7 @@ def test_what_a_program_has_made_a_link_of_is_removed_and_what_it_leads_to_stays
 
 
 def test_a_file_in_the_way_of_outputs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the programs could not be started again, and the machine were to blame."""
+    """Otherwise the programs could not be restarted, and the machine would get the blame."""
     starter = failing(tmp_path, monkeypatch, "netns", "direct", "sleep")
     starter.folder.mkdir()
     starter.outputs.write_text("no folder")
@@ -191,7 +191,7 @@ def test_starts_that_fail_leave_no_descriptors(
     starter = failing(tmp_path, monkeypatch, driver, launcher, "/nowhere/sleep")
     before = descriptors()
     for _ in range(5):
-        with pytest.raises(HostError, match="cannot be started"):
+        with pytest.raises(HostError, match="cannot start"):
             starter.start()
         starter.sweep()
     assert descriptors() == before

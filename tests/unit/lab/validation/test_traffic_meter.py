@@ -1,4 +1,4 @@
-"""What the bounds are made of: delays and payload rates as a certificate has them."""
+"""Inputs of the bounds: delays and payload rates from a certificate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.host.files import catalog
 from testbed.lab.validation.traffic_meter import UNLIMITED, certified
 
 PAYLOAD = (1500 - 20 - 32) / (1500 + 14 + 24)
-"""Of a full packet: IPv4 and TCP with timestamps taken off, Ethernet's header and what is around a frame put on."""
+"""Payload share of a full packet: without IPv4 and TCP with timestamps, with Ethernet's header and frame overhead."""
 
 
 @pytest.fixture
