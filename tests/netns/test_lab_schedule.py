@@ -46,7 +46,7 @@ def healed(lab: testbed.Lab) -> Iterator[None]:
 
 
 def play(lab: testbed.Lab, planned: list[Planned], began_t: float) -> FaultPlayer:
-    """Handler everything over, as a run does when its job has begun."""
+    """Hand everything over, as a run does when its job has begun."""
     player = FaultPlayer(lab_folder.folder(lab.name), tuple(planned))
     player.hand_over(time.monotonic(), began_t, 0, {})
     return player

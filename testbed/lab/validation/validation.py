@@ -1,4 +1,4 @@
-"""The validation of collective libraries, step by step:
+"""The validation of collective libraries, step by step.
 
 1. Read the request: libraries, topology, baseline. Every mistake is reported before anything is built, and so is a run
    directory that cannot be written. A library that lacks something on this machine is *skipped*, with the command that

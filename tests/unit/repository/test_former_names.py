@@ -1,0 +1,43 @@
+"""Former names of modules that users import: they work for one release, and warn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+ADAPTER = """
+from testbed_agents.libraries.helper import Adapter, main
+from testbed_agents.libraries.elements import split
+from testbed_agents.adapters import elements, helper
+print(Adapter is helper.Adapter, split is elements.split)
+"""
+LIBRARY = """
+from testbed.core.conformance.library import PYTHON, Library
+from testbed.core.validation import library
+print(PYTHON is library.PYTHON, Library is library.Library)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "warning"),
+    [
+        (ADAPTER, "testbed_agents.libraries is now testbed_agents.adapters"),
+        (LIBRARY, "testbed.core.conformance is now testbed.core.validation"),
+    ],
+)
+def test_a_program_that_imports_the_former_name_works_and_is_warned(code: str, warning: str) -> None:
+    argv = [
+        sys.executable,
+        "-W",
+        "always",
+        "-c",
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'agents')!r}]\n{code}",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True True\n", done.stderr
+    assert warning in done.stderr
