@@ -86,18 +86,19 @@ class FileMistakes(UserError):
 
 
 class UnknownName(UserError):
-    """No ``what`` (such as "link") is called ``name``; the message suggests the closest of ``known``, or lists them."""
+    """No ``what`` (such as "link") is called ``name``; ``hint`` suggests the closest of ``known``, or lists them."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
         self.what, self.name, self.known = what, name, tuple(dict.fromkeys(known))
         near = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
+        printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
         if near:
-            hint = f"; did you mean {' or '.join(near)}?"
+            self.hint = f"did you mean {' or '.join(near)}?"
+            super().__init__(f"unknown {what} '{printable}'; {self.hint}")
         else:
             shown = sorted(self.known)
-            hint = f" (available: {', '.join(shown[:12]) or 'none'}{', …' if len(shown) > 12 else ''})"
-        printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-        super().__init__(f"unknown {what} '{printable}'{hint}")
+            self.hint = f"available: {', '.join(shown[:12]) or 'none'}{', …' if len(shown) > 12 else ''}"
+            super().__init__(f"unknown {what} '{printable}' ({self.hint})")
 
 
 class NameTaken(UserError):

@@ -171,7 +171,7 @@ def test_the_table_fits_and_says_what_is_judged(lab: testbed.Lab, command: oracl
     assert "north → west" in said.stdout
     assert "north, RTT" in said.stdout
     assert max(len(line) for line in (said.stdout + said.stderr).splitlines() if "note:" not in line) <= 80
-    assert "Judged: delay, RTT, jitter, loss" in said.stderr
+    assert "Checked: delay, RTT, jitter, loss" in said.stderr
 
 
 @pytest.mark.thorough

@@ -325,7 +325,7 @@ def test_the_server_has_no_privileges_and_is_nowhere_else(lab: testbed.Lab, stat
 
 
 def test_the_lab_says_that_it_is_observed(lab: testbed.Lab, command: oracle.Command) -> None:
-    assert "emulator fiberd, observed" in " ".join(command("status", "-l", lab.name).stdout.split())
+    assert "emulator fiberd, with Prometheus" in " ".join(command("status", "-l", lab.name).stdout.split())
     assert json.loads(command("status", "-l", lab.name, "--json").stdout)["prometheus"] == PROMETHEUS
 
 
