@@ -56,15 +56,15 @@ def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.
     lines = said.out.splitlines()
     assert len(lines) == len(api.plan(api.load("metro-40km")))
     assert any(line.startswith("namespace east-0") for line in lines)
-    assert said.err == "lab metro-40km, driver netns (as TESTBED_DRIVER says), emulator fiberd (asked for)\n"
+    assert said.err == "lab metro-40km, driver netns (set by TESTBED_DRIVER), emulator fiberd (requested)\n"
     found = json.loads(cli("up", "metro-40km", "--dry-run", "--emulator", "fiberd", "--json").out)
     assert found.pop("steps") == lines
     assert found == {
         "lab": "metro-40km",
         "driver": "netns",
-        "driver_why": "as TESTBED_DRIVER says",
+        "driver_why": "set by TESTBED_DRIVER",
         "emulator": "fiberd",
-        "emulator_why": "asked for",
+        "emulator_why": "requested",
     }
 
 

@@ -139,7 +139,7 @@ def test_without_the_rights_tests_are_skipped_and_say_why(pytester: pytest.Pytes
     pytester.makepyfile(SUITE)
     result = powerless(pytester)
     result.assert_outcomes(skipped=6)
-    result.stdout.fnmatch_lines(["SKIPPED*no lab can be had here: making namespaces needs root*"])
+    result.stdout.fnmatch_lines(["SKIPPED*no lab can be had here: creating namespaces needs root*"])
 
 
 @pytest.mark.parametrize("how", ["option", "ini"])
