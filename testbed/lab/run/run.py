@@ -1,4 +1,4 @@
-"""A run of an experiment, from end to end:
+"""Run an experiment from end to end.
 
 1. Read the experiment. For a bare topology this is the shipped ``first-cut``, or ``only-fiber`` if no path bypasses its
    first link. Every mistake in files, and a run directory that cannot be written, is found now, before anything is
