@@ -230,8 +230,8 @@ def _watch(lab: Lab) -> None:
     "testbed exec east-0 -- ping -c 3 west-0",
     "testbed exec east-gw ip route              # gateways and the plant too",
     "testbed exec east-0 bash",
-    ours=125,
-    passes_words_on=True,
+    own_status=125,
+    passes_on_arguments=True,
 )
 def exec_(
     node: NodeArgument,

@@ -105,8 +105,8 @@ def _junit(report: Report) -> str:
     verb.RUNS,
     "testbed launch -- .venv/bin/python train.py --epochs 3",
     "testbed launch -l metro-40km -- ./a.out",
-    ours=125,
-    passes_words_on=True,
+    own_status=125,
+    passes_on_arguments=True,
 )
 def launch(
     command: Annotated[

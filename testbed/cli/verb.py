@@ -38,23 +38,25 @@ BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of stdout has closed it. Not 1, which means that something was measured and is bad."""
 
 
-def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: bool = False) -> Callable[[Verb], Verb]:
+def verb(
+    panel: str, *examples: str, own_status: int | None = None, passes_on_arguments: bool = False
+) -> Callable[[Verb], Verb]:
     """Register a function as the verb of its name; its return value is the exit status (None: 0).
 
     Args:
         panel: heading in ``testbed --help``.
         examples: command lines shown at the end of the verb's help; ``#`` begins a comment.
-        ours: exit status for errors of the testbed itself, in verbs that otherwise pass on a child's status.
-        passes_words_on: all words after the first positional argument belong to the child, options included.
+        own_status: exit status for errors of the testbed itself, in verbs that otherwise pass on a child's status.
+        passes_on_arguments: all words after the first positional argument belong to the child, options included.
     """
 
     def register(function: Verb) -> Verb:
         signature = inspect.signature(function, eval_str=True)
 
         @functools.wraps(function)
-        def command(*, quiet: bool, verbose: bool, **words: Any) -> None:
+        def command(*, quiet: bool, verbose: bool, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
-            raise typer.Exit(guarded(lambda: function(**words), ours))
+            raise typer.Exit(guarded(lambda: function(**arguments), own_status))
 
         parameters = [
             *signature.parameters.values(),
@@ -70,7 +72,7 @@ def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: b
             rich_help_panel=panel,
             help=_reflowed(function.__doc__ or ""),
             epilog="\n".join(["[bold]Examples[/bold]", *(f"  [cyan]{_escaped(line)}[/cyan]" for line in examples)]),
-            context_settings={"allow_interspersed_args": False} if passes_words_on else {},
+            context_settings={"allow_interspersed_args": False} if passes_on_arguments else {},
         )(command)
         return function
 
@@ -86,10 +88,10 @@ def _escaped(line: str) -> str:
     return line.replace("[", r"\[")
 
 
-def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
+def guarded(work: Callable[[], int | None], own_status: int | None = None) -> int:
     """Call ``work`` and return its exit status; report a failure as a message on stderr.
 
-    ``ours`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case.
+    ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case.
     """
     try:
         return work() or 0
@@ -105,15 +107,15 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
         if console.verbose():
             sys.stderr.write(traceback.format_exc())
         console.error(str(error) or type(error).__name__)
-        return error.exit_code if ours is None or isinstance(error, Interrupted) else ours
+        return error.exit_code if own_status is None or isinstance(error, Interrupted) else own_status
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not _has_current_directory():
             console.error("the current directory no longer exists; cd to an existing one")
-            return UserError.exit_code if ours is None else ours
+            return UserError.exit_code if own_status is None else own_status
         _report_bug(error)
-        return TestbedError.exit_code if ours is None else ours
+        return TestbedError.exit_code if own_status is None else own_status
 
 
 def _has_current_directory() -> bool:

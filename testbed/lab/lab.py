@@ -118,8 +118,8 @@ class Lab:
             if what is not None and not left:
                 self._refuse_unknown(what, teardown.faults_ever(self._folder))
             return tuple(Fault.of(it, self) for it in left)
-        standing = [it for it in self.faults() if it.ended is None]
-        chosen = [it for it in standing if what in (None, it.id, it.target, *it.links, *it.nodes)]
+        active = [it for it in self.faults() if it.ended is None]
+        chosen = [it for it in active if what in (None, it.id, it.target, *it.links, *it.nodes)]
         if what is not None and not chosen:
             self._refuse_unknown(what, {name for it in self.faults() for name in (it.id, it.target)})
         ended = client.ask(self._folder, protocol.Heal(ids=[it.id for it in chosen], everything=what is None))
@@ -285,8 +285,8 @@ class Lab:
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
-        standing = [it for it in client.ask(self._folder, protocol.Faults()) if it["ended_t"] is None]
-        dark = sorted({node for it in standing if it["phase"] == NO_POWER for node in it["nodes"]})
+        active = [it for it in client.ask(self._folder, protocol.Faults()) if it["ended_t"] is None]
+        dark = sorted({node for it in active if it["phase"] == NO_POWER for node in it["nodes"]})
         if dark:
             raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: testbed heal -l {self.name}")
 

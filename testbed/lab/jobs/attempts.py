@@ -209,8 +209,8 @@ class Attempts:
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
         # Last, because it is slow when it finds something: a silent cut, which leaves the carrier up.
-        if unheard := client.ask(self._lab, protocol.UnreachableSites()):
-            return "; ".join(f"{one} and {other} do not reach each other" for one, other in unheard)
+        if unreachable := client.ask(self._lab, protocol.UnreachableSites()):
+            return "; ".join(f"{one} and {other} do not reach each other" for one, other in unreachable)
         return ""
 
     def _dead(self) -> str:

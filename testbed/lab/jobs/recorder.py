@@ -28,7 +28,7 @@ EVENT_INTERVAL_S = 0.1
 
 
 class Recorder:
-    """Writes metrics.jsonl and events.jsonl until stopped; :attr:`trouble` says why it ended early."""
+    """Writes metrics.jsonl and events.jsonl until stopped; :attr:`error` says why it ended early."""
 
     def __init__(self, lab: LabFolder, topology: Topology, run: RunDirectory) -> None:
         self._lab, self._topology, self._run = lab, topology, run
@@ -39,24 +39,24 @@ class Recorder:
         self._tokens: tuple[float, float] = (0.0, 0.0)
         self.throughput_bps: dict[str, float] = {}
         self.tokens_per_s = 0.0
-        self.trouble = ""
-        self.heard: list[dict[str, Any]] = []
+        self.error = ""
+        self.events: list[dict[str, Any]] = []
         """Events so far."""
-        self.told = 0
+        self.shown = 0
         """How many of them the live display has shown."""
-        self.heard_until = 0.0
-        """Every event from before this CLOCK_MONOTONIC time is in :attr:`heard`."""
+        self.complete_until = 0.0
+        """Every event from before this CLOCK_MONOTONIC time is in :attr:`events`."""
         self._thread = threading.Thread(target=self._record, name="recorder", daemon=True)
 
     @property
     def lab_failure(self) -> str:
         """How the lab itself has failed, as far as events tell; empty if it has not."""
-        for event in list(self.heard):
+        for event in list(self.events):
             if event["event"] == "emulator-died":
                 return FIBERS_DARK
             if event["event"] == "container-died":
                 return f"the container of {event['node']} died"
-        return self.trouble  # last: it may be an effect of the others
+        return self.error  # last: it may be an effect of the others
 
     def start(self) -> None:
         self._thread.start()
@@ -82,9 +82,9 @@ class Recorder:
                     return
                 last = self._stop.wait(EVENT_INTERVAL_S)
         except (LabError, StorageError) as error:
-            self.trouble = str(error)
+            self.error = str(error)
         except Exception as error:
-            self.trouble = f"the recorder failed: {error!r}"
+            self.error = f"the recorder failed: {error!r}"
 
     def _catch_up(self) -> None:
         """Skip events from before this run, except the beginnings of faults that are still active."""
@@ -94,7 +94,7 @@ class Recorder:
         for event in answer["events"]:
             if event["event"] == "fault-began" and event["fault"] in active:
                 self._run.append("events.jsonl", event)
-                self.heard.append(event)
+                self.events.append(event)
 
     def _events(self) -> None:
         asked_t = time.monotonic()
@@ -102,8 +102,8 @@ class Recorder:
         self._seen = answer["next"]
         for event in answer["events"]:
             self._run.append("events.jsonl", event)
-            self.heard.append(event)
-        self.heard_until = asked_t
+            self.events.append(event)
+        self.complete_until = asked_t
 
     def _scrape(self) -> None:
         tokens = 0.0

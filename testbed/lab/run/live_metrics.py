@@ -31,9 +31,9 @@ class LiveMetrics:
         self._commits: deque[tuple[float, int]] = deque()
         self._step = 0
         self._durations: deque[float] = deque(maxlen=10)
-        self._heard = 0
+        self._processed = 0
         self._dark: set[tuple[str, str]] = set()
-        self.standing: dict[str, str] = {}
+        self.active: dict[str, str] = {}
         """Faults in force: type and target by id."""
         self.began: dict[int, int] = {}
         """How often each fault of the schedule began, by its number."""
@@ -59,22 +59,22 @@ class LiveMetrics:
 
     def hear(self, until_t: float = math.inf) -> None:
         """Process new events, up to ``until_t``."""
-        events = self._recorder.heard
-        while self._heard < len(events) and _happened_t(events[self._heard]) <= until_t:
-            self._take(events[self._heard])
-            self._heard += 1
+        events = self._recorder.events
+        while self._processed < len(events) and _happened_t(events[self._processed]) <= until_t:
+            self._take(events[self._processed])
+            self._processed += 1
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, number = event["event"], event.get("scheduled")
         if kind == "carrier":
             (self._dark.discard if event["up"] else self._dark.add)((event["link"], event["site"]))
         elif kind == "fault-began":
-            self.standing[event["fault"]] = f"{event['type']} {event['target']}"
+            self.active[event["fault"]] = f"{event['type']} {event['target']}"
             if number is not None:
                 self.began[number] = self.began.get(number, 0) + 1
                 self._mine.add(event["fault"])
         elif kind == "fault-ended":
-            self.standing.pop(event["fault"], None)
+            self.active.pop(event["fault"], None)
             self.ended += event["fault"] in self._mine
 
     def is_warm(self, t: float) -> bool:

@@ -101,7 +101,7 @@ class Follower:
     def _is_over(self, step: int) -> bool:
         if why := self._recorder.lab_failure:
             raise LabError(why)
-        for event in list(self._recorder.heard):
+        for event in list(self._recorder.events):
             if event["event"] == "fault-failed":
                 raise LabError(f"{event['type']} {event['target']} did not happen as planned: {event['why']}")
         if self._job.failure():
@@ -113,7 +113,7 @@ class Follower:
             taken = self._live.values(now)
             self._values = {**self._values, **taken}
             self._samples.append((now, taken))
-        self._judge(self._recorder.heard_until - TOLD_S)
+        self._judge(self._recorder.complete_until - TOLD_S)
 
     def _judge(self, known_t: float) -> None:
         """Pass the samples up to ``known_t`` to the monitor. All events up to then are known, so that a sample from
@@ -123,7 +123,7 @@ class Follower:
             self._live.hear(t)
             values["links_up"] = self._values["links_up"] = self._live.links_up
             all_over = self._player.all_handed_over and 0 < self._player.total <= self._live.ended
-            self._monitor.sample(t, values, bool(self._live.standing), all_over)
+            self._monitor.sample(t, values, bool(self._live.active), all_over)
         if not self._samples:
             self._live.hear(known_t)
 
@@ -151,9 +151,9 @@ class Follower:
 
     def _show(self, step: int) -> None:
         recorder = self._recorder
-        while recorder.told < len(recorder.heard):
-            event = recorder.heard[recorder.told]
-            recorder.told += 1
+        while recorder.shown < len(recorder.events):
+            event = recorder.events[recorder.shown]
+            recorder.shown += 1
             if text := _text(event):
                 self._progress.event(text)
         self._progress.tick(
@@ -163,7 +163,7 @@ class Follower:
                 self._job.last.get("train_loss"),
                 recorder.tokens_per_s,
                 recorder.throughput_bps,
-                tuple(self._live.standing.values()),
+                tuple(self._live.active.values()),
             )
         )
 
