@@ -60,7 +60,7 @@ def test_labs_that_may_not_be_listed(labs: Path, monkeypatch: pytest.MonkeyPatch
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(StorageError, match="its labs are not known: run as root"):
+    with pytest.raises(StorageError, match="its labs are unknown: run as root"):
         api.labs()
 
 
