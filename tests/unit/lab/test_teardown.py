@@ -224,6 +224,7 @@ def test_a_damaged_word_of_which_docker_is_to_be_mended_where_it_is(tmp_path: Pa
     with pytest.raises(LabError) as caught:
         teardown.down(lab)
     assert str(caught.value).endswith(
-        f"write its address into the file, as in unix:///var/run/docker.sock, or remove {lab.docker} and set DOCKER_HOST"
+        "write its address into the file, as in unix:///var/run/docker.sock, or"
+        f" remove {lab.docker} and set DOCKER_HOST"
     )
     assert "DOCKER_HOST=" not in str(caught.value)
