@@ -1,4 +1,4 @@
-"""Scale-across training testbed: real collectives over emulated fiber that is measured before it is believed.
+"""Scale-across training testbed: real collectives over emulated fiber that is measured before it is trusted.
 
 ::
 
@@ -57,17 +57,17 @@ __all__ = [
 
 
 def discover(discover_system: bool = True) -> Any:
-    """What ``chaos discover scale-across-testbed`` shows; needs the extra ``chaostoolkit``.
+    """Return what ``chaos discover scale-across-testbed`` shows; needs the extra ``chaostoolkit``.
 
-    Chaos Toolkit looks for it in a distribution's own package and nowhere below (chaoslib.discovery.package).
+    Chaos Toolkit looks for this function in the top-level package only (chaoslib.discovery.package).
     """
-    from importlib import import_module  # the library stands on none of its extras
+    from importlib import import_module  # a plain import would make an optional extra a dependency
 
     return import_module("testbed.chaos").discover(discover_system)
 
 
 def __getattr__(name: str) -> Any:
-    """The library is imported when it is first used: the keeper and `testbed --help` need little of it."""
+    """Import the library on first use: the keeper and `testbed --help` need little of it."""
     if name in __all__:
         from testbed.lab import api
 

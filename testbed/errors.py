@@ -1,24 +1,24 @@
-"""Every error of the testbed, in one tree; each class carries its exit code.
+"""The error tree of the testbed; each class carries its exit code.
 
 ::
 
     TestbedError                 3  something failed
-    ├── UserError                2  what you typed or wrote must change
-    │   ├── FileMistakes         2  a topology or experiment file; holds every finding
-    │   ├── UnknownName          2  no such lab, topology, link, node…; offers the nearest
-    │   ├── NameTaken            2  that name is in use by a lab or a namespace; choose another, or take that one down
-    │   └── NotAllowed           2  neither root nor the capabilities that this needs
-    ├── MeasuredBad              1  it was measured, and it is not good enough
+    ├── UserError                2  invalid input: the command line, an argument or a file must change
+    │   ├── FileMistakes         2  invalid topology or experiment file; holds every finding
+    │   ├── UnknownName          2  no such lab, topology, link, node…; suggests close matches
+    │   ├── NameTaken            2  name in use by a lab or a namespace; choose another, or take that lab down
+    │   └── NotAllowed           2  missing privileges: root, or the named capabilities
+    ├── MeasuredBad              1  measured, and not good enough
     │   ├── FidelityError        1  a fiber is outside tolerance
     │   ├── WireError            1  a collective's bytes did not cross the fiber
     │   └── JobFailed            1  a rank failed, or the job did not reach its last step
-    ├── HostError                3  the machine failed us or lacks something
-    │   ├── MissingTool          3  names the command that installs it
+    ├── HostError                3  the host failed or lacks a capability
+    │   ├── MissingTool          3  a program is not installed; names the command that installs it
     │   └── StorageError         3  disk full, or a folder that cannot be written
     ├── LabError                 3  the lab is degraded, gone, another user's, or did not answer in time
-    └── Interrupted            130  Ctrl-C or SIGTERM; everything was undone first
+    └── Interrupted            130  Ctrl-C or SIGTERM; raised after every change was undone
 
-Foreign exceptions are translated where they enter (``testbed.host``), always with ``from``.
+Exceptions of other libraries are translated at the boundary (``testbed.host``), always with ``from``.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ __all__ = [
 
 
 class TestbedError(Exception):
-    """Root of the tree. ``str(error)`` is one or more plain sentences for the user."""
+    """Root of the tree. ``str(error)`` is one or more sentences for the user."""
 
     exit_code = 3
     __test__ = False  # the name starts with Test: keep pytest from collecting it
 
 
 class UserError(TestbedError):
+    """Invalid input: the command line, an argument or a file must change."""
+
     exit_code = 2
 
 
@@ -62,7 +64,7 @@ class UserError(TestbedError):
 class Finding:
     """One mistake in a user's file.
 
-    ``line`` counts from 1; 0 means that the file as a whole is meant. ``fix`` says what would be right.
+    ``line`` counts from 1; 0 stands for the whole file. ``fix`` says what to write instead.
     """
 
     file: str
@@ -76,7 +78,7 @@ class Finding:
 
 
 class FileMistakes(UserError):
-    """All mistakes of a file at once, in the order of its lines."""
+    """All mistakes of a file at once, in line order."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings: tuple[Finding, ...] = tuple(sorted(set(findings)))
@@ -84,50 +86,55 @@ class FileMistakes(UserError):
 
 
 class UnknownName(UserError):
-    """No ``what`` (such as "link") is called ``name``; the message suggests the closest of ``known``, or lists them."""
+    """No ``what`` (such as "link") is called ``name``; ``hint`` suggests the closest of ``known``, or lists them."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
         self.what, self.name, self.known = what, name, tuple(dict.fromkeys(known))
         near = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
+        printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
         if near:
-            hint = f"; did you mean {' or '.join(near)}?"
+            self.hint = f"did you mean {' or '.join(near)}?"
+            super().__init__(f"unknown {what} '{printable}'; {self.hint}")
         else:
             shown = sorted(self.known)
-            hint = f" (available: {', '.join(shown[:12]) or 'none'}{', …' if len(shown) > 12 else ''})"
-        printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-        super().__init__(f"unknown {what} '{printable}'{hint}")
+            self.hint = f"available: {', '.join(shown[:12]) or 'none'}{', …' if len(shown) > 12 else ''}"
+            super().__init__(f"unknown {what} '{printable}' ({self.hint})")
 
 
 class NameTaken(UserError):
-    pass
+    """The name is in use by a lab or a namespace."""
 
 
 class NotAllowed(UserError):
-    pass
+    """This process lacks the privileges: root, or the capabilities that the message names."""
 
 
 class MeasuredBad(TestbedError):
+    """Something was measured and is not good enough."""
+
     exit_code = 1
 
 
 class FidelityError(MeasuredBad):
-    pass
+    """A fiber is outside tolerance, or was not measured."""
 
 
 class WireError(MeasuredBad):
-    pass
+    """A collective's bytes did not cross the fiber."""
 
 
 class JobFailed(MeasuredBad):
-    pass
+    """A rank failed, or the job did not reach its last step."""
 
 
 class HostError(TestbedError):
+    """The host failed or lacks a capability."""
+
     exit_code = 3
 
 
 class MissingTool(HostError):
-    """``tool`` is not on this machine; ``install`` is the command that brings it."""
+    """``tool`` is not installed on this host; ``install`` is the command that installs it."""
 
     def __init__(self, tool: str, install: str, why: str = "") -> None:
         self.tool, self.install = tool, install
@@ -135,12 +142,16 @@ class MissingTool(HostError):
 
 
 class StorageError(HostError):
-    pass
+    """The disk is full, or a file or folder cannot be written."""
 
 
 class LabError(TestbedError):
+    """The lab is degraded, gone, another user's, or did not answer in time."""
+
     exit_code = 3
 
 
 class Interrupted(TestbedError):
+    """Ctrl-C or SIGTERM; raised after every change was undone."""
+
     exit_code = 130

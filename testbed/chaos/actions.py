@@ -1,4 +1,4 @@
-"""Actions for Chaos Toolkit. Each returns what it did, as plain data for the journal of ``chaos run``."""
+"""Actions for Chaos Toolkit. Each returns its effect as plain data for the journal of ``chaos run``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def up(
     allow_uncertified: bool = False,
     configuration: Configuration = None,
 ) -> dict[str, Any]:
-    """Bring a lab up and measure its fibers. ``settings`` as in ``--set``: ``{"links.north.km": 80}``."""
+    """Bring up a lab and certify its fibers. ``settings`` are those of ``--set``: ``{"links.north.km": 80}``."""
     with translated():
         made = api.up(
             api.load(topology, settings),
@@ -39,7 +39,7 @@ def up(
 
 
 def down(lab: str | None = None, configuration: Configuration = None) -> dict[str, Any]:
-    """Take a lab down, whatever state it is in; a rollback. One that is not there is no error."""
+    """Take a lab down, whatever its state; for rollbacks. A missing lab is not an error."""
     with translated():
         name = lab or (configuration or {}).get("testbed_lab") or None
         if name is None:
@@ -54,7 +54,7 @@ def down(lab: str | None = None, configuration: Configuration = None) -> dict[st
 def train(
     steps: int = 500, lab: str | None = None, configuration: Configuration = None, **workload: Any
 ) -> dict[str, Any]:
-    """Begin the testbed's training job; it goes on while the next activities run."""
+    """Start the testbed's training job, which continues while the next activities run."""
     with translated():
         where = lab_of(lab, configuration)
         job = where.train(steps=steps, **workload)
@@ -65,7 +65,7 @@ def train(
 def wait_for_step(
     step: int, timeout: str | float = 60.0, lab: str | None = None, configuration: Configuration = None
 ) -> int:
-    """Return when every rank has done ``step``; the step that the job has come to. Fails when the job does."""
+    """Wait until every rank has completed ``step``, and return the job's current step. Fails if the job fails."""
     with translated():
         job = job_of(lab_of(lab, configuration))
         job.wait_for(step, timeout=_seconds(timeout))
@@ -75,7 +75,7 @@ def wait_for_step(
 def wait_for_job(
     timeout: str | float = 600.0, lab: str | None = None, configuration: Configuration = None
 ) -> dict[str, Any]:
-    """Return when the job has ended well, with its report's path, goodput and recovery in seconds."""
+    """Wait until the job has succeeded, and return its report's path, goodput and recovery in seconds."""
     with translated():
         where = lab_of(lab, configuration)
         job_of(where).wait(timeout=_seconds(timeout))
@@ -89,7 +89,7 @@ def wait_for_job(
 
 
 def stop_job(lab: str | None = None, configuration: Configuration = None) -> dict[str, Any]:
-    """End the job after the step that it is in; a rollback. None that was begun is no error."""
+    """End the job after its current step; for rollbacks. A missing job is not an error."""
     with translated():
         try:
             job = job_of(lab_of(lab, configuration))
@@ -108,14 +108,14 @@ def inject(
     lab: str | None = None,
     configuration: Configuration = None,
 ) -> dict[str, Any]:
-    """Any fault of ``testbed ls faults``; the keeper of the lab ends it after ``duration``, whatever becomes of us.
+    """Inject any fault of ``testbed ls faults``; the lab's keeper ends it after ``duration`` even if chaos has ended.
 
-    ``duration`` in seconds, or as people write it ("10s"). With ``wait`` return when it is over.
+    ``duration`` is in seconds, or text with a unit ("10s"). With ``wait`` return when the fault has ended.
     """
     with translated():
         written = {key: str(value) for key, value in (parameters or {}).items()}
         for_s = None if duration is None else _seconds(duration)
-        return _told(lab_of(lab, configuration).inject(fault, target, for_s=for_s, wait=wait, **written))
+        return _as_data(lab_of(lab, configuration).inject(fault, target, for_s=for_s, wait=wait, **written))
 
 
 def cut(
@@ -131,12 +131,12 @@ def cut(
 
 
 def heal(what: str | None = None, lab: str | None = None, configuration: Configuration = None) -> list[dict[str, Any]]:
-    """End one fault (its id, or its link), or all: the rollback of every experiment."""
+    """End one fault (by its id or link) or all faults; the rollback of every experiment."""
     with translated():
-        return [_told(it) for it in lab_of(lab, configuration).heal(what)]
+        return [_as_data(it) for it in lab_of(lab, configuration).heal(what)]
 
 
-def _told(fault: Fault) -> dict[str, Any]:
+def _as_data(fault: Fault) -> dict[str, Any]:
     return {
         "id": fault.id,
         "type": fault.type,

@@ -1,4 +1,4 @@
-"""The labs and jobs of one ``chaos run``: its activities are called one by one, in one process, and share these."""
+"""Labs and jobs of one ``chaos run``, shared by its activities, which are called one by one in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _jobs: dict[str, Job] = {}
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Our errors as the toolkit's: an activity that failed, with our sentence; anything else is a bug of ours."""
+    """Translate a TestbedError into the toolkit's ActivityFailed; any other exception is a bug of the testbed."""
     try:
         yield
     except TestbedError as error:
@@ -32,14 +32,14 @@ def translated() -> Iterator[None]:
 
 
 def lab_of(lab: str | None, configuration: Configuration) -> Lab:
-    """The lab that an activity is about, the same object for all activities of a run. Raises UserError."""
+    """Return the lab of an activity, the same object for all activities of a run. Raises UserError."""
     name = lab or (configuration or {}).get("testbed_lab") or None
     found = api.attach(name)
     return _labs.setdefault(found.name, found)
 
 
 def remember(lab: Lab, job: Job | None = None) -> None:
-    """A lab that was brought up, or a job that was begun in it, by an activity."""
+    """Remember a lab, or a job in it, that an activity has started."""
     _labs[lab.name] = lab
     if job is not None:
         _jobs[lab.name] = job
@@ -51,7 +51,7 @@ def forget(name: str) -> None:
 
 
 def job_of(lab: Lab) -> Job:
-    """The job that :func:`testbed.chaos.actions.train` has begun. Raises UserError."""
+    """Return the job that :func:`testbed.chaos.actions.train` has started. Raises UserError."""
     if lab.name not in _jobs:
-        raise UserError(f"no job was begun in lab {lab.name}: add the action testbed.chaos.actions.train before")
+        raise UserError(f"no job was started in lab {lab.name}; add the action testbed.chaos.actions.train before")
     return _jobs[lab.name]

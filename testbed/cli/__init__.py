@@ -1,1 +1,1 @@
-"""Words only: a thin layer over testbed.lab."""
+"""The command line: a thin layer over testbed.lab."""

@@ -1,4 +1,4 @@
-"""The entry point of ``testbed``. Its verbs are in ``work``, ``lab``, ``faults``, ``look``…; thin layers all."""
+"""Entry point of ``testbed``. Each module ``*_verbs`` is a thin layer over ``testbed.lab.api``."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _VERBS = (
     inspect_verbs,
     audit_verb,
     container_verbs,
-)  # importing them is what registers the verbs
-app.registered_commands.sort(key=lambda it: verb.PANELS.index(str(it.rich_help_panel)))
+)  # importing these modules registers their verbs
+app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,20 +48,20 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="[bold]Start with[/bold]\n  [cyan]testbed doctor[/cyan]\n  [cyan]testbed run metro-40km[/cyan]")
+@app.callback(epilog="[bold]Get started[/bold]\n  [cyan]testbed doctor[/cyan]\n  [cyan]testbed run metro-40km[/cyan]")
 def _testbed(
     quiet: verb.Quiet = False,
     verbose: verb.Verbose = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """AI training split across sites: real collectives over emulated fiber that is measured before it is believed."""
+    """AI training across sites: real collectives over emulated fiber that is measured before it is trusted."""
     console.configure(quiet=quiet, verbose=verbose)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    # A second one must not break into the undoing that the first one started.
+    # A second signal must not interrupt the undo that the first one started.
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -78,25 +78,28 @@ def _command_line() -> int:
     except OutputError:
         if not status:
             raise
-        streams.discard_output()  # what went wrong first is what the status tells: an interruption, above all
+        streams.discard_output()  # the exit status reports the first failure, an interruption above all
     return status
 
 
 def main() -> None:
-    """Exit status: 0 good, 1 measured and bad, 2 your input, 3 the host or lab failed, 130 interrupted."""
+    """Run the command line and exit.
+
+    Exit status: 0 success, 1 measured and bad, 2 invalid input, 3 the host or lab failed, 130 interrupted.
+    """
     streams.install()
     if os.environ.get("COLUMNS", "1").strip("0") == "":
-        del os.environ["COLUMNS"]  # no columns at all: the libraries that draw would show nothing
+        del os.environ["COLUMNS"]  # with zero columns the drawing libraries would show nothing
     if sys.platform != "linux":
         console.error(
-            "this runs on Linux only (it is made of network namespaces); use a Linux machine or a virtual one"
+            "the testbed requires Linux (it uses network namespaces); run it on a Linux host or virtual machine"
         )
         sys.exit(HostError.exit_code)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1) wants it so
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1) sets SIG_IGN
             signal.signal(number, _terminate)
     status = verb.guarded(_command_line)
-    gc.freeze()  # else Python looks for cycles in all that it imported, 0.05 s, before it lets it go
+    gc.freeze()  # otherwise Python spends 0.05 s at exit on a search for cycles in all imported modules
     sys.exit(status)
 
 

@@ -1,4 +1,4 @@
-"""The verb ``audit``: what a topology's fibers share, and what one failure takes away."""
+"""The verb ``audit``: the shared-risk audit of a topology (SRLG), on paper and by measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.cli import console, tables, verb
-from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides, TopologyArgument
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, TopologyArgument
 from testbed.core.units import format_delay, format_duration, format_probability, format_rate
 from testbed.errors import UserError
 
@@ -30,30 +30,30 @@ _STYLES = {
     verb.LOOK,
     "testbed audit regional-ring",
     "testbed audit my.yaml --set links.north.protection=none",
-    "testbed audit regional-ring --measure      # in a lab: train, and cut each duct in turn",
+    "testbed audit regional-ring --measure      # train in a lab and cut each duct in turn",
     "testbed audit regional-ring --measure --only river-bridge --hold 3s --json",
 )
 def audit(
     topology: TopologyArgument,
     set_: Overrides = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure what each duct's cut costs a training job.", show_default=False)
+        bool, typer.Option("--measure", help="Measure what cutting each duct costs a training job.", show_default=False)
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="DUCT", help="With --measure: cut this one. May be repeated.")
+        list[str] | None, typer.Option(metavar="DUCT", help="With --measure: cut only this duct. May be repeated.")
     ] = None,
-    hold: Annotated[str, typer.Option(metavar="TIME", help="With --measure: how long each is cut.")] = "5s",
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    hold: Annotated[str, typer.Option(metavar="TIME", help="With --measure: how long each duct is cut.")] = "5s",
+    name: LabNameToMake = None,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
     as_json: AsJson = False,
 ) -> int:
-    """Links that look diverse and share a duct, single points of failure, what each duct's cut costs.
+    """Find links that look diverse but share a duct, single points of failure, and the cost of each duct's cut.
 
-    Every duct, link, gateway and power domain is made to fail on paper, ducts also two at a time. With --measure a lab
-    comes up, a job trains, and each duct is cut in turn; Ctrl-C keeps what was measured. Exit status 0 whatever is
-    found: a risk is for you to judge; 2 if the file has mistakes, 3 if the lab failed.
+    Every duct, link, gateway and power domain fails once on paper, ducts also in pairs. With --measure, bring up a lab,
+    train a job and cut each duct in turn; Ctrl-C keeps what was measured. Exit status: 0 whatever the findings, which
+    are yours to judge; 2 if the file has mistakes; 3 if the lab failed.
     """
     from testbed.core.shared_risk import advice
     from testbed.core.shared_risk import audit as core
@@ -62,7 +62,7 @@ def audit(
     wanted = catalog.load_topology(topology, verb.read_overrides(set_))
     hold_s = verb.read_duration_s(hold, "--hold") or 0.0
     if (only or name) and not measure:
-        raise UserError(f"--{'only' if only else 'name'} is of a measurement: say --measure too")
+        raise UserError(f"--{'only' if only else 'name'} needs --measure")
     found = core.audit(wanted)
     findings = advice.findings(wanted, found)
     if not as_json:
@@ -97,8 +97,9 @@ def _show(found: Audit, findings: tuple[Finding, ...]) -> None:
     if findings:
         console.show(_findings(findings))
     else:
-        console.show(Text("no risks found: nothing fails by itself or in twos that separates sites", style=tables.GOOD))
-    console.say("capacities are those of all fibers together, as the lab runs; routing may use fewer", style="dim")
+        clear = "no risks found: no single failure and no pair of duct cuts separates sites"
+        console.show(Text(clear, style=tables.GOOD))
+    console.say("capacities add up all fibers, at the lab's scaled rates; routing may use fewer", style="dim")
 
 
 def _show_measured(measured: Measured) -> None:
@@ -115,7 +116,7 @@ def _show_measured(measured: Measured) -> None:
         ]
         for it in measured.impacts
     ]
-    heads = ("duct cut", "links", "for", "steps/s before", "during", "goodput", "longest gap", "back after the heal")
+    heads = ("duct cut", "links", "for", "steps/s before", "during", "goodput", "longest gap", "recovery after heal")
     if rows:
         console.show(tables.table(heads, rows, right=heads[2:], title="Measured"))
     if measured.left:
@@ -123,7 +124,7 @@ def _show_measured(measured: Measured) -> None:
     if measured.why:
         console.show(Text(f"{measured.status}: {measured.why}", style=tables.BAD))
     if measured.directory is not None:
-        console.say(f"all of it: testbed report {measured.directory}", style="dim")
+        console.say(f"full report: testbed report {measured.directory}", style="dim")
 
 
 def _number(value: float | None) -> str:
@@ -138,16 +139,16 @@ def _back(it: CutImpact) -> Text:
 
 def _findings(findings: tuple[Finding, ...]) -> Table:
     rows: list[tables.Row] = [
-        [Text(it.risk, style=_STYLES.get(it.risk, "")), f"{it.what}\nto do: {it.do}"] for it in findings[:MOST_ROWS]
+        [Text(it.risk, style=_STYLES.get(it.risk, "")), f"{it.what}\nfix: {it.do}"] for it in findings[:MOST_ROWS]
     ]
-    return tables.table(("risk", "what, and what to do"), rows, title=_title("Findings", len(rows), len(findings)))
+    return tables.table(("risk", "finding and fix"), rows, title=_title("Findings", len(rows), len(findings)))
 
 
 def _pairs(found: Audit) -> Table:
     worst = sorted(found.pairs, key=lambda it: (it.worst_rtt_s is not None, -(it.worst_rtt_s or 0) / it.rtt_s))
     rows: list[tables.Row] = [_pair(it) for it in worst[:MOST_ROWS]]
     heads = ("sites", "link-disjoint", "duct-disjoint", "RTT", "RTT, worst cut", "capacity", "left, worst cut")
-    which = "pairs of sites" if found.all_pairs else "pairs of sites that a link joins"
+    which = "pairs of sites" if found.all_pairs else "directly linked pairs of sites"
     title = _title("Between sites", len(rows), len(found.pairs), which)
     return tables.table(heads, rows, right=heads[1:], title=title)
 
@@ -168,8 +169,8 @@ def _pair(pair: PairRisk) -> tables.Row:
 def _ducts(found: Audit) -> Table:
     worst = sorted(found.ducts, key=lambda it: (-it.separated_pairs, it.capacity_left, -len(it.lost)))
     rows: list[tables.Row] = [_duct(it) for it in worst[:MOST_ROWS]]
-    heads = ("duct cut", "dark", "on their second path", "pairs separated", "worst detour", "RTT", "capacity left")
-    title = _title("After the cut of one duct", len(rows), len(worst), "ducts")
+    heads = ("duct cut", "dark", "on protection path", "pairs separated", "worst detour", "RTT", "capacity left")
+    title = _title("After cutting one duct", len(rows), len(worst), "ducts")
     return tables.table(heads, rows, right=("pairs separated", "capacity left"), title=title)
 
 
@@ -193,7 +194,7 @@ def _after(rtt_s: float | None) -> Text:
     return Text("none", style=tables.BAD) if rtt_s is None else Text(format_delay(rtt_s, 4))
 
 
-def _title(words: str, shown: int, of: int, what: str = "") -> str:
+def _title(heading: str, shown: int, of: int, what: str = "") -> str:
     if shown == of:
-        return words
-    return f"{words}: the worst {shown} of {of}{' ' + what if what else ''}"
+        return heading
+    return f"{heading}: the worst {shown} of {of}{' ' + what if what else ''}"

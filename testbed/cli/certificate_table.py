@@ -1,4 +1,4 @@
-"""A certificate as words and a table that fits in 80 columns; nothing here prints."""
+"""A certificate as a table that fits in 80 columns, with notes; nothing here prints."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from testbed.core.topology.model import Link, Topology
 
 MOST_LINKS = 12
-"""Of more links each has one line, with the worst of what was measured of it."""
+"""With more links than this, each link gets one row, with the worst of its measurements."""
 MOST_NOTES = 4
 
 JUDGED = "delay, RTT, jitter, loss, bursts, order, duplicates, corruption, rate"
 
 
 def links_measured(topology: Topology, certificate: Certificate | None) -> Table:
-    """The table after ``up`` and ``certify``: what each direction was to do, and what it was measured to do."""
+    """Return the table shown after ``up`` and ``certify``: target and measurement of each direction."""
     measured = {link.name: link for link in certificate.links} if certificate else {}
     rows: list[Row] = []
     for link in topology.links:
@@ -51,27 +51,27 @@ def _line_by_line(found: LinkCertificate) -> Iterator[Row]:
         ]
     if found.rtt is not None:
         trip = found.rtt
-        told = "bad" if trip.why else "ok" if trip.measured else "not measured"
-        yield [f"{found.name}, RTT", format_delay(trip.target_s, 4), _error(trip), "", "", "", verdict(told)]
+        word = "bad" if trip.why else "ok" if trip.measured else "not measured"
+        yield [f"{found.name}, RTT", format_delay(trip.target_s, 4), _error(trip), "", "", "", verdict(word)]
 
 
 def _in_one_line(link: Link, found: LinkCertificate) -> Row:
-    ways = found.directions
-    lost, sent = sum(each.lost for each in ways), sum(each.probes for each in ways)
-    jitter = max((it for each in ways if (it := each.check("jitter"))), key=lambda it: it.measured or 0.0, default=None)
+    both = found.directions
+    lost, sent = sum(each.lost for each in both), sum(each.probes for each in both)
+    jitter = max((it for each in both if (it := each.check("jitter"))), key=lambda it: it.measured or 0.0, default=None)
     return [
         link.name,
         format_delay(link.delay_s, 4),
-        max((_error(each) for each in ways), key=lambda it: abs(float(it.split()[0])) if it != "-" else -1.0),
+        max((_error(each) for each in both), key=lambda it: abs(float(it.split()[0])) if it != "-" else -1.0),
         _jitter(jitter),
         f"{lost} of {sent}",
-        _rate(ways),
+        _rate(both),
         verdict("ok" if found.ok else "bad"),
     ]
 
 
-def _error(way: DirectionCertificate | RoundTrip) -> str:
-    return "-" if way.error_median_s is None else f"{way.error_median_s * 1e6:+.1f} us"
+def _error(measured: DirectionCertificate | RoundTrip) -> str:
+    return "-" if measured.error_median_s is None else f"{measured.error_median_s * 1e6:+.1f} us"
 
 
 def _jitter(check: Check | None) -> str:
@@ -81,38 +81,38 @@ def _jitter(check: Check | None) -> str:
     return f"{measured} of {format_delay(check.target, 3)}" if check.target else measured
 
 
-def _lost(way: DirectionCertificate) -> str:
-    check = way.check("loss")
+def _lost(direction: DirectionCertificate) -> str:
+    check = direction.check("loss")
     if check is None or not check.target:
-        return f"{way.lost} of {way.probes}"
+        return f"{direction.lost} of {direction.probes}"
     share = "-" if check.measured is None else format_probability(check.measured, 3)
     return f"{share} of {format_probability(check.target, 3)}"
 
 
-def _rate(ways: Sequence[DirectionCertificate]) -> str:
-    """The lowest; without a check of it there is no limit, unless nothing at all was seen of the direction."""
-    checks = [check for each in ways if (check := each.check("rate"))]
+def _rate(directions: Sequence[DirectionCertificate]) -> str:
+    """Return the lowest rate; without a rate check "unlimited", or "-" if nothing of the directions was measured."""
+    checks = [check for each in directions if (check := each.check("rate"))]
     if not checks:
-        return "unlimited" if any(each.measured for each in ways) else "-"
+        return "unlimited" if any(each.measured for each in directions) else "-"
     measured = [check.measured for check in checks if check.measured is not None]
     return format_rate(min(measured), 4) if measured else "-"
 
 
 def footnote(certificate: Certificate) -> str:
-    """What is judged, what the columns mean, and what the machine did meanwhile."""
+    """Explain what is checked and what the columns mean, and give the host's load during the measurement."""
     bare = [each.bare.median for link in certificate.links for each in link.directions if each.bare]
-    path = f" ({format_delay(max(bare), 3)})" if bare else ""
-    around = "nothing goes around the fibers" if certificate.around_ok else certificate.around_why
+    baseline = f" ({format_delay(max(bare), 3)} over a zero-delay redirect)" if bare else ""
+    around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
     return (
-        f"Judged: {JUDGED}.\n"
-        f"error = median - target - the same path without delay{path}; jitter too.\n"
+        f"Checked: {JUDGED}.\n"
+        f"error = measured median - target - baseline{baseline}; jitter likewise.\n"
         f"CPU {certificate.headroom.free:.0%} free{took}; {around}."
     )
 
 
 def notes(certificate: Certificate) -> Sequence[str]:
-    """What could not be told, the first of it."""
-    said = [f"note: {note}" for note in certificate.notes]
-    more = len(said) - MOST_NOTES
-    return said if more <= 0 else [*said[:MOST_NOTES], f"note: {more} more; see them all with --json"]
+    """Return the first notes on what could not be determined."""
+    lines = [f"note: {note}" for note in certificate.notes]
+    more = len(lines) - MOST_NOTES
+    return lines if more <= 0 else [*lines[:MOST_NOTES], f"note: {more} more; --json prints all notes"]

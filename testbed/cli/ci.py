@@ -1,4 +1,4 @@
-"""What verbs leave for CI beside their words: a JUnit file, of what came out or of what went wrong."""
+"""JUnit files for CI: the verdict of a verb, or the error that ended it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def junit_file(file: Path | None, name: str, render: Callable[[Result], str]) -> Iterator[list[Result]]:
-    """Writes ``file`` of the result that is put into the list; of what went wrong, if there is none.
+    """Write ``file`` from the result that the block appends to the list; from the error if there is no result.
 
-    Raises UserError and StorageError before the block where it could not be written.
+    Raises UserError and StorageError before the block is entered if the file could not be written.
     """
     from testbed.host.files import store
 
     if file is not None:
         if file.is_dir():
-            raise UserError(f"--junit: {file} is a folder; name a file, as {file / 'junit.xml'}")
+            raise UserError(f"--junit: {file} is a folder; name a file, e.g. {file / 'junit.xml'}")
         store.check_writable(file.absolute().parent)
     results: list[Result] = []
-    failed = "it was interrupted"
+    failed = "interrupted"
     try:
         yield results
     except TestbedError as error:

@@ -1,7 +1,7 @@
-"""Looks: where words go, how much is said, progress on a terminal and in a file.
+"""Console output: streams, verbosity, and progress on a terminal or in a file.
 
 Results go to stdout; progress, hints and errors to stderr, so that ``--json`` can be piped. Colours and redrawing are
-for terminals only; NO_COLOR is obeyed (by rich).
+for terminals only; rich honours NO_COLOR.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ if TYPE_CHECKING:
     from testbed.lab.api import LiveState
 
 PIPE_WIDTH = 200
-"""Columns of what is not a terminal: a table for grep must not be folded at 80."""
+"""Width if the stream is not a terminal: a table for grep must not be folded at 80 columns."""
 
 TICK_EVERY_S = 10.0
-"""In a file one line of a running job is enough in this time."""
+"""Interval of a running job's progress lines in a file."""
 
 LEAST_WIDTH = 72
-"""Columns below which tables are folded no further: a line that the terminal breaks can still be read, a column of
-single letters cannot."""
+"""Minimum width of tables: a line that the terminal wraps is still readable, a column of single letters is not."""
 
 MOST_LINKS_SHOWN = 8
-"""While a job runs; more would push the line that matters off the screen."""
+"""Links shown while a job runs; more would push the training line off the screen."""
 
 _settings = {"quiet": False, "verbose": False}
 
 
 def configure(*, quiet: bool = False, verbose: bool = False) -> None:
-    """Said before the verb or after it, ``-q`` and ``-v`` count once."""
+    """Set the verbosity; ``-q`` and ``-v`` may come before or after the verb."""
     _settings["quiet"] |= quiet
     _settings["verbose"] |= verbose
 
 
 def reset() -> None:
-    """As if the program had just begun: for tests."""
+    """Return to the state at program start (for tests)."""
     _settings.update(quiet=False, verbose=False)
     out.cache_clear()
     err.cache_clear()
@@ -68,10 +67,10 @@ def _console(stderr: bool) -> Console:
 
 
 def _width(stream: TextIO) -> int | None:
-    """Columns of $COLUMNS or of the terminal, but not too few; None: the terminal's, as they change."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal():
-        return max(int(said), LEAST_WIDTH)
+    """Return the width from $COLUMNS or the terminal, at least :data:`LEAST_WIDTH`; None: follow the terminal."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal():
+        return max(int(columns), LEAST_WIDTH)
     if not stream.isatty():
         return PIPE_WIDTH
     return LEAST_WIDTH if 0 < os.get_terminal_size(stream.fileno()).columns < LEAST_WIDTH else None
@@ -79,18 +78,18 @@ def _width(stream: TextIO) -> int | None:
 
 @functools.cache
 def out() -> Console:
-    """For results."""
+    """Return the console for results (stdout)."""
     return _console(stderr=False)
 
 
 @functools.cache
 def err() -> Console:
-    """For everything else."""
+    """Return the console for everything else (stderr)."""
     return _console(stderr=True)
 
 
 def show(result: RenderableType) -> None:
-    """A result."""
+    """Print a result."""
     out().print(result, soft_wrap=isinstance(result, str))
 
 
@@ -100,19 +99,19 @@ def show_json(value: object) -> None:
 
 
 def show_line(line: str) -> None:
-    """A line of somebody else's output, as it came."""
+    """Print a line of another program's output unchanged."""
     sys.stdout.write(line.rstrip("\n") + "\n")
     sys.stdout.flush()
 
 
 def say(text: str, style: str = "") -> None:
-    """A hint or a note; nothing with ``-q``."""
+    """Print a hint or note; nothing with ``-q``."""
     if not quiet():
         err().print(Text(text, style=style), soft_wrap=True)
 
 
 def error(text: str) -> None:
-    """``testbed: `` and the message, in as many lines as it has."""
+    """Print an error of one or more lines, after the prefix ``testbed: ``."""
     first, *more = text.splitlines() or [""]
     line = Text("testbed: ", style="bold red").append(first, style="not bold default")
     err().print(line, soft_wrap=True)
@@ -124,7 +123,7 @@ def error(text: str) -> None:
 
 
 class Quiet:
-    """Progress that is not shown; also what the others are made from."""
+    """Progress that is not shown; base class of the others."""
 
     def __enter__(self) -> Quiet:
         return self
@@ -147,7 +146,7 @@ class Quiet:
         pass
 
     def doing(self, text: str) -> None:
-        """What goes on within the phase by now."""
+        """Show the current activity within the phase."""
 
     def event(self, text: str) -> None:
         pass
@@ -157,7 +156,7 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """Lines, each with the seconds since the command began: for files, pipes and CI."""
+    """Progress as lines, each with the seconds since the command started: for files, pipes and CI."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -176,7 +175,7 @@ class Plain(Quiet):
         now = time.monotonic()
         if now - self._ticked >= TICK_EVERY_S:
             self._ticked = now
-            self._line(", ".join(filter(None, (_training_line(state), *_fiber_words(state)))))
+            self._line(", ".join(filter(None, (_training_line(state), *_fiber_lines(state)))))
 
     def doing(self, text: str) -> None:
         now = time.monotonic()
@@ -192,7 +191,7 @@ class Plain(Quiet):
 
 
 class Drawn(Quiet):
-    """Finished phases as lines; below them, redrawn, what goes on: phase, training, fibers, faults."""
+    """Finished phases as lines; below them a redrawn area with the current phase, training, fibers and faults."""
 
     def __init__(self) -> None:
         self._began = self._phase_began = time.monotonic()
@@ -256,29 +255,29 @@ class Drawn(Quiet):
             lines.append(Text("   " + self._doing))
         if self._state is not None:
             lines.append(Text("   " + _training_line(self._state)))
-            lines += [Text("   " + words, style="dim") for words in _fiber_words(self._state)]
+            lines += [Text("   " + line, style="dim") for line in _fiber_lines(self._state)]
             lines += [Text(f"   ⚡ {fault}", style="bold yellow") for fault in self._state.faults]
         return Group(*lines)
 
 
 def progress() -> Quiet:
-    """What fits where stderr goes; use it as a context manager."""
+    """Return the progress display that suits stderr; use it as a context manager."""
     if quiet():
         return Quiet()
     return Drawn() if err().is_terminal else Plain()
 
 
 def _training_line(state: LiveState) -> str:
-    words = [f"step {state.step}/{state.steps}"]
+    parts = [f"step {state.step}/{state.steps}"]
     if state.train_loss is not None:
-        words.append(f"train_loss {state.train_loss:.3f}")
+        parts.append(f"train_loss {state.train_loss:.3f}")
     if state.tokens_per_s:
-        words.append(f"{state.tokens_per_s:,.0f} tokens/s")
-    return "  ".join(words)
+        parts.append(f"{state.tokens_per_s:,.0f} tokens/s")
+    return "  ".join(parts)
 
 
-def _fiber_words(state: LiveState) -> list[str]:
-    """One text a link, like ``north → west 120 Mb/s → east 98 Mb/s``; of a large lab the busiest ones."""
+def _fiber_lines(state: LiveState) -> list[str]:
+    """Return a line per link, like ``north → west 120 Mb/s → east 98 Mb/s``; in a large lab the busiest links only."""
     links: dict[str, dict[str, float]] = {}
     for direction, bps in state.throughput_bps.items():
         link, _, site = direction.partition(":")
@@ -286,14 +285,16 @@ def _fiber_words(state: LiveState) -> list[str]:
     shown = list(links)
     if len(links) > MOST_LINKS_SHOWN:
         shown = sorted(links, key=lambda link: -sum(links[link].values()))[:MOST_LINKS_SHOWN]
-    words = [
+    lines = [
         " ".join([link, *(f"→ {site} {format_rate(bps, 3) if bps else '0 b/s'}" for site, bps in links[link].items())])
         for link in shown
     ]
-    return [*words, f"and {len(links) - len(shown)} more links"] if len(links) > len(shown) else words
+    return [*lines, f"and {len(links) - len(shown)} more links"] if len(links) > len(shown) else lines
 
 
 def _certificate_line(certificate: Certificate) -> str:
     if certificate.certified:
-        return f"certified: {len(certificate.links)} links within tolerance, nothing goes around them"
+        count = len(certificate.links)
+        links = "1 link" if count == 1 else f"{count} links"
+        return f"certified: {links} within tolerance, no path bypasses them"
     return "OUTSIDE TOLERANCE: " + "; ".join(certificate.why)

@@ -1,4 +1,4 @@
-"""Verbs of the driver containerlab: the file it deploys, and the image its containers are made from."""
+"""Verbs for the containerlab driver: render its topology file, build the container image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.errors import StorageError
 
 
 class What(StrEnum):
-    """What `image` makes."""
+    """What `image` builds."""
 
     build = "build"
     base = "base"
@@ -28,16 +28,18 @@ class What(StrEnum):
 def render(
     topology: TopologyArgument,
     set_: Overrides = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Of the lab; default: the topology's.")] = "",
-    image: Annotated[str, typer.Option(metavar="IMAGE", help="Of all containers; default: this version's.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the lab (default: the topology's name).")] = "",
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Image of all containers (default: this version's image).")
+    ] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead of printing it.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
     ] = None,
 ) -> None:
     """Print the containerlab topology of a lab: sites, gateways, plant and management network as containers.
 
-    It is what `testbed up --driver containerlab` deploys. By itself it brings the sites up with dark fibers; the
-    testbed puts the light in, with delay, rate and loss, and measures it.
+    This is the file that `testbed up --driver containerlab` deploys. Deployed without the testbed, the sites come up
+    with dark fibers; the testbed lights the fibers, adds delay, rate and loss, and measures them.
     """
     from testbed.host.files import catalog
     from testbed.lab import containers
@@ -56,27 +58,29 @@ def render(
 @verb.verb(
     verb.LOOK,
     "testbed image build",
-    "testbed image build --wheels /media/wheels   # without an index",
-    "testbed image build --with validate          # with the libraries that testbed validate tries",
-    "testbed image base   # a base without a registry: debootstrap, as root",
+    "testbed image build --wheels /media/wheels   # without a package index",
+    "testbed image build --with validate          # with the libraries that testbed validate tests",
+    "testbed image base   # a base image without a registry: debootstrap, as root",
 )
 def image(
-    what: Annotated[What, typer.Argument(help="build: the image of this version; base: an image to build it on.")],
-    base: Annotated[str, typer.Option(metavar="IMAGE", help="Build on this image (Python >= 3.11).")] = "",
+    what: Annotated[What, typer.Argument(help="build: the image of this version; base: a base image for it.")],
+    base: Annotated[str, typer.Option(metavar="IMAGE", help="Build on this base image (Python >= 3.11).")] = "",
     wheels: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Take packages from here first."),
+        typer.Option(metavar="FOLDER", help="Look for packages in this folder first."),
     ] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="torch with CUDA (several GB) in place of its CPU build.")] = False,
-    tag: Annotated[str, typer.Option(metavar="NAME:TAG", help="Call the image so.")] = "",
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Install torch with CUDA (several GB) instead of its CPU build.")
+    ] = False,
+    tag: Annotated[str, typer.Option(metavar="NAME:TAG", help="Name and tag of the image.")] = "",
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="EXTRA", help="Install this extra of the testbed too; may be repeated."),
+        typer.Option("--with", metavar="EXTRA", help="Also install this extra of the testbed. May be repeated."),
     ] = None,
 ) -> None:
-    """Make the image of a lab's containers: torch for CPUs, the training agents, ip, ping and iperf3.
+    """Build the image of a lab's containers: torch for CPUs, the training agents, ip, ping and iperf3.
 
-    Packages are fetched by this Python's pip, so that whatever lets this host install packages lets it build the image.
+    This Python's pip fetches the packages, so any host that can install packages can build the image.
     """
     from testbed.host.drivers import images
 

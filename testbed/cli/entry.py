@@ -1,4 +1,4 @@
-"""What the command ``testbed`` starts: its entry point, with Ctrl-C silent while it is being imported."""
+"""Console script ``testbed``: keep Ctrl-C silent while the command line is being imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """As :func:`testbed.cli.app.main`. Importing that takes 0.2 s and more, in which there is nothing to undo: Ctrl-C
-    ends the process as it ends any program that does not care (status 130 of a shell), without a traceback.
+    """Run :func:`testbed.cli.app.main`.
+
+    Its import takes 0.2 s or more, with nothing to undo yet: until then Ctrl-C ends the process by the signal's default
+    action (status 130 in a shell), without a traceback.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else whoever started us wants it ignored, as for a job of a script
+    if handler is signal.default_int_handler:  # otherwise the parent ignores SIGINT, as for a script's background job
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from testbed.cli.app import main as testbed
 

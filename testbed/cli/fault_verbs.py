@@ -1,4 +1,4 @@
-"""Verbs about faults of a live lab: inject, cut, heal."""
+"""Verbs for faults in a running lab: inject, cut, heal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from testbed.lab.api import Fault
 
 MOMENT_S = 0.01
-"""A fault that lasts less is over when its line is read."""
+"""A shorter fault has ended by the time its line is read."""
 
 
 def _show_fault(fault: Fault) -> None:
     began = time.strftime("%H:%M:%S", time.localtime(fault.began_unix_s))
-    words = f"{fault.id}: {fault.type} {fault.target}, began {began}"
+    line = f"{fault.id}: {fault.type} {fault.target}, began {began}"
     if fault.ended is not None:
-        words += f", lasted {fault.ended - fault.began:.3f} s"
-    console.show(words)
+        line += f", lasted {fault.ended - fault.began:.3f} s"
+    console.show(line)
 
 
 def _fault_as_data(fault: Fault) -> dict[str, object]:
@@ -39,7 +39,7 @@ def _inject(
     for_s = _repair_s(parameters) if lasting == "repair" else verb.read_duration_s(lasting)
     kind = registry().get(fault)
     if wait and for_s is None and not (kind and kind.ending & parameters.keys()):
-        raise UserError("--wait waits for the fault to end: say for how long with --for, as in --for 10s --wait")
+        raise UserError("--wait needs a fault that ends by itself; add a duration, e.g. --for 10s --wait")
     if taken := {"for_s", "wait"} & parameters.keys():
         raise UnknownName(f"{fault} parameter", min(taken))
     made = verb.attach(lab).inject(fault, target, for_s=for_s, wait=wait, **parameters)
@@ -50,27 +50,27 @@ def _inject(
     if made.ended is None:
         lasts_s = made.lasts_s or for_s
         if lasts_s and lasts_s < MOMENT_S:
-            words = "it is over at once"
+            hint = "it ends at once"
         elif lasts_s:
-            words = f"it ends by itself after {format_duration(lasts_s)}"
+            hint = f"it ends by itself after {format_duration(lasts_s)}"
         else:
-            words = f"to end it: testbed heal {made.id}"
-        console.say(words, style="dim")
+            hint = f"end it with: testbed heal {made.id}"
+        console.say(hint, style="dim")
 
 
 def _repair_s(parameters: dict[str, str]) -> float:
-    """How long the repair of the fault's cause usually takes, an hour of it in a second."""
+    """Return the usual repair time of the fault's cause, compressed to one second per hour."""
     from testbed.core.faults import causes
 
     if "cause" not in parameters:
-        raise UserError(f"--for repair needs a cause, as in cause=excavator; there is {', '.join(causes.CAUSES)}")
+        raise UserError(f"--for repair needs a cause, e.g. cause=excavator (available: {', '.join(causes.CAUSES)})")
     try:
         return causes.repair_s(causes.parse_cause(parameters["cause"]))
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended.", show_default=False)]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the fault has ended.", show_default=False)]
 
 
 @verb.verb(
@@ -82,29 +82,29 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when it has ended.", 
     "testbed inject latency-step north extra=1ms gap=50ms",
     "testbed inject brown-out north:west loss=5% over=10s",
     "testbed inject cut north cause=excavator --for repair",
-    "testbed ls faults                          # those there are, with their parameters",
+    "testbed ls faults                          # kinds of fault and their parameters",
 )
 def inject(
     fault: FaultArgument,
     target: AnyTargetArgument,
     parameters: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of this kind of fault.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Parameters of the fault.", show_default=False)
     ] = None,
     for_: Lasting = None,
     wait: Wait = False,
     lab: LabName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Do something to a fiber, a rank or a place; prints the fault's id, by which it is healed."""
+    """Inject a fault into a link, rank, node or site; prints the fault's id for testbed heal."""
     given: dict[str, str] = {}
     for word in parameters or ():
         key, equals, value = word.partition("=")
         if not key or not equals:
-            raise UserError(f"'{word}' is no KEY=VALUE; write for example delay=5ms")
+            raise UserError(f"expected KEY=VALUE, got '{word}'; write for example delay=5ms")
         if key in ("fault", "target", "for_s", "wait"):
-            raise UserError(f"'{key}' is no parameter of a fault; a time limit is --for")
+            raise UserError(f"'{key}' is not a fault parameter; set a duration with --for")
         if key in given:
-            raise UserError(f"{key} is given twice, as {given[key]} and as {value}; keep one")
+            raise UserError(f"{key} is given twice ({given[key]} and {value}); keep one")
         given[key] = value
     _inject(lab, fault, target, for_, wait, given, as_json)
 
@@ -113,15 +113,15 @@ def inject(
     verb.FAULTS,
     "testbed cut north",
     "testbed cut north --for 10s",
-    "testbed cut north:west                      # one direction: west sees no carrier, east does",
+    "testbed cut north:west                      # one direction: only west loses its carrier",
     "testbed cut river-bridge                    # every link in the duct",
 )
 def cut(
     target: TargetArgument, for_: Lasting = None, wait: Wait = False, lab: LabName = None, as_json: AsJson = False
 ) -> None:
-    """Cut a link or a duct: both gateways see no carrier, what was in flight is lost (= inject cut).
+    """Cut a link or a duct: both gateways lose their carrier, packets in flight are lost (= inject cut).
 
-    Of one direction only its receiver loses the carrier, and does not send any more.
+    If one direction is cut, only its receiver loses the carrier and stops sending.
     """
     _inject(lab, "cut", target, for_, wait, {}, as_json)
 
@@ -130,11 +130,13 @@ def cut(
     verb.FAULTS, "testbed heal                               # everything", "testbed heal north", "testbed heal f3"
 )
 def heal(
-    what: Annotated[str | None, typer.Argument(metavar="[ID|LINK]", help="[default: all faults]")] = None,
+    what: Annotated[
+        str | None, typer.Argument(metavar="[ID|LINK]", help="A fault's id or target, a link, a node (default: all).")
+    ] = None,
     lab: LabName = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a fault, all faults of a link, or all there are."""
+    """End one fault, all faults of a target, link or node, or all faults of the lab."""
     ended = verb.attach(lab).heal(what)
     if as_json:
         console.show_json([_fault_as_data(fault) for fault in ended])
@@ -142,4 +144,4 @@ def heal(
     for fault in ended:
         _show_fault(fault)
     if not ended:
-        console.say("nothing was to be healed")
+        console.say("no active faults")

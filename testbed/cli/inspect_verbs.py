@@ -1,4 +1,4 @@
-"""Verbs that only look: ls, show, lint, doctor, observe."""
+"""Verbs that change nothing: ls, show, lint, doctor, observe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WATCH_EVERY_S = 1.0
 
 
 class Kind(StrEnum):
-    """What there are lists of."""
+    """What `ls` can list."""
 
     labs = "labs"
     topologies = "topologies"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 def ls(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=True)] = Kind.labs, as_json: AsJson = False
 ) -> None:
-    """List labs, shipped topologies and experiments, runs, kinds of faults, or collective libraries to validate."""
+    """List labs, shipped topologies and experiments, runs, kinds of fault, or collective libraries to validate."""
     {
         Kind.labs: _list_labs,
         Kind.topologies: _list_topologies,
@@ -51,7 +51,7 @@ def _list_labs(as_json: bool) -> None:
     elif found:
         console.show(tables.labs(found, time.time()))
         if any(each.state == api.FOREIGN for each in found):
-            console.say("labs of another user are root's to look into", style="dim")
+            console.say("only root can inspect labs of another user", style="dim")
     else:
         console.say("no lab is up; bring one up with: testbed up metro-40km")
 
@@ -103,7 +103,7 @@ def _list_runs(as_json: bool) -> None:
     elif found:
         console.show(tables.runs(found))
     else:
-        console.say("no runs yet; make one with: testbed run metro-40km")
+        console.say("no runs yet; start one with: testbed run metro-40km")
 
 
 def _list_libraries(as_json: bool) -> None:
@@ -142,13 +142,13 @@ def _list_faults(as_json: bool) -> None:
 def show(
     topology: TopologyArgument,
     set_: Overrides = None,
-    gradients: Annotated[str, typer.Option(metavar="SIZE", help="Gradients of a step, at full scale.")] = "1 GB",
-    compute: Annotated[str, typer.Option(metavar="DURATION", help="Compute of a step.")] = "1 s",
+    gradients: Annotated[str, typer.Option(metavar="SIZE", help="Gradient bytes per step, at full scale.")] = "1 GB",
+    compute: Annotated[str, typer.Option(metavar="DURATION", help="Compute time per step.")] = "1 s",
     as_json: AsJson = False,
 ) -> None:
-    """Every value of a topology with its origin (default, file, --set), and what follows from them.
+    """Show every value of a topology with its origin (default, file, --set), and what is derived from them.
 
-    Delays, round trips, rates, optics, and which ways of training the fibers allow.
+    Derived: delays, round trips, rates, optics, and which training strategies the fibers can sustain.
     """
     from testbed.core.topology.model import topology_to_dict
     from testbed.core.topology.survey import survey, validity_of
@@ -168,19 +168,21 @@ def show(
     for each in (tables.origins(found), tables.physics(found), *tables.survey(facts)):
         console.show(each)
     if facts.ways:
-        console.say("exposed: as if no exchange ran beside compute, but in Streaming DiLoCo; an estimate", style="dim")
+        console.say(
+            "exposed: an estimate without overlap of exchange and compute, except in Streaming DiLoCo", style="dim"
+        )
     if findings:
         for each in tables.validity(findings, found.scale):
             console.show(each)
     if found.scale != 1:
-        console.say(f"rates and payloads are divided by {found.scale:g}, distance and latency never", style="dim")
+        console.say(f"rates and payloads are divided by {found.scale:g}; distance and latency are real", style="dim")
 
 
 def _read_step(gradients: str, compute: str) -> tuple[int, float]:
-    """Bytes and seconds of a step.
+    """Parse the gradient bytes and compute seconds of a step.
 
     Raises:
-        UserError: one of them cannot be read, or a step computes for no time at all.
+        UserError: one of them cannot be parsed, or the compute time is zero.
     """
     from testbed.core.units import Unreadable, parse_duration_s, parse_size_bytes
 
@@ -193,7 +195,7 @@ def _read_step(gradients: str, compute: str) -> tuple[int, float]:
     except Unreadable as error:
         raise UserError(f"--compute: {error}") from error
     if compute_s == 0:
-        raise UserError("--compute: a step computes for some time; write a time such as 1 s or 200 ms")
+        raise UserError("--compute must be greater than 0; write a duration such as 1 s or 200 ms")
     return size_bytes, compute_s
 
 
@@ -202,7 +204,7 @@ def lint(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files.")],
     as_json: AsJson = False,
 ) -> int:
-    """Every mistake of the files, with its line and what would be right. Exit status 2 if there is one."""
+    """Check files and list every mistake with its line and the fix. Exit status 2 if there are any."""
     findings: list[Finding] = []
     for name in dict.fromkeys(files):
         findings += _findings(name)
@@ -227,15 +229,17 @@ def _findings(name: str) -> list[Finding]:
     except FileMistakes as mistakes:
         return list(mistakes.findings)
     except UnknownName as error:
-        said, _, hint = str(error).partition("; ")
-        return [Finding(name, 0, "there is no such file" if error.name == name else said, hint)]
+        if error.name == name:
+            return [Finding(name, 0, "no such file", error.hint)]
+        message, _, fix = str(error).partition("; ")
+        return [Finding(name, 0, message, fix)]
     except UserError as error:
         return [Finding(name, 0, str(error).removeprefix(f"{name} "))]
     return []
 
 
 def _check_experiment(name: str) -> None:
-    """Also whether its faults are possible on the topology that it names. Raises UserError."""
+    """Load an experiment and check that its faults fit the topology that it names. Raises UserError."""
     from testbed.core.experiment import fault_schedule
     from testbed.host.files import catalog
 
@@ -246,7 +250,10 @@ def _check_experiment(name: str) -> None:
 
 @verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")
 def doctor(as_json: AsJson = False) -> int:
-    """What this host can do, and for what it cannot: why, and the command that mends it. Exit status 3: no run here."""
+    """Check what this host supports; for each missing capability, show the reason and the fix.
+
+    Exit status 3 if the testbed cannot run on this host.
+    """
     from testbed.host import doctor as host
 
     checks = host.examine()
@@ -256,33 +263,33 @@ def doctor(as_json: AsJson = False) -> int:
     else:
         console.show(tables.checks(checks))
         if trains:
-            console.show(Text("This host can run the testbed: testbed run metro-40km", style=tables.GOOD))
+            console.show(Text("This host can run the testbed. Try: testbed run metro-40km", style=tables.GOOD))
         elif able:
             torch = next(check for check in checks if check.name == "torch")
-            words = f"Fibers come up here (testbed up metro-40km --no-agents); training does not: {torch.fix}"
-            console.show(Text(words, style=tables.UNSURE))
+            partly = "This host can bring up fibers (testbed up metro-40km --no-agents) but cannot train. Fix:"
+            console.show(Text(f"{partly} {torch.fix}", style=tables.UNSURE))
         else:
             lacking = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
-            console.show(Text(f"This host cannot run the testbed yet: {lacking}", style=tables.BAD))
+            console.show(Text(f"This host cannot run the testbed. Missing: {lacking}", style=tables.BAD))
     return 0 if able else TestbedError.exit_code
 
 
 @verb.verb(verb.LABS, "testbed observe", "testbed observe metro-40km --port 19090")
 def observe(
-    name: Annotated[str | None, typer.Argument(metavar="[LAB]", help="[default: as -l]")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes any that is free.")] = 9090,
+    name: Annotated[str | None, typer.Argument(metavar="[LAB]", help="Lab to use (default: that of --lab).")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")] = 9090,
     lab: LabName = None,
 ) -> None:
-    """Lead a port of this host to the Prometheus of a lab that is up with --observe, until Ctrl-C.
+    """Forward a local port to the Prometheus of a lab that was brought up with --observe, until Ctrl-C.
 
-    It listens on 127.0.0.1 alone. From another machine: ssh -L 9090:127.0.0.1:9090 HOST.
+    Listens on 127.0.0.1 only. From another machine: ssh -L 9090:127.0.0.1:9090 HOST.
     """
     target = verb.attach(name or lab)
     with target.observe(port) as forwarder:
         console.show_line(forwarder.url)
-        console.say(f"Prometheus of lab {target.name}; Ctrl-C ends this, and nothing else.")
-        console.say(f"Grafana: a data source of type Prometheus with the URL {forwarder.url}, scrape interval 1s,")
-        console.say("then import grafana/testbed.json (docs/observability.md).")
+        console.say(f"Prometheus of lab {target.name}; Ctrl-C ends the port forwarding only.")
+        console.say(f"Grafana: add a Prometheus data source with URL {forwarder.url} and scrape interval 1s,")
+        console.say("then import grafana/testbed.json (see docs/observability.md).")
         while target.prometheus:
             time.sleep(WATCH_EVERY_S)
-    raise LabError(f"the prometheus of lab {target.name} has ended; see: testbed logs -l {target.name}")
+    raise LabError(f"Prometheus of lab {target.name} has ended; see: testbed logs -l {target.name}")

@@ -1,4 +1,4 @@
-"""Verbs about live labs: up, down, status, exec, logs, certify."""
+"""Verbs for labs: up, down, status, exec, logs, certify."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from testbed.cli.verb import (
     Emulator,
     LabArguments,
     LabName,
+    LabNameToMake,
     NodeArgument,
     Overrides,
     TopologyArgument,
@@ -41,27 +42,30 @@ WATCH_EVERY_S = 1.0
     "testbed up metro-40km --set links.north.km=80 --set scale=100",
     "testbed up my.yaml --name mine --no-agents",
     "testbed up metro-40km --observe            # with Prometheus; then: testbed observe",
-    "testbed up regional-ring --dry-run         # what would be done, one step a line",
+    "testbed up regional-ring --dry-run         # print the plan, one step per line",
 )
 def up(
     topology: TopologyArgument,
     set_: Overrides = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.", show_default=False)] = False,
-    agents: Annotated[bool, typer.Option("--agents/--no-agents", help="A training agent per rank.")] = True,
+    name: LabNameToMake = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan without applying it.", show_default=False)
+    ] = False,
+    agents: Annotated[bool, typer.Option("--agents/--no-agents", help="Start a training agent per rank.")] = True,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     observe: Annotated[
         bool,
-        typer.Option("--observe", help="Add a Prometheus that scrapes it: testbed observe.", show_default=False),
+        typer.Option("--observe", help="Run a Prometheus in the lab (see testbed observe).", show_default=False),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave what stands when it fails, to look at it.", show_default=False)
+        bool,
+        typer.Option("--keep", help="If bring-up fails, keep the partial lab for inspection.", show_default=False),
     ] = False,
     allow_uncertified: AllowUncertified = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a lab up: sites, fibers, agents; measure every fiber before it is believed."""
+    """Bring up a lab: sites, fibers and training agents; then measure and certify every fiber."""
     from testbed.lab import api
 
     wanted = api.load(topology, verb.read_overrides(set_))
@@ -85,7 +89,7 @@ def up(
         console.show_json({"lab": lab.name, "topology": lab.topology.name, "certificate": measured})
     elif not console.quiet():
         _show_links(lab)
-        _say_next(lab, observe)
+        _suggest_next(lab, observe)
 
 
 def _show_plan(topology: Topology, name: str, agents: bool, observe: bool, choice: Choice, as_json: bool) -> None:
@@ -106,26 +110,26 @@ def _show_links(lab: Lab) -> None:
 
     console.show(certificate_table.links_measured(lab.topology, lab.certificate))
     if lab.certificate:
-        _say_of(lab.certificate)
+        _show_remarks(lab.certificate)
     for line in validity.summary(validity_of(lab.topology)):
         console.say(line, style="dim")
 
 
-def _say_of(measured: Certificate) -> None:
+def _show_remarks(measured: Certificate) -> None:
     console.say(certificate_table.footnote(measured), style="dim")
     for note in certificate_table.notes(measured):
         console.say(note, style="yellow")
 
 
 def _this_python() -> str:
-    """The Python that we run with, as one would type it: it has what the agents have, the system's may not."""
+    """Return this interpreter's path as one would type it: unlike the system's Python it has the agents' packages."""
     try:
         return str(Path(sys.executable).relative_to(Path.cwd()))
     except (ValueError, OSError):
         return sys.executable
 
 
-def _say_next(lab: Lab, observed: bool) -> None:
+def _suggest_next(lab: Lab, observed: bool) -> None:
     first, last = lab.topology.node_names[0], lab.topology.node_names[-1]
     lines = [f"testbed exec {first} -- ping -c 3 {last}"]
     if lab.topology.links:
@@ -142,24 +146,24 @@ def _say_next(lab: Lab, observed: bool) -> None:
 @verb.verb(verb.LABS, "testbed down", "testbed down metro-40km other", "testbed down --all")
 def down(
     labs: LabArguments = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every lab on this host.", show_default=False)] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Take down every lab on this host.", show_default=False)] = False,
     lab: LabName = None,
 ) -> None:
-    """Remove labs, and nothing that is not theirs; silent when there is nothing to remove.
+    """Take labs down, removing only what they created; silent when there is nothing to remove.
 
-    Works after a crash or kill of any process, from the lab's journal alone.
+    Works from the lab's journal alone, even after a crash or kill of any process.
     """
     from testbed.lab import api
 
     if all_ and labs:
-        raise UserError("either name labs or say --all, not both")
+        raise UserError("name labs or use --all, not both")
     names = api.lab_names() if all_ else labs or ([lab] if lab else _only_lab())
     failed: list[TestbedError] = []
     for name in dict.fromkeys(names):
         try:
             if api.down(name):
                 console.say(f"{name}: down")
-        except TestbedError as error:  # one that will not go keeps no other up
+        except TestbedError as error:  # one failure must not leave the other labs up
             failed.append(error)
     failed.sort(key=lambda error: error.exit_code)
     for each in failed[:-1]:
@@ -173,17 +177,17 @@ def _only_lab() -> Sequence[str]:
 
     names = api.lab_names()
     if len(names) > 1:
-        raise UserError(f"{len(names)} labs are up: {', '.join(names)}; name the ones to remove, or say --all")
+        raise UserError(f"{len(names)} labs are up: {', '.join(names)}; name those to take down, or use --all")
     return names
 
 
 @verb.verb(verb.LABS, "testbed status", "testbed status -l metro-40km --watch", "testbed status --json")
 def status(
     lab: LabName = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second.", show_default=False)] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second.", show_default=False)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Links as their gateways see them, faults, ranks; what is wrong, if anything."""
+    """Show links as their gateways see them, active faults, ranks, and what is wrong, if anything."""
     target = verb.attach(lab)
     if not watch:
         _show_status(target, as_json)
@@ -226,32 +230,34 @@ def _watch(lab: Lab) -> None:
     "testbed exec east-0 -- ping -c 3 west-0",
     "testbed exec east-gw ip route              # gateways and the plant too",
     "testbed exec east-0 bash",
-    ours=125,
-    passes_words_on=True,
+    own_status=125,
+    passes_on_arguments=True,
 )
 def exec_(
     node: NodeArgument,
-    command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="Passed on as it is.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="[--] COMMAND...", help="Program and arguments, passed on unchanged.")
+    ],
     lab: LabName = None,
 ) -> int:
-    """Run a program inside a node, with your terminal; its exit status is ours.
+    """Run a program inside a node, attached to this terminal, and return its exit status.
 
-    125 is the testbed's own, 126 a command that cannot be run, 127 one that is not there. Options of exec itself come
-    before NODE.
+    Exit status 125: an error of the testbed itself; 126: the command cannot be executed; 127: command not found.
+    Options of exec itself come before NODE.
     """
-    words = command[1:] if command[0] == "--" else command
-    if not words:
-        raise UserError(f"what is to run in {node}? Write: testbed exec {node} -- COMMAND")
+    argv = command[1:] if command[0] == "--" else command
+    if not argv:
+        raise UserError(f"missing command to run in {node}; write: testbed exec {node} -- COMMAND")
     target = verb.attach(lab)
-    with _ctrl_c_is_for_the_child():
-        return target.exec(node, words)
+    with _leave_ctrl_c_to_child():
+        return target.exec(node, argv)
 
 
 @contextlib.contextmanager
-def _ctrl_c_is_for_the_child() -> Iterator[None]:
-    """The terminal sends it to both of us: what it means is the program's to say, as in a shell.
+def _leave_ctrl_c_to_child() -> Iterator[None]:
+    """Ignore Ctrl-C here: the terminal sends it to both processes, and the program decides what it means.
 
-    A handler that does nothing, not SIG_IGN: that one the child would inherit.
+    Uses a handler that does nothing instead of SIG_IGN, which the child would inherit.
     """
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
@@ -260,31 +266,35 @@ def _ctrl_c_is_for_the_child() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@verb.verb(
-    verb.LABS, "testbed logs", "testbed logs east-0 -f", "testbed logs 3                             # of rank 3"
-)
+@verb.verb(verb.LABS, "testbed logs", "testbed logs east-0 -f", "testbed logs 3                             # rank 3")
 def logs(
-    what: Annotated[str | None, typer.Argument(metavar="[NODE|RANK]", help="[default: the lab's own]")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.", show_default=False)] = False,
+    what: Annotated[
+        str | None, typer.Argument(metavar="[NODE|RANK]", help="Node or rank (default: the lab's own logs).")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines.", show_default=False)
+    ] = False,
     lab: LabName = None,
 ) -> None:
-    """Logs of the lab (keeper, emulator, agents, Prometheus), or of one node or rank."""
+    """Show logs of the lab (keeper, emulator, agents, Prometheus), or of one node or rank."""
     for line in verb.attach(lab).logs(what, follow):
         console.show_line(line)
 
 
 @verb.verb(verb.LABS, "testbed certify", "testbed certify --thorough --json")
 def certify(
-    thorough: Annotated[bool, typer.Option("--thorough", help="More packets: a minute.", show_default=False)] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Send more packets; up to a minute.", show_default=False)
+    ] = False,
     lab: LabName = None,
     as_json: AsJson = False,
 ) -> int:
-    """Measure every fiber of a live lab now: the fidelity certificate. Exit status 1: outside tolerance.
+    """Measure every fiber of a running lab and issue a fidelity certificate. Exit status 1: outside tolerance.
 
-    Each direction by itself: delay, jitter, loss and its bursts, order, duplicates, corruption, rate; and the round
-    trip of each link. A fast one takes about a second and tells a loss of a percent; with --thorough, up to a minute,
-    one of a thousandth. The healthy topology is what it compares with: a fault that stands on a fiber is outside
-    tolerance. Of ranks it says nothing: testbed status does.
+    Checks delay, jitter, loss and its bursts, order, duplicates, corruption and rate of each direction, and the round
+    trip of each link. The default takes about a second and resolves a loss of 1 %; --thorough takes up to a minute and
+    resolves 0.1 %. The reference is the healthy topology, so an active fault puts its fiber outside tolerance. Ranks
+    are not checked; see testbed status.
     """
     target = verb.attach(lab)
     measured = target.certify(thorough, (lambda text: console.say(text, style="dim")) if thorough else None)
@@ -292,7 +302,7 @@ def certify(
         console.show_json(measured.to_dict())
         return 0 if measured.certified else 1
     console.show(certificate_table.links_measured(target.topology, measured))
-    _say_of(measured)
+    _show_remarks(measured)
     word = tables.verdict("certified") if measured.certified else tables.verdict("bad").append(": outside tolerance")
     console.show(word)
     for why in measured.why:

@@ -1,4 +1,4 @@
-"""Verbs that do work and leave a run directory: run, launch, report."""
+"""Verbs that run jobs or report on them: run, launch, report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import typer
 
 from testbed.cli import console, tables, verb
 from testbed.cli.ci import junit_file
-from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabName, Overrides, RunArgument, RunsFolder
+from testbed.cli.verb import (
+    AllowUncertified,
+    AsJson,
+    Driver,
+    Emulator,
+    LabName,
+    LabNameToMake,
+    Overrides,
+    RunArgument,
+    RunsFolder,
+)
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,36 +32,38 @@ if TYPE_CHECKING:
 
 @verb.verb(
     verb.RUNS,
-    "testbed run metro-40km                     # two sites, 40 and 47 km; the first fiber is cut half way",
-    "testbed run metro-40km --steps 100         # a short one",
+    "testbed run metro-40km                     # cuts the first of two fibers halfway through",
+    "testbed run metro-40km --steps 100         # a short run",
     "testbed run metro-40km --set links.north.km=80",
     "testbed run my-experiment.yaml --json      # the report as JSON on stdout",
-    "testbed run flapping-fiber --junit out.xml # and its verdict for CI",
+    "testbed run flapping-fiber --junit out.xml # also a JUnit verdict for CI",
 )
 def run(
     what: RunArgument,
     set_: Overrides = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Train for so many steps.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the model, the data and the losses.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text to train on. [default: Python's standard library]")
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of training steps.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of the model, the data and the packet losses.")
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
+    ] = None,
+    name: LabNameToMake = None,
     runs: RunsFolder = None,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
     junit: Annotated[
         Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write the verdict as JUnit XML too, for CI; its folder is made."),
+        typer.Option("--junit", metavar="FILE", help="Also write the verdict as JUnit XML, for CI."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Up, certify, train, cut and heal, report, down: the whole story in one command.
+    """Run a whole experiment: bring a lab up, certify it, train, inject faults, report, take it down.
 
-    A bare topology runs the shipped experiment first-cut on it, or only-fiber where nothing leads around its first
-    link. Ctrl-C undoes everything and still writes the report of what was measured. Exit status 1: it was measured,
-    and it does not hold; 3: it cannot be told.
+    A bare topology runs the shipped experiment first-cut on it, or only-fiber if no path bypasses its first link.
+    Ctrl-C undoes everything and still writes the report of what was measured. Exit status 1: measured, and the
+    expectations do not hold; 3: inconclusive.
     """
     from testbed.lab import api
 
@@ -93,27 +105,29 @@ def _junit(report: Report) -> str:
     verb.RUNS,
     "testbed launch -- .venv/bin/python train.py --epochs 3",
     "testbed launch -l metro-40km -- ./a.out",
-    ours=125,
-    passes_words_on=True,
+    own_status=125,
+    passes_on_arguments=True,
 )
 def launch(
-    command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="Run as it is, once per rank.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="[--] COMMAND...", help="Program and arguments, run unchanged once per rank.")
+    ],
     lab: LabName = None,
     runs: RunsFolder = None,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
-    """Your own program, once per rank inside its node, with torchrun's environment.
+    """Run your own program once per rank, inside the rank's node, with torchrun's environment.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME are set, and TESTBED_SITE. Output is
-    prefixed by the rank and kept. The exit status is that of the worst rank; 125 is the testbed's own.
+    Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and TESTBED_SITE. Output lines are
+    prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the testbed itself.
     """
     target = verb.attach(lab)
     target.allow_uncertified = allow_uncertified
     scale = target.topology.scale
     if scale != 1:
         console.say(
-            f"note: the links run at 1/{scale:g} of their rate, and your program's bytes are not scaled: "
-            f"a transfer takes {scale:g} times what it would on the real fiber; latency is real"
+            f"note: links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
+            f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
         )
     return target.launch(command, directory=runs, echo=console.show_line)
 
@@ -124,8 +138,8 @@ def launch(
     "testbed report runs/metro-40km-20261121-054212 --open",
 )
 def report(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run directory. [default: the latest]")] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.", show_default=False)] = False,
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Run directory (default: the latest).")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.", show_default=False)] = False,
     as_json: AsJson = False,
 ) -> int:
     """Rebuild the report of a run from its directory alone: index.html, report.json, report.md."""
@@ -171,5 +185,5 @@ def _open(page: Path) -> None:
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or not webbrowser.open(
         page.resolve().as_uri()
     ):
-        raise UserError(f"there is no browser to open it in here; copy {page} to a machine with one (it is one file)")
+        raise UserError(f"no browser is available on this host; copy {page} (a single file) to a machine that has one")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Our standard streams, so that a full disk, a closed descriptor or a reader that has gone is said plainly, once.
+"""Standard streams that report a full disk, a closed descriptor or a vanished reader once, as a plain message.
 
-Results that cannot be written are an error. Whatever cannot be said on stderr is not said: nobody could be told, and
-neither a lab nor a run may end because a terminal was closed.
+A result that cannot be written to stdout is an error. Failed writes to stderr are ignored: nobody would see the report,
+and neither a lab nor a run may end because a terminal was closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OutputError(StorageError):
 
 
 class ReaderGone(OutputError):
-    """Whoever read our stdout has closed its end (EPIPE): nothing to say, nobody to say it to."""
+    """The reader of stdout has closed its end (EPIPE); the program ends without a message."""
 
 
 class _Results(io.FileIO):
@@ -33,7 +33,7 @@ class _Results(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError as error:
-            raise ReaderGone("whoever read the output has gone") from error
+            raise ReaderGone("the reader of the output has closed it") from error
         except OSError as error:
             raise OutputError(f"could not write the output: {error.strerror or error}") from error
 
@@ -49,14 +49,14 @@ class _Remarks(io.FileIO):
 def install() -> None:
     """Put :class:`_Results` and :class:`_Remarks` below sys.stdout and sys.stderr.
 
-    A descriptor that is closed is filled first, or the next file that we open would become our stdout. As in GNU
-    programs it is filled with what cannot be used that way round: who writes to a closed stdout is told so.
+    A closed descriptor is filled first, or the next file opened would become stdout. As in GNU programs it is opened in
+    the wrong direction, so that a write to a closed stdout still fails.
     """
     for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest that is free, and those below it are taken by now: this is ``descriptor``.
+            # open() returns the lowest free descriptor. Those below are taken, so this is ``descriptor``.
             os.set_inheritable(os.open(os.devnull, mode), True)
     sys.stdout = _text(_Results(1, "w", closefd=False), sys.stdout)
     sys.stderr = _text(_Remarks(2, "w", closefd=False), sys.stderr)
@@ -65,7 +65,7 @@ def install() -> None:
 
 
 def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
-    """As Python makes its own, but a character that the terminal's encoding lacks is no error."""
+    """Wrap ``raw`` as Python does, but replace characters that the terminal's encoding lacks."""
     encoding = before.encoding if before is not None else "utf-8"
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding=encoding, errors="replace", line_buffering=raw.isatty(), write_through=False
@@ -73,13 +73,13 @@ def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
 
 
 def flush() -> None:
-    """What is still in buffers, now, where a failure has somebody to tell it. Raises OutputError."""
+    """Flush both streams now, while a failure can still be reported. Raises OutputError."""
     sys.stdout.flush()
     sys.stderr.flush()
 
 
 def discard_output() -> None:
-    """From now on what is written goes nowhere, so that flushing at exit does not fail again."""
+    """Redirect stdout to the null device, so that the flush at exit does not fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

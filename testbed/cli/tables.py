@@ -1,4 +1,4 @@
-"""Values as tables and as plain JSON data; nothing here prints."""
+"""Render values as tables and as plain JSON data; nothing here prints."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _STYLES = {
 
 
 def verdict(word: str) -> Text:
-    """A word in the colour of what it says."""
+    """Return a verdict in its colour."""
     return Text(word, style=_STYLES.get(word, ""))
 
 
 def table(heads: Sequence[str], rows: Iterable[Row], *, right: Sequence[str] = (), title: str = "") -> Table:
-    """``right`` names the columns that are numbers. Words fold, they are never cut."""
+    """Build a table; ``right`` names the right-aligned (numeric) columns. Text wraps and is never truncated."""
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
     for head in heads:
         made.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=False)
@@ -63,7 +63,7 @@ def table(heads: Sequence[str], rows: Iterable[Row], *, right: Sequence[str] = (
 
 
 def topology_facts(topology: Topology) -> list[dict[str, object]]:
-    """Derived facts of each link, for ``show --json``."""
+    """Return derived facts of each link, for ``show --json``."""
     return [
         {
             "link": link.name,
@@ -94,16 +94,16 @@ def physics(topology: Topology) -> Table:
         ]
         for link in topology.links
     ]
-    heads = ("link", "between", "length", "one way", "RTT", "rate", "stands for", "queue")
-    return table(heads, rows, title="What follows", right=("length", "one way", "RTT", "rate", "stands for", "queue"))
+    heads = ("link", "between", "length", "one way", "RTT", "rate", "real rate", "queue")
+    return table(heads, rows, title="Derived", right=("length", "one way", "RTT", "rate", "real rate", "queue"))
 
 
 MOST_PAIRS = 10
 
 
 def survey(found: Survey) -> list[Table]:
-    """What ``show`` says beyond the delays: the optics of each link, the sites' round trips, the ways of training."""
-    made = [_optics(found), _pairs(found), _ways(found)]
+    """Return the tables of ``show`` beyond delays: optics of each link, round trips of sites, training strategies."""
+    made = [_optics(found), _pairs(found), _strategies(found)]
     return [each for each in made if each.row_count]
 
 
@@ -120,7 +120,7 @@ def _optics(found: Survey) -> Table:
         ]
         for link in found.links
     ]
-    heads = ("link", "class", "optics", "margin to reach", "amplifiers on the way", "regenerators", "rate x RTT, real")
+    heads = ("link", "class", "optics", "reach margin", "amplifiers", "regenerators", "rate x RTT, real")
     return table(heads, rows, title="Optics", right=heads[3:])
 
 
@@ -137,10 +137,10 @@ def _pairs(found: Survey) -> Table:
     ]
     left_out = f", the farthest {MOST_PAIRS} of {len(pairs)}" if len(pairs) > MOST_PAIRS else ""
     title = f"Between sites: {found.radius_class}{left_out}"
-    return table(("sites", "over", "length", "least RTT"), rows, title=title, right=("length", "least RTT"))
+    return table(("sites", "path", "length", "least RTT"), rows, title=title, right=("length", "least RTT"))
 
 
-def _ways(found: Survey) -> Table:
+def _strategies(found: Survey) -> Table:
     rows: list[Row] = [
         [
             way.name,
@@ -152,15 +152,15 @@ def _ways(found: Survey) -> Table:
         for way in found.ways
     ]
     title = (
-        f"Ways of training: {format_size(found.gradient_bytes)} of gradients a step at full scale,"
+        f"Training strategies: {format_size(found.gradient_bytes)} of gradients per step at full scale,"
         f" {format_duration(found.compute_s)} of compute"
     )
-    heads = ("way", "exchange every", "exposed per step", "share of step", "verdict")
+    heads = ("strategy", "exchange every", "exposed per step", "share of step", "verdict")
     return table(heads, rows, title=title, right=("exchange every", "exposed per step", "share of step"))
 
 
 def validity(found: Sequence[Finding], scale: float) -> list[Table]:
-    """A line per quantity and verdict, of the fiber that is off by most; then why, where it is off at all."""
+    """Return a row per quantity and verdict, for the fiber with the largest bias; then the reasons of the biases."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:
         groups.setdefault((finding.quantity, finding.verdict), []).append(finding)
@@ -173,16 +173,16 @@ def validity(found: Sequence[Finding], scale: float) -> list[Table]:
         size = f"{worst.direction}, {off}" if biased else "-"
         rows.append([quantity, verdict(word), size, worst.fiber if biased else "-", str(len(alike))])
         if biased:
-            reasons.append([quantity, worst.reason + (f". To do: {worst.change}" if worst.change else "")])
+            reasons.append([quantity, worst.reason + (f". Fix: {worst.change}" if worst.change else "")])
     title = f"Validity of scale {scale:g}, for the training agents' model"
-    made = [table(("quantity", "verdict", "bias, at worst", "on", "fibers"), rows, title=title, right=("fibers",))]
+    made = [table(("quantity", "verdict", "worst bias", "on", "fibers"), rows, title=title, right=("fibers",))]
     if reasons:
-        made.append(table(("bias of", "why"), reasons))
+        made.append(table(("bias of", "reason"), reasons))
     return made
 
 
 def values_with_origins(topology: Topology) -> list[tuple[str, str, str]]:
-    """(dotted key, value as people write it, where it came from) of every value of the file and every default."""
+    """Return (dotted key, value with its unit, origin) of every value of the file and every default."""
     return [(key, _value(topology, key), origin) for key, origin in topology.origins.items()]
 
 
@@ -191,7 +191,7 @@ def origins(topology: Topology) -> Table:
         [key, value, Text(origin, style="dim" if origin == "default" else "")]
         for key, value, origin in values_with_origins(topology)
     ]
-    return table(("value", "is", "from"), rows, title=f"{topology.name}")
+    return table(("key", "value", "origin"), rows, title=f"{topology.name}")
 
 
 def _value(topology: Topology, key: str) -> str:
@@ -210,7 +210,7 @@ def _value(topology: Topology, key: str) -> str:
 
 
 def _impair_value(topology: Topology, link: Link, field: str) -> str:
-    """Of ``impair.loss``, as both directions have it that do not say otherwise, or ``toward.west.loss``."""
+    """Format ``impair.loss``, the value of directions without one of their own, or ``toward.west.loss``."""
     from testbed.core.physics import parameters
 
     where, _, key = field.rpartition(".")
@@ -257,7 +257,7 @@ def labs(found: Sequence[LabSummary], now_unix_s: float) -> Table:
         ]
         for lab in found
     ]
-    return table(("lab", "topology", "state", "nodes", "for"), rows, right=("nodes", "for"))
+    return table(("lab", "topology", "state", "nodes", "uptime"), rows, right=("nodes", "uptime"))
 
 
 def runs(found: Sequence[RunSummary]) -> Table:
@@ -314,7 +314,7 @@ def status_line(found: LabStatus) -> Text:
     line.append(f" for {format_duration(round(found.uptime_s), 3)}, topology {found.topology}")
     line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
     if found.prometheus:
-        line.append(", observed")
+        line.append(", with Prometheus")
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
     for waits in found.waits:
@@ -331,15 +331,15 @@ def _carriers(carrier: Mapping[str, bool]) -> Text:
 
 
 def faults(kinds: Iterable[FaultKind]) -> Table:
-    """Two columns: a third would leave none of them room on a terminal of 80."""
+    """Build a table of two columns: a third would be too narrow on a terminal of 80."""
     rows: list[Row] = []
     for kind in kinds:
-        words = Text(kind.summary)
-        words.append(f"\ntarget: {kind.targets}", style="dim")
+        text = Text(kind.summary)
+        text.append(f"\ntarget: {kind.targets}", style="dim")
         for key, meaning in kind.parameters.items():
-            words.append(f"\n{key}: ", style="cyan").append(meaning, style="default")
-        rows.append([kind.name, words])
-    made = table(("fault", "what it does, to what, and its parameters"), rows)
+            text.append(f"\n{key}: ", style="cyan").append(meaning, style="default")
+        rows.append([kind.name, text])
+    made = table(("fault", "effect, target and parameters"), rows)
     made.columns[0].no_wrap = True
     made.show_lines = True
     return made
@@ -349,7 +349,7 @@ def faults(kinds: Iterable[FaultKind]) -> Table:
 
 
 def answers(report: Report) -> Table:
-    """The verdict of a run, question by question."""
+    """Return the verdict of a run, one row per question."""
     rows: list[Row] = [
         [
             each.question,
@@ -368,9 +368,9 @@ def checks(found: Sequence[Check]) -> Table:
     for check in found:
         detail = Text(check.detail)
         if check.fix:
-            detail.append(f"\nto mend it: {check.fix}", style=UNSURE)
+            detail.append(f"\nfix: {check.fix}", style=UNSURE)
         rows.append([check.name, _state(check), detail])
-    return table(("what", "state", "detail"), rows)
+    return table(("check", "state", "detail"), rows)
 
 
 def _state(check: Check) -> Text:
@@ -378,7 +378,7 @@ def _state(check: Check) -> Text:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass, or a sequence of them, as data for JSON."""
+    """Convert a dataclass, or a sequence of them, to JSON data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The verb validate: collective libraries put to the test in a certified lab."""
+"""The verb ``validate``: test collective libraries in a certified lab."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from testbed.cli import console, tables, verb
 from testbed.cli.ci import junit_file
-from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, Overrides, RunsFolder
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder
 
 if TYPE_CHECKING:
     from testbed.core.validation.baseline import Comparison
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 DEFAULT_TOPOLOGY = "metro-40km"
 
 MOST_REASONS = 6
-"""Of each library; all of them are on the page."""
+"""Reasons shown per library; the page has all of them."""
 
 _STYLES = {
     "good": tables.GOOD, "fair": tables.UNSURE, "bad": tables.BAD, "worst": f"reverse {tables.BAD}",
     "unknown": tables.UNSURE, "absent": "dim",
 }  # fmt: skip
-"""By the kind of a mark of the matrix."""
+"""Styles by the kind of a mark in the matrix."""
 
 
 class SuiteName(StrEnum):
-    """How much is asked of a library."""
+    """How thoroughly a library is tested."""
 
     quick = "quick"
     full = "full"
@@ -65,7 +65,7 @@ def validate(
         list[str],
         typer.Argument(
             metavar="LIBRARY...",
-            help="Names (testbed ls libraries), or rank programs of your own by their path.",
+            help="Library names (see testbed ls libraries), or paths of your own rank programs.",
             autocompletion=verb.completing(_libraries),
         ),
     ],
@@ -73,18 +73,20 @@ def validate(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help=f"The lab to bring up for it. [default: {DEFAULT_TOPOLOGY}]",
+            help=f"Topology of the lab to bring up (default: {DEFAULT_TOPOLOGY}).",
             autocompletion=verb.completing(verb.topologies),
         ),
     ] = None,
-    suite: Annotated[SuiteName, typer.Option(help="quick takes under three minutes a library.")] = SuiteName.quick,
+    suite: Annotated[SuiteName, typer.Option(help="quick takes under three minutes per library.")] = SuiteName.quick,
     only: Annotated[
-        list[PartName] | None, typer.Option("--only", help="This part of the suite. May be repeated.")
+        list[PartName] | None, typer.Option("--only", help="Run only this part of the suite. May be repeated.")
     ] = None,
     set_: Overrides = None,
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", metavar="OLD.json", help="Name what became worse since then; that is status 1 too."),
+        typer.Option(
+            "--baseline", metavar="OLD.json", help="Report regressions against this result; they are exit status 1 too."
+        ),
     ] = None,
     lab: Annotated[
         str | None,
@@ -92,29 +94,29 @@ def validate(
             "--lab",
             "-l",
             metavar="NAME",
-            help="Validate in this lab, which is up already, and leave it up.",
+            help="Validate in this running lab, and leave it up.",
             autocompletion=verb.completing(verb.lab_names),
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the lab. [default: the topology's]")] = None,
+    name: LabNameToMake = None,
     runs: RunsFolder = None,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.", show_default=False)] = False,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML too, for CI.")
+        Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, for CI.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Does this collective library survive this fiber? Right answers, bytes on the wire, speed, faults.
+    """Test collective libraries over emulated fiber: correct results, bytes on the wire, speed, faults.
 
-    Ctrl-C takes the lab down and keeps what was measured. Exit status 0: it holds; 1: it does not, or became worse than
-    the baseline; 3: it could not be told, or all were skipped.
+    Ctrl-C takes the lab down and keeps what was measured. Exit status 0: all hold; 1: one does not, or is worse than
+    the baseline; 3: inconclusive, or all were skipped.
     """
     from testbed.lab import api
 
-    with junit_file(junit, " ".join(libraries), _junit) as said, console.progress() as progress:
+    with junit_file(junit, " ".join(libraries), _junit) as results, console.progress() as progress:
         outcome = api.validate(
             libraries,
             topology=topology,
@@ -131,7 +133,7 @@ def validate(
             keep=keep,
             progress=progress,
         )
-        said.append((outcome.validation, outcome.comparison))
+        results.append((outcome.validation, outcome.comparison))
     if as_json:
         from testbed.core.validation.result_json import to_json
 
@@ -163,7 +165,7 @@ def _junit(result: tuple[Validation, Comparison | None]) -> str:
 
 
 def show(validation: Validation, comparison: Comparison | None) -> None:
-    """The verdict in a line; then, unless quiet, the matrix, the reasons, and what a baseline says."""
+    """Print the verdict; then, unless quiet, the matrix, the reasons, and changes against the baseline."""
     from testbed.core.report.validation.validation_matrix import headline
 
     console.show(tables.verdict(validation.verdict).append(f": {headline(validation)}", style="bold default"))
@@ -171,7 +173,7 @@ def show(validation: Validation, comparison: Comparison | None) -> None:
         return
     console.show(_matrix(validation))
     if not validation.certified:
-        console.show("the lab was outside tolerance (certificate.json), so nothing can be told for certain")
+        console.show("the lab was outside tolerance (see certificate.json), so the result is inconclusive")
     for it in validation.libraries:
         for why in it.why[:MOST_REASONS]:
             console.show(f"{it.name}: {why}")
@@ -183,7 +185,7 @@ def show(validation: Validation, comparison: Comparison | None) -> None:
         for note in comparison.notes:
             console.say(note)
         if not comparison.changes:
-            console.show("nothing changed against the baseline beyond noise")
+            console.show("no change against the baseline beyond noise")
 
 
 def _matrix(validation: Validation) -> Table:
@@ -202,7 +204,7 @@ def _matrix(validation: Validation) -> Table:
 
 
 def list_libraries(as_json: bool) -> None:
-    """``testbed ls libraries``."""
+    """Print the table of ``testbed ls libraries``."""
     from testbed.host import collective_libraries
 
     found = [(it, collective_libraries.why_not(it)) for it in collective_libraries.registry().values()]
@@ -219,13 +221,13 @@ def list_libraries(as_json: bool) -> None:
         [it.name, tables.verdict("missing" if why else "ok"), _with_fix(it.title, why)] for it, why in found
     ]
     rows += [[name, tables.verdict("bad"), _with_fix("", why)] for name, why in broken.items()]
-    made = tables.table(("library", "state", "what, and what mends it"), rows)
+    made = tables.table(("library", "state", "description and fix"), rows)
     made.columns[0].no_wrap = made.columns[1].no_wrap = True
     console.show(made)
 
 
 def _with_fix(title: str, why: str) -> Text:
-    """What is missing below what it is, and the command in a line of its own: it is to be copied."""
+    """Put the title, what is missing, and the install command on lines of their own, ready for copying."""
     lines = [title, *why.split("; install it with: ")] if why else [title]
     return Text("\n").join(
         Text(line, style="dim" if number else "") for number, line in enumerate(it for it in lines if it)

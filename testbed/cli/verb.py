@@ -1,4 +1,4 @@
-"""What all verbs share: registration, ``-q`` and ``-v``, errors to exit codes, options of one meaning everywhere."""
+"""Common parts of all verbs: registration, ``-q`` and ``-v``, exit codes of errors, options shared by several verbs."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RUNS, LABS, FAULTS, LOOK = PANELS = ("Run something", "Labs", "Faults on a live lab", "Files and this host")
-"""Headings of ``testbed --help``, in their order there."""
+RUNS, LABS, FAULTS, LOOK = PANELS = ("Run jobs", "Labs", "Faults in a running lab", "Files and this host")
+"""Headings of ``testbed --help``, in the order shown."""
 
 BROKEN_PIPE = 141
-"""128 + SIGPIPE: whoever read our output has gone. Not 1, which would say that something was measured and is bad."""
+"""128 + SIGPIPE: the reader of stdout has closed it. Not 1, which means that something was measured and is bad."""
 
 
-def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: bool = False) -> Callable[[Verb], Verb]:
-    """Register a function as the verb of its name; what it returns is the exit status (None: 0).
+def verb(
+    panel: str, *examples: str, own_status: int | None = None, passes_on_arguments: bool = False
+) -> Callable[[Verb], Verb]:
+    """Register a function as the verb of its name; its return value is the exit status (None: 0).
 
     Args:
         panel: heading in ``testbed --help``.
-        examples: command lines shown at the end of the verb's help; ``#`` begins a remark.
-        ours: exit status for errors of the testbed itself, in verbs whose status is otherwise a child's.
-        passes_words_on: every word after the first positional one belongs to the child, options too.
+        examples: command lines shown at the end of the verb's help; ``#`` begins a comment.
+        own_status: exit status for errors of the testbed itself, in verbs that otherwise pass on a child's status.
+        passes_on_arguments: all words after the first positional argument belong to the child, options included.
     """
 
     def register(function: Verb) -> Verb:
         signature = inspect.signature(function, eval_str=True)
 
         @functools.wraps(function)
-        def command(*, quiet: bool, verbose: bool, **words: Any) -> None:
+        def command(*, quiet: bool, verbose: bool, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
-            raise typer.Exit(guarded(lambda: function(**words), ours))
+            raise typer.Exit(guarded(lambda: function(**arguments), own_status))
 
         parameters = [
             *signature.parameters.values(),
             inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
             inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
         ]
-        # typer reads a command's options from its signature: this adds two to that of each verb.
+        # typer reads a command's options from its signature: add -q and -v to that of each verb.
         command.__dict__["__signature__"] = signature.replace(parameters=parameters, return_annotation=None)
         command.__dict__.pop("__wrapped__")
         command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -70,7 +72,7 @@ def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: b
             rich_help_panel=panel,
             help=_reflowed(function.__doc__ or ""),
             epilog="\n".join(["[bold]Examples[/bold]", *(f"  [cyan]{_escaped(line)}[/cyan]" for line in examples)]),
-            context_settings={"allow_interspersed_args": False} if passes_words_on else {},
+            context_settings={"allow_interspersed_args": False} if passes_on_arguments else {},
         )(command)
         return function
 
@@ -78,7 +80,7 @@ def verb(panel: str, *examples: str, ours: int | None = None, passes_words_on: b
 
 
 def _reflowed(docstring: str) -> str:
-    """Paragraphs without the line breaks that are for readers of the source."""
+    """Join the lines of each paragraph; line breaks are for readers of the source."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
 
 
@@ -86,10 +88,10 @@ def _escaped(line: str) -> str:
     return line.replace("[", r"\[")
 
 
-def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
-    """Do ``work`` and turn whatever comes out of it into an exit status and, if it failed, plain words on stderr.
+def guarded(work: Callable[[], int | None], own_status: int | None = None) -> int:
+    """Call ``work`` and return its exit status; report a failure as a message on stderr.
 
-    ``ours`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case.
+    ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case.
     """
     try:
         return work() or 0
@@ -105,45 +107,45 @@ def guarded(work: Callable[[], int | None], ours: int | None = None) -> int:
         if console.verbose():
             sys.stderr.write(traceback.format_exc())
         console.error(str(error) or type(error).__name__)
-        return error.exit_code if ours is None or isinstance(error, Interrupted) else ours
+        return error.exit_code if own_status is None or isinstance(error, Interrupted) else own_status
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
-        if isinstance(error, FileNotFoundError) and not _stands_somewhere():
-            console.error("the folder that you are in was removed; cd to one that is there")
-            return UserError.exit_code if ours is None else ours
-        _say_bug(error)
-        return TestbedError.exit_code if ours is None else ours
+        if isinstance(error, FileNotFoundError) and not _has_current_directory():
+            console.error("the current directory no longer exists; cd to an existing one")
+            return UserError.exit_code if own_status is None else own_status
+        _report_bug(error)
+        return TestbedError.exit_code if own_status is None else own_status
 
 
-def _stands_somewhere() -> bool:
+def _has_current_directory() -> bool:
     try:
-        os.getcwd()  # noqa: PTH109 (the question is whether the kernel has an answer)
+        os.getcwd()  # noqa: PTH109 (asks the kernel; pathlib may not)
     except FileNotFoundError:
         return False
     return True
 
 
-def _say_bug(error: Exception) -> None:
-    words = traceback.format_exc()
+def _report_bug(error: Exception) -> None:
+    trace = traceback.format_exc()
     if console.verbose():
-        sys.stderr.write(words)
+        sys.stderr.write(trace)
     short = f"this is a bug in the testbed: {type(error).__name__}: {error}"
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", errors="backslashreplace", prefix="testbed-bug-", suffix=".txt", delete=False
         ) as file:
-            file.write(" ".join(sys.argv) + "\n\n" + words)
+            file.write(" ".join(sys.argv) + "\n\n" + trace)
         console.error(f"{short}; the traceback is in {file.name}")
     except OSError:
         console.error(f"{short}; -v shows the traceback")
 
 
-# ---- completion: whatever goes wrong there, the shell's line is no place to say so
+# ---- completion: errors are silent, because they would garble the shell's command line
 
 
 def completing(source: Callable[[str | None], Sequence[str]]) -> Callable[[typer.Context, str], list[str]]:
-    """What can stand where the cursor is; ``source`` is given the lab that the line names so far."""
+    """Complete the word at the cursor; ``source`` receives the lab that the line names so far."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         try:
@@ -195,11 +197,11 @@ def _targets(lab: str | None) -> Sequence[str]:
     return list(dict.fromkeys([*_links_and_ducts(lab), *places]))
 
 
-# ---- options and arguments with one meaning everywhere
+# ---- options and arguments that have the same meaning in every verb; a default in [brackets] would be read as markup
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.", show_default=False)]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also show where an error came from.", show_default=False)
+    bool, typer.Option("--verbose", "-v", help="Also print the traceback of an error.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)]
 LabName = Annotated[
@@ -209,7 +211,7 @@ LabName = Annotated[
         "-l",
         metavar="NAME",
         envvar="TESTBED_LAB",
-        help="The lab; not needed while only one is up.",
+        help="Lab to use; may be omitted while only one is up.",
         autocompletion=completing(lab_names),
     ),
 ]
@@ -220,7 +222,7 @@ TopologyArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPOLOGY",
-        help="Name of a shipped topology (testbed ls topologies), or a YAML file.",
+        help="A shipped topology (see testbed ls topologies) or a YAML file.",
         autocompletion=completing(topologies),
     ),
 ]
@@ -228,29 +230,33 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPOLOGY|EXPERIMENT",
-        help="Name of a shipped one (testbed ls), or a YAML file.",
+        help="A shipped topology or experiment (see testbed ls), or a YAML file.",
         autocompletion=completing(_runnables),
     ),
 ]
 RunsFolder = Annotated[
     Path | None,
     typer.Option(
-        "--runs", metavar="FOLDER", envvar="TESTBED_RUNS", help="Where run directories are made. [default: ./runs]"
+        "--runs", metavar="FOLDER", envvar="TESTBED_RUNS", help="Parent of run directories (default: ./runs)."
     ),
 ]
 NodeArgument = Annotated[
     str,
-    typer.Argument(metavar="NODE", help="east-0, east-gw, plant or mgmt.", autocompletion=completing(_nodes)),
+    typer.Argument(
+        metavar="NODE", help="A node (east-0), a gateway (east-gw), plant or mgmt.", autocompletion=completing(_nodes)
+    ),
 ]
 FaultArgument = Annotated[
     str,
-    typer.Argument(metavar="FAULT", help="See: testbed ls faults.", autocompletion=completing(_fault_kinds)),
+    typer.Argument(
+        metavar="FAULT", help="Kind of fault (see testbed ls faults).", autocompletion=completing(_fault_kinds)
+    ),
 ]
 TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="A link (north), one direction of it (north:west) or a duct.",
+        help="A link (north), one direction of it (north:west), or a duct.",
         autocompletion=completing(_links_and_ducts),
     ),
 ]
@@ -258,63 +264,73 @@ AnyTargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="As the fault takes it: a link (north), one direction of it (north:west), a duct; a rank (3), a node, "
-        "a site, a power domain.",
+        help="Depending on the fault: a link (north), one direction of it (north:west), a duct, a rank (3), a node, "
+        "a site or a power domain.",
         autocompletion=completing(_targets),
     ),
 ]
+LabNameToMake = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Name of the lab (default: the topology's name).")
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Lay a value over the topology: links.north.km=80. May be repeated."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a topology value: links.north.km=80. May be repeated."),
 ]
 Driver = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What makes the nodes: auto (containerlab if it, docker and the image are there), containerlab, netns.",
+        help="How nodes are created: containerlab, netns, or auto (containerlab if it, docker and the image are "
+        "available, else netns).",
     ),
 ]
 Emulator = Annotated[
-    str, typer.Option(metavar="NAME", help="What makes the fibers: auto (netem if the kernel has it), netem, fiberd.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How fibers are emulated: netem, fiberd, or auto (netem if the kernel has it, else fiberd).",
+    ),
 ]
 AllowUncertified = Annotated[
     bool,
     typer.Option(
-        "--allow-uncertified", help="Go on with fibers outside tolerance; the report says so.", show_default=False
+        "--allow-uncertified",
+        help="Continue even if fibers are outside tolerance; the report says so.",
+        show_default=False,
     ),
 ]
 Lasting = Annotated[
     str | None,
     typer.Option(
-        "--for", metavar="TIME", help="Heal by itself after this: 10s, 500ms, 2min; repair: as its cause takes."
+        "--for",
+        metavar="TIME",
+        help="End the fault after this time: 10s, 500ms, 2min; repair: the usual repair time of its cause.",
     ),
 ]
 
 
 def attach(name: str | None) -> Lab:
-    """The lab of ``-l``, of $TESTBED_LAB, or the only one up."""
+    """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up."""
     from testbed.lab import api
 
     return api.attach(name or None)
 
 
 def read_overrides(assignments: Sequence[str] | None) -> dict[str, object]:
-    """``--set K=V`` of a command line, in order. Raises UserError for a key that is there twice."""
+    """Parse the ``--set K=V`` options of a command line, in order. Raises UserError for a repeated key."""
     from testbed.core.topology.override import split
 
     overrides: dict[str, object] = {}
     for assignment in assignments or ():
         key, value = split(assignment)
         if key in overrides:
-            raise UserError(f"--set {key} is given twice, as {overrides[key]} and as {value}; keep one")
+            raise UserError(f"--set {key} is given twice ({overrides[key]} and {value}); keep one")
         overrides[key] = value
     return overrides
 
 
 def read_duration_s(text: str | None, option: str = "--for") -> float | None:
-    """Seconds of ``10s``; raises UserError with what would be right."""
+    """Parse a duration like ``10s`` into seconds. Raises UserError with an example of a valid one."""
     from testbed.core.units import parse_duration_s
 
     if text is None:
@@ -324,5 +340,6 @@ def read_duration_s(text: str | None, option: str = "--for") -> float | None:
     except ValueError as error:
         raise UserError(f"{option}: {error}") from error
     if seconds == 0:
-        raise UserError(f"{option}: a time of 0 is no time; leave {option} out to go on until `testbed heal`")
+        fix = "; omit it to keep the fault until `testbed heal`" if option == "--for" else ""
+        raise UserError(f"{option} must be greater than 0{fix}")
     return seconds

@@ -1,1 +1,1 @@
-"""Procedures: apply, certify, run, observe, undo."""
+"""Procedures of the command: bring up, certify, run, heal, take down."""

@@ -1,6 +1,6 @@
-"""The testbed as a library; ``import testbed`` gives these. The command line is a thin layer over them.
+"""The Python interface of the testbed, also as ``import testbed``; the command line is a thin layer over it.
 
-Each function imports what it needs when it is called: all of it takes 0.4 s, which `down` would spend in vain.
+Each function imports what it needs when called: importing everything takes 0.4 s, most of which `down` does not need.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _ELSEWHERE: Final = {
     "run": "testbed.lab.run.run",
     "validate": "testbed.lab.validation.validation",
 }
-"""Names that are passed on as they are, and the module that has them."""
+"""Re-exported names and the modules that define them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -95,7 +95,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line about a run; ``verdict`` is pass, fail, unknown, or running when it has no report."""
+    """Summary of a run; ``verdict`` is pass, fail, unknown, or running if it has no report yet."""
 
     name: str
     path: Path
@@ -105,9 +105,9 @@ class RunSummary:
 
 
 def load(topology: str, set: Mapping[str, object] | None = None) -> Topology:
-    """The topology in a file, or shipped under a name, with ``set`` laid over it (``{"links.north.km": 80}``).
+    """Load a topology by path or shipped name, with overrides from ``set`` (``{"links.north.km": 80}``).
 
-    Raises FileMistakes with all mistakes at once, UnknownName with the nearest names.
+    Raises FileMistakes with all mistakes at once, UnknownName with similar names.
     """
     from testbed.host.files import catalog
 
@@ -115,7 +115,7 @@ def load(topology: str, set: Mapping[str, object] | None = None) -> Topology:
 
 
 def choose(topology: Topology, name: str | None = None, driver: str = "auto", emulator: str = "auto") -> Choice:
-    """Which driver and emulator :func:`up` would take, and why; see :func:`testbed.lab.deploy.choose`."""
+    """Return which driver and emulator :func:`up` would use, and why; see :func:`testbed.lab.deploy.choose`."""
     from testbed.lab import deploy
 
     return deploy.choose(topology, name or topology.name, driver, emulator)
@@ -124,7 +124,7 @@ def choose(topology: Topology, name: str | None = None, driver: str = "auto", em
 def plan(
     topology: Topology, agents: bool = True, emulator: str = "fiberd", observe: bool = False, driver: str = "netns"
 ) -> Plan:
-    """What :func:`up` would do, as values; ``str(step)`` is one line."""
+    """Return the Steps that :func:`up` would apply; ``str(step)`` is one line."""
     from testbed.core.plan import build
 
     found = build.build(topology, agents=agents, emulator=emulator, observe=observe)
@@ -147,7 +147,7 @@ def up(
     allow_uncertified: bool = False,
     progress: Progress | None = None,
 ) -> Lab:
-    """Build a lab, measure its fibers, deploy its agents, perhaps ``observe`` it. See :func:`testbed.lab.deploy.up`."""
+    """Bring up a lab: build it, deploy its agents, certify its fibers. See :func:`testbed.lab.deploy.up`."""
     from testbed.lab import deploy
 
     found = load(topology) if isinstance(topology, str) else topology
@@ -165,32 +165,32 @@ def up(
 
 
 def attach(name: str | None = None) -> Lab:
-    """A lab that is up: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
+    """Return a running lab: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
     from testbed.lab.lab import Lab
 
     return Lab(lab_folder.chosen(name))
 
 
 def lab_names() -> tuple[str, ...]:
-    """Names of all labs that are up or were left behind; none of them is asked anything. Raises StorageError."""
+    """Return the names of all labs that are up or were left behind, without querying them. Raises StorageError."""
     return tuple(folder.name for folder in lab_folder.folders())
 
 
 def labs() -> tuple[LabSummary, ...]:
-    """All labs that are up or were left behind."""
+    """Return a summary of each lab that is up or was left behind."""
     from testbed.lab import status
 
     return tuple(status.summary(folder) for folder in lab_folder.folders())
 
 
 def down(name: str) -> bool:
-    """Remove everything that carries the lab's mark, whatever is left of it; False if there was nothing."""
+    """Remove everything that carries the lab's mark, in whatever state it is; False if there was nothing."""
     lab_folder.refuse_bad_name(name)
     return teardown.down(lab_folder.folder(name))
 
 
 def down_all() -> tuple[str, ...]:
-    """Remove all labs; the names of those that were there. All are tried, then the first failure is raised."""
+    """Remove all labs and return their names. Tries every lab, then raises the first failure."""
     gone: list[str] = []
     failed: list[TestbedError] = []
     for folder in lab_folder.folders():
@@ -205,7 +205,7 @@ def down_all() -> tuple[str, ...]:
 
 
 def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
-    """All runs, the latest first."""
+    """Return all runs, the latest first."""
     from testbed.host.files import store
     from testbed.lab.lab import runs_root
 
@@ -213,18 +213,18 @@ def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
 
 
 def report(run: Path | None = None) -> tuple[Report, Path]:
-    """Rebuild a report (default: the latest run's) from its run directory alone; the path of its page."""
+    """Rebuild a report (default: of the latest run) from its run directory alone; return it and its page's path."""
     from testbed.host.files import store
 
     chosen = _chosen(run)
     if (chosen.path / store.VALIDATION).exists():
-        raise UserError(f"{chosen.path} holds a validation; in Python validation_report makes its report again")
+        raise UserError(f"{chosen.path} is a validation run; rebuild its report with validation_report()")
     return store.write_report(chosen), chosen.path / "index.html"
 
 
 def validation_report(run: Path | None = None) -> tuple[Validation, Comparison | None, Path] | None:
-    """As :func:`report`, of a run directory of ``testbed validate``: what was found, what its baseline says of it, and
-    the path of its page. None if the run is no validation, and if there is no run at all."""
+    """Like :func:`report`, for a run directory of ``testbed validate``: return the result, the comparison with its
+    baseline and the path of its page. None if the run is not a validation, or there are no runs."""
     from testbed.host.files import store
     from testbed.lab.lab import runs_root
 
@@ -246,13 +246,13 @@ def _chosen(run: Path | None) -> RunDirectory:
     if run is not None:
         try:
             return RunDirectory.open(run if run.exists() else runs_root() / run)
-        except UnknownName as error:  # beside a path that leads nowhere there is none, but there are those of the root
+        except UnknownName as error:  # no runs beside that path: suggest those of the default folder
             raise UnknownName(
                 error.what, error.name, error.known or [each.path.name for each in store.list_runs(runs_root())]
             ) from None
     known = store.list_runs(runs_root())
     if not known:
-        raise UserError(f"no run in {runs_root()} yet; make one with: testbed run metro-40km")
+        raise UserError(f"no runs in {runs_root()} yet; start one with: testbed run metro-40km")
     return known[0]
 
 

@@ -1,8 +1,8 @@
-"""The fidelity certificate: every fiber measured both ways against the same path with a zero-delay redirect.
+"""The fidelity certificate: every fiber measured in both directions against a baseline path with a zero-delay redirect.
 
-While it is measured the lab has a bare path beside its fibers, and all are measured at once (``measuring.py``), so that
-whatever the machine does to one it does to the other. It is also proven that nothing goes around the fiber. One
-certification at a time per host.
+During the measurement the lab has a baseline path beside its fibers, and all are measured at once
+(``fiber_measurement.py``), so that load of the machine affects all alike. The certificate also proves that no path
+bypasses the fibers. Only one certification runs at a time per host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REFERENCE = "certification"
 
 AT_ONCE = 5
 LEAST_ATTEMPTS, MOST_ATTEMPTS = 3, 60
-"""Rounds of so many packets, to see which way they go; the most takes some seconds."""
+"""Packets per round, and rounds, that trace which path packets take; the maximum takes some seconds."""
 
 SYSCTLS = (
     "net/ipv4/tcp_congestion_control",
@@ -49,10 +49,10 @@ SYSCTLS = (
 
 
 def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell: Tell | None = None) -> Certificate:
-    """Measure every link of a lab that is up. Takes about a second, longer with many links or ``thorough``.
+    """Measure every link of a running lab. Takes about a second, longer with many links or ``thorough``.
 
-    ``tell`` is told what is being done and how long that will take. Raises LabError or HostError when it cannot be
-    measured at all; what is measured and bad is in the certificate.
+    ``tell`` receives the current activity and its estimated duration. Raises LabError or HostError when nothing can be
+    measured; measurements outside tolerance are in the certificate.
     """
     tell = tell or (lambda text: None)
     began = time.monotonic()
@@ -85,11 +85,11 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
 
 @contextmanager
 def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, ...]]:
-    """The bare path, there for as long as the body runs. The keeper owns its Steps: no crash leaves it behind."""
+    """Provide the baseline path while the body runs. The keeper owns its Steps, so that no crash leaves it behind."""
     if not topology.links:
         yield ()
         return
-    client.ask(lab, protocol.Undo(owner=REFERENCE))  # of a certification that was killed
+    client.ask(lab, protocol.Undo(owner=REFERENCE))  # left by a certification that was killed
     plan = build.reference(topology.links[0])
     try:
         client.ask(lab, protocol.Apply(owner=REFERENCE, plan=plan))
@@ -103,7 +103,7 @@ def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, 
 
 
 def _around(lab: LabFolder, topology: Topology) -> tuple[bool, str]:
-    """Whether all that goes between sites crosses its fibers: (yes, "") or (no, why). Where nothing arrives: no."""
+    """Check that all traffic between sites crosses the fibers: (True, "") or (False, why). False if nothing arrives."""
     if not topology.links:
         return True, ""
     net = Addressing(topology)
@@ -127,19 +127,19 @@ def _around(lab: LabFolder, topology: Topology) -> tuple[bool, str]:
                 break
             attempts -= 1
             for there, arrived in rounds(silent, AT_ONCE, 0.005, patience).items():
-                through[there] += len({it.number for it in arrived})  # doubles may be made behind a fiber's counter
+                through[there] += len({it.number for it in arrived})  # duplicates may be made after the fiber's counter
         crossed = _packets(lab) - before
     if silent_nodes := [there for there, count in through.items() if not count]:
-        return False, f"no packet of {here} reaches {', '.join(silent_nodes)}: what goes around cannot be told"
+        return False, f"no packet from {here} reaches {', '.join(silent_nodes)}: cannot rule out a bypass path"
     links = routing.fewest_links(topology, first.name)
     if crossed < sum(through[site.node_names[0]] * links[site.name] for site in others):
-        return False, f"{here} reaches other sites without crossing all fibers on the way"
+        return False, f"{here} reaches other sites without crossing every fiber of the path"
     return True, ""
 
 
 def _attempts(topology: Topology) -> int:
-    """Rounds of packets of which one comes through any way, but for a chance of one in a million; at least three:
-    while neighbours are resolved, over all fibers of a way, packets are dropped."""
+    """Return the number of rounds after which some packet gets through any path, with a one in a million chance of
+    error; at least three, because packets are dropped while neighbours are resolved along a path."""
     impairments = [link.impairment(it) for link in topology.links for it in link.directions]
     together = max(it.chain.mean_burst if it.chain else 1.0 for it in impairments)
     lost = 1.0 - math.prod(1.0 - it.mean_loss for it in impairments)
@@ -170,7 +170,7 @@ def _handle(lab: LabFolder, node: str) -> Path:
 
 
 def _congestion_control(lab: LabFolder, topology: Topology) -> str:
-    """What a TCP connection from the first site to the last one really uses; empty if none comes about."""
+    """Return the algorithm that a TCP connection from the first to the last site uses; empty if it cannot connect."""
     here, there = topology.node_names[0], topology.node_names[-1]
     address = str(Addressing(topology).node(there)[0])
     try:
@@ -180,7 +180,7 @@ def _congestion_control(lab: LabFolder, topology: Topology) -> str:
 
 
 def _host(lab: LabFolder, topology: Topology, scheduling: str) -> dict[str, object]:
-    """What the measurement and the job depend on, as it is inside the first node."""
+    """Return the host settings that the measurement and the job depend on, as seen inside the first node."""
     with netlink.Namespace(_handle(lab, topology.node_names[0])) as space:
         sysctls = {key.replace("/", "."): value for key in SYSCTLS if (value := space.read_sysctl(key))}
     return {

@@ -1,4 +1,4 @@
-"""What the containerlab driver needs of a topology: its file, and whether this host can deploy it."""
+"""Render a topology for the containerlab driver, and check whether this host can deploy it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SYSCTLS = Path("/proc/sys")
 
 
 def render(topology: Topology, *, name: str = "", image: str = "") -> str:
-    """The ``*.clab.yml`` of a lab: what :func:`testbed.up` deploys with the driver containerlab.
+    """Return the ``*.clab.yml`` of a lab, which :func:`testbed.up` deploys with the containerlab driver.
 
-    Values of /proc/sys that this host's kernel does not have are left out: docker would refuse the containers. Raises
-    UserError for a name that no lab can have, or that no image can have.
+    Omits sysctls that this host's kernel lacks, because docker would refuse the containers. Raises UserError for an
+    invalid lab name or image name.
     """
     lab = name or topology.name
     lab_folder.refuse_bad_name(lab)
@@ -33,27 +33,27 @@ def render(topology: Topology, *, name: str = "", image: str = "") -> str:
 
 
 def plan_of(topology: Topology, plan: Plan, name: str, image: str = "") -> Plan:
-    """The plan of the driver netns as that of the driver containerlab: all containers in one Step, then the rest."""
+    """Convert a plan of the netns driver for containerlab: all containers in one Step, then the remaining Steps."""
     nodes = tuple(held for step in plan for held in step.holds)
     return (Containers(nodes, _render(topology, plan, name, image)), *clab.left_over(plan))
 
 
 def why_not(image: str = "") -> tuple[str, str]:
-    """Why containers cannot be used here, in few words, and in full with what mends it; both empty if they can.
+    """Return why containers are not available, in a few words and in full with the fix; both empty if they are.
 
-    Whatever docker answers to the question is such a reason: ``auto`` goes on without it.
+    Any error of docker counts as a reason, so that ``auto`` continues without docker.
     """
-    with ThreadPoolExecutor(1) as beside:  # each is waited for 0.1 s, one for a process, one for docker
+    with ThreadPoolExecutor(1) as beside:  # the process and docker take 0.1 s each; ask them concurrently
         asked = beside.submit(containerlab.missing)
         for short, found in (
             ("docker does not answer", _docker),
-            ("no containerlab", asked.result),
-            ("no image that fits", lambda: images.missing(image)),
+            ("containerlab is missing", asked.result),
+            ("no matching image", lambda: images.missing(image)),
         ):
             try:
                 why = found()
             except Elsewhere as error:
-                short, why = "docker is not of this machine", str(error)
+                short, why = "docker runs on another machine", str(error)
             except TestbedError as error:
                 why = str(error)
             if why:

@@ -1,4 +1,4 @@
-"""Bringing a lab up: plan, build, deploy agents, certify. A bring-up that fails undoes itself."""
+"""Bring a lab up: plan, build, deploy agents, certify. A failed bring-up undoes itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BUILD_BOUND_S = 300.0
 TELL_EVERY_S, LONGEST_SILENCE_S = 1.0, 5.0
 NEEDED_BYTES = 20_000_000
 LONGEST_SOCKET = 107
-"""Bytes of a socket's path, unix(7)."""
+"""Maximum bytes of a Unix socket's path, unix(7)."""
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
@@ -59,12 +59,13 @@ def up(
     allow_uncertified: bool = False,
     progress: Progress | None = None,
 ) -> Lab:
-    """Build a lab and measure its fibers; returns it, or undoes everything and raises.
+    """Build a lab and measure its fibers; return it, or undo everything and raise.
 
-    ``observe`` adds a Prometheus server to it: :meth:`Lab.observe` leads to it.
+    ``observe`` runs a Prometheus in the lab; :meth:`Lab.observe` forwards a local port to it. ``keep`` keeps a partial
+    lab for inspection if bring-up fails.
 
-    ``keep`` leaves a lab that failed as it is, to be looked at. Raises FidelityError when a fiber is outside tolerance
-    (unless ``allow_uncertified``), NameTaken, NotAllowed, MissingTool, StorageError, HostError.
+    Raises FidelityError when a fiber is outside tolerance (unless ``allow_uncertified``), NameTaken, NotAllowed,
+    MissingTool, StorageError, HostError.
     """
     progress = progress or Silent()
     lab_name = name or topology.name
@@ -89,20 +90,20 @@ def up(
             try:
                 _write(folder.topology, topology_to_dict(topology))
                 _write(folder.about, dataclasses.asdict(choice))
-                # What measures is imported while the lab is being built: 0.2 s that nobody waits for.
+                # Import the measurement code while the lab is being built; this hides 0.2 s.
                 threading.Thread(target=importlib.import_module, args=("testbed.lab.lab",), daemon=True).start()
                 _build(builder, folder, plan, progress)
                 from testbed.lab.lab import Lab
 
                 lab = Lab(folder)
                 lab.allow_uncertified = allow_uncertified
-                progress.phase("certify", f"{len(topology.links)} links, both ways")
+                progress.phase("certify", f"{len(topology.links)} links, both directions")
                 certificate = lab.certify()
                 progress.certificate(certificate)
                 if not certificate.certified and not allow_uncertified:
                     raise FidelityError("the lab is outside tolerance: " + "; ".join(certificate.why))
             except BaseException as error:
-                # Whatever failed, that is why.
+                # A dead container is the root cause of any other failure.
                 dead = _dead_containers(builder) if isinstance(error, HostError | LabError) else []
                 if keep:
                     builder.ask(protocol.Open(state="kept"))
@@ -120,7 +121,7 @@ def up(
 
 @dataclass(frozen=True)
 class Choice:
-    """What makes the nodes and what makes the fibers of a lab, each with the reason in a few words."""
+    """The driver (nodes) and the emulator (fibers) of a lab, each with a short reason."""
 
     driver: str
     driver_why: str
@@ -132,29 +133,27 @@ class Choice:
 
 
 def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = "auto") -> Choice:
-    """What :func:`up` would take for a lab called ``name``; nothing is touched, and no rights are needed.
+    """Return what :func:`up` would use for a lab called ``name``; changes nothing and needs no privileges.
 
-    Raises UserError for a name or a word that means nothing, HostError or MissingTool when what was asked for by name
-    cannot be had here.
+    Raises UserError for an invalid lab name or an unknown driver or emulator, HostError or MissingTool when one that
+    was requested by name is not available on this host.
     """
     lab_folder.refuse_bad_name(name)
     if driver not in ("auto", *DRIVERS):
-        raise UserError(
-            f"no driver {shown(driver)}; there are containerlab and netns (and auto: containerlab, else netns)"
-        )
+        raise UserError(f"unknown driver {shown(driver)} (available: containerlab, netns, auto)")
     if emulator not in ("auto", "netem", "fiberd"):
-        raise UserError(f"no emulator {shown(emulator)}; there are netem and fiberd (and auto: netem, else fiberd)")
-    chosen, why = _emulator(emulator) if topology.links else ("fiberd", "there are no fibers")
+        raise UserError(f"unknown emulator {shown(emulator)} (available: netem, fiberd, auto)")
+    chosen, why = _emulator(emulator) if topology.links else ("fiberd", "no fibers")
     return Choice(*_driver(driver), chosen, why)
 
 
 def _check(name: str, topology: Topology, docker: Endpoint | None) -> None:
-    """What else can be known before anything is touched. ``docker`` is what will make the containers, if any."""
+    """Check platform, capabilities and names before anything is changed. ``docker`` will run the containers, if any."""
     if not sys.platform.startswith("linux"):
-        raise NotAllowed("the testbed makes Linux namespaces: it runs on Linux only")
-    if not _may(CAP_NET_ADMIN) or not _may(CAP_SYS_ADMIN):
-        raise NotAllowed("making namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
-    if not lab_folder.folder(name).exists():  # else the lab's own folder says it better
+        raise NotAllowed("the testbed requires Linux: it creates network namespaces")
+    if not _has_capability(CAP_NET_ADMIN) or not _has_capability(CAP_SYS_ADMIN):
+        raise NotAllowed("creating namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN); run with sudo")
+    if not lab_folder.folder(name).exists():  # otherwise the message about the existing lab is more helpful
         nodes = (PLANT, MANAGEMENT, *(site.gateway for site in topology.sites), *topology.node_names)
         if docker is not None:
             containerlab.refuse_taken(name, nodes, docker)
@@ -164,40 +163,40 @@ def _check(name: str, topology: Topology, docker: Endpoint | None) -> None:
 
 
 def _driver(wanted: str) -> tuple[str, str]:
-    """(driver, why): ``auto`` is containerlab where docker, it and an image of this version are, else netns."""
-    said = "asked for"
+    """Return (driver, why): ``auto`` is containerlab if it, docker and an image of this version exist, else netns."""
+    why = "requested"
     if wanted == "auto" and os.environ.get("TESTBED_DRIVER", "auto") != "auto":
-        wanted, said = os.environ["TESTBED_DRIVER"], "as TESTBED_DRIVER says"
+        wanted, why = os.environ["TESTBED_DRIVER"], "set by TESTBED_DRIVER"
         if wanted not in DRIVERS:
-            raise UserError(f"TESTBED_DRIVER: no driver {shown(wanted)}; there are {' and '.join(DRIVERS)}")
+            raise UserError(f"TESTBED_DRIVER: unknown driver {shown(wanted)} (available: {', '.join(DRIVERS)})")
     if wanted == "netns":
-        return wanted, said
+        return wanted, why
     short, lacking = containers.why_not()
     if not lacking:
-        return "containerlab", said if wanted == "containerlab" else "docker, it and its image are there"
+        return "containerlab", why if wanted == "containerlab" else "it, docker and the image are available"
     if wanted == "containerlab":
         with contextlib.suppress(HostError):
-            docker_client.refuse_silence()  # NotAllowed is the user's to mend, and netns needs root as well
-        raise HostError(f"the driver containerlab cannot be used here: {lacking}; --driver netns does without")
+            docker_client.refuse_silence()  # NotAllowed is for the user to fix, and netns needs root as well
+        raise HostError(f"driver containerlab is not available: {lacking}; use --driver netns instead")
     return "netns", short
 
 
 def _emulator(wanted: str) -> tuple[str, str]:
-    """(emulator, why): ``auto`` is netem where this kernel has it, else fiberd. Raises HostError, MissingTool."""
-    why = "asked for"
+    """Return (emulator, why): ``auto`` is netem if this kernel has it, else fiberd. Raises HostError, MissingTool."""
+    why = "requested"
     if wanted != "fiberd":
         why_not = netem.available()
         if not why_not:
             return "netem", why if wanted == "netem" else "this kernel has it"
         if wanted == "netem":
-            raise HostError(f"the emulator netem cannot be used here: {why_not}; --emulator fiberd does without")
+            raise HostError(f"emulator netem is not available: {why_not}; use --emulator fiberd instead")
         why = f"not netem: {why_not.partition(' (')[0]}"
     fiberd.find_binary()
     return "fiberd", why
 
 
-def _may(capability: int) -> bool:
-    """Whether our effective capabilities hold this one (capabilities(7), proc(5))."""
+def _has_capability(capability: int) -> bool:
+    """Whether this process has the capability in its effective set (capabilities(7), proc(5))."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> capability & 1)
@@ -207,19 +206,19 @@ def _may(capability: int) -> bool:
 def _make_folder(name: str) -> LabFolder:
     folder = lab_folder.folder(name)
     if len(os.fsencode(folder.socket)) > LONGEST_SOCKET:
-        raise StorageError(f"{folder.path} is too long a path for a Unix socket; set TESTBED_STATE to a shorter one")
+        raise StorageError(f"the path {folder.path} is too long for a Unix socket; set TESTBED_STATE to a shorter one")
     try:
         folder.path.parent.mkdir(parents=True, exist_ok=True)
         free = os.statvfs(folder.path.parent)
         if free.f_bavail * free.f_frsize < NEEDED_BYTES:
-            raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB are free")
+            raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB free; free some space")
         folder.path.mkdir(mode=0o700)
     except FileExistsError as error:
         if folder.path.is_symlink() or not folder.path.is_dir():
-            raise StorageError(f"{folder.path} is no folder of a lab, and in the way of one; remove it") from error
+            raise StorageError(f"{folder.path} exists and is not a lab's folder; remove it") from error
         state_now = _state_now(folder)
         raise NameTaken(
-            f"a lab named {name} {state_now}; take it down with: testbed down {name}, or choose --name"
+            f"lab {name} {state_now}; take it down with: testbed down {name}, or choose another --name"
         ) from error
     except OSError as error:
         raise StorageError(f"cannot make {folder.path}: {error.strerror}") from error
@@ -230,9 +229,9 @@ def _state_now(folder: LabFolder) -> str:
     try:
         known = client.ask(folder, protocol.Hello())["state"]
     except LabError:
-        return "was left behind, or is being built or taken down by somebody right now"
+        return "was left behind, or another process is building it or taking it down"
     return {"building": "is being built", "going": "is being taken down", "down": "is being taken down"}.get(
-        known, "is up already"
+        known, "is already up"
     )
 
 
@@ -243,7 +242,7 @@ def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
     try:
         word = runner.first_line(child, KEEPER_READY_S)
     except BaseException:
-        # Interrupted while it was starting: it must not come to life behind our back.
+        # Interrupted while the keeper was starting: do not leave it running.
         child.kill()
         child.wait()
         raise
@@ -251,7 +250,7 @@ def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
         with contextlib.suppress(OSError):
             last = folder.keeper_log.read_text(errors="replace").strip().splitlines()[-1:]
             word = word or (last[0] if last else "")
-        raise LabError(f"the keeper did not start: {word or 'it said nothing'}")
+        raise LabError(f"the keeper did not start: {word or 'no output'}")
 
 
 def _build(builder: client.Connection, folder: LabFolder, plan: Plan, progress: Progress) -> None:
@@ -267,7 +266,7 @@ def _build(builder: client.Connection, folder: LabFolder, plan: Plan, progress: 
             current = phase
             progress.phase(phase, phases[phase])
             if phase == "agents":
-                threading.Thread(target=_tell_of_ranks, args=(folder, progress, over), daemon=True).start()
+                threading.Thread(target=_report_ranks, args=(folder, progress, over), daemon=True).start()
 
     try:
         builder.ask(protocol.Build(plan=plan), notice)
@@ -275,22 +274,22 @@ def _build(builder: client.Connection, folder: LabFolder, plan: Plan, progress: 
         over.set()
 
 
-def _tell_of_ranks(folder: LabFolder, progress: Progress, over: threading.Event) -> None:
-    """How many are there by now, when that has changed or nothing was said for long: importing torch takes its time."""
-    told, told_t = 0, time.monotonic()
+def _report_ranks(folder: LabFolder, progress: Progress, over: threading.Event) -> None:
+    """Report how many ranks are ready, on each change and after a long silence: importing torch takes seconds."""
+    reported, reported_t = 0, time.monotonic()
     while not over.wait(TELL_EVERY_S):
         try:
             states = [it["state"] for it in client.ask(folder, protocol.Ranks())]
         except LabError:
-            return  # whoever builds the lab is told why
+            return  # the thread that builds the lab gets the error
         ready = states.count("waiting")
-        if (ready != told or time.monotonic() - told_t > LONGEST_SILENCE_S) and not over.is_set():
-            told, told_t = ready, time.monotonic()
-            progress.note(f"{ready} of {len(states)} ranks are ready")
+        if (ready != reported or time.monotonic() - reported_t > LONGEST_SILENCE_S) and not over.is_set():
+            reported, reported_t = ready, time.monotonic()
+            progress.note(f"{ready} of {len(states)} ranks ready")
 
 
 def _build_bound_s(plan: Plan) -> float:
-    """How long the keeper may be silent: when containerlab takes too long it says so itself, and which node it is."""
+    """Return how long the keeper may be silent; longer than containerlab's own timeout, which names the slow node."""
     names = sum(len(it.names) for it in plan if isinstance(it, Containers))
     return max(BUILD_BOUND_S, containerlab.deploy_bound_s(names) + client.PATIENCE_S)
 
@@ -310,10 +309,10 @@ def _phases(plan: Plan) -> dict[str, str]:
     ranks = next((len(it.ranks) for it in plan if isinstance(it, Agents)), 0)
     return {
         "containers": f"{sum(len(it.names) for it in plan if isinstance(it, Containers))} containers",
-        "namespaces": f"{count(Namespace)} namespaces, {count(Veth)} cables, {count(Route)} routes",
+        "namespaces": f"{count(Namespace)} namespaces, {count(Veth)} veth pairs, {count(Route)} routes",
         "fibers": f"{directions // 2} fibers",
         "agents": f"{ranks} ranks" + (", each container imports torch" if count(Containers) else ""),
-        "observe": "prometheus",
+        "observe": "Prometheus",
     }
 
 

@@ -1,8 +1,8 @@
-"""Measuring the fibers of a lab: which packets go over which paths, how many, and what came of them.
+"""Measure the fibers of a lab: which packets go over which paths, how many, and what became of them.
 
-Small packets and echoes on all paths at once, interleaved; then full-sized packets on all of them, within one budget of
-the machine; then trains, one direction at a time. How, is ``testbed.host``'s; what it means, the judge's
-(``testbed.core.certification.judge``).
+First small packets and echoes, interleaved on all paths at once; then full-sized packets on all paths, within one CPU
+budget; then packet trains, one direction at a time. ``testbed.host.measure`` sends and receives;
+``testbed.core.certification.judge`` judges the result.
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ from testbed.keeper import client, protocol
 __all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Load", "Measuring", "Tell", "longest_s"]
 
 INTERVAL_S = 0.004
-"""Between two small packets of a direction, or more where many links share the sender."""
+"""Interval of small packets of a direction; longer where many links share the sender."""
 SLOT_S = 0.0002
-"""Between two packets of the one sender; sending one takes about 50 us here."""
+"""Minimum interval between two packets of the sender; sending one takes about 50 us."""
 SETTLE_S = 0.05
 RESOLVING_S = 2.5
-"""What a silent path gets before it is measured: in large labs the question for a neighbour is lost now and then, and
-the kernel asks again after a second (two, if that is lost as well); what waited for it would be measured otherwise."""
+"""How long a silent path may take to resolve its neighbours before it is measured. In large labs an ARP request is lost
+now and then, and the kernel repeats it after one second (two, if that is lost as well); packets that waited for the
+reply would be measured as late."""
 
 TRAINS = 3
 TRAIN_S, TRAINS_S = 0.02, 2.5
-"""A train of this duration on the wire, as far as the queue holds it; shorter in labs of many links, so that all
-directions one after the other take little longer than the second."""
+"""Duration of a train on the wire, and of all trains together. A train is shorter if the queue holds less, and in labs
+of many links, whose directions are measured one after the other."""
 LEAST_TRAIN_S = 0.008
 MOST_TRAIN_BYTES = 20_000_000
-"""Enough for what no computer forwards to show; the 2 GB that 20 ms of 800 Gb/s are would take a second."""
+"""Enough to expose a rate that no computer forwards; 20 ms at 800 Gb/s are 2 GB, which would take a second."""
 JITTERS_OF_TRAIN = 40
-"""A train lasts so many times its path's jitter, which moves its ends."""
+"""Duration of a train in units of its path's jitter, which displaces the train's ends."""
 
 EVENTS = 30
-"""Lost (or doubled, …) packets to be expected of a stream: then their share can be told from none and from twice."""
+"""Expected lost (or duplicated, …) packets of a stream: enough to tell their share from zero and from its double."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. Counts are for each direction; ``all_probes`` and ``all_packets`` are for all together.
+    """How much is measured. Counts are per direction; ``all_probes`` and ``all_packets`` are totals.
 
-    ``stream_s`` bounds what a slow link may take for its full-sized packets, ``train_s`` for one train.
+    ``stream_s`` bounds the time of a slow link's full-sized packets, ``train_s`` that of one train.
     """
 
     probes: int
@@ -73,11 +74,11 @@ class Effort:
     train_s: float
 
     def probes_of(self, topology: Topology) -> int:
-        """Probes on many links share one sender: what each gets then is fewer, not a longer wait for everybody."""
+        """Return the probes per direction: with many links, which share one sender, fewer instead of a longer wait."""
         return max(self.fewest_probes, min(self.probes, self.all_probes // max(1, 2 * len(topology.links))))
 
     def packets_of(self, impairment: Impairment, mtu: int, directions: int) -> int:
-        """As many as tell its rarest event, if that can be had."""
+        """Return the packets per direction: enough to resolve its rarest event, within the limits."""
         shares = (impairment.mean_loss, impairment.corrupt, impairment.duplicate, impairment.reorder)
         rarest = min((share for share in shares if share > 0), default=1.0)
         together = impairment.chain.mean_burst if impairment.chain else 1.0
@@ -95,14 +96,14 @@ THOROUGH = Effort(1000, 200, 40_000, 30_000, 300_000, 4_000_000, 20.0, 5.0)
 
 @dataclass(frozen=True)
 class Load:
-    """Of all cores, 0..1, while it was measured."""
+    """Load of all cores during the measurement, 0..1."""
 
     busy: float
     stolen: float
 
 
 class Measuring:
-    """One certification: the sockets of all paths, and what came of each."""
+    """One certification: the probes of all paths and their results."""
 
     def __init__(self, lab: LabFolder, topology: Topology, effort: Effort, tell: Tell) -> None:
         self._lab, self._topology, self._effort, self._tell = lab, topology, effort, tell
@@ -115,8 +116,8 @@ class Measuring:
         self._train_s = TRAIN_S
 
     def measure(self, bare: Sequence[ProbePath]) -> tuple[tuple[LinkCertificate, ...], Load]:
-        """All links, judged, and what the machine did while delays were measured. ``bare`` are the paths to compare
-        with, both ways; the first echo goes over the first of them."""
+        """Return all links, judged, and the machine's load while delays were measured. ``bare`` are both directions of
+        the baseline path; its echo uses the first."""
         with ExitStack() as opened:
             paths = list(_paths(self._lab, self._topology, self._net))
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
@@ -160,7 +161,7 @@ class Measuring:
     def _echoes(
         self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath]
     ) -> tuple[dict[str, Echo], str]:
-        """One for each link, from the first of its sites, and one over the bare path; or why there are none."""
+        """Open an echo for each link, from its first site, and one over the baseline; or return why there are none."""
         wanted = {f"echo:{path.name.partition(':')[0]}": path for path in reversed([*paths, *bare])}
         found: dict[str, Echo] = {}
         try:
@@ -172,12 +173,12 @@ class Measuring:
         return found, ""
 
     def _times(self, probers: list[Prober]) -> dict[str, list[Arrival]]:
-        # The first packets of a path resolve neighbours and warm caches: they are sent, and not counted.
+        # The first packets of a path resolve neighbours and warm caches; they are not counted.
         came = rounds(probers, 5, self._interval_s, self._patience_s)
         until = time.monotonic() + RESOLVING_S
         while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
             came |= rounds(silent, 5, max(INTERVAL_S, SLOT_S * len(silent)), self._patience_s)
-        self._say(f"{self._count} small packets and echoes each", self._count * self._interval_s)
+        self._say(f"{self._count} small packets and echoes per path", self._count * self._interval_s)
         return rounds(probers, self._count, self._interval_s, self._patience_s)
 
     def _streams(self, probes: Mapping[str, Probe], times: Mapping[str, Sequence[Arrival]]) -> dict[str, Stream]:
@@ -213,10 +214,10 @@ class Measuring:
         }
 
     def _rates(self, probes: Mapping[str, Probe], times: Mapping[str, Sequence[Arrival]]) -> dict[str, dict[str, Any]]:
-        """For each direction the fields of a DirectionSample that are about its rate."""
+        """Return the rate fields of a DirectionSample for each direction."""
         limited = sum(bool(it.rate_bps) for it in self._impairments.values())
         self._train_s = max(LEAST_TRAIN_S, min(TRAIN_S, TRAINS_S / max(1, limited)))
-        self._say(f"the rate of {limited} directions, one after the other", limited * (self._train_s + 0.005))
+        self._say(f"rate of {limited} directions, one after the other", limited * (self._train_s + 0.005))
         found: dict[str, dict[str, Any]] = {}
         for link in self._topology.links:
             for name in link.directions:
@@ -225,7 +226,7 @@ class Measuring:
                     found[name] = (
                         self._rate(probes[name], link, self._impairments[name])
                         if times[name]
-                        else {"rate_why": "rate: no probe came through, so no train was sent"}
+                        else {"rate_why": "rate: no probe came through, so no packet train was sent"}
                     )
         return found
 
@@ -236,11 +237,11 @@ class Measuring:
         if shortest_s > self._effort.train_s:
             return {
                 "rate_why": f"rate: {packet_trains.SHORTEST} packets take {shortest_s:.3g} s,"
-                " longer than this certificate takes; --thorough takes longer"
+                " longer than this certificate allows; --thorough allows more"
             }
         train_s = min(wanted_s, self._effort.train_s, 0.8 * 8 * target.queue_bytes / target.rate_bps or wanted_s)
         train_s = max(train_s, shortest_s)
-        # What is flipped and fails its checksum took its time on the wire, and is not seen.
+        # Corrupted packets that fail their checksum take time on the wire and are not counted.
         seen = 1.0 - target.corrupt if target.corrupt_survives else 1.0
         slack = 4.0 * target.jitter_s / train_s
         patience_s = longest_s(target)
@@ -253,7 +254,7 @@ class Measuring:
             measured.append(found / seen)
             if abs(measured[-1] - target.rate_bps) <= (RATE_TOLERANCE + slack) * target.rate_bps:
                 return {"rate_bps": measured[-1], "rate_slack": slack}
-            # One undisturbed train tells; only what looks wrong is looked at again.
+            # One undisturbed train is enough; only a result outside tolerance is repeated.
         return {"rate_bps": statistics.median(measured) if measured else None, "rate_slack": slack}
 
     def _segmentation(self, direction: str) -> str:
@@ -266,13 +267,13 @@ class Measuring:
 
 
 def longest_s(impairment: Impairment) -> float:
-    """Seconds that a packet may take, but for its turn in the queue."""
+    """Return the longest delay of a packet in seconds, without queueing."""
     late = DISTRIBUTIONS.get(impairment.jitter_distribution, 4.0) if impairment.jitter_s else 0.0
     return impairment.delay_s + max(4.0, late) * impairment.jitter_s + impairment.reorder_by_s
 
 
 def _first(arrivals: Sequence[Arrival]) -> tuple[float, ...]:
-    """Each packet's own delay, its duplicate's left out."""
+    """Return each packet's delay, without those of duplicates."""
     found: dict[int, float] = {}
     for arrival in arrivals:
         found.setdefault(arrival.number, arrival.delay_s)
@@ -294,7 +295,7 @@ def _own_drops(lab: LabFolder) -> dict[str, int]:
 
 
 def _paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[ProbePath]:
-    """Both directions of every link, from gateway to gateway."""
+    """Yield both directions of every link, from gateway to gateway."""
     for link in topology.links:
         for name, source, target in zip(link.directions, link.between, reversed(link.between), strict=True):
             yield ProbePath(

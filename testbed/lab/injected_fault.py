@@ -1,4 +1,4 @@
-"""A fault of a lab that is up, as a Python object."""
+"""A fault in a running lab, as a Python object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Fault"]
 
 
 class _Lab(Protocol):
-    """What a fault needs of its lab."""
+    """The part of a lab that a fault uses."""
 
     def heal(self, what: str | None = None) -> tuple[Fault, ...]: ...
 
@@ -20,11 +20,11 @@ class _Lab(Protocol):
 
 @dataclass
 class Fault:
-    """One fault of one lab; as a context manager it is healed on exit, always.
+    """One fault in one lab; as a context manager it is always healed on exit.
 
-    ``began`` and ``ended`` are seconds of CLOCK_MONOTONIC; ``ended`` is None while it stands. ``phase`` is what it does
-    by now, or did last, in words: ``dark``, ``loss 1.2%``. ``lasts_s`` is after how many seconds it ends by itself;
-    None if only a heal ends it.
+    ``began`` and ``ended`` are seconds of CLOCK_MONOTONIC; ``ended`` is None while the fault is active. ``phase``
+    describes its current effect, or its last one: ``dark``, ``loss 1.2%``. ``lasts_s`` is the duration in seconds after
+    which it ends by itself; None if only a heal ends it.
     """
 
     id: str
@@ -56,14 +56,14 @@ class Fault:
         )
 
     def heal(self) -> None:
-        """End it; nothing happens if it has ended already."""
+        """End the fault; does nothing if it has already ended."""
         if self._lab is None:
             return
         self._lab.heal(self.id)
         self.refresh()
 
     def refresh(self) -> None:
-        """Learn whether it has ended by itself, and what it does by now."""
+        """Update ``ended`` and ``phase`` from the keeper."""
         if self._lab is not None:
             mine = [it for it in self._lab.faults() if it.id == self.id]
             if mine:

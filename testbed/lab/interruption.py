@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and a closed terminal may interrupt, and what they may not."""
+"""Which parts of a run Ctrl-C, SIGTERM and a closed terminal may interrupt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM is an interruption too, so that it undoes everything and writes what was measured."""
+    """Treat SIGTERM like Ctrl-C, so that it undoes everything and writes what was measured."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -34,7 +34,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """A second signal must not cut an undo short: it is bounded in time, and half of it would be worse."""
+    """Ignore signals during an undo: it is bounded in time, and a partial undo would be worse."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""A lab that is up, as a Python object: every verb of the command line is a method here."""
+"""A running lab as a Python object: every verb of the command line is a method here."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from testbed.lab.jobs.recorder import Recorder
 
 
 def runs_root() -> Path:
-    """``$TESTBED_RUNS``, else ./runs. Absolute, because agents live elsewhere."""
+    """Return ``$TESTBED_RUNS``, else ./runs, as an absolute path, because agents run in another directory."""
     return Path(os.environ.get("TESTBED_RUNS") or "runs").absolute()
 
 
 @dataclass(frozen=True)
 class SavableReport(Report):
-    """A report that a user's program can write where it likes; core, where reports are built, writes nothing."""
+    """A report that a user's program can save; core, which builds reports, writes no files."""
 
     @classmethod
     def of(cls, report: Report) -> SavableReport:
         return cls(**{it.name: getattr(report, it.name) for it in fields(report)})
 
     def save(self, folder: Path | str) -> None:
-        """Write index.html, report.json and report.md into ``folder``; made if it is not there. Raises StorageError."""
+        """Write index.html, report.json and report.md into ``folder``, created if missing. Raises StorageError."""
         store.save_report(self, Path(folder))
 
 
 class Lab:
-    """See the module. As a context manager it is taken down on exit, whatever happened inside."""
+    """A running lab. As a context manager it is taken down on exit, whatever happened inside."""
 
     def __init__(self, folder: LabFolder) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class Lab:
         self.topology = _read_topology(folder)
         self.certificate: Certificate | None = _read_certificate(folder)
         self.allow_uncertified = False
-        """Whether jobs may run although fibers are outside tolerance; their reports say so on every page."""
+        """Whether jobs may run even if fibers are outside tolerance; every page of their reports says so."""
         self.run_directory: RunDirectory | None = None
         self.recorder: Recorder | None = None
         self._jobs = 0
@@ -79,16 +79,17 @@ class Lab:
     def inject(
         self, fault: str, target: str, /, *, for_s: float | None = None, wait: bool = False, **parameters: str | float
     ) -> Fault:
-        """Apply a fault; the keeper ends it after ``for_s`` seconds even if we are gone. ``wait`` returns after that,
-        or when a fault is over that has an end of its own. ``parameters`` as in a command: ``down="200ms", times=5``;
-        a name that Python keeps for itself takes a line below: ``from_="1%"``.
+        """Inject a fault; the keeper ends it after ``for_s`` seconds even if this process has ended.
 
-        Raises UserError or UnknownName before anything is touched.
+        ``wait`` returns when the fault has ended, after ``for_s`` or by itself. ``parameters`` are those of the command
+        line: ``down="200ms", times=5``; a Python keyword takes a trailing underscore: ``from_="1%"``.
+
+        Raises UserError or UnknownName before anything is changed.
         """
         if for_s is not None and not 0 < for_s < float("inf"):
-            raise UserError(f"a fault lasts longer than 0 s, not {for_s:g} s")
+            raise UserError(f"expected a fault duration greater than 0 s, got {for_s:g} s")
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
-        compile_fault(self.topology, fault, target, written)  # the keeper does it again, and acts on it
+        compile_fault(self.topology, fault, target, written)  # validates; the keeper compiles it again and applies it
         record = client.ask(
             self._folder,
             protocol.Inject(fault={"type": fault, "target": target, "for_s": for_s, "parameters": written}),
@@ -108,29 +109,29 @@ class Lab:
         return self.inject("cut", target, for_s=for_s, carrier=carrier)
 
     def heal(self, what: str | None = None) -> tuple[Fault, ...]:
-        """End one fault (by id), all faults of one target, link or node, or all; those that ended now.
+        """End one fault (by id), all faults of one target, link or node, or all; return those that ended now.
 
-        Without its keeper the lab is healed from its journal. Raises UnknownName.
+        If the keeper is gone, heals the lab from its journal. Raises UnknownName.
         """
         if not client.answers(self._folder):
             left = teardown.heal(self._folder, what)
             if what is not None and not left:
                 self._refuse_unknown(what, teardown.faults_ever(self._folder))
             return tuple(Fault.of(it, self) for it in left)
-        standing = [it for it in self.faults() if it.ended is None]
-        chosen = [it for it in standing if what in (None, it.id, it.target, *it.links, *it.nodes)]
+        active = [it for it in self.faults() if it.ended is None]
+        chosen = [it for it in active if what in (None, it.id, it.target, *it.links, *it.nodes)]
         if what is not None and not chosen:
             self._refuse_unknown(what, {name for it in self.faults() for name in (it.id, it.target)})
         ended = client.ask(self._folder, protocol.Heal(ids=[it.id for it in chosen], everything=what is None))
         return tuple(Fault.of(it, self) for it in ended)
 
     def _refuse_unknown(self, what: str, faults: Set[str]) -> None:
-        """``faults``: ids and targets of all that there ever were. Raises UnknownName."""
+        """Raise UnknownName unless ``what`` can be healed; ``faults`` are ids and targets of all faults so far."""
         if what.partition(":")[0] not in (known := faults | all_targets(self.topology)):
             raise UnknownName("fault, link, node or site", what, sorted(known))
 
     def faults(self) -> tuple[Fault, ...]:
-        """All faults since the lab is up, those that ended included."""
+        """Return all faults since the lab came up, including ended ones."""
         return tuple(Fault.of(it, self) for it in client.ask(self._folder, protocol.Faults()))
 
     # ---- looking
@@ -139,9 +140,9 @@ class Lab:
         return status.status(self._folder, self.topology, self.certificate)
 
     def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
-        """Measure all fibers now; the certificate is kept with the lab, whatever it says.
+        """Measure all fibers now and store the certificate with the lab, whatever its verdict.
 
-        ``tell`` is told what is being measured, and how long that takes.
+        ``tell`` receives the current measurement and its estimated duration.
         """
         self.certificate = certification.certify(self._folder, self.topology, thorough=thorough, tell=tell)
         try:
@@ -152,27 +153,27 @@ class Lab:
 
     @property
     def prometheus(self) -> str:
-        """``address:port`` of its Prometheus in its management network; empty where there is none, or none any more."""
+        """``address:port`` of Prometheus in the lab's management network; empty if none is running."""
         return str(client.ask(self._folder, protocol.Hello())["prometheus"])
 
     def observe(self, port: int = PROMETHEUS_PORT) -> Forwarder:
-        """Have ``port`` of 127.0.0.1 lead to the lab's Prometheus, until the forwarder is closed.
+        """Forward ``port`` of 127.0.0.1 to the lab's Prometheus until the forwarder is closed.
 
-        Raises UserError when the lab was brought up without ``observe``, or the port cannot be had; LabError when its
+        Raises UserError when the lab was brought up without ``observe`` or the port is not available; LabError when
         Prometheus has ended.
         """
         hello = client.ask(self._folder, protocol.Hello())
         if hello["prometheus_ended"]:
-            raise LabError(f"the prometheus of lab {self.name} {hello['prometheus_ended']}; `testbed logs` says more")
+            raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: testbed logs")
         if not hello["prometheus"]:
             raise UserError(
-                f"lab {self.name} is not observed; take it down, and bring it up with: testbed up --observe"
+                f"lab {self.name} runs no Prometheus; take it down, and bring it up again with: testbed up --observe"
             )
         address, _, there = hello["prometheus"].rpartition(":")
         return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
 
     def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of the logs: of keeper, emulator, agents and Prometheus; of one rank or node those that name it.
+        """Yield lines of the logs of keeper, emulator, agents and Prometheus, or of one node or rank.
 
         ``follow`` ends with LabError when the lab is taken down.
         """
@@ -204,7 +205,8 @@ class Lab:
     # ---- working
 
     def exec(self, node: str, argv: Sequence[str]) -> int:
-        """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt`` with our terminal; its status."""
+        """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt``, attached to this terminal; return
+        its exit status."""
         nodes = set(self.topology.node_names)
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
@@ -220,18 +222,21 @@ class Lab:
         echo: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """A user's program once per rank with torchrun's environment; status of the worst rank.
+        """Run a user's program once per rank with torchrun's environment; return the status of the worst rank.
 
-        Its output is kept in a run directory (``directory`` is where that is made, default :func:`runs_root`). Another
-        thread may end the ranks by setting ``stop``. Raises FidelityError as :meth:`train` does, LabError where a node
-        has no power, or while a job trains.
+        Its output is kept in a new run directory below ``directory`` (default :func:`runs_root`). Another thread may
+        end the ranks by setting ``stop``. Raises FidelityError like :meth:`train`, LabError if a node has no power or a
+        training job is running.
         """
         if not argv:
-            raise UserError("nothing to launch; write: testbed launch -- python train.py")
+            raise UserError("missing command to launch; write: testbed launch -- python train.py")
         self._refuse_uncertified()
         self._refuse_powerless()
         if self.status().training:
-            raise LabError(f"lab {self.name} is training, and its bytes would count for yours; wait for its end")
+            raise LabError(
+                f"lab {self.name} is running a training job; its traffic would be counted as yours. "
+                "Wait until it finishes."
+            )
         run = self._unused_run(directory)
         how = run_metadata.Ending("interrupted", "interrupted by the user")
         recorder = Recorder(self._folder, self.topology, run)
@@ -254,15 +259,17 @@ class Lab:
             run.give_to_caller()
 
     def train(self, steps: int = 500, **workload: Any) -> Job:
-        """Begin the testbed's own training job; see :class:`Workload`. Follow it by the Job that is returned.
+        """Start the testbed's own training job (see :class:`Workload`) and return it.
 
-        Raises FidelityError where the lab is not certified, unless :attr:`allow_uncertified`.
+        Raises FidelityError if the lab is not certified, unless :attr:`allow_uncertified` is set.
         """
         if steps < 1:
-            raise UserError(f"a job has at least one step, not {steps}")
+            raise UserError(f"steps must be at least 1, got {steps}")
         self._refuse_uncertified()
         if not client.ask(self._folder, protocol.Ranks()):
-            raise LabError("this lab has no training agents (it was brought up without, or torch is not installed)")
+            raise LabError(
+                f"lab {self.name} has no training agents: it was brought up with --no-agents, or torch is not installed"
+            )
         run = self._unused_run()
         self.recorder = Recorder(self._folder, self.topology, run)
         self.recorder.start()
@@ -277,23 +284,23 @@ class Lab:
         )
 
     def _refuse_powerless(self) -> None:
-        """A node without power runs nothing; the namespace that stands for it would."""
-        standing = [it for it in client.ask(self._folder, protocol.Faults()) if it["ended_t"] is None]
-        dark = sorted({node for it in standing if it["phase"] == NO_POWER for node in it["nodes"]})
+        """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
+        active = [it for it in client.ask(self._folder, protocol.Faults()) if it["ended_t"] is None]
+        dark = sorted({node for it in active if it["phase"] == NO_POWER for node in it["nodes"]})
         if dark:
-            raise LabError(f"{', '.join(dark)}: no power, by a fault; heal it first: testbed heal -l {self.name}")
+            raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: testbed heal -l {self.name}")
 
     def _refuse_uncertified(self) -> None:
         if self.allow_uncertified or (self.certificate is not None and self.certificate.certified):
             return
         why = "; ".join(self.certificate.why) if self.certificate else "its fibers were not measured"
         raise FidelityError(
-            f"lab {self.name} is not certified: {why}; heal what is wrong and run: testbed certify -l {self.name},"
-            " or go on with --allow-uncertified"
+            f"lab {self.name} is not certified: {why}; fix the cause and run: testbed certify -l {self.name},"
+            " or continue with --allow-uncertified"
         )
 
     def open_run(self, root: Path | None = None) -> RunDirectory:
-        """A new run directory, which the next job will use."""
+        """Create a run directory for the next job."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.run_directory = RunDirectory.create(root or runs_root(), f"{self.name}-{stamp}")
         self._used = False
@@ -301,7 +308,7 @@ class Lab:
         return self.run_directory
 
     def _unused_run(self, root: Path | None = None) -> RunDirectory:
-        """One run directory holds one job: records of two would mix."""
+        """Return a run directory without a job: each holds one, so that records do not mix."""
         self._end_run()
         run = self.open_run(root) if self.run_directory is None or self._used else self.run_directory
         self._used = True
@@ -317,23 +324,23 @@ class Lab:
             run_metadata.end(self.run_directory, how)
 
     def report(self) -> SavableReport:
-        """The report of the last job of this lab object, also written into its run directory."""
+        """Return the report of this lab object's last job, and write it into the run directory."""
         if self.run_directory is None:
-            raise UserError("nothing was run in this lab yet: train or launch something first")
+            raise UserError(f"no job was run in lab {self.name} yet; call train() or launch() first")
         self._end_run()
         return SavableReport.of(store.write_report(self.run_directory))
 
     def down(self) -> None:
-        """Remove the lab; nothing happens if it is down already."""
+        """Take the lab down; does nothing if it is already down."""
         try:
             self._end_run()
-        finally:  # a full disk keeps no lab from going
+        finally:  # also when the disk is full
             teardown.down(self._folder)
 
     def _latest_run(self) -> RunDirectory | None:
         if self.run_directory is not None:
             return self.run_directory
-        # As open_run and RunDirectory.create name it: that of a lab called metro-40km is none of one called metro.
+        # The name that open_run and RunDirectory.create give; metro-40km's runs must not match lab metro.
         name = re.compile(re.escape(self.name) + r"-\d{8}-\d{6}(-\d+)?")
         mine = [run for run in store.list_runs(runs_root()) if name.fullmatch(run.name)]
         return mine[0] if mine else None
@@ -343,7 +350,10 @@ def _read_topology(folder: LabFolder) -> Topology:
     try:
         return topology_from_dict(json.loads(folder.topology.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise LabError(f"lab {folder.name} is not whole; take it down with: testbed down {folder.name}") from error
+        raise LabError(
+            f"lab {folder.name} is incomplete: {folder.topology.name} cannot be read; "
+            f"take it down with: testbed down {folder.name}"
+        ) from error
 
 
 def _read_certificate(folder: LabFolder) -> Certificate | None:

@@ -1,7 +1,6 @@
-"""The audit by measurement: a job trains, and each duct is cut in turn. All in one lab, which is taken down at the end.
+"""The measured audit: train a job in a lab, cut each duct in turn, and take the lab down.
 
-What was measured until then is kept, whatever ends it: an interruption, a job that did not survive a cut, a lab that
-failed.
+Measurements are kept however the audit ends: an interruption, a job that did not survive a cut, or a failed lab.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ DEFAULT_HOLD_S: Final = 5.0
 _WARM_STEPS: Final = 15
 """The first steps are slow: memory is touched for the first time, connections are opened."""
 _BACK_STEPS: Final = 5
-"""Steps after a heal before the next duct's turn."""
+"""Steps after a heal before the next duct is cut."""
 _BACK_BOUND_S: Final = 90.0
-"""After a cut of all fibers TCP tries again within twice the time that it was dark; the timeout ends it after 30 s."""
+"""After a cut of all fibers TCP retries within twice the dark time; the job's timeout ends it after 30 s."""
 _MOST_STEPS: Final = 1_000_000
 _RECORDER_S: Final = 1.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``impacts`` are in the order of the cuts; ``left`` are ducts whose turn did not come, and ``why``.
+    """Result of an audit: ``impacts`` in the order of the cuts; ``left``, the ducts that were not cut, and ``why``.
 
     ``status`` is ``finished``, ``interrupted`` or ``failed``.
     """
@@ -66,17 +65,17 @@ def measure(
     allow_uncertified: bool = False,
     progress: Progress | None = None,
 ) -> Measured:
-    """Train on ``topology`` and cut each duct for ``hold_s`` seconds; ``only`` names some of them.
+    """Train on ``topology`` and cut each duct for ``hold_s`` seconds; ``only`` selects ducts.
 
     Raises what :func:`testbed.lab.deploy.up` raises, UnknownName for a duct that no link passes through, and UserError
-    for a topology without links; later troubles are in what it returns.
+    for a topology without links; later failures are part of the result.
     """
     progress = Unbreakable(progress or Silent())
     ducts = _chosen(topology, only)
     if why := agent_host.missing():
-        raise LabError(f"--measure trains, and there are no training agents: {why}")
+        raise LabError(f"--measure needs training agents: {why}")
     if not 0.5 <= hold_s <= 20.0:
-        raise UserError(f"a cut of {hold_s:g} s: hold each from 0.5 s to 20 s, below the job's timeout of 30 s")
+        raise UserError(f"--hold must be from 0.5 s to 20 s, below the job's timeout of 30 s; got {hold_s:g} s")
     root = (runs or runs_root()).absolute()
     store.check_writable(root)
     try:
@@ -102,7 +101,7 @@ def measure(
 def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
     known = ducts_of(topology)
     if not known:
-        raise UserError("there are no links, so there is nothing to cut")
+        raise UserError(f"topology {topology.name} has no links to cut")
     for duct in only:
         if duct not in known:
             raise UnknownName("duct", duct, known)
@@ -121,7 +120,7 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, root: Path, progress: P
                 progress.phase("cut", f"{duct}, {done + 1} of {len(ducts)}")
                 _cut(lab, job, duct, hold_s)
                 done += 1
-            _let(job, hold_s)  # how the last one was come through is seen in what follows
+            _let(job, hold_s)  # the recovery from the last cut shows in the following steps
             job.stop()
     except Interrupted:
         status, why = "interrupted", "interrupted by the user"
@@ -130,9 +129,9 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, root: Path, progress: P
     except TestbedError as error:
         status, why = "failed", str(error)
         if isinstance(error, JobFailed):
-            done = min(done + 1, len(ducts))  # that cut was measured, and ended the job
+            done = min(done + 1, len(ducts))  # that cut was measured; it ended the job
     with defer_interrupts():
-        time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the recorder asks for events once a second
+        time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the recorder polls events once a second
         if lab.recorder is not None:
             lab.recorder.stop()
         data = run.read()
@@ -143,12 +142,12 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, root: Path, progress: P
 
 
 def _cut(lab: Lab, job: Job, duct: str, hold_s: float) -> None:
-    """One cut: calm before it, and the job is seen to go on after it. Raises JobFailed, LabError."""
+    """Cut one duct, after an undisturbed interval, and wait until the job proceeds. Raises JobFailed, LabError."""
     _let(job, hold_s)
     with lab.cut(duct):
         _let(job, hold_s)
     job.wait_for(job.step + _BACK_STEPS, timeout=_BACK_BOUND_S)
-    # A protected link goes back by itself after its wait; the next duct is cut when everything is where it belongs.
+    # A protected link reverts by itself after its wait; heal() reverts it now, before the next duct is cut.
     lab.heal()
 
 
@@ -161,5 +160,5 @@ def _let(job: Job, seconds: float) -> None:
 
 
 def to_dict(measured: Measured) -> Mapping[str, object]:
-    """For JSON."""
+    """Convert to JSON data."""
     return {**asdict(measured), "directory": None if measured.directory is None else str(measured.directory)}

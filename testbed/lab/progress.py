@@ -1,4 +1,4 @@
-"""Who hears how it goes while something takes long: the terminal, a caller of the library, nobody."""
+"""Progress of long operations, for the terminal or a caller of the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LiveState", "Progress", "Silent", "Unbreakable"]
 
 @dataclass(frozen=True)
 class LiveState:
-    """What a live line shows."""
+    """The values that a live progress line shows."""
 
     step: int = 0
     steps: int = 0
@@ -25,7 +25,7 @@ class LiveState:
 
 
 class Progress(Protocol):
-    """Who wants to hear how it goes; every method may do nothing."""
+    """A receiver of progress; every method may do nothing."""
 
     def phase(self, name: str, detail: str = "") -> None: ...
 
@@ -39,7 +39,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Hears nothing."""
+    """Ignores all progress."""
 
     def phase(self, name: str, detail: str = "") -> None:
         return None
@@ -58,7 +58,7 @@ class Silent:
 
 
 class Unbreakable:
-    """Passes everything on until nobody can be told any more: a closed terminal or pipe must not end a run."""
+    """Forwards progress until the receiver fails: a closed terminal or pipe must not end a run."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -78,8 +78,8 @@ class Unbreakable:
     def note(self, text: str) -> None:
         self._tell(lambda: self._progress.note(text))
 
-    def _tell(self, words: Callable[[], None]) -> None:
+    def _tell(self, call: Callable[[], None]) -> None:
         try:
-            words()
+            call()
         except OSError:
             self._progress = Silent()

@@ -1,4 +1,4 @@
-"""How a lab is, at a glance."""
+"""The status of a lab: state, problems, links and ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from testbed.lab import teardown
 class LinkStatus:
     """``carrier`` is what the gateway of each site sees; ``verdict`` is the certificate's.
 
-    ``faults`` are the ids of those that stand, ``phases`` says of each what it does by now: ``f2 loss 1.2%``.
+    ``faults`` are the ids of active faults, ``phases`` their current effects: ``f2 loss 1.2%``.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LinkStatus:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """``faults`` and ``phases`` as in :class:`LinkStatus`, of the node's."""
+    """``faults`` and ``phases`` as in :class:`LinkStatus`, for the rank's node."""
 
     rank: int
     node: str
@@ -56,10 +56,10 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class LabStatus:
-    """``state`` is building, up, kept, degraded; ``why`` says what is wrong, if anything.
+    """``state`` is building, up, kept or degraded; ``why`` lists what is wrong.
 
-    ``prometheus`` is its address in the lab's management network; empty in a lab that is not observed. ``waits`` says
-    of a job that is to begin again, and cannot yet, what it waits for.
+    ``prometheus`` is the address of Prometheus in the lab's management network; empty if it runs none. ``waits`` says
+    what a job restart is waiting for.
     """
 
     name: str
@@ -77,7 +77,7 @@ class LabStatus:
 
     @property
     def training(self) -> bool:
-        """Whether a rank of it trains."""
+        """Whether any rank is training."""
         return any(rank.state == "training" for rank in self.ranks)
 
 
@@ -86,7 +86,7 @@ FOREIGN = "another user's"
 
 @dataclass(frozen=True)
 class LabSummary:
-    """``state`` is that of :class:`LabStatus`, or :data:`FOREIGN`: then nothing else is known of it."""
+    """``state`` is that of :class:`LabStatus`, or :data:`FOREIGN`: then the other fields are unknown."""
 
     name: str
     topology: str
@@ -97,7 +97,7 @@ class LabSummary:
 
 @dataclass
 class _Found:
-    """What can be asked of a lab that may be half dead."""
+    """The keeper's answers, as far as a possibly degraded lab gives them."""
 
     hello: HelloAnswer | None = None
     stats: list[DirectionCounters] = field(default_factory=list)
@@ -112,7 +112,7 @@ class _Found:
 
 
 def summary(lab: LabFolder) -> LabSummary:
-    """One line about a lab, whatever shape it is in."""
+    """Return one line about a lab, whatever its condition."""
     topology, nodes, since = "?", 0, _touched_unix_s(lab)
     if lab.foreign:
         return LabSummary(lab.name, topology, FOREIGN, since, nodes)
@@ -120,7 +120,7 @@ def summary(lab: LabFolder) -> LabSummary:
         data = json.loads(lab.topology.read_text())
         topology, nodes = data["name"], sum(site["nodes"] for site in data["sites"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # it died before it was written
+        pass  # bring-up died before it wrote the file
     state = "degraded"
     with contextlib.suppress(LabError):
         hello = client.ask(lab, protocol.Hello())
@@ -131,16 +131,16 @@ def summary(lab: LabFolder) -> LabSummary:
 
 
 def _touched_unix_s(lab: LabFolder) -> float:
-    """Where no keeper says since when a lab is up: when the last file came or went in its folder."""
+    """Return when the lab's folder last changed, as a substitute for the start time if no keeper answers."""
     with contextlib.suppress(OSError):
         return lab.path.stat().st_mtime
     return 0.0
 
 
 def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) -> LabStatus:
-    """Ask everybody, be surprised by nobody: a dead keeper or emulator is a line of ``why``.
+    """Query keeper, emulator and gateways; one that is dead becomes a line of ``why``.
 
-    Raises LabError when the lab was taken down meanwhile.
+    Raises LabError when the lab has been taken down in the meantime.
     """
     lab.refuse_gone()
     found = _ask(lab)
@@ -150,17 +150,17 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     links = []
     for link in topology.links:
         directions = {it["direction"]: it for it in found.stats if it["direction"] in link.directions}
-        standing = [it for it in found.active if link.name in it["links"]]
+        active = [it for it in found.active if link.name in it["links"]]
         links.append(
             LinkStatus(
                 link.name,
                 link.length_m / 1000,
                 {site: carriers.get((topology.site(site).gateway, link.name), False) for site in link.between},
                 verdicts.get(link.name, "not measured"),
-                tuple(it["id"] for it in standing),
+                tuple(it["id"] for it in active),
                 {name: it["packets"] for name, it in directions.items()},
                 sum(sum(it["drops"].values()) for it in directions.values()),
-                (*(f"{it['id']} {it['phase']}" for it in standing), *_protection(found.protection.get(link.name))),
+                (*(f"{it['id']} {it['phase']}" for it in active), *_protection(found.protection.get(link.name))),
             )
         )
     return LabStatus(
@@ -180,7 +180,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
 
 
 def _protection(state: str | None) -> tuple[str, ...]:
-    """Nothing of a link that is where it belongs, or that has no second path."""
+    """Describe the state of a link's protection; empty on the working path, or if the link is unprotected."""
     return () if state in (None, "working") else ("on protection" if state == "protection" else state,)
 
 
@@ -194,14 +194,14 @@ def _ask(lab: LabFolder) -> _Found:
         found.protection = client.ask(lab, protocol.ProtectionStates())
     except LabError:
         if teardown.keeper_alive(lab):
-            found.why.append("its keeper lives but does not answer")
+            found.why.append("the keeper is alive but does not answer")
         else:
             found.why += [*_without_keeper(lab), *_containers(lab)]
         return found
     if hello["emulator_died"]:
-        found.why.append(f"its emulator died, so its fibers are dark; take it down with: testbed down {lab.name}")
+        found.why.append(f"the emulator died, so all fibers are dark; take it down with: testbed down {lab.name}")
     if hello["prometheus_ended"]:
-        found.why.append(f"its prometheus {hello['prometheus_ended']}: it is not observed any more")
+        found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += _containers(lab)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
@@ -209,7 +209,7 @@ def _ask(lab: LabFolder) -> _Found:
 
 
 def _containers(lab: LabFolder) -> list[str]:
-    """What is wrong with a lab's containers by the word of the docker that made them, or with that docker."""
+    """Return what is wrong with a lab's containers according to their docker daemon, or with that daemon."""
     if lab_nodes.driver(lab) != "containerlab":
         return []
     try:
@@ -221,29 +221,29 @@ def _containers(lab: LabFolder) -> list[str]:
 
 
 def _without_keeper(lab: LabFolder) -> list[str]:
-    """What nobody looks after any more: the fibers, and faults that a dead keeper can no longer end."""
-    gone, down = "its keeper is gone", f"take it down with: testbed down {lab.name}"
+    """Describe a lab whose keeper is dead: its fibers, and the faults that the keeper can no longer end."""
+    gone, down = "the keeper is gone", f"take it down with: testbed down {lab.name}"
     try:
         journal = Journal.read(lab.journal)
     except LabError as error:
         lab.refuse_gone()
         return [f"{gone}; {down}", str(error)]
     if journal.empty:
-        return [f"{gone}; {down}", "its journal is empty: what stands of it is not known"]
+        return [f"{gone}; {down}", "the journal is empty: what is left of the lab is unknown"]
     if journal.boot != process.boot_id():
         return [
-            f"{gone}, so its fibers are dark; {down}",
-            "the machine was restarted since: nothing of it is left but its folder"
-            + (" and its containers, stopped" if lab_nodes.driver(lab) == "containerlab" else ""),
+            f"{gone}, so all fibers are dark; {down}",
+            "the machine was restarted: only the lab's folder is left"
+            + (", and its stopped containers" if lab_nodes.driver(lab) == "containerlab" else ""),
         ]
     if teardown.lit_by_the_kernel(journal):
-        lit = "the kernel keeps its fibers lit, unwatched"
+        lit = "the kernel keeps its fibers lit, unsupervised"
         why = [f"{gone}, and {lit}; darken them with: testbed heal -l {lab.name}, or {down}"]
     else:
-        why = [f"{gone}, so its fibers are dark; {down}"]
+        why = [f"{gone}, so all fibers are dark; {down}"]
     for it in teardown.active_faults(journal):
-        stands = "still stands" if it["steps"] else "was going on, and leaves the fiber alone by now"
-        why.append(f"fault {it['id']} ({it['type']} {it['target']}) {stands}")
+        state = "is still active" if it["steps"] else "is unfinished and currently has no effect on the fiber"
+        why.append(f"fault {it['id']} ({it['type']} {it['target']}) {state}")
     return why
 
 
@@ -258,7 +258,7 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
     return states
 
 
-def _rank(lab: LabFolder, it: RankState, standing: Sequence[FaultRecord]) -> RankStatus:
+def _rank(lab: LabFolder, it: RankState, active: Sequence[FaultRecord]) -> RankStatus:
     def ask() -> dict[str, float] | None:
         return scrape.scrape(it["metrics"][0], it["metrics"][1], timeout_s=0.5)
 
@@ -270,7 +270,7 @@ def _rank(lab: LabFolder, it: RankState, standing: Sequence[FaultRecord]) -> Ran
     def value(name: str) -> float | None:
         return next((v for series, v in values.items() if series.partition("{")[0] == name and v == v), None)
 
-    step = value("testbed_step") or None  # a rank that waits has neither step nor train_loss
+    step = value("testbed_step") or None  # a waiting rank has neither step nor train_loss
     return RankStatus(
         it["rank"],
         it["node"],
@@ -278,6 +278,6 @@ def _rank(lab: LabFolder, it: RankState, standing: Sequence[FaultRecord]) -> Ran
         it["state"],
         None if step is None else int(step),
         None if step is None else value("testbed_train_loss"),
-        tuple(fault["id"] for fault in standing),
-        tuple(f"{fault['id']} {fault['phase']}" for fault in standing),
+        tuple(fault["id"] for fault in active),
+        tuple(f"{fault['id']} {fault['phase']}" for fault in active),
     )

@@ -1,7 +1,7 @@
-"""Taking a lab down and healing it, with its keeper or, when that is dead, from the journal alone.
+"""Take a lab down or heal it, through its keeper or, if the keeper is dead, from the journal alone.
 
-Works after a crash or SIGKILL of any process at any point, and after a reboot. What carries
-another mark is never touched.
+Works after a crash or SIGKILL of any process at any point, and after a reboot. Never touches anything that does not
+carry the lab's mark.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ class ActiveFault(FaultRecord):
 
 
 def down(lab: LabFolder) -> bool:
-    """Remove everything that the lab made; False if there was nothing. Raises HostError when something will not go."""
+    """Remove everything that the lab created; False if there was nothing. Raises HostError if something remains."""
     if not lab.exists():
         return False
     lab.refuse_foreign()
     keeper = _keeper(lab)
-    # containerlab takes its time on a busy machine: a keeper that waits for it is not stuck.
+    # containerlab is slow on a busy machine: a keeper that waits for it is not stuck.
     destroy_s = DESTROY_BOUND_S if lab_nodes.driver(lab) == "containerlab" else 0.0
     if keeper is not None:
         try:
             with (
-                contextlib.suppress(HostError),  # something did not go: it ends, and that is tried once more below
+                contextlib.suppress(HostError),  # something remained: the removal is retried below
                 client.Connection(lab, client.PATIENCE_S + destroy_s) as connection,
             ):
                 connection.ask(protocol.Down())
             if not process.wait_gone(*keeper, KEEPER_BOUND_S):
-                raise LabError("the keeper does not end")
+                raise LabError("the keeper does not exit")
         except LabError:
-            # It is stuck or died of it: its journal knows the rest.
+            # The keeper is stuck or crashed: continue from its journal.
             process.end(*keeper)
     try:
         _from_journal(lab)
     except HostError as error:
-        raise HostError(f"{error}; what is left of the lab goes with: testbed down {lab.name}") from error
+        raise HostError(f"{error}; remove the rest of the lab with: testbed down {lab.name}") from error
     return True
 
 
@@ -81,17 +81,17 @@ def _locked(lab: LabFolder, timeout_s: float) -> FileLock | None:
 
 
 def _remove(lab: LabFolder) -> None:
-    """Remove a lab's folder; somebody else who takes it down at the same time is no trouble.
+    """Remove a lab's folder, even if another process takes the lab down at the same time.
 
-    The journal goes first: whoever waits for the lock gets a fresh one when the file is gone that we have locked, and
-    must not find a journal then, lest it writes into a lab that goes.
+    The journal goes first: once the locked file is gone, a waiting process can lock a fresh one. It must not find a
+    journal then, or it would write into a lab that is being removed.
     """
     until = time.monotonic() + REMOVAL_BOUND_S
     while lab.path.exists():
         try:
             lab.journal.unlink(missing_ok=True)
             shutil.rmtree(lab.path)
-            return  # whatever is there from now on is another lab of that name
+            return  # anything there from now on is another lab of that name
         except OSError as error:
             if time.monotonic() > until:
                 raise StorageError(f"could not remove {lab.path}: {error.strerror or error}") from error
@@ -99,16 +99,17 @@ def _remove(lab: LabFolder) -> None:
 
 
 def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
-    """Undo faults of a lab without a keeper: one by its id, those of a target or link, or all; records of those undone.
+    """Undo faults of a lab without a keeper: one by id, those of a target, link or node, or all; return their records.
 
-    Without a keeper nobody emulates the fibers, or watches the kernel that does: they are darkened and stay dark,
-    whatever is healed. After a reboot nothing is there to be touched: faults are only said to be over. Raises LabError.
+    Without a keeper the fibers are not emulated, or the kernel emulates them unsupervised: they are taken down and stay
+    dark, whatever is healed. After a reboot nothing is left to undo, and faults are only recorded as ended. Raises
+    LabError.
     """
     lock = _locked(lab, HEAL_BOUND_S)
     if lock is None:
         if keeper_alive(lab):
-            raise LabError(f"the keeper of lab {lab.name} is stuck; take it down with: testbed down {lab.name}")
-        raise LabError(f"somebody else is healing lab {lab.name}, or taking it down; try again")
+            raise LabError(f"the keeper of lab {lab.name} is stuck; take the lab down with: testbed down {lab.name}")
+        raise LabError(f"another process is healing lab {lab.name} or taking it down; try again")
     try:
         journal = _journal_to_heal_by(lab)
         chosen = [
@@ -117,7 +118,7 @@ def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
             if what in (None, it["id"], it["target"], *it["links"], *it.get("nodes", ()))
         ]
         if journal.boot != process.boot_id():
-            # Nothing of it stands, and whoever has the names, pids and inodes of then is somebody else.
+            # Nothing of the lab is left, and its names, pids and inodes may belong to others now.
             for fault in chosen:
                 fault["ended_t"] = time.monotonic()
                 journal.undone(journal.owned(fault["id"]))
@@ -140,7 +141,7 @@ def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
             for name in {entry.owner for entry in journal.entries.values() if entry.owner.startswith(PROTECTED)}:
                 engine.undo(name)
         try:
-            engine.settle()  # of a fault whose keeper died while it undid it, and of which nothing stands any more
+            engine.settle()  # withdrawn by a keeper that died before it reset the host
         except TestbedError as error:
             failures.append(error)
         driver.close()
@@ -153,24 +154,24 @@ def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
 
 
 def _journal_to_heal_by(lab: LabFolder) -> Journal:
-    """Raises LabError where the lab goes, or where its journal tells nothing: then it is not known which faults
-    stand."""
+    """Read the journal. Raises LabError if the lab is being removed, or the journal does not tell which faults are
+    active."""
     until = time.monotonic() + REMOVAL_BOUND_S
     while lab.exists() and not lab.journal.exists() and time.monotonic() < until:
-        time.sleep(0.02)  # whoever takes it down removes its journal first
+        time.sleep(0.02)  # a removal deletes the journal first
     lab.refuse_gone()
     try:
         journal = Journal.read(lab.journal)
         if journal.empty:
             raise LabError(f"{lab.journal} is empty")
     except LabError as error:
-        without = f"testbed down {lab.name} takes it down without its journal"
-        raise LabError(f"nothing of lab {lab.name} can be healed: {error}; {without}") from error
+        without = f"take it down without its journal: testbed down {lab.name}"
+        raise LabError(f"cannot heal lab {lab.name}: {error}; {without}") from error
     return journal
 
 
 def active_faults(journal: Journal) -> list[ActiveFault]:
-    """Faults that were begun and not ended, as they were written down, each with the Steps that stand for it."""
+    """Return the journal's records of faults that began and have not ended, each with its current Steps."""
     over = {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
     return [
         cast(ActiveFault, {**note, "steps": [it.step for it in journal.owned(note["id"])]})
@@ -180,7 +181,7 @@ def active_faults(journal: Journal) -> list[ActiveFault]:
 
 
 def faults_ever(lab: LabFolder) -> set[str]:
-    """Ids and targets of all faults that a lab's journal tells of, those that are over too. Raises LabError."""
+    """Return ids and targets of all faults in a lab's journal, including ended ones. Raises LabError."""
     notes = _journal_to_heal_by(lab).notes
     return {it[key] for it in notes if it["note"] == "fault" for key in ("id", "target")}
 
@@ -190,7 +191,7 @@ def keeper_alive(lab: LabFolder) -> bool:
 
 
 def _keeper(lab: LabFolder) -> tuple[int, int] | None:
-    """(pid, start time) of the lab's keeper, if it lives: from itself if it answers, else from the journal."""
+    """Return (pid, start time) of the lab's keeper if it is alive: from itself if it answers, else from the journal."""
     with contextlib.suppress(LabError):
         pid = client.ask(lab, protocol.Hello())["pid"]
         return pid, process.started(pid)
@@ -204,13 +205,13 @@ def _keeper(lab: LabFolder) -> tuple[int, int] | None:
 
 
 def _from_journal(lab: LabFolder) -> None:
-    """Undo whatever a journal still says is there, once nobody else holds the lab's lock; then the folder goes too."""
+    """Undo whatever the journal still lists, once the lab's lock is free; then remove the folder."""
     try:
         lock = _locked(lab, KEEPER_BOUND_S)
     except LabError:
-        return  # somebody else has taken it down by now
+        return  # another process has taken it down
     if lock is None:
-        raise LabError(f"somebody else is taking lab {lab.name} down")
+        raise LabError(f"another process is taking lab {lab.name} down")
     try:
         try:
             journal = Journal.read(lab.journal)
@@ -238,15 +239,15 @@ def _undo(lab: LabFolder, journal: Journal) -> None:
 
 
 def _undo_what_outlives_a_reboot(journal: Journal, makers: Mapping[type[Step], Handler]) -> None:
-    """Containers: docker keeps them, stopped. All else went with the kernel that had it, and who has the pids and
-    inodes of then is somebody else: no facts are passed on."""
+    """Remove containers, which docker keeps stopped. Everything else ended with the old kernel. Its pids and inodes may
+    belong to others now, so no recorded facts are passed on."""
     for entry in list(journal.entries.values()):
         if isinstance(entry.step, Containers):
             makers[Containers].unmake(entry.step, {})
 
 
 def _makers(lab: LabFolder, journal: Journal) -> tuple[NetnsDriver, dict[type[Step], Handler]]:
-    """The drivers of a lab without a keeper. Raises LabError where it is of containers and its docker is not known."""
+    """Return driver and handlers of a lab without a keeper. Raises LabError if its containers' docker is unknown."""
     containers = None
     if any(isinstance(it.step, Containers) for it in journal.entries.values()):
         containers = Containerlab(journal.lab, lab.path, lab_nodes.docker(lab))
@@ -255,8 +256,8 @@ def _makers(lab: LabFolder, journal: Journal) -> tuple[NetnsDriver, dict[type[St
 
 
 def _by_mark(lab: LabFolder) -> None:
-    """Without a journal that tells anything: remove what carries the lab's mark. Namespaces have its name; where
-    somebody removed that, what else holds them is mounted in the lab's folder, which cannot go before."""
+    """Remove everything that carries the lab's mark, without a usable journal. Namespaces are found by name, and, if
+    the name was removed, by their mounts in the lab's folder, which must go before the folder can."""
     prometheus_server.end_left_in(lab.prometheus)
     if lab_nodes.driver(lab) == "containerlab":
         Containerlab(lab.name, lab.path, lab_nodes.docker(lab)).unmake(Containers((), ""), {})
@@ -270,21 +271,21 @@ def _by_mark(lab: LabFolder) -> None:
 
 
 def _sweep_groups(lab: str, driver: NetnsDriver) -> None:
-    """Remove control groups that no journal tells of: of version 1, they lost sight of one before it was gone."""
-    with contextlib.suppress(HostError):  # where there are no control groups, none is ours
+    """Remove control groups that no journal lists: with cgroup v1 one can be forgotten before it is gone."""
+    with contextlib.suppress(HostError):  # no control groups on this host
         Throttle(lab, driver.path).sweep()
 
 
 def lit_by_the_kernel(journal: Journal) -> bool:
-    """Whether fibers go on without a keeper: the kernel's netem outlives it, fiberd does not."""
+    """Whether fibers still forward without a keeper: the kernel's netem outlives the keeper, fiberd does not."""
     return not journal.owned(EMULATOR_DIED) and any(
         isinstance(it.step, Fibers) and it.step.emulator == "netem" for it in journal.owned(LAB)
     )
 
 
 def _darken(journal: Journal, engine: Engine) -> None:
-    """Take both ends of every fiber down: without fiberd packets would vanish without a sign, and netem would go on as
-    it was, unwatched, with what no fault stands for any more."""
+    """Take both ends of every fiber down: without fiberd packets would vanish silently, and netem would continue
+    unsupervised with impairments that no fault owns any more."""
     if journal.owned(EMULATOR_DIED):
         engine.reconcile()
         return

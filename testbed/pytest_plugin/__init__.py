@@ -1,4 +1,4 @@
-"""pytest-testbed: certified labs, ranks in them and faults on their fibers, for anybody's tests. See docs/pytest.md.
+"""pytest-testbed: certified labs, ranks in them and faults on their fibers, as pytest fixtures. See docs/pytest.md.
 
 ::
 
@@ -11,8 +11,8 @@
             job.wait_for("step 10")
         assert job.results() == (20,) * 4
 
-pytest loads this in every run of every project that has the testbed installed: nothing but pytest is imported here, all
-else when a test asks for a lab.
+pytest loads this module in every run of every project with the testbed installed, so it imports only pytest; everything
+else is imported when a test requests a lab.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["RankFailure", "RanksFailed"]
 SCOPES: Final = ("function", "module", "session")
 
 _MARKER: Final = (
-    "testbed(*topologies, set=None, scope=None, agents=False, driver='auto', emulator='auto'): the lab that the"
-    " fixtures lab and module_lab give; a test that uses lab runs once for each topology. scope: how long the lab"
-    " stands, function, module or session."
+    "testbed(*topologies, set=None, scope=None, agents=False, driver='auto', emulator='auto'): the lab of the"
+    " fixtures lab and module_lab; a test that uses lab runs once per topology. scope: lifetime of the lab: function,"
+    " module or session."
 )
 _USED: pytest.StashKey[Use] = pytest.StashKey()
-"""The lab of a test, to be named when it fails."""
+"""The lab of a test, for the report of its failure."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,25 +49,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--testbed-require",
         action="store_true",
         default=False,
-        help="fail tests whose lab cannot be had here (no root, a fiber outside tolerance), rather than skip them",
+        help="fail instead of skip tests whose lab is unavailable here (no root, a fiber outside tolerance)",
     )
     group.addoption(
-        "--testbed-topology", metavar="NAME|FILE", help="of labs whose test names none [default: metro-40km]"
+        "--testbed-topology", metavar="NAME|FILE", help="topology of labs whose test names none [default: metro-40km]"
     )
-    parser.addini("testbed_require", "as --testbed-require", type="bool", default=False)
-    parser.addini("testbed_topology", "as --testbed-topology", default="metro-40km")
-    parser.addini("testbed_lab_scope", "how long a lab stands: function, module or session", default="module")
+    parser.addini("testbed_require", "same as --testbed-require", type="bool", default=False)
+    parser.addini("testbed_topology", "same as --testbed-topology", default="metro-40km")
+    parser.addini("testbed_lab_scope", "lifetime of a lab: function, module or session", default="module")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
     scope = config.getini("testbed_lab_scope")
     if scope not in SCOPES:
-        raise pytest.UsageError(f"testbed_lab_scope is one of {', '.join(SCOPES)}, not {scope!r}")
+        raise pytest.UsageError(f"expected testbed_lab_scope to be one of {', '.join(SCOPES)}, got {scope!r}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A marker with several topologies is a parameter of ``lab``."""
+    """Parametrize ``lab`` with the topologies of a marker that names several."""
     marker = metafunc.definition.get_closest_marker("testbed")
     if marker is None or len(marker.args) < 2 or "lab" not in metafunc.fixturenames:
         return
@@ -82,7 +82,7 @@ def _argnames(parametrize: pytest.Mark) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails names its labs, their faults and where their records are."""
+    """Add the lab, its faults and its run directory to the report of a failed test."""
     report = yield
     if report.failed and _USED in item.stash:
         use = item.stash[_USED]
@@ -97,8 +97,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A certified lab (testbed.Lab) of the topology in the marker ``testbed``.
 
-    It is shared by the tests of a module that wish for the same one (see scope), and healed after each. Skips where no
-    lab can be certified; --testbed-require makes that a failure.
+    Tests of a module that request the same lab share it (see scope); it is healed after each test. The test is skipped
+    if no lab can be certified; --testbed-require makes that a failure.
     """
     wish, scope = _wish(request)
     labs: Labs = request.getfixturevalue(f"_labs_of_{scope}")
@@ -109,20 +109,21 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def module_lab(request: pytest.FixtureRequest, _labs_of_module: Labs) -> Lab:
-    """As lab, for fixtures of a module: the topology is that of the module's own marker (pytestmark). Whoever uses it
-    heals it."""
+    """Like lab, for fixtures of a module: the topology is that of the module's marker (pytestmark). It is not healed
+    automatically."""
     return _labs_of_module.get(_wish(request)[0])
 
 
 @pytest.fixture(scope="session")
 def session_lab(request: pytest.FixtureRequest, _labs_of_session: Labs) -> Lab:
-    """As lab, for fixtures of a session: the topology is that of --testbed-topology. Whoever uses it heals it."""
+    """Like lab, for fixtures of a session: the topology is that of --testbed-topology. It is not healed
+    automatically."""
     return _labs_of_session.get(_wish(request)[0])
 
 
 @pytest.fixture
 def ranks(lab: Lab, tmp_path: Path) -> Iterator[Ranks]:
-    """Run a function once per rank in lab: ``ranks(function, *arguments)`` gives what each rank returned, in order."""
+    """Run a function once per rank in lab: ``ranks(function, *arguments)`` returns each rank's result, in order."""
     from testbed.pytest_plugin.ranks import Ranks
 
     with Ranks(lab, tmp_path) as found:
@@ -153,19 +154,21 @@ def _labs(request: pytest.FixtureRequest) -> Iterator[Labs]:
 
 
 def _wish(request: pytest.FixtureRequest) -> tuple[Wish, str]:
-    """What the closest marker wishes for, or the parameter of an indirect parametrization; and for how long."""
+    """Return the lab that the closest marker, or an indirect parametrization, requests, and its scope."""
     from testbed.pytest_plugin.labs import Wish
 
     marker = request.node.get_closest_marker("testbed")
-    words = dict(marker.kwargs) if marker is not None else {}
-    scope = words.pop("scope", None) or request.config.getini("testbed_lab_scope")
+    options = dict(marker.kwargs) if marker is not None else {}
+    scope = options.pop("scope", None) or request.config.getini("testbed_lab_scope")
     topologies = marker.args if marker is not None else ()
     chosen = request.config.getoption("testbed_topology") or request.config.getini("testbed_topology")
     topology = getattr(request, "param", None) or (topologies[0] if topologies else chosen)
-    unknown = set(words) - {"set", "agents", "driver", "emulator"}
+    unknown = set(options) - {"set", "agents", "driver", "emulator"}
     if unknown or scope not in SCOPES:
         wrong = (
-            f"no keyword {sorted(unknown)[0]!r}" if unknown else f"scope is one of {', '.join(SCOPES)}, not {scope!r}"
+            f"unknown keyword {sorted(unknown)[0]!r}"
+            if unknown
+            else f"expected scope to be one of {', '.join(SCOPES)}, got {scope!r}"
         )
-        pytest.fail(f"marker testbed: {wrong}; it is {_MARKER}", pytrace=False)
-    return Wish.of(topology, **words), scope
+        pytest.fail(f"marker testbed: {wrong}; usage: {_MARKER}", pytrace=False)
+    return Wish.of(topology, **options), scope

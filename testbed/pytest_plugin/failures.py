@@ -1,4 +1,4 @@
-"""What went wrong on ranks; imported by tests, and so by every rank that runs a function of theirs: keep it small."""
+"""Failures of ranks. Tests import this module, and so does every rank that runs their functions: keep it small."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["RankFailure", "RanksFailed"]
 
 @dataclass(frozen=True)
 class RankFailure:
-    """``error`` is what its function raised, if it can be pickled; ``status`` its exit status (128 + n for a signal n),
-    None if it was ended because of others, or because it took too long."""
+    """Failure of one rank. ``error`` is the exception of its function, if it can be pickled; ``status`` its exit status
+    (128 + n for signal n), or None if it was ended because others failed or because it took too long."""
 
     rank: int
     node: str
@@ -23,7 +23,7 @@ class RankFailure:
 
 
 class RanksFailed(AssertionError):
-    """``failures`` by rank, the one that failed first at the front; ``results`` of those that returned."""
+    """``failures`` by rank, the earliest first; ``results`` of the ranks that returned."""
 
     def __init__(self, message: str, failures: Mapping[int, RankFailure], results: Mapping[int, Any]) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""Takes labs down when pytest can no longer do it itself: after SIGKILL, or a library that crashed the interpreter.
+"""Take labs down when pytest cannot: after SIGKILL, or after a library crashed the interpreter.
 
-A small process of its own watches the one that runs the tests, and ends with it. It is started with the first lab, by
-this file's path: it needs neither pytest nor, as long as all goes well, the testbed.
+A small separate process watches the one that runs the tests, and ends with it. It is started with the first lab, from
+this file's path; it needs neither pytest nor, until a lab must be taken down, the testbed.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["Guard"]
 
 
 class Guard:
-    """Our end: which labs are to be taken down if we die."""
+    """The test process's side: tells the guard which labs to take down if this process dies."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._remembered: dict[str, bytes] = {}
-        """What a guard must know of each lab; the next one, if somebody ends this one."""
+        """The message about each lab, repeated to a new guard if this one is killed."""
 
     def remember(self, name: str) -> None:
-        """Before the lab is brought up: we may die while it is."""
+        """Register a lab; call before bring-up, during which this process may die."""
         state = os.environ.get("TESTBED_STATE")
         self._remembered[name] = _line("remember", name, str(Path(state).absolute()) if state else None)
-        self._say(self._remembered[name])
+        self._send(self._remembered[name])
 
     def forget(self, name: str) -> None:
-        """After it is down."""
+        """Unregister a lab; call after it is down."""
         self._remembered.pop(name, None)
-        self._say(_line("forget", name, None))
+        self._send(_line("forget", name, None))
 
-    def _say(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         if self._child is None or self._child.poll() is not None:
             line = b"".join(self._remembered.values())
             self._child = subprocess.Popen(
@@ -49,7 +49,7 @@ class Guard:
                 cwd="/",
             )
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has been ended just now: the next word finds that out
+        with contextlib.suppress(BrokenPipeError):  # the guard has just been killed: the next message starts another
             self._child.stdin.write(line)
 
 
@@ -58,27 +58,27 @@ def _line(what: str, name: str, state: str | None) -> bytes:
 
 
 def watch(parent: int, root: str) -> None:
-    """Hear what to remember until ``parent`` is gone, then take down what is left."""
+    """Read which labs to remember until ``parent`` has ended, then take down the remaining ones."""
     remembered: dict[str, str | None] = {}
     try:
-        alive = [os.pidfd_open(parent)]  # as well as our stdin, whose other end a process that it forked holds too
+        alive = [os.pidfd_open(parent)]  # not only stdin, whose other end its forked children hold too
     except ProcessLookupError:
         alive = []
     rest = b""
     while 0 in select.select([0, *alive], [], [])[0] and (data := os.read(0, 65536)):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            said = json.loads(line)
-            if said["do"] == "remember":
-                remembered[said["name"]] = said["state"]
+            message = json.loads(line)
+            if message["do"] == "remember":
+                remembered[message["name"]] = message["state"]
             else:
-                remembered.pop(said["name"], None)
+                remembered.pop(message["name"], None)
     if remembered:
         _down(remembered, root)
 
 
 def _down(remembered: dict[str, str | None], root: str) -> None:
-    # Run as a file, we have the plugin's folder first in the path; its modules are no top-level ones.
+    # Run as a file, this process has the plugin's folder first in sys.path; replace it with the project's root.
     sys.path[0] = root
     from testbed.lab import api
 
@@ -88,7 +88,7 @@ def _down(remembered: dict[str, str | None], root: str) -> None:
             os.environ["TESTBED_STATE"] = state
         try:
             api.down(name)
-        except Exception as error:  # whatever it is, the next lab is taken down
+        except Exception as error:  # continue with the next lab
             print(f"{name}: {error}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Labs of tests: brought up when the first test wishes for one, healed after each, taken down whatever happens."""
+"""Labs of tests: brought up when the first test requests one, healed after each test, always taken down."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from testbed.pytest_plugin.guard import Guard
 __all__ = ["Labs", "Use", "Wish"]
 
 ATTEMPTS: Final = 3
-"""A machine that is busy for a second (another worker's ranks) misses the tolerance of a certificate; a fiber that is
-really outside of it misses every time."""
+"""Attempts to certify a lab: a machine that is busy for a second (another worker's ranks) can miss the tolerance once.
+A fiber that is really outside tolerance misses it every time."""
 
 LIT_S: Final = 5.0
-"""What a healed lab gets to have all its fibers lit again; it takes milliseconds, but for protection's switch back."""
+"""How long a healed lab may take until all its fibers are lit: milliseconds, except while protection reverts."""
 
 _NUMBERS: Final = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A lab as a test wants it; two tests with equal wishes share one."""
+    """The lab that a test requests; tests with equal requests share one."""
 
     topology: str
     settings: tuple[tuple[str, object], ...] = ()
@@ -46,13 +46,13 @@ class Wish:
     emulator: str = "auto"
 
     @classmethod
-    def of(cls, topology: object, set: Mapping[str, object] | None = None, **words: object) -> Wish:
+    def of(cls, topology: object, set: Mapping[str, object] | None = None, **options: object) -> Wish:
         settings = tuple(sorted((set or {}).items()))
-        return cls(str(topology), settings, **words)  # type: ignore[arg-type]
+        return cls(str(topology), settings, **options)  # type: ignore[arg-type]
 
 
 class Labs:
-    """The labs of one scope; as a context manager all of them are down at its end."""
+    """The labs of one scope; as a context manager it takes all of them down on exit."""
 
     def __init__(self, *, required: bool) -> None:
         self._required = required
@@ -60,10 +60,10 @@ class Labs:
         self._refused: dict[Wish, str] = {}
 
     def get(self, wish: Wish) -> Lab:
-        """A lab as wished for, certified; the one that is there, if it is whole.
+        """Return a certified lab as requested; an existing one, if it is intact.
 
-        Skips the test if it cannot be had on this machine; fails it where labs are required, and for a wish that is
-        none (no such topology), or a lab that breaks while it comes up.
+        Skips the test if the lab is unavailable on this machine, or fails it if labs are required. Also fails it for an
+        invalid request (an unknown topology) and for a lab that breaks during bring-up.
         """
         __tracebackhide__ = True
         if wish in self._refused:
@@ -74,7 +74,7 @@ class Labs:
             lab = None
         if lab is not None:
             return lab
-        # What is raised for pytest is raised outside of the handlers, or it would show both.
+        # Exceptions for pytest are raised outside the handlers, or pytest would show both.
         wrong = ""
         try:
             self._labs[wish] = _up(wish)
@@ -91,13 +91,13 @@ class Labs:
     def _refuse(self, why: str) -> NoReturn:
         __tracebackhide__ = True
         if self._required:
-            pytest.fail(f"{why} (and --testbed-require forbids to skip)", pytrace=False)
+            pytest.fail(f"{why} (not skipped because of --testbed-require)", pytrace=False)
         pytest.skip(why)
 
     @contextlib.contextmanager
     def used(self, lab: Lab) -> Iterator[Use]:
-        """Whatever fault began inside is ended on exit; what stood before stays. A lab that is not whole then is taken
-        down: the next test gets another."""
+        """End the faults that began inside on exit, and keep earlier ones. A lab that is not intact then is taken down,
+        and the next test gets another."""
         use = Use(lab)
         try:
             yield use
@@ -116,7 +116,7 @@ class Labs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """All are tried; then the first failure is raised."""
+        """Take down every lab, then raise the first failure."""
         failed: list[TestbedError] = []
         for wish in list(self._labs):
             try:
@@ -128,7 +128,7 @@ class Labs:
 
 
 class Use:
-    """One test's use of a lab; as text, what a reader of the test's failure wants to know of it."""
+    """One test's use of a lab; ``str()`` gives what the report of a failed test shows about the lab."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -136,14 +136,14 @@ class Use:
         self._run_before = lab.run_directory
 
     def healed(self) -> bool:
-        """End the faults that began in this use; whether the lab is as before then."""
+        """End the faults that began in this use; return whether the lab is then as before."""
         try:
             mine = self._faults()
             for fault in mine:
                 if fault.ended is None:
                     fault.heal()
             return _whole(self.lab) and (not mine or any(self._before.values()) or _lit(self.lab))
-        except TestbedError:  # its keeper is gone; perhaps that was the test
+        except TestbedError:  # the keeper is gone, possibly killed by the test
             return False
 
     def _faults(self) -> list[Fault]:
@@ -153,9 +153,9 @@ class Use:
         certificate = self.lab.certificate
         sure = "certified" if certificate is not None and certificate.certified else "NOT certified"
         lines = [f"topology {self.lab.topology.name}, {sure}"]
-        with contextlib.suppress(TestbedError):  # it may be down by now
+        with contextlib.suppress(TestbedError):  # the lab may be down
             for fault in self._faults():
-                lasted = "stands" if fault.ended is None else f"for {fault.ended - fault.began:.3f} s"
+                lasted = "active" if fault.ended is None else f"for {fault.ended - fault.began:.3f} s"
                 lines.append(f"fault {fault.id}: {fault.type} {fault.target}, {lasted}")
         run = self.lab.run_directory
         if run is not None and run is not self._run_before:
@@ -164,11 +164,11 @@ class Use:
 
 
 class _CannotBeHad(Exception):
-    """Why this machine gives no such lab."""
+    """The lab is unavailable on this machine; the message says why."""
 
 
 def _up(wish: Wish) -> Lab:
-    """Bring it up; what a user has to mend in a test (a topology that is none) is raised as it is."""
+    """Bring a lab up. Errors that the test's author must fix (an unknown topology) are raised unchanged."""
     __tracebackhide__ = True
     topology = testbed.load(wish.topology, dict(wish.settings))
     name = _unused_name()
@@ -176,7 +176,7 @@ def _up(wish: Wish) -> Lab:
     try:
         api.choose(topology, name, wish.driver, wish.emulator)
     except HostError as error:
-        raise _CannotBeHad(f"no such lab can be had here: {error}") from error
+        raise _CannotBeHad(f"this lab is unavailable here: {error}") from error
     guard().remember(name)
     for attempt in itertools.count(1):
         try:
@@ -185,12 +185,12 @@ def _up(wish: Wish) -> Lab:
             if attempt == ATTEMPTS:
                 raise _CannotBeHad(f"no certified lab in {ATTEMPTS} attempts: {error}") from error
         except (NotAllowed, MissingTool) as error:
-            raise _CannotBeHad(f"no lab can be had here: {error}") from error
+            raise _CannotBeHad(f"labs are unavailable here: {error}") from error
     raise AssertionError("unreachable")
 
 
 def _unused_name() -> str:
-    """Unique on this host while we live: a worker of xdist is a process of its own."""
+    """Return a name that is unique on this host while this process lives; each xdist worker is a process."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     return "-".join(each for each in ("pt", worker, str(os.getpid()), str(next(_NUMBERS))) if each)
 
@@ -200,7 +200,7 @@ def _whole(lab: Lab) -> bool:
 
 
 def _lit(lab: Lab) -> bool:
-    """Whether all fibers carry light, within :data:`LIT_S`."""
+    """Wait up to :data:`LIT_S` for carrier on all fibers; return whether all have it."""
     until = time.monotonic() + LIT_S
     while not all(all(link.carrier.values()) for link in lab.status().links):
         if time.monotonic() > until:
@@ -213,18 +213,18 @@ _guards: dict[int, Guard] = {}
 
 
 def guard() -> Guard:
-    """That of this process; one that a fork inherited would think its parent dead."""
+    """Return this process's guard; one inherited by fork watches the parent."""
     return _guards.setdefault(os.getpid(), Guard())
 
 
 def _on_sigterm() -> None:
-    """SIGTERM and SIGHUP end pytest at once, and no fixture would be torn down. From the first lab on they are Ctrl-C,
-    unless somebody has a handler of their own."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C from the first lab on, unless they already have a handler. By default they
+    end pytest at once, without tearing fixtures down."""
     if threading.current_thread() is not threading.main_thread():
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not cut the taking down short
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the teardown
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     for number in (signal.SIGTERM, signal.SIGHUP):

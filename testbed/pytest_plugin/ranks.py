@@ -1,4 +1,4 @@
-"""Functions and programs on all ranks of a lab, what each returned, and what went wrong where."""
+"""Run functions and programs on all ranks of a lab; collect results and failures."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["RankJob", "Ranks"]
 
 WITHIN_S: Final = 60.0
 PATIENCE_S: Final = 10.0
-"""Beyond a job's timeout, at which its ranks end by themselves and say where they were, before they are ended."""
+"""Grace period after a job's timeout, at which ranks print their stacks and exit by themselves."""
 
 SHOWN_LINES: Final = 30
-"""Of the output of a rank that left no traceback."""
+"""Lines of output shown for a rank without a traceback."""
 
 
 class Ranks:
-    """Runs things once per rank, on the rank's node, with torchrun's environment. One at a time in a lab."""
+    """Runs functions and programs once per rank, on the rank's node, with torchrun's environment; one job at a time."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
-        """``folder`` is where run directories and what is passed to and fro are kept."""
+        """``folder`` receives run directories, arguments and results."""
         self._lab, self._folder = lab, folder
         self._job: RankJob | None = None
         self._count = 0
@@ -46,11 +46,11 @@ class Ranks:
         return len(self._lab.topology.node_names)
 
     def __call__(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
-        """``function(*arguments)`` on each rank; what each returned, in order. Keywords as of :meth:`start`.
+        """Call ``function(*arguments)`` on each rank; return the results, in rank order. Keywords as in :meth:`start`.
 
         Raises:
-            RanksFailed: a rank raised, ended otherwise or took too long.
-            UserError: the function cannot be found by another process, or an argument cannot be pickled.
+            RanksFailed: a rank raised, exited or took too long.
+            UserError: another process cannot import the function, or an argument cannot be pickled.
         """
         __tracebackhide__ = True
         return self.start(function, *arguments, **keywords).results()
@@ -64,10 +64,10 @@ class Ranks:
         environment: Mapping[str, str] | None = None,
         **keywords: Any,
     ) -> RankJob:
-        """As a call, and returns once every rank is about to call the function; the test goes on meanwhile.
+        """Like a call, but return as soon as every rank is about to call the function; the test continues meanwhile.
 
-        ``within_s`` and ``environment`` (beside torchrun's) are ours, all else is passed on. A rank that has not
-        returned after so many seconds says where it hangs, and is ended.
+        All keywords except ``within_s`` and ``environment`` (added to torchrun's) are passed to the function. A rank
+        that has not returned after ``within_s`` seconds prints its stack and is ended.
         """
         __tracebackhide__ = True
         folder = self._next_folder()
@@ -82,17 +82,17 @@ class Ranks:
     def program(
         self, *argv: str | Path, within_s: float = WITHIN_S, environment: Mapping[str, str] | None = None
     ) -> tuple[str, ...]:
-        """A program with its arguments on each rank; what each printed, in order. A path that ends with ``.py`` is run
-        by the nodes' Python. Raises RanksFailed."""
+        """Run a program on each rank; return what each printed, in order. A path that ends with ``.py`` is run by the
+        nodes' Python. Raises RanksFailed."""
         __tracebackhide__ = True
         return self.start_program(*argv, within_s=within_s, environment=environment).results()
 
     def start_program(
         self, *argv: str | Path, within_s: float = WITHIN_S, environment: Mapping[str, str] | None = None
     ) -> RankJob:
-        """As :meth:`program`, and returns at once."""
+        """Like :meth:`program`, but return at once."""
         if not argv:
-            raise UserError("no program to run; write: ranks.program('train.py', '--steps', '10')")
+            raise UserError("missing program to run; write: ranks.program('train.py', '--steps', '10')")
         words = [os.fspath(each) for each in argv]
         if words[0].endswith(".py"):
             words = [_python(self._lab), *words]
@@ -107,17 +107,17 @@ class Ranks:
     def _next_folder(self) -> Path:
         __tracebackhide__ = True
         if self._job is not None and self._job.running:
-            raise UserError("ranks run one thing at a time in a lab; take the results of the last one first")
+            raise UserError("the ranks are still running a job; get its results() before starting another")
         self._count += 1
         folder = self._folder / f"ranks-{self._count}"
         folder.mkdir()
         if lab_nodes.driver(self._lab._folder) == "containerlab":
-            folder.chmod(0o777)  # ranks are not root there; pytest's folder around it is ours alone
+            folder.chmod(0o777)  # ranks are not root in containers; pytest's folder above keeps other users out
             self._show(folder)
         return folder
 
     def _show(self, folder: Path) -> None:
-        """Have it seen inside containers, at the same path; elsewhere it is anyway."""
+        """Make a folder visible inside containers, at the same path; without containers it already is."""
         client.ask(self._lab._folder, protocol.ShareFolder(folder=str(folder)))
 
     def __enter__(self) -> Ranks:
@@ -130,7 +130,7 @@ class Ranks:
 
 @dataclass
 class RankJob:
-    """Something that runs on all ranks. As a context manager it is ended on exit, if it has not by itself."""
+    """A job on all ranks. As a context manager it is ended on exit, unless it has already ended."""
 
     lab: Lab
     argv: Sequence[str]
@@ -154,16 +154,16 @@ class RankJob:
 
     @property
     def output(self) -> tuple[str, ...]:
-        """Lines of all ranks until now, each with its rank: ``[rank 2] step 10``."""
+        """Lines of all ranks so far, each prefixed with its rank: ``[rank 2] step 10``."""
         with self._news:
             return tuple(self._lines)
 
     def wait_for(self, text: str, timeout_s: float = 30.0, *, of_all: bool = False) -> None:
-        """Until a rank (``of_all``: each rank) has printed a line with ``text``.
+        """Wait until a rank (``of_all``: each rank) has printed a line that contains ``text``.
 
         Raises:
-            RanksFailed: they ended before.
-            TimeoutError: they did not in ``timeout_s`` seconds.
+            RanksFailed: the ranks ended first.
+            TimeoutError: no such line within ``timeout_s`` seconds.
         """
         __tracebackhide__ = True
         wanted = len(self.lab.topology.node_names) if of_all else 1
@@ -180,13 +180,13 @@ class RankJob:
         if not self.running:
             self.results()
             raise RanksFailed(f"all ranks returned, and {'not all' if of_all else 'none'} printed {text!r}", {}, {})
-        raise TimeoutError(f"no line with {text!r} in {timeout_s:g} s; the last: {' | '.join(self._lines[-3:])}")
+        raise TimeoutError(f"no line with {text!r} within {timeout_s:g} s; last: {' | '.join(self._lines[-3:])}")
 
     def results(self) -> tuple[Any, ...]:
-        """Wait for the end; what each rank returned (of a program: printed), in order.
+        """Wait for the end; return what each rank returned (for a program: printed), in order.
 
         Raises:
-            RanksFailed: a rank raised, ended otherwise or took too long.
+            RanksFailed: a rank raised, exited or took too long.
         """
         __tracebackhide__ = True
         self._wait()
@@ -209,7 +209,7 @@ class RankJob:
         return tuple(results[rank] for rank in sorted(results))
 
     def end(self) -> None:
-        """End all ranks that still run; returns when they are gone."""
+        """End all running ranks; return when they are gone."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -248,7 +248,7 @@ class RankJob:
             self._news.notify_all()
 
     def _wait(self) -> None:
-        """For the end, by steps: Ctrl-C comes between them."""
+        """Wait for the end in short steps, between which Ctrl-C is handled."""
         assert self._thread is not None
         while self._thread.is_alive():
             self._thread.join(0.02)
@@ -263,7 +263,7 @@ class RankJob:
         count = len(self.lab.topology.node_names)
         while self.running and not all((self.folder / f"ready-{rank}").exists() for rank in range(count)):
             if time.monotonic() > self._until:
-                return  # results() says what is wrong
+                return  # results() reports the failure
             time.sleep(0.01)
 
     # ---- what came of it
@@ -276,7 +276,7 @@ class RankJob:
         return found if isinstance(found, list) else []
 
     def _found(self, rank: int) -> tuple[dict[str, Any], float]:
-        """(what the rank wrote, when)."""
+        """Return what the rank wrote, and when."""
         path = self.folder / f"result-{rank}"
         try:
             return pickle.loads(path.read_bytes()), path.stat().st_mtime
@@ -295,7 +295,7 @@ class RankJob:
         stacks = printed.rfind("Timeout (")  # faulthandler's first word
         hung = status == 1 and stacks >= 0
         last = "\n".join(printed[stacks:].splitlines() if hung else printed.splitlines()[-SHOWN_LINES:])
-        how = "was ended, for it took too long" if self._late else "was ended, for others had failed"
+        how = "was ended because it took too long" if self._late else "was ended because others had failed"
         if status is not None:
             how = f"ended with status {status}" + (f" (signal {status - 128})" if status > 128 else "")
             how = f"took longer than {self.within_s:g} s" if hung else how
@@ -305,7 +305,7 @@ class RankJob:
         return RankFailure(rank, node, status, how, last)
 
     def _message(self, failures: Mapping[int, RankFailure]) -> str:
-        """Ranks that tell the same are told of once, and those that others' failure has ended come last."""
+        """Describe the failures: equal ones once, and ranks that were ended because others failed last."""
         own = [each for each in failures.values() if each.status is not None or self._stop.is_set()]
         first = own[0] if own else next(iter(failures.values()))
         head = f"{len(own)} of {len(self.lab.topology.node_names)} ranks failed"
@@ -324,14 +324,14 @@ class RankJob:
 
 
 def _python(lab: Lab) -> str:
-    """The Python of the nodes: ours, but in containers that of their image."""
+    """Return the Python of the nodes: this interpreter, or in containers that of their image."""
     return sys.executable if lab_nodes.driver(lab._folder) == "netns" else "python3"
 
 
 def _write_call(
     folder: Path, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], within_s: float
 ) -> Path | None:
-    """Leave in ``folder`` what the ranks need; the file of the function's module."""
+    """Write what the ranks need into ``folder``; return the file of the function's module."""
     __tracebackhide__ = True
     inner: Any = function
     while isinstance(inner, functools.partial):
@@ -339,8 +339,8 @@ def _write_call(
     module, name = getattr(inner, "__module__", None), getattr(inner, "__qualname__", "")
     if not module or "<" in name:
         raise UserError(
-            f"ranks run a function of a module, which other processes can import; {name or inner!r} is none: define it"
-            " at the top of the test's file, and pass what it needs as arguments"
+            f"ranks can only run a function that other processes can import, got {name or inner!r}; define it at the"
+            " top level of the test's file, and pass what it needs as arguments"
         )
     try:
         data = pickle.dumps((function, tuple(arguments), dict(keywords)), protocol=4)

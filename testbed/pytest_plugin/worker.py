@@ -1,7 +1,7 @@
-"""What runs on each rank: calls the function that the test named and writes what it returned.
+"""The program of each rank: call the test's function and write its result.
 
-A copy of this file is run by the nodes' Python, where neither pytest nor the testbed need be installed: it imports the
-standard library alone.
+The nodes' Python runs a copy of this file. It need not have pytest or the testbed, so this file imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 def main() -> int:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     call = json.loads((folder / "call.json").read_text())
-    # A rank that hangs says where, whoever holds the GIL, and ends.
+    # A rank that hangs prints its stacks, whichever thread holds the GIL, and exits.
     faulthandler.dump_traceback_later(call["within_s"], exit=True)
     try:
         _set_path(call["path"], tuple(call["python"]))
@@ -32,29 +32,30 @@ def main() -> int:
         result: dict[str, Any] = {"value": pickle.dumps(function(*arguments, **keywords), protocol=4)}
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = RuntimeError("it called sys.exit() and returned nothing")
+            error = RuntimeError("the function called sys.exit() and returned nothing")
         if isinstance(error, ModuleNotFoundError) and error.name == "pytest":
-            error.msg += "; this node's Python has none: put the function into a module that does not import it"
+            error.msg += "; this node's Python has no pytest: put the function into a module that does not import it"
         result = {"traceback": _written(error), "summary": _summary(error), "error": _pickled(error)}
     _write(folder / f"result-{rank}", pickle.dumps(result, protocol=4))
     return 0 if "value" in result else 1
 
 
 def _set_path(theirs: list[str], python: tuple[int, int]) -> None:
-    """What the test can import, its function can. Another Python's own modules would be the wrong ones: ours first."""
-    ours = sys.path[1:]  # the first is the folder of this file
+    """Let the function import what the test can. If the test's Python is another version, this one's modules go first,
+    because the other's would not fit."""
+    ours = sys.path[1:]  # without the folder of this file
     same = sys.version_info[:2] == python
     sys.path[:] = list(dict.fromkeys([*theirs, *ours] if same else [*ours, *theirs]))
 
 
 def _load(name: str, file: str | None) -> ModuleType:
-    """The module of the function by its name, as pickle will; from its file if nothing leads there (importlib mode)."""
+    """Import the function's module by name, as pickle will; from its file if it is not importable (importlib mode)."""
     try:
         found = importlib.import_module(name)
     except PermissionError as error:
         if file is None or error.filename != file:
             raise
-        why = f"{error.strerror}; ranks are user {os.getuid()} here, who must get there through all folders above"
+        why = f"{error.strerror}; ranks run as user {os.getuid()} here, who needs access to all folders above"
         raise PermissionError(error.errno, why, error.filename) from None
     except ModuleNotFoundError as error:
         if file is None or not (error.name and f"{name}.".startswith(f"{error.name}.")):
@@ -71,7 +72,7 @@ def _load(name: str, file: str | None) -> ModuleType:
 
 
 def _written(error: BaseException) -> str:
-    """The traceback without the frames of this file, unless it is all of them."""
+    """Format the traceback without the frames of this file, unless there are no others."""
     inner = error.__traceback__
     while inner is not None and inner.tb_frame.f_code.co_filename == __file__ and inner.tb_next is not None:
         inner = inner.tb_next
@@ -83,7 +84,7 @@ def _summary(error: BaseException) -> str:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """None of an exception that pickle cannot take there and back."""
+    """Pickle an exception; None if it cannot be pickled and restored."""
     try:
         data = pickle.dumps(error, protocol=4)
         pickle.loads(data)
@@ -93,7 +94,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     beside: Any = path.with_suffix(".part")
     beside.write_bytes(data)
     beside.replace(path)

@@ -208,7 +208,7 @@ def test_containerlab_is_missing_or_too_old(containers: str, tmp_path: Path, scr
     status, said = command("env", f"PATH={folder}", words=["up", "metro-40km", "--driver", "containerlab"])
     assert status == 3
     assert sentence in said
-    assert "--driver netns does without" in said
+    assert "use --driver netns instead" in said
 
 
 @pytest.mark.parametrize("breaks", ["echo what a pity >&2; exit 7", "ip route add 10.77.0.0/16 via 10.66.0.1"])
@@ -268,7 +268,9 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
         assert any(why.startswith("docker is not running; start it: service docker start") for why in now.why)
         with pytest.raises(HostError, match="docker is not running"):
             lab.exec("east-0", ["true"])
-        with pytest.raises(HostError, match=f"docker is not running; start it: .* goes with: testbed down {name}"):
+        with pytest.raises(
+            HostError, match=f"docker is not running; start it: .* remove the rest .* with: testbed down {name}"
+        ):
             lab.down()
         oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
         assert lab_folder.folder(name).journal.exists()

@@ -165,11 +165,11 @@ def test_a_dead_keeper_takes_the_light_with_it_and_heal_works_without(doomed: te
     status = doomed.status()
     assert status.state == "degraded"
     assert [why for why in status.why if "keeper is gone" in why]
-    assert [why for why in status.why if "fault f1 (cut north) still stands" in why]
+    assert [why for why in status.why if "fault f1 (cut north) is still active" in why]
     with pytest.raises(errors.UnknownName, match="did you mean north"):
         doomed.heal("nrth")
     assert doomed.heal("south") == ()
     doomed.heal()
-    assert not [why for why in doomed.status().why if "still stands" in why]
+    assert not [why for why in doomed.status().why if "is still active" in why]
     for link in ("north", "south"):
         assert oracle.no_carrier(ns(doomed, "east-gw"), link)

@@ -293,10 +293,10 @@ def test_a_keeper_that_dies_in_the_middle_of_a_flap_leaves_nothing_that_heal_doe
             assert ping(doomed, "east-gw", "west-gw", "south", 20), "the kernel goes on"
     why = " ".join(doomed.status().why)
     assert "keeper is gone" in why
-    assert ("lit, unwatched" in why) is not fiberd
-    assert ("fault f1 (flap north) still stands" in why) is (moment == "dark")
-    assert ("fault f1 (flap north) was going on" in why) is (moment == "lit")
-    assert "fault f2 (brown-out south) still stands" in why
+    assert ("lit, unsupervised" in why) is not fiberd
+    assert ("fault f1 (flap north) is still active" in why) is (moment == "dark")
+    assert ("fault f1 (flap north) is unfinished" in why) is (moment == "lit")
+    assert "fault f2 (brown-out south) is still active" in why
     said = command("heal", "-l", doomed.name)
     assert said.returncode == 0, said.stderr
     assert "f1: flap north" in said.stdout and "f2: brown-out south" in said.stdout

@@ -236,7 +236,7 @@ def cpu_groups(lab: str) -> list[Path]:
 
 
 def test_nothing_is_launched_where_a_job_trains(healthy: testbed.Lab, job: Any, tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="is training, and its bytes would count for yours"):
+    with pytest.raises(LabError, match="is running a training job; its traffic would be counted as yours"):
         healthy.launch(["true"], directory=tmp_path)
 
 
@@ -246,7 +246,7 @@ def test_nothing_is_launched_where_there_is_no_power(healthy: testbed.Lab, tmp_p
     healthy.inject("evacuation", "east", warning="100s")
     assert healthy.launch(["true"], directory=tmp_path) == 0
     fault = healthy.inject("node-kill", "west-1")
-    with pytest.raises(LabError, match=r"^west-1: no power, by a fault; heal it first"):
+    with pytest.raises(LabError, match=r"^a fault has cut the power of west-1; heal it: "):
         healthy.launch(["true"], directory=tmp_path)
     healthy.heal(fault.id)
     assert healthy.launch(["true"], directory=tmp_path) == 0

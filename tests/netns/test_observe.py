@@ -325,7 +325,7 @@ def test_the_server_has_no_privileges_and_is_nowhere_else(lab: testbed.Lab, stat
 
 
 def test_the_lab_says_that_it_is_observed(lab: testbed.Lab, command: oracle.Command) -> None:
-    assert "emulator fiberd, observed" in " ".join(command("status", "-l", lab.name).stdout.split())
+    assert "emulator fiberd, with Prometheus" in " ".join(command("status", "-l", lab.name).stdout.split())
     assert json.loads(command("status", "-l", lab.name, "--json").stdout)["prometheus"] == PROMETHEUS
 
 
@@ -377,7 +377,7 @@ def test_a_port_that_is_taken_is_said_so(lab: testbed.Lab) -> None:
 
 def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folder: Path) -> None:
     with testbed.up("metro-40km", name=lab_name, agents=False) as plain:
-        with pytest.raises(UserError, match=f"lab {lab_name} is not observed; .* testbed up --observe"):
+        with pytest.raises(UserError, match=f"lab {lab_name} runs no Prometheus; .* testbed up --observe"):
             plain.observe(0)
         assert plain.prometheus == plain.status().prometheus == ""
         assert oracle.run("ip", "netns", "exec", oracle.netns(lab_name, "mgmt"), "ss", "-ltnH") == ""
@@ -417,9 +417,9 @@ def test_that_it_ended_is_told_and_stops_nothing_else(
         with observing(lab_name, "--port", "0") as (child, _):
             oracle.kill(list(set(oracle.working_in(state_folder)) - set(others)))
             _, err = child.communicate(timeout=10)
-            assert child.returncode == LabError.exit_code and f"the prometheus of lab {lab_name} has ended" in err
+            assert child.returncode == LabError.exit_code and f"Prometheus of lab {lab_name} has ended" in err
         (why,) = mine.status().why
-        assert why == "its prometheus was killed by SIGKILL: it is not observed any more"
+        assert why == "Prometheus was killed by SIGKILL: nothing scrapes the lab any more"
         assert mine.status().state == "degraded"
         with pytest.raises(LabError, match="was killed by SIGKILL"):
             mine.observe(0)

@@ -102,7 +102,7 @@ def test_labs_ranks_and_faults(pytester: pytest.Pytester, state_folder: Path) ->
 
         def test_one_thing_at_a_time_and_what_is_left_is_ended(ranks):
             ranks.start(ticking, 10**6)
-            with pytest.raises(Exception, match="one thing at a time"):
+            with pytest.raises(Exception, match="still running a job"):
                 ranks(who, 1)
 
         @pytest.mark.testbed("metro-40km", "intra-metro-5km")
@@ -175,7 +175,7 @@ def test_what_fails_says_where_and_x_takes_the_lab_down(pytester: pytest.Pyteste
             "E*raise Odd*",
             "*testbed: lab pt-*",
             "topology metro-40km, certified",
-            "fault f1: cut north, stands",
+            "fault f1: cut north, active",
             "run directory: */pt-*",
         ]
     )

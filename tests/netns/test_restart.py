@@ -124,7 +124,7 @@ def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -
     job = begun(lab, 15, restarts=0)
     fault = lab.inject("evacuation", "west", warning="3s")
     oracle.until(lambda: job.waiting, 3.0, "the attempt is over before the power goes")
-    assert job.waiting == "evacuation west: its power is about to go"
+    assert job.waiting == "evacuation west: a power loss is imminent"
     assert oracle.inside_pids(oracle.netns(lab.name, "west-0")), "the power is there"
     oracle.until(lambda: not oracle.inside_pids(oracle.netns(lab.name, "west-0")), 5.0, "the power is gone")
     oracle.until(lambda: job.waiting == "a fault keeps ranks 2, 3 down", 5.0, "it waits for the power")
@@ -165,7 +165,7 @@ def test_a_silent_cut_spends_no_more_restarts_than_another(lab: testbed.Lab, und
     job = begun(lab, 15, timeout_s=1.5, restarts=1)
     with lab.cut("north", carrier="silent"), lab.cut("south", carrier="silent"):
         oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
-        assert job.waiting == "east and west do not hear each other"
+        assert job.waiting == "east and west do not reach each other"
         time.sleep(2.5)  # an attempt would have failed to meet by now
         assert (job.attempt, job.over()) == (1, False)
         noted = json.loads((ranks_folder(lab).parent / "run.json").read_text())["attempts"]

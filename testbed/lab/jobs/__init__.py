@@ -1,1 +1,1 @@
-"""Jobs: begun, followed, observed, begun again."""
+"""Jobs: start, follow, record and restart them."""

@@ -1,16 +1,16 @@
-"""A job's attempts: when one fails, the next begins from the last good checkpoint, as soon as the lab allows.
+"""A job's attempts: when one fails, the next starts from the last good checkpoint as soon as the lab allows it.
 
-The story of a restart, all of it in one thread beside the job:
+A restart, step by step, in one thread beside the job:
 
-1. An attempt is over when a rank failed or is gone, or when no step was committed for longer than ``stall_s``. Or in
-   order: a site is warned that it will lose its power, so all ranks are asked to save their state after one and the
-   same step, and do. That is no failure, and none of the ``restarts`` is spent on it.
-2. What is left of it is told to stop; ranks that cannot are ended when their successors are deployed.
-3. The lab allows the next one when no fault keeps a rank down or is about to, and all sites that have ranks are
-   connected by links that have a carrier at both ends, and answer each other: a silent cut takes no carrier.
-4. The number of the new attempt is written into the fence: no late writer of the old one can commit any more. Then the
-   newest checkpoint is looked for that every rank has, whole by its checksums. Only now, so that it stays the newest.
-5. Fresh ranks are deployed and go on from it, or from the beginning where there is none.
+1. An attempt ends when a rank failed or is gone, or when no step was committed for longer than ``stall_s``. It ends in
+   order when a site is warned of a power loss: then all ranks save their state after the same step and exit. This is
+   not a failure and does not count against ``restarts``.
+2. The remaining ranks are told to stop; those that cannot are killed when their successors are deployed.
+3. The next attempt waits until no fault keeps a rank down or is about to, and all sites with ranks are connected by
+   links with carrier at both ends and reach each other (a silent cut leaves the carrier up).
+4. The number of the new attempt is written into the fence, so that no late writer of the old attempt can commit. Only
+   then the newest checkpoint is chosen that every rank has intact by its checksums, so that it stays the newest.
+5. Fresh ranks are deployed and resume from it, or from the first step if there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from testbed.keeper.protocol import RankState
 
 POLL_S = 0.05
 SETTLE_S = 0.1
-"""How much later the cause of a failure may be heard of than its effects."""
+"""How much later the cause of a failure may be reported than its effects."""
 STOP_BOUND_S = 5.0
 WAIT_BOUND_S = 600.0
-"""How long a restart waits for the lab: a fault that lasts longer is not waited out."""
+"""How long a restart waits for the lab; a longer fault fails the job."""
 REFUSED_BOUND_S = 30.0
-"""The same where nothing that is known of stands in its way, and it cannot begin nevertheless."""
+"""How long a restart retries if the lab has no known obstacle and the attempt still cannot start."""
 
 OVER = ("failed", "gone", "stopped")
 """States of a rank that will not finish."""
 
 
 class _End(Enum):
-    """What follows an attempt: nothing, another one, or another one that the limit does not count."""
+    """What follows an attempt: nothing, another one, or another one that does not count as a restart."""
 
     LAST = "last"
     FAILED = "failed"
@@ -52,10 +52,10 @@ class _End(Enum):
 
 
 class Attempts:
-    """Begins the first attempt, follows it in a thread, and begins others while ``restarts`` are left.
+    """Starts the first attempt, follows it in a thread, and starts others while ``restarts`` are left.
 
-    ``message`` is that of the job, without what is an attempt's own. ``committed`` tells the latest committed step.
-    ``note`` is told, whenever one begins or ends, of all attempts so far, as run.json has them (docs/design.md).
+    ``message`` is the job's message without the fields of an attempt. ``committed`` returns the latest committed step.
+    ``note`` receives all attempts so far whenever one starts or ends, in the format of run.json (docs/design.md).
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Attempts:
         self.failure = ""
         """Why the job cannot end well; empty while it can."""
         self.storage = False
-        """Whether that was the disk's: then nothing is known of the job."""
+        """Whether the disk caused the failure: then the job's result is unknown."""
         self.over = False
-        """Whether no attempt goes on and none will begin."""
+        """Whether no attempt is running and none will start."""
         self._begin()
         threading.Thread(target=self._run, name="attempts", daemon=True).start()
 
     def stop(self) -> None:
-        """No attempt begins any more; the one that goes on is told to stop."""
+        """Stop the current attempt and start no other."""
         self._stopping.set()
         client.ask(self._lab, protocol.StopJob(job=self._job))
 
@@ -117,12 +117,12 @@ class Attempts:
             if (reached := self._committed()) != step:
                 moved_t, step = now, reached
             if any("job" in it and it["job"] != self._job for it in ranks):
-                raise LabError("another job was begun on this lab")
+                raise LabError("another job was started in this lab")
             dead = self._dead()
-            # Also of ranks that have lost their power since: what they saved is saved.
+            # Ranks that have lost their power since then count too: their state is saved.
             if warned and not dead and all("saved" in it and it["saved"] for it in ranks):
                 step = self._committed()
-                why = f"{warned}: all ranks saved their state after step {step} and left"
+                why = f"{warned}: all ranks saved their state after step {step} and exited"
                 order = {"cause": warned, "in_order": True}
                 self._ended(why, detected_t=now, step=step, **order)
                 return _End.LAST if self._stopping.is_set() else _End.IN_ORDER
@@ -136,7 +136,7 @@ class Attempts:
             if not why and now - moved_t > self._stall_s:
                 why = f"no step was committed for {now - moved_t:.0f} s"
             if why and not dead:
-                # A rank that died, or its container, may be heard of after the peers that miss it already.
+                # The death of a rank or its container may be reported after the failures of its peers.
                 time.sleep(SETTLE_S)
                 dead = self._dead()
                 why = dead or _why(client.ask(self._lab, protocol.Ranks())) or why
@@ -151,13 +151,14 @@ class Attempts:
             time.sleep(POLL_S)
 
     def _restart(self) -> None:
-        """End what is left, wait for the lab, begin the next attempt. Raises LabError, StorageError."""
+        """End the remaining ranks, wait for the lab, start the next attempt. Raises LabError, StorageError."""
         self._end_the_rest()
         with client.Connection(self._lab) as keeper:
             self._wait(keeper)
 
     def _wait(self, keeper: client.Connection) -> None:
-        """``keeper`` is told what for; it forgets when that ends."""
+        """Wait for the lab and start the next attempt. ``keeper`` shows the obstacle in the lab's status until its
+        connection closes."""
         began_t = refused_t = time.monotonic()
         while True:
             obstacle, now = self._obstacle(), time.monotonic()
@@ -169,7 +170,7 @@ class Attempts:
                     self.waiting = ""
                     return
                 except LabError as error:
-                    # It may have changed since it was looked at; without a keeper there is nobody to change it.
+                    # The lab may have changed since it was checked; without a keeper it will not recover.
                     if not client.answers(self._lab):
                         raise
                     obstacle = str(error)
@@ -184,7 +185,7 @@ class Attempts:
             if self._stopping.is_set():
                 raise LabError("the job was stopped while a restart waited for the lab")
             if now - began_t > WAIT_BOUND_S or now - refused_t > REFUSED_BOUND_S:
-                raise LabError(f"the job could not be begun again within {now - began_t:.0f} s: {obstacle}")
+                raise LabError(f"the job could not be restarted within {now - began_t:.0f} s: {obstacle}")
             time.sleep(POLL_S)
 
     def _end_the_rest(self) -> None:
@@ -196,29 +197,29 @@ class Attempts:
             time.sleep(POLL_S)
 
     def _obstacle(self) -> str:
-        """Why a job cannot begin now; empty if it can."""
+        """Return why a job cannot start now; empty if it can."""
         if dead := self._dead():
-            raise LabError(dead)  # it does not come back
+            raise LabError(dead)  # a dead container does not come back
         ranks = client.ask(self._lab, protocol.Ranks())
         if down := [str(it["rank"]) for it in ranks if it["down"]]:
             return f"a fault keeps rank{'s' if len(down) > 1 else ''} {', '.join(down)} down"
         if warned := _warned(ranks):
-            return f"{warned}: its power is about to go"
+            return f"{warned}: a power loss is imminent"
         dark = frozenset(client.ask(self._lab, protocol.DarkLinks()))
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
-        # Last, for it takes time where it finds something: a silent cut, of which no carrier tells.
-        if unheard := client.ask(self._lab, protocol.UnreachableSites()):
-            return "; ".join(f"{one} and {other} do not hear each other" for one, other in unheard)
+        # Last, because it is slow when it finds something: a silent cut, which leaves the carrier up.
+        if unreachable := client.ask(self._lab, protocol.UnreachableSites()):
+            return "; ".join(f"{one} and {other} do not reach each other" for one, other in unreachable)
         return ""
 
     def _dead(self) -> str:
-        """Which container has died, as a reason; empty if none has."""
+        """Return which container has died, as a reason; empty if none has."""
         dead = client.ask(self._lab, protocol.DeadContainers())
         return f"the container of {dead[0]} died" if dead else ""
 
     def _begin(self) -> None:
-        """Raises LabError, StorageError."""
+        """Start the next attempt. Raises LabError, StorageError."""
         number = self.number + 1
         try:
             checkpoints.set_fence(self._folder, number)
@@ -245,7 +246,7 @@ class Attempts:
         self._write_down(ended_t=detected_t, why=why, step=step, **order)
 
     def _write_down(self, **fields: Any) -> None:
-        """What is known of this attempt by now. Raises StorageError."""
+        """Update the record of the current attempt. Raises StorageError."""
         self._noted[-1] |= fields
         self._note(self._noted)
 
@@ -254,23 +255,23 @@ class Attempts:
 
 
 def _why(ranks: Sequence[RankState]) -> str:
-    """Why an attempt has failed; empty if it has not."""
+    """Return why an attempt has failed; empty if it has not."""
     bad = [it for it in ranks if it["state"] in OVER]
     if not bad:
         return ""
-    # One that is gone, or else the first that ended, is the cause; its peers' broken connections are the effect.
+    # The cause is a rank that is gone, or else the first that ended; its peers' broken connections are the effect.
     worst = min(bad, key=lambda it: (it["state"] != "gone", it["ended_t"] or 0.0))
     return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
 
 
 def _warned(ranks: Sequence[RankState]) -> str:
-    """The fault that is about to take the power of a rank's site, in words; empty if there is none."""
+    """Describe the fault that is about to cut the power of a rank's site; empty if there is none."""
     warnings = (it["warned"] for it in ranks if "warned" in it)
     return next(filter(None, warnings), "")
 
 
 def _connected(topology: Topology, sites: set[str], dark: frozenset[str]) -> bool:
-    """Whether a way of lit links leads from each of ``sites`` to each other."""
+    """Whether a path of lit links connects each of ``sites`` to all others."""
     reached, grown = {min(sites)} if sites else set(), True
     while grown:
         lit = [{*link.between} for link in topology.links if link.name not in dark]

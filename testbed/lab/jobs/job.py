@@ -1,4 +1,4 @@
-"""A training job on the agents of a lab: begun, followed by its step records, ended."""
+"""A training job on the agents of a lab: start it, follow its step records, end it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained. Rates of a lab are scaled down, so the model is too: its bytes are what the fiber carries.
+    """The training job's parameters. A lab's rates are scaled down, so the model is too: its bytes cross the fiber.
 
-    ``timeout_s`` is the process group's: a cut of all fibers that lasts longer (plus TCP's wait before it
-    tries again) ends the attempt. A job whose attempt failed is begun again up to ``restarts`` times, after the newest
-    checkpoint that all ranks have; they write one every ``checkpoint_every`` steps (0: none, and it begins from the
-    first step).
+    ``timeout_s`` is the process group's timeout: a cut of all fibers that lasts longer (plus TCP's retransmission
+    delay) ends the attempt. A failed attempt is restarted up to ``restarts`` times, from the newest checkpoint that all
+    ranks have. They write one every ``checkpoint_every`` steps (0: none; restarts begin at the first step).
     """
 
     steps: int
@@ -45,8 +44,8 @@ class Workload:
 
     @property
     def stall_s(self) -> float:
-        """A job that commits no step for so long will not go on by itself: a wait ends after ``timeout_s``, and one
-        collective may have two of them."""
+        """Seconds without a committed step after which a job counts as stalled: a wait ends after ``timeout_s``, and
+        one collective may have two waits."""
         return 2.0 * self.timeout_s + 20.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +64,7 @@ class Workload:
 
 @dataclass
 class _Tail:
-    """The step records of one rank, read as they grow."""
+    """The step records of one rank, read as the file grows."""
 
     path: Path
     offset: int = 0
@@ -88,9 +87,9 @@ class _Tail:
             try:
                 record = json.loads(line)
             except ValueError:
-                continue  # torn, on a disk that was full for a while: the next of them tells as much
+                continue  # torn, on a disk that was full for a while: the next record supersedes it
             if record.get("attempt", 1) < self.attempt:
-                continue  # of a rank that did not know yet that its attempt was over
+                continue  # late record of an attempt that has ended
             if record["kind"] == "job":
                 self.attempt, self.step = record.get("attempt", 1), record.get("resumed_from", 0)
             elif record["kind"] == "step":
@@ -98,7 +97,7 @@ class _Tail:
 
 
 class Job:
-    """A job that was begun. All waits are bounded. ``note``: as of :class:`Attempts`."""
+    """A running job. All waits are bounded. ``note`` is that of :class:`Attempts`."""
 
     def __init__(
         self,
@@ -136,8 +135,8 @@ class Job:
 
     @property
     def step(self) -> int:
-        """The latest committed step: one that every rank has ended. After a restart it is less than it was."""
-        with self._reading:  # asked by whoever follows the job and by whoever restarts it
+        """The latest committed step: one that every rank has completed. It goes back after a restart."""
+        with self._reading:  # read by the thread that follows the job and by the one that restarts it
             for tail in self._tails:
                 tail.read()
             newest = max(tail.attempt for tail in self._tails)
@@ -145,29 +144,29 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """From 1."""
+        """Number of the current attempt, from 1."""
         return self._attempts.number
 
     @property
     def waiting(self) -> str:
-        """What a restart waits for, in words; empty while none does."""
+        """What a restart is waiting for; empty if none is waiting."""
         return self._attempts.waiting
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """Rank 0's latest step record; empty before its first step."""
+        """Rank 0's latest step record; empty before the first step."""
         return self._tails[0].last
 
     def failure(self) -> str:
-        """Why the job cannot end well; empty as long as it can, be it by another attempt."""
+        """Return why the job cannot succeed; empty as long as it can, possibly by another attempt."""
         return self._attempts.failure
 
     def failed(self) -> TestbedError:
-        """:meth:`failure` as an error: JobFailed, or StorageError where the disk took no more of it."""
+        """Return :meth:`failure` as an error: StorageError if the disk caused it, else JobFailed."""
         return (StorageError if self._attempts.storage else JobFailed)(self.failure())
 
     def over(self) -> bool:
-        """Whether no rank is training any more, and none will."""
+        """Whether no rank is training and none will."""
         return self._attempts.over
 
     def wait_for(self, step: int, timeout: float = 60.0) -> None:
@@ -187,16 +186,16 @@ class Job:
             time.sleep(POLL_S)
 
     def wait(self, timeout: float = 600.0) -> None:
-        """Return when every rank has ended well. Raises JobFailed, or LabError after ``timeout`` seconds."""
+        """Return when every rank has finished. Raises JobFailed, or LabError after ``timeout`` seconds."""
         self.wait_for(self.workload.steps, timeout)
         until = time.monotonic() + 10.0
         while not self.over():
             if time.monotonic() > until:
-                raise LabError("the ranks did not end after their last step")
+                raise LabError("the ranks did not exit after their last step")
             time.sleep(POLL_S)
         if self.failure():
             raise self.failed()
 
     def stop(self) -> None:
-        """End it after the step that it is in, or after 2 s."""
+        """End the job after its current step, or after 2 s."""
         self._attempts.stop()

@@ -1,4 +1,4 @@
-"""Any job, not only ours: a user's program once per rank, inside its node, with torchrun's environment."""
+"""Run a user's program once per rank, inside the rank's node, with torchrun's environment."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from testbed.keeper import client, protocol
 from testbed.lab.jobs import run_metadata
 
 GRACE_S = 5.0
-"""What ranks get to end by themselves after another has failed, and again after SIGTERM."""
+"""How long ranks may take to exit by themselves after another has failed, and again after SIGTERM."""
 
 Echo = Callable[[str], None]
 
 
 def environment(topology: Topology, rank: Rank, extra: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables (https://pytorch.org/docs/stable/elastic/run.html) and the site's and node's names."""
+    """Return torchrun's variables (https://pytorch.org/docs/stable/elastic/run.html) and the names of site and node."""
     ranks = build.ranks(topology)
     site_number = [site.name for site in topology.sites].index(rank.site)
     return {
@@ -65,14 +65,13 @@ def launch(
     echo: Echo,
     stop: threading.Event | None = None,
 ) -> int:
-    """Run ``argv`` once per rank until all have ended; the worst status of those that ended by themselves
+    """Run ``argv`` once per rank until all have ended; return the worst status of those that ended by themselves
     (128 + n for signal n).
 
-    Each line of output goes to ``echo`` with its rank before it, and into ``ranks/rank-<r>.log``. When one rank
-    fails the others get :data:`GRACE_S` before they are ended, as torchrun does. On KeyboardInterrupt all of them are
-    ended before it goes on; so they are when ``echo`` raises, as in ``testbed launch -- yes | head``, and then it is
-    raised here. Once ``stop`` is set they are ended too. run.json tells the command, and how each rank ended (None:
-    ended by us).
+    Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
+    the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended on KeyboardInterrupt, when
+    ``stop`` is set, and when ``echo`` raises, as in ``testbed launch -- yes | head``; that error is raised here.
+    run.json records the command and the status of each rank (None: ended by the testbed).
     """
     folder = Path.cwd()
     client.ask(lab, protocol.ShareFolder(folder=str(folder)))
@@ -100,27 +99,27 @@ def launch(
             reader.start()
             readers.append(reader)
         _wait(children, broken, stop or threading.Event())
-        # What we end ourselves, because another failed, has no status of its own to tell.
+        # Ranks that are ended here because another failed have no status of their own.
         codes = {
             rank: runner.shell_status(code) for rank, child in children.items() if (code := child.poll()) is not None
         }
         if len(codes) < len(children):
             _end(children)
         for reader in readers:
-            reader.join(GRACE_S)  # a grandchild may hold the pipe open for ever
+            reader.join(GRACE_S)  # a grandchild may keep the pipe open forever
     finally:
         _end(children)
     run_metadata.amend(run, workload={"command": command, "statuses": [codes.get(rank) for rank in sorted(children)]})
     if broken:
         run_metadata.end(
-            run, run_metadata.Ending("interrupted", f"its output could not be shown any more: {broken[0]}")
+            run, run_metadata.Ending("interrupted", f"the output could not be shown any more: {broken[0]}")
         )
         raise broken[0]
     return max(codes.values(), default=0)
 
 
 def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Echo) -> None:
-    """Until it says no more, also where it cannot be kept: who is not read from stops."""
+    """Copy a rank's output until it ends, even if the log cannot be written: a full pipe would block the rank."""
     assert child.stdout is not None
     with contextlib.ExitStack() as stack:
         log: IO[bytes] | None = None
@@ -134,10 +133,10 @@ def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Ec
 
 
 def _wait(children: Mapping[int, subprocess.Popen[bytes]], broken: Sequence[Exception], stop: threading.Event) -> None:
-    """Until all have ended, or one has failed and the others had their grace, or there is something in ``broken``, or
-    ``stop`` is set."""
+    """Wait until all have ended, or the grace period after a failure is over, or ``broken`` has an entry, or ``stop``
+    is set."""
     failed_at: float | None = None
-    while None in (codes := [child.poll() for child in children.values()]):  # all are polled: any of them may fail
+    while None in (codes := [child.poll() for child in children.values()]):  # poll every child: any of them may fail
         if broken or stop.is_set():
             return
         if failed_at is None and any(codes):
@@ -148,7 +147,7 @@ def _wait(children: Mapping[int, subprocess.Popen[bytes]], broken: Sequence[Exce
 
 
 def _end(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to whole sessions, then SIGKILL; returns when all are reaped."""
+    """Send SIGTERM to whole sessions, then SIGKILL; return when all are reaped."""
     for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
         alive = [child for child in children.values() if child.poll() is None]
         if not alive:

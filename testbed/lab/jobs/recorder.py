@@ -1,6 +1,6 @@
-"""Watching a run: each second metrics of ranks, fibers and host go into the run directory; events at once.
+"""Record a run: metrics of ranks, fibers and host go into the run directory every second, events at once.
 
-One thread, which lives inside the management network's namespace: the only way to the ranks' metrics.
+One thread, which runs inside the management network's namespace, the only place where the ranks' metrics are reachable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVENT_INTERVAL_S = 0.1
 
 
 class Recorder:
-    """Writes metrics.jsonl and events.jsonl until stopped; :attr:`trouble` says why it stopped by itself."""
+    """Writes metrics.jsonl and events.jsonl until stopped; :attr:`error` says why it ended early."""
 
     def __init__(self, lab: LabFolder, topology: Topology, run: RunDirectory) -> None:
         self._lab, self._topology, self._run = lab, topology, run
@@ -39,29 +39,30 @@ class Recorder:
         self._tokens: tuple[float, float] = (0.0, 0.0)
         self.throughput_bps: dict[str, float] = {}
         self.tokens_per_s = 0.0
-        self.trouble = ""
-        self.heard: list[dict[str, Any]] = []
-        """Events so far, and how many of them whoever shows them live has shown."""
-        self.told = 0
-        self.heard_until = 0.0
-        """Everything that was told before this moment of CLOCK_MONOTONIC is in :attr:`heard`."""
+        self.error = ""
+        self.events: list[dict[str, Any]] = []
+        """Events so far."""
+        self.shown = 0
+        """How many of them the live display has shown."""
+        self.complete_until = 0.0
+        """Every event from before this CLOCK_MONOTONIC time is in :attr:`events`."""
         self._thread = threading.Thread(target=self._record, name="recorder", daemon=True)
 
     @property
     def lab_failure(self) -> str:
-        """How the lab itself failed by now, as far as was heard; empty if it did not."""
-        for event in list(self.heard):
+        """How the lab itself has failed, as far as events tell; empty if it has not."""
+        for event in list(self.events):
             if event["event"] == "emulator-died":
                 return FIBERS_DARK
             if event["event"] == "container-died":
                 return f"the container of {event['node']} died"
-        return self.trouble  # last: it may be the effect of the others
+        return self.error  # last: it may be an effect of the others
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """One last scrape, then end."""
+        """Scrape once more, then end."""
         self._stop.set()
         self._thread.join(15.0)
 
@@ -81,19 +82,19 @@ class Recorder:
                     return
                 last = self._stop.wait(EVENT_INTERVAL_S)
         except (LabError, StorageError) as error:
-            self.trouble = str(error)
+            self.error = str(error)
         except Exception as error:
-            self.trouble = f"the recorder failed: {error!r}"
+            self.error = f"the recorder failed: {error!r}"
 
     def _catch_up(self) -> None:
-        """What happened in this lab before is no part of this run, but for faults that still stand."""
+        """Skip events from before this run, except the beginnings of faults that are still active."""
         answer = client.ask(self._lab, protocol.Events(since=0))
-        standing = {it["id"] for it in client.ask(self._lab, protocol.Faults()) if it["ended_t"] is None}
+        active = {it["id"] for it in client.ask(self._lab, protocol.Faults()) if it["ended_t"] is None}
         self._seen = answer["next"]
         for event in answer["events"]:
-            if event["event"] == "fault-began" and event["fault"] in standing:
+            if event["event"] == "fault-began" and event["fault"] in active:
                 self._run.append("events.jsonl", event)
-                self.heard.append(event)
+                self.events.append(event)
 
     def _events(self) -> None:
         asked_t = time.monotonic()
@@ -101,15 +102,15 @@ class Recorder:
         self._seen = answer["next"]
         for event in answer["events"]:
             self._run.append("events.jsonl", event)
-            self.heard.append(event)
-        self.heard_until = asked_t
+            self.events.append(event)
+        self.complete_until = asked_t
 
     def _scrape(self) -> None:
         tokens = 0.0
         for rank in self._ranks:
             values = scrape(rank.metrics, rank.port, timeout_s=0.5)
             if values is None:
-                continue  # a gap in its series says it better than an invented value
+                continue  # leave a gap in the series rather than invent a value
             tokens += sum(value for name, value in values.items() if name.startswith("testbed_tokens_total"))
             self._run.append(
                 "metrics.jsonl",

@@ -1,4 +1,4 @@
-"""What a run directory says of itself: run.json, the topology and the certificate beside it."""
+"""Metadata of a run directory: run.json, the topology and the certificate beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def begin(
     experiment: Mapping[str, Any] | None = None,
     workload: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write down what is known when a run begins. Raises StorageError."""
+    """Record what is known when a run begins. Raises StorageError."""
     emulator, scheduling = "none", ""
     with contextlib.suppress(LabError):
         hello = client.ask(lab, protocol.Hello())
@@ -83,7 +83,7 @@ def begin(
 
 
 _amending = threading.Lock()
-"""A job's attempts are written down from a thread of their own."""
+"""A job's attempts are recorded by another thread."""
 
 
 def amend(run: RunDirectory, **changes: Any) -> None:
@@ -94,15 +94,18 @@ def amend(run: RunDirectory, **changes: Any) -> None:
 
 @dataclass
 class Ending:
-    """How a run ended, as run.json has it: ``finished``, ``interrupted`` or ``failed``."""
+    """How a run ended, in the terms of run.json: ``finished``, ``interrupted`` or ``failed``."""
 
     status: str = "finished"
     reason: str = ""
     unknown_because: str = ""
 
     def fail(self, why: str, *, tells_nothing: bool) -> None:
-        """``why`` is empty where nothing failed; the first reason is kept. ``tells_nothing``: it was the lab, or the
-        machine below it, and not the job. That counts whenever it is heard of: its effects may be heard of first."""
+        """Record a failure; an empty ``why`` means none, and the first reason is kept.
+
+        ``tells_nothing``: the lab or the host failed, not the job, so the result is unknown. This counts even if it is
+        reported after its effects.
+        """
         if not why:
             return
         if self.status == "finished":
@@ -112,7 +115,7 @@ class Ending:
 
 
 def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
-    """Write down how it ended, and other fields with it, in one write; a run that has ended stays as it ended.
+    """Record how a run ended, and other fields, in one write; does nothing if the end is already recorded.
 
     Raises StorageError.
     """
@@ -121,7 +124,7 @@ def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
 
 
 def fail_ended(run: RunDirectory, why: str) -> None:
-    """Write down that the lab of a run failed after its end; a reason that it had stays. Raises StorageError."""
+    """Record that the lab failed after the run's end; an existing reason is kept. Raises StorageError."""
     ended = run.read_json("run.json")
     how = Ending(*(str(ended.get(it.name, "")) for it in fields(Ending)))
     how.fail(why, tells_nothing=True)
@@ -129,7 +132,7 @@ def fail_ended(run: RunDirectory, why: str) -> None:
 
 
 def cpu_model() -> str:
-    """The processor's own name; the architecture's where there is none (proc_cpuinfo(5))."""
+    """Return the processor's model name, or the architecture if there is none (proc_cpuinfo(5))."""
     try:
         with Path("/proc/cpuinfo").open() as stream:
             for line in stream:

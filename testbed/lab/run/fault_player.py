@@ -1,7 +1,7 @@
-"""An experiment's faults on a job that runs: each handed to the keeper when it is known when it is due.
+"""Play an experiment's faults on a running job: hand each to the keeper as soon as its time is known.
 
-What has a time is handed over beforehand, and happens at that time however busy this process is. What waits for a step
-or for a condition is handed over when that comes.
+Faults with a time are scheduled in the keeper beforehand, so that they happen on time however busy this process is.
+Faults that wait for a step or a condition are handed over when it is reached.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from testbed.keeper.protocol import ScheduledFault
 __all__ = ["LEAD_S", "FaultPlayer"]
 
 LEAD_S: Final = 1.0
-"""So long before the first fault is due it is decided whether there is a steady state to disturb."""
+"""How long before the first fault the steady state is checked."""
 
 
 class FaultPlayer:
-    """Plays ``planned``. As a context manager: what has not begun when it ends never will."""
+    """Plays ``planned``. As a context manager it cancels the faults that have not begun on exit."""
 
     def __init__(self, folder: LabFolder, planned: tuple[Planned, ...]) -> None:
         self.planned = planned
         self._waiting = dict(enumerate(planned))
         self._connection = client.Connection(folder)
         self.begun = False
-        """Whether anything was handed over: from then on there is no way back to an undisturbed job."""
+        """Whether any fault was handed over; from then on the job counts as disturbed."""
 
     def __enter__(self) -> FaultPlayer:
         return self
@@ -52,13 +52,13 @@ class FaultPlayer:
         return sum(it.repeat for it in self.planned)
 
     def due(self, now: float, began_t: float, step: int, values: Mapping[str, float | None]) -> bool:
-        """Whether something has to be handed over: its moment has come, or is near."""
+        """Whether a fault has to be handed over, because its time has come or is near."""
         return any(self._is_due(it, now + LEAD_S, began_t, step, values) for it in self._waiting.values())
 
     def hand_over(self, now: float, began_t: float, step: int, values: Mapping[str, float | None]) -> None:
-        """All that has a time, and what else is due. ``now``, ``began_t``: CLOCK_MONOTONIC, of the job's first step.
+        """Hand over all faults with a time, and others that are due.
 
-        Raises LabError.
+        ``now`` and ``began_t``, the start of the job's first step, are CLOCK_MONOTONIC. Raises LabError.
         """
         faults: list[ScheduledFault] = []
         for number, it in list(self._waiting.items()):
@@ -66,7 +66,7 @@ class FaultPlayer:
                 continue
             del self._waiting[number]
             from_t, after_s = (now, 0.0) if it.at_s is None else (began_t, it.at_s)
-            # Rounded before it is added: 10 s and twice 5 s more are one moment, as 20 s are, to the last bit.
+            # Rounded before the addition, so that 10 s + 2 x 5 s and 20 s are the same time to the last bit.
             due_s = (round(after_s + index * it.every_s, 9) for index in range(it.repeat))
             faults += [_message(it, number, from_t + each_s) for each_s in due_s]
         if faults:

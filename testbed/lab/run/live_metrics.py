@@ -1,4 +1,4 @@
-"""What a job does right now, in numbers: the metrics that the steady state is about."""
+"""Live metrics of a job, which the steady-state hypothesis is checked against."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.lab.jobs.recorder import Recorder
 __all__ = ["LiveMetrics"]
 
 WINDOW_S: Final = 4.0
-"""Rates are over so long: shorter and one slow step is an outage, longer and an outage is seen late."""
+"""Window of rates: if shorter, one slow step looks like an outage; if longer, an outage is seen late."""
 WARM_STEPS: Final = 10
 """The first steps are slow: memory is touched for the first time, connections are opened."""
 _GOOD: Final = frozenset({"training", "finished"})
@@ -31,9 +31,9 @@ class LiveMetrics:
         self._commits: deque[tuple[float, int]] = deque()
         self._step = 0
         self._durations: deque[float] = deque(maxlen=10)
-        self._heard = 0
+        self._processed = 0
         self._dark: set[tuple[str, str]] = set()
-        self.standing: dict[str, str] = {}
+        self.active: dict[str, str] = {}
         """Faults in force: type and target by id."""
         self.began: dict[int, int] = {}
         """How often each fault of the schedule began, by its number."""
@@ -42,9 +42,9 @@ class LiveMetrics:
         self._mine: set[str] = set()
 
     def note(self, t: float, step: int) -> None:
-        """``step`` was seen to be committed at ``t``; call it often.
+        """Record that ``step`` was committed at ``t``; call often.
 
-        A job that begins again goes back, and what it does again counts again: these are rates of work.
+        After a restart repeated steps count again, because these are rates of work.
         """
         before_t, done = self._commits[-1] if self._commits else (t, 0)
         moved = step - self._step
@@ -58,31 +58,31 @@ class LiveMetrics:
             self._commits.popleft()
 
     def hear(self, until_t: float = math.inf) -> None:
-        """Take in what happened since the last time, but nothing after ``until_t``."""
-        events = self._recorder.heard
-        while self._heard < len(events) and _happened_t(events[self._heard]) <= until_t:
-            self._take(events[self._heard])
-            self._heard += 1
+        """Process new events, up to ``until_t``."""
+        events = self._recorder.events
+        while self._processed < len(events) and _happened_t(events[self._processed]) <= until_t:
+            self._take(events[self._processed])
+            self._processed += 1
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, number = event["event"], event.get("scheduled")
         if kind == "carrier":
             (self._dark.discard if event["up"] else self._dark.add)((event["link"], event["site"]))
         elif kind == "fault-began":
-            self.standing[event["fault"]] = f"{event['type']} {event['target']}"
+            self.active[event["fault"]] = f"{event['type']} {event['target']}"
             if number is not None:
                 self.began[number] = self.began.get(number, 0) + 1
                 self._mine.add(event["fault"])
         elif kind == "fault-ended":
-            self.standing.pop(event["fault"], None)
+            self.active.pop(event["fault"], None)
             self.ended += event["fault"] in self._mine
 
     def is_warm(self, t: float) -> bool:
-        """Whether there is enough to measure rates by."""
+        """Whether there are enough steps to measure rates."""
         return bool(self._commits) and self._commits[-1][1] >= WARM_STEPS and t - self._commits[0][0] >= WINDOW_S
 
     def values(self, t: float) -> dict[str, float | None]:
-        """By the names of ``steady.METRICS`` but for ``links_up``; None for what cannot be told."""
+        """Return the metrics of ``steady.METRICS`` except ``links_up``; None for unknown values."""
         steps_per_s = self._steps_per_s(t)
         last = self._job.last
         tokens = last.get("tokens")
@@ -99,11 +99,11 @@ class LiveMetrics:
 
     @property
     def links_up(self) -> float:
-        """As of what was heard."""
+        """Links without a lost carrier, according to the events processed so far."""
         return float(len({link.name for link in self._topology.links} - {link for link, _ in self._dark}))
 
     def _steps_per_s(self, t: float) -> float | None:
-        """Steps committed in the window that ends at ``t``."""
+        """Return the rate of committed steps in the window that ends at ``t``."""
         if not self._commits or t - self._commits[0][0] < WINDOW_S:
             return None
         before = [step for at, step in self._commits if at <= t - WINDOW_S]
@@ -116,6 +116,6 @@ class LiveMetrics:
 
 
 def _happened_t(event: Mapping[str, Any]) -> float:
-    """A fault may act from the moment it was asked for; its end is when it was acknowledged."""
+    """Return the time of an event: a fault may act from its command on; its end counts when acknowledged."""
     key = "command_t" if event["event"] == "fault-began" else "t"
     return float(event.get(key, event["t"]))

@@ -1,4 +1,4 @@
-"""A job of a run from its first step to its end: its faults are injected, its steady state is watched, and shown."""
+"""The loop of a run: follow the job from first step to end, inject faults, check the steady state, show progress."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from testbed.lab.run.live_metrics import LiveMetrics
 __all__ = ["Follower", "teller"]
 
 STALL_BOUND_S: Final = 120.0
-"""A job that commits no step for so long, beyond the longest fault, does not end by itself."""
+"""A job that commits no step for this long, beyond the longest fault, is considered stuck."""
 STALL_SLACK_S: Final = 30.0
-"""So much later than the job's own bound, after which its attempt fails: that says more, and comes first."""
+"""Margin over the job's own stall bound, whose error says more and should come first."""
 SAMPLE_S: Final = 0.25
 CHECK_S: Final = 0.5
 POLL_S: Final = 0.02
 TOLD_S: Final = 0.2
-"""An event is told at most so long after it happened."""
+"""Maximum delay between an event and its report."""
 
 
 def teller(run: RunDirectory, progress: Progress) -> Told:
-    """Writes down, and shows, when a condition of the steady state is violated and when that is over."""
+    """Return a callback that records and shows when a steady-state condition is violated and when it holds again."""
 
     def tell(t: float, condition: Condition, again: bool, measured: float | None) -> None:
         content = {"when": condition.when, "text": condition.check.text, "holds": again, "measured": measured}
@@ -46,7 +46,7 @@ def _measured(value: float | None) -> str:
 
 
 class Follower:
-    """See the module. :meth:`follow` returns when the job has ended well."""
+    """Follows one job of a run; :meth:`follow` returns when the job has succeeded."""
 
     def __init__(
         self, job: Job, live: LiveMetrics, recorder: Recorder, player: FaultPlayer, monitor: Monitor, progress: Progress
@@ -61,8 +61,8 @@ class Follower:
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque()
 
     def follow(self) -> None:
-        """Raises JobFailed where the job, or what must hold before any fault, is measured to be bad; LabError where
-        nothing can be told."""
+        """Follow the job to its end. Raises JobFailed if the job failed or the steady state did not hold before the
+        first fault, LabError if the result is unknown."""
         moved_t, seen = time.monotonic(), 0
         sampled_t = checked_t = 0.0
         while True:
@@ -82,18 +82,18 @@ class Follower:
                 if self._is_over(step):
                     break
                 if now - moved_t > self._stall_s:
-                    raise LabError(f"no step was committed for {now - moved_t:.0f} s; the job stands at step {step}")
+                    raise LabError(f"no step was committed for {now - moved_t:.0f} s; the job is stuck at step {step}")
             time.sleep(POLL_S)
         self._judge(time.monotonic())
         self._job.wait(timeout=30.0)
         self._show(self._total)
 
     def _begins_again(self) -> bool:
-        """A job that waits until it may begin again stands still for a good reason."""
+        """Whether the job is waiting to restart; then a lack of progress is expected."""
         return bool(self._job.waiting)
 
     def _begun(self, now: float) -> None:
-        """The job's beginning is that of its first step, as rank 0 wrote it down."""
+        """Set the job's start to that of its first step, as recorded by rank 0."""
         if self._began_t is None:
             record = self._job.last
             self._began_t = float(record["t_begin"]) if record.get("step") == 1 else now
@@ -101,7 +101,7 @@ class Follower:
     def _is_over(self, step: int) -> bool:
         if why := self._recorder.lab_failure:
             raise LabError(why)
-        for event in list(self._recorder.heard):
+        for event in list(self._recorder.events):
             if event["event"] == "fault-failed":
                 raise LabError(f"{event['type']} {event['target']} did not happen as planned: {event['why']}")
         if self._job.failure():
@@ -113,17 +113,17 @@ class Follower:
             taken = self._live.values(now)
             self._values = {**self._values, **taken}
             self._samples.append((now, taken))
-        self._judge(self._recorder.heard_until - TOLD_S)
+        self._judge(self._recorder.complete_until - TOLD_S)
 
     def _judge(self, known_t: float) -> None:
-        """Give the monitor what was sampled up to ``known_t``, when all events up to then are known: a sample that is
-        from within a fault must not count as one from before it."""
+        """Pass the samples up to ``known_t`` to the monitor. All events up to then are known, so that a sample from
+        within a fault does not count as one from before it."""
         while self._samples and self._samples[0][0] <= known_t:
             t, values = self._samples.popleft()
             self._live.hear(t)
             values["links_up"] = self._values["links_up"] = self._live.links_up
             all_over = self._player.all_handed_over and 0 < self._player.total <= self._live.ended
-            self._monitor.sample(t, values, bool(self._live.standing), all_over)
+            self._monitor.sample(t, values, bool(self._live.active), all_over)
         if not self._samples:
             self._live.hear(known_t)
 
@@ -144,17 +144,17 @@ class Follower:
         if steady:
             return
         bad = [it for it in self._monitor.verdicts() if it.when == "before" and it.holds is not True]
-        said = "; ".join(f"{it.text}{_measured(it.measured)}" for it in bad)
+        conditions = "; ".join(f"{it.text}{_measured(it.measured)}" for it in bad)
         if steady is None:
-            raise LabError(f"no fault was injected: it is not known whether this held before the first one: {said}")
-        raise JobFailed(f"no fault was injected: this did not hold before the first one: {said}")
+            raise LabError(f"no fault was injected: it is unknown whether the steady state held before: {conditions}")
+        raise JobFailed(f"no fault was injected: the steady state did not hold before: {conditions}")
 
     def _show(self, step: int) -> None:
         recorder = self._recorder
-        while recorder.told < len(recorder.heard):
-            event = recorder.heard[recorder.told]
-            recorder.told += 1
-            if text := _words(event):
+        while recorder.shown < len(recorder.events):
+            event = recorder.events[recorder.shown]
+            recorder.shown += 1
+            if text := _text(event):
                 self._progress.event(text)
         self._progress.tick(
             LiveState(
@@ -163,21 +163,21 @@ class Follower:
                 self._job.last.get("train_loss"),
                 recorder.tokens_per_s,
                 recorder.throughput_bps,
-                tuple(self._live.standing.values()),
+                tuple(self._live.active.values()),
             )
         )
 
 
-def _words(event: Mapping[str, Any]) -> str:
+def _text(event: Mapping[str, Any]) -> str:
     kind = event["event"]
     if kind == "fault-began":
         return f"{event['type']} {event['target']}: began ({event['fault']})"
     if kind == "fault-ended":
         return f"{event['type']} {event['target']}: ended ({event['fault']})"
     if kind == "carrier":
-        return f"{event['site']} {'sees light again' if event['up'] else 'lost the carrier'} on {event['link']}"
+        return f"{event['site']}: carrier {'up' if event['up'] else 'down'} on {event['link']}"
     if kind == "container-died":
         return f"the container of {event['node']} died"
     if kind == "emulator-died":
-        return "the emulator died: all fibers are dark"
+        return "the emulator died, so all fibers are dark"
     return ""

@@ -1,14 +1,14 @@
-"""The main job. Its whole story:
+"""Run an experiment from end to end.
 
-1. Read what is to be run: an experiment, or a topology: then the shipped experiment ``first-cut`` happens on it, or
-   ``only-fiber`` where there is no way around its first link. Every mistake is found now, and a run directory that
-   could not be written is found now, before anything is built.
-2. Bring the lab up; every fiber is measured. A lab outside tolerance is refused, or marked on every page.
-3. Begin the training job on the lab's agents, and begin to observe: each second metrics, at once events.
-4. Follow it (``jobs/follow.py``): watch its steady state, and have the keeper inject what is due
-   (``jobs/playing.py``). If what must hold before any fault does not, none is injected. The keeper ends timed ones.
-5. When the job has ended, heal what still stands, look at what was expected, write the report.
-6. Take the lab down. Always, whatever happened: Ctrl-C at any moment comes here too, and keeps what was measured.
+1. Read the experiment. For a bare topology this is the shipped ``first-cut``, or ``only-fiber`` if no path bypasses its
+   first link. Every mistake in files, and a run directory that cannot be written, is found now, before anything is
+   built.
+2. Bring the lab up and measure every fiber. A lab outside tolerance is refused, or marked on every page.
+3. Start the training job on the lab's agents, and the recorder: metrics every second, events at once.
+4. Follow the job (``run/loop.py``): check the steady state, and schedule faults in the keeper
+   (``run/fault_player.py``), which also ends them. If the steady state does not hold beforehand, no fault is injected.
+5. When the job has ended, heal the remaining faults, judge the expectations and write the report.
+6. Take the lab down, whatever happened: Ctrl-C at any time leads here too, and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from testbed.lab.run.loop import Follower, teller
 
 FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
-"""By the verdict of the report: a page and a status that differ would both be worth nothing."""
+"""Exit code by the report's verdict, so that page and exit status always agree."""
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """``exit_code``: 0 everything asked was measured and is good, 1 it is not, 3 it cannot be told, 130 interrupted."""
+    """``exit_code``: 0 all expectations hold, 1 measured and one does not, 3 inconclusive, 130 interrupted."""
 
     report: Report
     directory: Path
@@ -74,20 +74,20 @@ def run(
 ) -> RunOutcome:
     """Run a topology or an experiment from end to end; see the module.
 
-    Raises what :func:`testbed.lab.deploy.up` raises, before there is anything to report; later troubles are in the
-    outcome. Raises Interrupted after everything was undone and written.
+    Raises what :func:`testbed.lab.deploy.up` raises, before there is anything to report; later failures are part of the
+    outcome. Raises Interrupted after every change was undone and the report was written.
     """
     progress = Unbreakable(progress or Silent())
     prepared = _prepare(what, set, steps, seed, data)
     topology, planned = prepared.topology, prepared.planned
     if why := agent_host.missing():
-        raise LabError(f"a run trains, and there are no training agents: {why}")
+        raise LabError(f"a run needs training agents: {why}")
     root = (runs or runs_root()).absolute()
     store.check_writable(root)
     first = topology.links[0].name
-    if any(it.inject == "cut" and it.target == first for it in planned) and not _has_way_around(topology):
-        progress.note(f"nothing leads around {first}: while it is cut the job stands still")
-    for line in (*_of_chance(prepared), *validity.summary(validity_of(topology))):
+    if any(it.inject == "cut" and it.target == first for it in planned) and not _has_bypass(topology):
+        progress.note(f"no path bypasses {first}: the job stalls while it is cut")
+    for line in (*_random_faults(prepared), *validity.summary(validity_of(topology))):
         progress.note(line)
     with interruptible():
         lab = deploy.up(
@@ -107,12 +107,12 @@ def run(
 
 
 def _down(lab: Lab) -> None:
-    """Take it down. What cannot be undone fails the run, whatever its report has said; it is written again."""
+    """Take the lab down. A failed undo fails the run whatever its verdict was, and the report is rewritten."""
     try:
         lab.down()
     except TestbedError as error:
         if lab.run_directory is not None:
-            with contextlib.suppress(StorageError):  # of the two troubles the lab's is the one to be told
+            with contextlib.suppress(StorageError):  # the lab's failure is the one to report
                 run_metadata.fail_ended(lab.run_directory, str(error))
                 store.write_report(lab.run_directory)
         raise
@@ -120,8 +120,8 @@ def _down(lab: Lab) -> None:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """All that is known of a run before anything is built. ``workload``: what ``lab.jobs.job.Workload`` takes beyond
-    steps; ``again``: an experiment file that does the same again."""
+    """Everything known of a run before anything is built. ``workload`` holds arguments of ``lab.jobs.job.Workload``
+    beyond steps; ``again`` is an experiment file that repeats the run."""
 
     experiment: Experiment
     topology: Topology
@@ -138,16 +138,16 @@ def _prepare(
     experiment, topology = _read(what, overrides)
     total = experiment.steps if steps is None else steps
     if total < 1:
-        raise UserError(f"a run has at least one step, not {total}")
+        raise UserError(f"steps must be at least 1, got {total}")
     chosen = experiment.seed if seed is None else seed
     planned = fault_schedule.plan(experiment, topology, total, chosen)
     written = experiment.workload
     if data is None and written.data is not None:
         data = Path(written.data)
     if data is not None:
-        data = data.absolute()  # ranks work elsewhere
+        data = data.absolute()  # ranks run in another directory
         if not (data.is_file() or data.is_dir()):
-            raise UserError(f"there is no file or folder {data} to train on")
+            raise UserError(f"no such file or folder to train on: {data}")
     workload: dict[str, Any] = {
         "seed": chosen,
         "data": data,
@@ -179,22 +179,22 @@ def _read(what: str, overrides: Mapping[str, object] | None) -> tuple[Experiment
         return experiment, catalog.load_topology_of(experiment, overrides)
     topology = catalog.load_topology(what, overrides)
     if not topology.links:
-        raise UserError(f"{what} has no links, so there is no fiber to train across; testbed up {what} brings it up")
-    experiment = catalog.load_experiment(FIRST_CUT if _has_way_around(topology) else ONLY_FIBER)
+        raise UserError(f"{what} has no links to train across; bring it up with: testbed up {what}")
+    experiment = catalog.load_experiment(FIRST_CUT if _has_bypass(topology) else ONLY_FIBER)
     return dataclasses.replace(experiment, topology=what), topology
 
 
-def _of_chance(prepared: _Prepared) -> list[str]:
-    """What was drawn, in a line."""
+def _random_faults(prepared: _Prepared) -> list[str]:
+    """Describe the randomly drawn faults in one line, if there are any."""
     outages, compression = prepared.experiment.outages, prepared.experiment.compression
     if outages is None:
         return []
     mean = draw.expected(outages, prepared.topology, compression)
     count = len(prepared.planned) - len(prepared.experiment.schedule)
-    return [f"{count} faults were drawn, where {mean:.2g} are expected in so much fiber and time"]
+    return [f"{count} random faults drawn ({mean:.2g} expected for this fiber length and time)"]
 
 
-def _has_way_around(topology: Topology) -> bool:
+def _has_bypass(topology: Topology) -> bool:
     """Whether the sites of the first link stay connected without it."""
     first, *others = topology.links
     reached, grown = {first.between[0]}, True
@@ -206,7 +206,7 @@ def _has_way_around(topology: Topology) -> bool:
 
 
 def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOutcome:
-    """Steps 3 to 5 of the story, on a lab that is up."""
+    """Do steps 3 to 5 of the module's list, in a running lab."""
     run_directory = lab.open_run(root)
     experiment, topology = prepared.experiment, prepared.topology
     written = {key: value if isinstance(value, int | float) else str(value) for key, value in prepared.workload.items()}
@@ -231,13 +231,13 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
     except (KeyboardInterrupt, Interrupted) as error:
         how, interrupted = run_metadata.Ending("interrupted", "interrupted by the user"), error
     except TestbedError as error:
-        # A job that failed was measured, and is bad; a lab or a machine that failed tells nothing.
+        # A failed job was measured and is bad; a failed lab or host tells nothing about the job.
         how.fail(str(error), tells_nothing=not isinstance(error, JobFailed))
         progress.note(str(error))
     with defer_interrupts():
         report = _conclude(lab, prepared, monitor, live, run_directory, how, progress)
     if interrupted is not None:
-        raise Interrupted(f"interrupted; what was measured is in {run_directory.path}") from interrupted
+        raise Interrupted(f"interrupted; the measurements are in {run_directory.path}") from interrupted
     return RunOutcome(report, run_directory.path, EXIT_CODES[report.verdict])
 
 
@@ -250,16 +250,16 @@ def _conclude(
     how: run_metadata.Ending,
     progress: Progress,
 ) -> Report:
-    """Heal, stop observing, judge, write. What cannot be had any more is left out, never made up."""
+    """Heal, stop recording, judge, write the report. Unavailable data is left out, never made up."""
     progress.phase("report", str(run_directory.path))
     try:
         client.ask(lab_folder.folder(lab.name), protocol.Hello())
     except TestbedError as error:
-        # Whether that or its effects are heard of first is chance: without its keeper no job can go on.
+        # This may be noticed after its effects: without its keeper no job can continue.
         how.fail(str(error), tells_nothing=True)
     try:
         lab.heal()
-    except TestbedError as error:  # a fault that cannot be undone is no end of a good run
+    except TestbedError as error:  # a fault that cannot be undone fails the run
         how.fail(str(error), tells_nothing=True)
     if lab.recorder is not None:
         lab.recorder.stop()
@@ -268,7 +268,7 @@ def _conclude(
     if live is not None:
         live.hear()
     began = live.began if live is not None else {}
-    # What was asked goes into the same write as the end: should the disk be full from here on, it is unknown, not gone.
+    # Expectations go into the same write as the end: if the disk is full from here on they are unknown, not missing.
     run_metadata.end(
         run_directory,
         how,
@@ -288,7 +288,7 @@ def _conclude(
 
 
 def _line(planned: Planned) -> dict[str, Any]:
-    """A fault of the schedule, as run.json has it."""
+    """Return a fault of the schedule in the format of run.json."""
     return {
         "inject": planned.inject,
         "target": planned.target,

@@ -277,7 +277,7 @@ def test_in_a_folder_that_was_removed(tmp_path: Path) -> None:
     env.pop("TESTBED_RUNS", None)
     done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "testbed: the folder that you are in was removed; cd to one that is there\n"
+    assert done.stderr == "testbed: the current directory no longer exists; cd to an existing one\n"
     assert list(tmp_path.iterdir()) == [], "no bug was reported"
 
 

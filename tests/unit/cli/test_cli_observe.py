@@ -42,9 +42,9 @@ def observed(fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> FakeLab:
 def test_it_says_the_url_alone_on_stdout_and_ends_with_the_server(cli: Cli, observed: Observed) -> None:
     said = cli("observe", "metro-40km", "--port", "19090")
     assert said.out == "http://127.0.0.1:19090\n"
-    assert "Grafana: a data source of type Prometheus with the URL http://127.0.0.1:19090" in " ".join(said.err.split())
+    assert "Grafana: add a Prometheus data source with URL http://127.0.0.1:19090" in " ".join(said.err.split())
     assert said.status == LabError.exit_code
-    assert f"the prometheus of lab {observed.name} has ended" in said.err
+    assert f"Prometheus of lab {observed.name} has ended" in said.err
     assert observed.asked[0] == ("attach", "metro-40km")
     assert observed.port is None, "the forwarder is closed"
 

@@ -44,7 +44,7 @@ def test_a_lab_of_one_site_has_no_fibers_to_judge(cli: Cli, tmp_path_factory: py
     file.write_text("sites: {a: {nodes: 2}}\n")
     said = cli("show", str(file))
     assert said.status == 0
-    assert "Ways of training" not in said.out
+    assert "Training strategies" not in said.out
 
 
 @pytest.mark.parametrize("words", [("--gradients", "heavy"), ("--compute", "0"), ("--compute", "soon")])

@@ -107,7 +107,7 @@ def test_what_is_drawn_while_a_job_runs(terminal: io.StringIO) -> None:
 
 def test_of_many_links_the_busiest_are_shown() -> None:
     many = {f"link{number}:west": float(number) * 1e6 for number in range(1, 101)}
-    words = console._fiber_words(LiveState(throughput_bps=many))
+    words = console._fiber_lines(LiveState(throughput_bps=many))
     assert len(words) == console.MOST_LINKS_SHOWN + 1
     assert words[0] == "link100 → west 100 Mb/s"
     assert words[-1] == "and 92 more links"
@@ -115,4 +115,4 @@ def test_of_many_links_the_busiest_are_shown() -> None:
 
 def test_a_state_of_which_little_is_known_yet() -> None:
     assert console._training_line(LiveState(0, 500)) == "step 0/500"
-    assert console._fiber_words(LiveState(0, 500)) == []
+    assert console._fiber_lines(LiveState(0, 500)) == []

@@ -143,6 +143,6 @@ def test_what_is_no_folder_in_the_place_of_a_lab_is_named(monkeypatch: pytest.Mo
     (tmp_path / "labs" / "one").symlink_to("/nonexistent")
     (tmp_path / "labs" / "two").write_text("")
     for name in ("one", "two"):
-        with pytest.raises(StorageError, match=f"labs/{name} is no folder of a lab, and in the way of one; remove it"):
+        with pytest.raises(StorageError, match=f"labs/{name} exists and is not a lab.s folder; remove it"):
             deploy._make_folder(name)
     assert (tmp_path / "labs" / "one").is_symlink()

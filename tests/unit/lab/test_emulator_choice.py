@@ -19,7 +19,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.mark.parametrize(
     ("wanted", "chosen", "why"),
-    [("auto", "netem", "this kernel has it"), ("netem", "netem", "asked for"), ("fiberd", "fiberd", "asked for")],
+    [("auto", "netem", "this kernel has it"), ("netem", "netem", "requested"), ("fiberd", "fiberd", "requested")],
 )
 def test_with_netem(machine: pytest.MonkeyPatch, wanted: str, chosen: str, why: str) -> None:
     assert deploy._emulator(wanted) == (chosen, why)
@@ -28,8 +28,8 @@ def test_with_netem(machine: pytest.MonkeyPatch, wanted: str, chosen: str, why: 
 def test_without_netem(machine: pytest.MonkeyPatch) -> None:
     machine.setattr("testbed.host.emulators.netem.available", lambda: "this kernel does not have it")
     assert deploy._emulator("auto") == ("fiberd", "not netem: this kernel does not have it")
-    assert deploy._emulator("fiberd") == ("fiberd", "asked for")
-    with pytest.raises(HostError, match="netem cannot be used here: this kernel does not have it; --emulator fiberd"):
+    assert deploy._emulator("fiberd") == ("fiberd", "requested")
+    with pytest.raises(HostError, match="netem is not available: this kernel does not have it; use --emulator fiberd"):
         deploy._emulator("netem")
 
 

@@ -83,15 +83,15 @@ def test_a_duct_that_is_not_there() -> None:
 
 
 def test_a_topology_without_links() -> None:
-    with pytest.raises(UserError, match="nothing to cut"):
+    with pytest.raises(UserError, match="has no links to cut"):
         lab_audit.measure(Topology("alone", 1.0, (), ()))
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--only", "motorway"), "--only is of a measurement"),
-        (("--name", "x"), "--name is of a measurement"),
+        (("--only", "motorway"), "--only needs --measure"),
+        (("--name", "x"), "--name needs --measure"),
         (("--measure", "--hold", "60s"), "from 0.5 s to 20 s"),
         (("--measure", "--hold", "soon"), "--hold"),
     ],

@@ -34,14 +34,14 @@ def why(lab: LabFolder) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "its journal is empty: what stands of it is not known"),
+        (b"", "the journal is empty: what is left of the lab is unknown"),
         (b'{"state":"up"}\n', "journal.jsonl:1: not the first line of a journal"),
     ],
 )
 def test_a_lost_journal_is_no_restart_of_the_machine(lab: LabFolder, content: bytes, says: str) -> None:
     lab.journal.write_bytes(content)
     said = why(lab)
-    assert said[0] == "its keeper is gone; take it down with: testbed down metro"
+    assert said[0] == "the keeper is gone; take it down with: testbed down metro"
     assert said[1].endswith(says)
     assert not any("restarted" in it for it in said)
 
@@ -60,7 +60,7 @@ def test_a_lab_that_goes_while_it_is_looked_at(lab: LabFolder, monkeypatch: pyte
 def test_of_another_boot_nothing_is_left(lab: LabFolder) -> None:
     lab.journal.unlink()
     Journal.create(lab.journal, "metro", "an earlier one", (1 << 22, 1)).close()
-    assert why(lab)[1] == "the machine was restarted since: nothing of it is left but its folder"
+    assert why(lab)[1] == "the machine was restarted: only the lab's folder is left"
 
 
 def test_without_a_keeper_its_time_is_that_of_its_line_among_labs(lab: LabFolder) -> None:

@@ -143,7 +143,7 @@ def test_containers_that_no_journal_tells_of_go_too(
 
 def test_without_a_journal_nothing_is_said_to_be_healed(lost: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teardown, "REMOVAL_BOUND_S", 0.05)
-    with pytest.raises(LabError, match=r"^nothing of lab metro can be healed: .*; .*testbed down metro"):
+    with pytest.raises(LabError, match=r"^cannot heal lab metro: .*; .*testbed down metro"):
         teardown.heal(lost, None)
     assert not filelock.FileLock(lost.lock).is_locked
 
@@ -209,7 +209,7 @@ def test_who_else_has_a_lab_without_a_keeper_is_no_keeper(tmp_path: Path, monkey
     began = time.monotonic()
     with (
         filelock.FileLock(lab.lock),
-        pytest.raises(LabError, match=r"^somebody else is healing lab metro, or taking it down; try again$"),
+        pytest.raises(LabError, match=r"^another process is healing lab metro or taking it down; try again$"),
     ):
         teardown.heal(lab, None)
     assert time.monotonic() - began < 5.0
@@ -224,7 +224,7 @@ def test_a_damaged_word_of_which_docker_is_to_be_mended_where_it_is(tmp_path: Pa
     with pytest.raises(LabError) as caught:
         teardown.down(lab)
     assert str(caught.value).endswith(
-        "write its address into the file, as in unix:///var/run/docker.sock,"
-        f" or remove {lab.docker} and set DOCKER_HOST"
+        "write its address into the file, as in unix:///var/run/docker.sock, or"
+        f" remove {lab.docker} and set DOCKER_HOST"
     )
     assert "DOCKER_HOST=" not in str(caught.value)

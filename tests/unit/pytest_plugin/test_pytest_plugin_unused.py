@@ -73,7 +73,7 @@ def test_the_marker_and_the_options_are_documented(pytester: pytest.Pytester) ->
 
 @pytest.mark.parametrize(
     ("ini", "words"),
-    [("testbed_lab_scope = class", "testbed_lab_scope is one of function, module, session, not 'class'")],
+    [("testbed_lab_scope = class", "expected testbed_lab_scope to be one of function, module, session, got 'class'")],
 )
 def test_a_wrong_setting_is_a_usage_error(pytester: pytest.Pytester, ini: str, words: str) -> None:
     pytester.makeini(f"[pytest]\n{ini}\n")
@@ -86,8 +86,8 @@ def test_a_wrong_setting_is_a_usage_error(pytester: pytest.Pytester, ini: str, w
     ("mark", "words"),
     [
         ("'metro-41km'", "unknown topology 'metro-41km'; did you mean metro-40km*"),
-        ("nodes=3", "marker testbed: no keyword 'nodes'; it is testbed(*"),
-        ("scope='class'", "marker testbed: scope is one of function, module, session, not 'class'*"),
+        ("nodes=3", "marker testbed: unknown keyword 'nodes'; usage: testbed(*"),
+        ("scope='class'", "marker testbed: expected scope to be one of function, module, session, got 'class'*"),
         ("set={'links.north.kn': 3}", "*kn*"),
     ],
 )
@@ -139,7 +139,7 @@ def test_without_the_rights_tests_are_skipped_and_say_why(pytester: pytest.Pytes
     pytester.makepyfile(SUITE)
     result = powerless(pytester)
     result.assert_outcomes(skipped=6)
-    result.stdout.fnmatch_lines(["SKIPPED*no lab can be had here: making namespaces needs root*"])
+    result.stdout.fnmatch_lines(["SKIPPED*labs are unavailable here: creating namespaces needs root*"])
 
 
 @pytest.mark.parametrize("how", ["option", "ini"])
@@ -149,4 +149,4 @@ def test_what_is_required_is_never_skipped(pytester: pytest.Pytester, how: str) 
         pytester.makeini("[pytest]\ntestbed_require = true\n")
     result = powerless(pytester, *(["--testbed-require"] if how == "option" else []))
     result.assert_outcomes(errors=6)
-    result.stdout.fnmatch_lines(["no lab can be had here: *(and --testbed-require forbids to skip)"])
+    result.stdout.fnmatch_lines(["labs are unavailable here: *(not skipped because of --testbed-require)"])

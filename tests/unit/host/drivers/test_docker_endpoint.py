@@ -67,7 +67,7 @@ def test_a_docker_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(Elsewhere, match=r"DOCKER_HOST is .* expected a Unix socket of this machine"):
         docker_client.client()
     short, why = containers.why_not()
-    assert short == "docker is not of this machine"
+    assert short == "docker runs on another machine"
     assert address in why
 
 
@@ -179,7 +179,7 @@ def test_what_docker_answers_to_auto_is_a_reason_and_no_error(
     monkeypatch.setattr(images, "missing", failing)
     monkeypatch.setattr(containers.containerlab, "missing", lambda: "")
     assert containers.why_not() == (
-        "no image that fits",
+        "no matching image",
         "could not look for the image: docker reports: layer does not exist",
     )
 
@@ -251,7 +251,7 @@ def test_without_its_docker_a_lab_is_not_said_to_be_gone(
     docker["/v1.44/containers/json"] = (200, [])
     lab_nodes.keep_docker(lab, Endpoint(tmp_path / "gone.sock"))
     where = rf"docker is not running; start it: .*no answer at {tmp_path}/gone.sock, the docker that created lab metro"
-    with pytest.raises(HostError, match=rf"{where}.* goes with: testbed down metro"):
+    with pytest.raises(HostError, match=rf"{where}.* remove the rest .* with: testbed down metro"):
         teardown.down(lab)
     assert [entry.step for entry in Journal.read(lab.journal).owned("lab")] == [
         Containers(("east-0",), "name: metro\n")

@@ -132,7 +132,7 @@ def test_a_warned_job_leaves_in_order_and_spends_no_restart(
 ) -> None:
     warned(keeper)
     keeper.all(state="saved", saved=True)
-    oracle.until(lambda: job.waiting == f"{EVACUATION}: its power is about to go", 5.0, "it waits")
+    oracle.until(lambda: job.waiting == f"{EVACUATION}: a power loss is imminent", 5.0, "it waits")
     keeper.all(warned="", down=True)
     oracle.until(lambda: job.waiting == "a fault keeps ranks 0, 1, 2, 3 down", 5.0, "for the power")
     keeper.all(down=False, state="waiting")
@@ -178,7 +178,7 @@ def test_sites_that_do_not_hear_each_other_are_waited_for(keeper: Keeper, tmp_pa
     with keeper.lock:
         keeper.unheard = [("east", "west")]
         keeper.ranks[0].update(state="failed", reason="timed out", ended_t=1.0)
-    oracle.until(lambda: made.waiting == "east and west do not hear each other", 5.0, "it waits")
+    oracle.until(lambda: made.waiting == "east and west do not reach each other", 5.0, "it waits")
     with keeper.lock:
         keeper.dark, keeper.unheard = ["north", "south"], []
     oracle.until(lambda: "not connected while north, south are dark" in made.waiting, 5.0, "for another reason")

@@ -21,7 +21,7 @@ STATES = ["training", "training", "finished", "gone"]
 def followed(monkeypatch: pytest.MonkeyPatch) -> LiveMetrics:
     monkeypatch.setattr(live_metrics.client, "ask", lambda folder, request: [{"state": state} for state in STATES])
     job: Any = SimpleNamespace(last={"tokens": 50, "train_loss": 3.5})
-    recorder: Any = SimpleNamespace(heard=[])
+    recorder: Any = SimpleNamespace(events=[])
     folder: Any = None
     return LiveMetrics(folder, METRO, job, recorder)
 
@@ -66,9 +66,9 @@ def test_a_job_that_begins_again_works_from_then_on(followed: LiveMetrics) -> No
 
 
 def test_a_link_is_up_when_both_its_ends_are(followed: LiveMetrics) -> None:
-    heard: list[dict[str, Any]] = followed._recorder.heard
+    events: list[dict[str, Any]] = followed._recorder.events
     for t, site, up in ((1.0, "east", False), (2.0, "west", False), (3.0, "east", True), (4.0, "west", True)):
-        heard.append({"t": t, "event": "carrier", "link": "north", "site": site, "up": up})
+        events.append({"t": t, "event": "carrier", "link": "north", "site": site, "up": up})
     followed.hear(3.5)
     assert followed.links_up == 0
     followed.hear()
@@ -77,15 +77,15 @@ def test_a_link_is_up_when_both_its_ends_are(followed: LiveMetrics) -> None:
 
 def test_faults_of_the_schedule_are_told_from_those_of_others(followed: LiveMetrics) -> None:
     cut = {"event": "fault-began", "type": "cut", "target": "north"}
-    heard: list[dict[str, Any]] = followed._recorder.heard
-    heard += [
+    events: list[dict[str, Any]] = followed._recorder.events
+    events += [
         {**cut, "t": 5.1, "command_t": 5.0, "fault": "f1", "scheduled": 0},
         {**cut, "t": 6.1, "command_t": 6.0, "fault": "f2", "scheduled": None},
         {"t": 7.0, "event": "fault-ended", "fault": "f1"},
     ]
     followed.hear(4.99)
-    assert (followed.began, followed.standing) == ({}, {})
+    assert (followed.began, followed.active) == ({}, {})
     followed.hear(5.0)
-    assert list(followed.standing) == ["f1"], "it may have acted from its command on"
+    assert list(followed.active) == ["f1"], "it may have acted from its command on"
     followed.hear()
-    assert (followed.began, followed.ended, list(followed.standing)) == ({0: 1}, 1, ["f2"])
+    assert (followed.began, followed.ended, list(followed.active)) == ({0: 1}, 1, ["f2"])

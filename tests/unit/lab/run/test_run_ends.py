@@ -36,7 +36,7 @@ class Lab:
         self.folder = run_factory.make_run(folder / "run")
         self.run_directory: RunDirectory | None = None
         self.recorder: Any = None
-        self.heard: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self.trouble = ""
         self.job_error: TestbedError | None = None
         self.heal_error: TestbedError | None = None
@@ -49,7 +49,7 @@ class Lab:
 
     def train(self, steps: int, **workload: Any) -> object:
         self.recorder = Recorder.__new__(Recorder)
-        self.recorder.heard, self.recorder.trouble = self.heard, self.trouble
+        self.recorder.events, self.recorder.error = self.events, self.trouble
         self.recorder.stop = lambda: None
         return object()
 
@@ -112,8 +112,8 @@ BROKEN = JobFailed("rank 2 on west-0 failed: Connection reset by peer")
         (lab_of(job_error=BROKEN), "fail", ""),
         (lab_of(job_error=LabError("no step was committed for 123 s")), "unknown", "no step was committed for 123 s"),
         (lab_of(job_error=StorageError("cannot write: disk full")), "unknown", "disk full"),
-        (lab_of(job_error=BROKEN, heard=[EMULATOR_DIED]), "unknown", "the emulator died"),
-        (lab_of(job_error=BROKEN, heard=[CONTAINER_DIED]), "unknown", "the container of west-0 died"),
+        (lab_of(job_error=BROKEN, events=[EMULATOR_DIED]), "unknown", "the emulator died"),
+        (lab_of(job_error=BROKEN, events=[CONTAINER_DIED]), "unknown", "the container of west-0 died"),
         (lab_of(job_error=BROKEN, trouble="the keeper ended in the middle of 'events'"), "unknown", "the keeper ended"),
         (lab_of(trouble="cannot write events.jsonl"), "unknown", "cannot write events.jsonl"),
         (lab_of(heal_error=HostError("undo failed: no interface")), "unknown", "undo failed"),
@@ -173,7 +173,7 @@ def test_what_is_bad_in_a_lab_that_failed_is_unknown_and_says_why(lab: Lab, tmp_
     """Fewer steps than planned is the job's failure in a lab that is whole, perhaps the lab's in one that is not."""
     for path in (lab.folder / "ranks").glob("rank-?.jsonl"):
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:100]))
-    lab.job_error, lab.heard = BROKEN, [EMULATOR_DIED]
+    lab.job_error, lab.events = BROKEN, [EMULATOR_DIED]
     answers = {it.id: it for it in run(lab, tmp_path).report.answers}
     assert answers["trained"].answer == "unknown"
     assert "did not reach its last step" in answers["trained"].text
