@@ -22,7 +22,7 @@ __all__ = ["cli"]  # a fixture
 
 def log_of(rank: int, ends: list[float]) -> RankLog:
     """A rank's records of steps that end at these times, each beginning where the one before ended."""
-    job = JobRecord(0.0, rank, 2, f"n-{rank}", "east", "ddp", 1, 4, 10, 10_000)
+    job = JobRecord(0.0, rank, 2, f"n-{rank}", "east", "ddp", 1, 4, 10_000)
     spans = enumerate(itertools.pairwise([0.0, *ends]), 1)
     return RankLog(
         rank, (job,), tuple(StepRecord(step, begin, begin, end, end, 10, 1.0) for step, (begin, end) in spans)

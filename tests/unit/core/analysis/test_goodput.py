@@ -19,7 +19,7 @@ def step(number: int, begin: float, end: float, *, ready: float | None = None, s
 
 
 def rank(index: int, steps, *, world: int = 2, t: float = 0.0, planned: int = 100, ends=()):
-    job = JobRecord(t, index, world, f"n-{index}", "east", "ddp", 1, 1, 10, planned)
+    job = JobRecord(t, index, world, f"n-{index}", "east", "ddp", 1, 1, planned)
     return RankLog(index, (job,), tuple(steps), tuple(ends))
 
 
@@ -124,7 +124,7 @@ def test_what_a_restart_cost_is_not_put_down_to_a_fault_after_which_the_job_went
     after = [replace(step(i, 6.0 + 0.1 * (i - 11), 6.0 + 0.1 * (i - 10)), attempt=2) for i in range(11, 41)]
 
     def both(index: int) -> RankLog:
-        first = JobRecord(0.0, index, 2, f"n-{index}", "east", "ddp", 1, 1, 10, 100)
+        first = JobRecord(0.0, index, 2, f"n-{index}", "east", "ddp", 1, 1, 100)
         again = replace(first, t=5.9, attempt=2, resumed_from=10)
         return RankLog(index, (first, again), (*before, *after), ())
 

@@ -16,7 +16,7 @@ SITES = ("east", "east", "west", "west")
 def logs(sites=SITES, steps: int = 100, scheme: str = "ddp"):
     rows = tuple(StepRecord(i, i, i + 0.5, i + 0.9, i + 1.0, 8) for i in range(1, steps + 1))
     return [
-        RankLog(r, (JobRecord(0.5, r, len(sites), f"n{r}", site, scheme, 1, GRADIENT, 8, steps),), rows)
+        RankLog(r, (JobRecord(0.5, r, len(sites), f"n{r}", site, scheme, 1, GRADIENT, steps),), rows)
         for r, site in enumerate(sites)
     ]
 

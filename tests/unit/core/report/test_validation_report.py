@@ -406,7 +406,7 @@ def test_a_validation_is_among_the_runs_and_has_its_verdict(run):
     assert read_summary(run) == ((1_795_000_000.0, "metro-40km"), "does not hold")
     found = api.validation_report(run.path)
     assert found is not None and found[0] == factory.validation() and found[2] == run.path / "index.html"
-    with pytest.raises(UserError, match="holds a validation"):
+    with pytest.raises(UserError, match="is a validation run"):
         api.report(run.path)
 
 

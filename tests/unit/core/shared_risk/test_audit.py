@@ -286,7 +286,7 @@ def test_tables_and_findings_on_the_terminal(cli: Cli, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "150")
     said = cli("audit", "regional-ring")
     assert said.status == 0
-    for words in ("river-bridge", "none (river-bridge)", "single point", "shared risk", "to do:", "1.4 ms → 2 ms"):
+    for words in ("river-bridge", "none (river-bridge)", "single point", "shared risk", "fix:", "1.4 ms → 2 ms"):
         assert words in said.out
 
 
@@ -302,7 +302,7 @@ def test_a_large_ring_is_done_soon_and_shown_shortened(cli: Cli, monkeypatch: py
     monkeypatch.setenv("COLUMNS", "150")
     said = cli("audit", "ring-64")
     assert said.status == 0
-    assert "the worst 12 of 64 pairs of sites that a link joins" in said.out
+    assert "the worst 12 of 64 directly linked pairs of sites" in said.out
     assert "2016 of 2016 pairs of ducts separate sites" in said.out
 
 
