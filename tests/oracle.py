@@ -408,7 +408,7 @@ def emulator_pids(lab: str) -> list[int]:
 
 
 def agent_pids(state: Path) -> list[int]:
-    """The warm parent and the ranks of all labs below ``state``."""
+    """The fork server and the ranks of all labs below ``state``."""
     return [pid for pid, words, environment in processes() if "testbed_agents.fork_server" in words
             and environment.get("TESTBED_STATE") == str(state)]  # fmt: skip
 

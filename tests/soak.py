@@ -157,7 +157,7 @@ class Watch:
                     yield "fiberd", process
                 elif "testbed_agents.fork_server" in words:
                     forked = "testbed_agents.fork_server" in marked.get(process.ppid(), [])
-                    yield "rank" if forked else "warm parent", process
+                    yield "rank" if forked else "fork server", process
                 else:
                     yield "other", process
 

@@ -20,7 +20,7 @@ OF_FIBERS = (
 )
 """Faults that are in force with the answer of the kernel or the emulator; others end processes first."""
 
-GROWTH_MIB_PER_H = {"keeper": 24.0, "fiberd": 2.0, "orchestrator": 48.0, "warm parent": 8.0, "rank": 24.0}
+GROWTH_MIB_PER_H = {"keeper": 24.0, "fiberd": 2.0, "orchestrator": 48.0, "fork server": 8.0, "rank": 24.0}
 """What a process may grow by. Not nothing: keeper and orchestrator keep each fault and event of a lab's life on purpose
 (``testbed status``, the report), some 300 faults and 5,000 events in ten minutes here; a rank's allocator settles."""
 GROWTH_FDS = 2.0
@@ -90,7 +90,7 @@ def judged(seconds: float, found: dict[str, Any]) -> list[Verdict]:
         limit = GROWTH_FDS
         verdicts.append(Verdict(f"descriptors of {line['role']}", f"{more:+.1f}", f"{limit:+.0f}", more <= limit))
     most = {line["role"]: line["processes_most"] for line in found["growth"]}
-    wanted = {"keeper": 1, "fiberd": 1, "orchestrator": 1, "warm parent": 1, "rank": RANKS}
+    wanted = {"keeper": 1, "fiberd": 1, "orchestrator": 1, "fork server": 1, "rank": RANKS}
     verdicts += [
         Verdict(f"processes: {role}", str(most[role]), str(wanted[role]), most[role] <= wanted[role]) for role in wanted
     ]

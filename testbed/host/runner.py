@@ -30,7 +30,7 @@ class Place:
     net: Path
     handles: Path | None = None
 
-    leashed = False
+    watched = False
     """Whether programs inside run under a watchdog, which ends them at EOF on stdin."""
 
     def enter(
@@ -138,14 +138,14 @@ def _interrupts(pass_on: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str], *, leashed: bool = False) -> subprocess.Popen[bytes]:
+def spawn(argv: Sequence[str], environment: Mapping[str, str], *, watched: bool = False) -> subprocess.Popen[bytes]:
     """Start in a session of its own, with stdout and stderr in one pipe.
 
-    stdin is /dev/null; with ``leashed`` a silent pipe, whose EOF tells the watchdog that this process has ended.
+    stdin is /dev/null; with ``watched`` a silent pipe, whose EOF tells the watchdog that this process has ended.
     """
     return subprocess.Popen(
         list(argv),
-        stdin=subprocess.PIPE if leashed else subprocess.DEVNULL,
+        stdin=subprocess.PIPE if watched else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environment),

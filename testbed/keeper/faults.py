@@ -213,7 +213,7 @@ class Faults:
                 active.ends_t = None  # one attempt: if it fails, `heal` can undo the fault later
         elif active.due is not None:
             phase, active.due = active.due, next(active.ahead, None)
-            # When late, on a busy machine, a ramp skips to the phase that is due by now. A periodic fault plays every
+            # When late, on a busy machine, a ramp skips to the phase that is due now. A periodic fault plays every
             # phase, so that a fiber goes down as often as requested.
             while not active.compiled.period_s and active.due is not None and self._is_due(active, active.due):
                 phase, active.due = active.due, next(active.ahead, None)

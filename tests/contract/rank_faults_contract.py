@@ -38,7 +38,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def agents(space: str) -> list[int]:
-    """The processes of ranks in a node: forked by a warm parent, which is in a container with them or outside."""
+    """The processes of ranks in a node: forked by a fork server, which is in a container with them or outside."""
 
     def is_agent(pid: int) -> bool:
         try:

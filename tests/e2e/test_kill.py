@@ -202,7 +202,7 @@ def test_a_lab_with_agents_that_is_up(
         "keeper": oracle.keeper_pids(lab_name, state_folder),
         "agents": oracle.agent_pids(state_folder),
     }
-    assert len(pids["agents"]) == 5, "the warm parent and four ranks"
+    assert len(pids["agents"]) == 5, "the fork server and four ranks"
     oracle.kill(
         pids[victims] if victims != "all" else [*pids["keeper"], *pids["agents"], *oracle.emulator_pids(lab_name)]
     )

@@ -79,7 +79,7 @@ class Nodes:
 
 
 class Parent:
-    """A warm parent under test. ``events`` is all that it has said, in order."""
+    """A fork server under test. ``events`` is all that it has reported, in order."""
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:

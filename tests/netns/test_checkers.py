@@ -45,7 +45,7 @@ def broken(how: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def parent(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parent]:
-    """A warm parent, whose ranks are broken as :func:`broken` says."""
+    """A fork server, whose ranks are broken as :func:`broken` says."""
     if how := getattr(request, "param", ""):
         monkeypatch.setenv("TESTBED_BREAK", how)
     it = Parent(tmp_path / "parent.log")

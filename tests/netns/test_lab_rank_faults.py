@@ -192,7 +192,7 @@ def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
             made.inject("straggler", "1", cpu="20%")
             assert cpu_groups(name)
         oracle.kill(oracle.keeper_pids(name, state_folder))
-        oracle.until(lambda: gone(pid), 10.0, "its warm parent took it along")
+        oracle.until(lambda: gone(pid), 10.0, "its fork server took it along")
         kept.mkdir()
         for file in folder.glob("*.json*"):
             shutil.copy(file, kept)

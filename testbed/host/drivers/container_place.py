@@ -38,7 +38,7 @@ class ContainerPlace:
     name: str
     docker: Endpoint
     user: str = ""
-    leashed = True
+    watched = True
     """Programs inside run under a watchdog (testbed_agents/watchdog.py): docker would leave them running."""
 
     def enter(

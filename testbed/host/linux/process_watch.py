@@ -32,7 +32,7 @@ class ProcessWatch:
 
     def stop(self) -> None:
         """Report no further ends, which are expected from now on. Idempotent."""
-        with self._closing:  # a closed descriptor may be another file's by now
+        with self._closing:  # a closed descriptor may be another file's meanwhile
             if not self._closed:
                 os.eventfd_write(self._stop, 1)
 

@@ -93,7 +93,7 @@ def launch(
         for rank in build.ranks(topology):
             where, variables = place(lab, rank.node, isolated=True, job=True), environment(topology, rank, extra)
             line = where.enter(argv, folder, variables)
-            child = runner.spawn(line, {**os.environ, **variables}, leashed=where.leashed)
+            child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
             children[rank.rank] = child
             reader = threading.Thread(target=_copy, args=(rank.rank, child, run, tell), daemon=True)
             reader.start()

@@ -216,5 +216,5 @@ def test_a_path_that_cannot_be_chosen(topology: Topology, target: str, path: str
 
 
 def test_a_direction_that_a_protected_link_does_not_have(topology: Topology) -> None:
-    with pytest.raises(UserError, match="^unknown link end "):
+    with pytest.raises(UserError, match=r"^unknown link end "):
         compile_fault(topology, "cut", "north:wets", {})

@@ -8,7 +8,7 @@ import pytest
 from soak_verdict import MIB, growth, judged, slope_per_h, summary
 
 HOUR_S = 3600.0
-ROLES = {"keeper": 1, "fiberd": 1, "orchestrator": 1, "warm parent": 1, "rank": 4}
+ROLES = {"keeper": 1, "fiberd": 1, "orchestrator": 1, "fork server": 1, "rank": 4}
 
 
 def series(**per_h: float) -> list[dict[str, Any]]:
