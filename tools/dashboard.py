@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes grafana/testbed.json, the Grafana dashboard of observed labs; how is in docs/observability.md.
+"""Generate grafana/testbed.json, the Grafana dashboard of observed labs; docs/observability.md describes its use.
 
-By Grafana's Foundation SDK (https://github.com/grafana/grafana-foundation-sdk, the extra ``dashboard``), for Grafana
-11.6; later ones migrate a dashboard when they load it. What each series is: docs/observability.md. That the file in the
-repository is what this makes, that each expression parses and that each series exists:
-tests/unit/repository/test_dashboard.py.
+Uses Grafana's Foundation SDK (https://github.com/grafana/grafana-foundation-sdk, the extra ``dashboard``) for Grafana
+11.6; later releases migrate a dashboard when they load it. docs/observability.md explains each series.
+tests/unit/repository/test_dashboard.py checks that the file in the repository is up to date, that each expression
+parses, and that each series exists.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ def overview() -> list[Any]:
             "Tokens per second",
             "short",
             f"lab:testbed_tokens:rate15s{{{LAB}}}",
-            "Tokens (bytes of text) that all ranks trained on, mean over 15 s.",
+            "Tokens (bytes of text) processed by all ranks, mean over 15 s.",
         ),
         figure(
             "Compute utilization",
             "percentunit",
             f"sum(rate(testbed_compute_seconds_total{{{LAB}}}[15s]))"
             f" / (sum(rate(testbed_step_seconds_sum{{{LAB}}}[15s])) > 0)",
-            "Of the time in steps, the share that computes; the rest waits for peers or for the network.",
+            "Share of step time spent computing; the rest is exposed communication: waiting for peers or the network.",
         ),
         figure(
             "Ranks up",
             "percentunit",
             f"avg(testbed_rank_up{{{LAB}}})",
-            "Share of the ranks whose process lives, as the keeper sees it.",
+            "Share of ranks whose process is alive, as observed by the keeper.",
             steps=((None, "red"), (1, "green")),
         ),
         figure(
-            "Links lit",
+            "Links up",
             "percentunit",
             f"avg(min by (link) (testbed_link_up{{{LAB}}}))",
-            "Share of the links of which both gateways see a carrier.",
+            "Share of links with a carrier at both gateways.",
             steps=((None, "red"), (1, "green")),
         ),
         figure(
             "Certificate",
             "short",
             f"testbed_certified{{{LAB}}}",
-            "Whether the last certification found every fiber within its tolerance. A dash: not certified yet.",
+            "Whether the last certification found all fibers within tolerance. A dash: not certified yet.",
             texts=WITHIN,
         ),
         figure(
             "Alerts firing",
             "short",
             f'count(ALERTS{{{LAB}, alertstate="firing"}}) or vector(0)',
-            "Alerts of this lab that fire now; the row 'Links and faults' names them.",
+            "Alerts of this lab that are firing; the row 'Links and faults' lists them.",
             steps=((None, "green"), (1, "red")),
         ),
     ]
@@ -77,7 +77,7 @@ def training() -> list[Any]:
             "Train loss",
             "short",
             [(f"max by (site) (testbed_train_loss{{{SITE}}})", "{{site}}")],
-            "Mean over ranks, in nats per byte of text; all ranks say the same: the lines of the sites coincide.",
+            "Mean over ranks, in nats per byte of text. All ranks report the same value, so the sites' lines coincide.",
         ),
         curves(
             "Step time",
@@ -86,13 +86,13 @@ def training() -> list[Any]:
                 (f"lab:testbed_step_seconds:p50_1m{{{LAB}}}", "median"),
                 (f"lab:testbed_step_seconds:p99_1m{{{LAB}}}", "99th percentile"),
             ],
-            "Of the steps of the last minute, by the buckets of a histogram: between two bounds it is a straight line.",
+            "Quantiles over the last minute, interpolated linearly within the buckets of a histogram.",
         ),
         curves(
             "Tokens per second",
             "short",
             [(f"lab_site:testbed_tokens:rate15s{{{SITE}}}", "{{site}}")],
-            "By the site of the ranks, mean over 15 s.",
+            "Tokens processed by the ranks of each site, mean over 15 s.",
         ),
         curves(
             "Where the time of a step goes",
@@ -101,15 +101,15 @@ def training() -> list[Any]:
                 (f"avg(lab_site:testbed_compute_per_step_seconds:ratio_rate15s{{{SITE}}})", "compute"),
                 (f"avg by (part) ({share}{{{SITE}}})", "exposed: {{part}}"),
             ],
-            "Compute utilization and exposed communication, mean of the sites shown. peer_wait: a rank is ready and"
-            " another is not; network: all are ready and the gradients are on their way.",
+            "Compute utilization and exposed communication, mean of the selected sites. peer_wait: the rank is ready,"
+            " another is not; network: all ranks are ready and gradients are in transit.",
             share=True,
         ),
         curves(
             "Exposed communication by site",
             "percentunit",
             [(f"{share}{{{SITE}}}", "{{site}} {{part}}")],
-            "Share of the step after the last gradient was ready. The site that waits more for peers is faster.",
+            "Share of the step after the last gradient was ready. The site with more peer_wait computes faster.",
         ),
         curves(
             "All-reduce, mean",
@@ -121,13 +121,13 @@ def training() -> list[Any]:
                     "{{site}}",
                 )
             ],
-            "One collective from its start on a rank to its end: waiting for peers included, hidden or exposed.",
+            "Duration of a collective on a rank, including the wait for peers, whether hidden by compute or exposed.",
         ),
     ]
 
 
 def fibers() -> list[Any]:
-    impaired = ("corrupted", "duplicated", "held_back")
+    impaired = {"corrupted": "corrupted", "duplicated": "duplicated", "held_back": "reordered"}
     return [
         curves(
             "Throughput against rate",
@@ -136,19 +136,20 @@ def fibers() -> list[Any]:
                 (f"lab_link_site:testbed_fiber_bits:rate15s{{{SITE}}}", DIRECTION),
                 (f"testbed_fiber_rate_bits_per_second{{{SITE}}}", f"rate of {DIRECTION}"),
             ],
-            "Delivered L2 bits per second of each direction, and the rate that the topology gives it.",
+            "L2 bits per second delivered in each direction, and its line rate without faults.",
         ),
         curves(
             "Share of the rate",
             "percentunit",
             [(f"lab_link_site:testbed_fiber_bits_per_rate:ratio_rate15s{{{SITE}}}", DIRECTION)],
-            "Throughput over rate. Full frames of 1514 bytes reach 98.4 %: the rate also counts preamble, FCS and gap.",
+            "Throughput divided by line rate. Full frames of 1514 bytes reach 98.4 %: the rate includes preamble, FCS"
+            " and inter-packet gap.",
         ),
         curves(
             "Queue",
             "bytes",
             [(f"testbed_fiber_queue_bytes{{{SITE}}}", DIRECTION)],
-            "Bytes that wait for their turn at the rate, as they were at the scrape. A queue is the network's doing.",
+            "Bytes in the queue at each scrape. A queue is a property of the network, not an error of the emulator.",
         ),
         curves(
             "Drops by cause",
@@ -159,23 +160,24 @@ def fibers() -> list[Any]:
                     f"{DIRECTION}: {{{{cause}}}}",
                 )
             ],
-            "Packets lost per second. memory, transmit and receive are failures of the emulator; the others are what"
-            " the fiber was asked to do.",
+            "Segments lost per second, by cause. memory, transmit and receive are failures of the emulator; the others"
+            " are configured.",
         ),
         curves(
             "Share of packets lost",
             "percentunit",
             [(f"lab_link_site:testbed_fiber_dropped_per_offered_packets:ratio_rate15s{{{SITE}}}", DIRECTION)],
-            "Of the packets that a direction was offered, those that were dropped, whatever the cause.",
+            "Segments dropped, for any cause, divided by segments offered to the direction.",
         ),
         curves(
-            "Corrupted, duplicated, held back",
+            "Corrupted, duplicated, reordered",
             "pps",
             [
-                (f"rate(testbed_fiber_{it}_packets_total{{{SITE}}}[15s])", f"{DIRECTION}: {it.replace('_', ' ')}")
-                for it in impaired
+                (f"rate(testbed_fiber_{it}_packets_total{{{SITE}}}[15s])", f"{DIRECTION}: {word}")
+                for it, word in impaired.items()
             ],
-            "What the impairments of a direction did to packets that were delivered. Not counted on netem.",
+            "Segments delivered with a flipped bit, delivered twice, or delayed until later ones overtook. Not counted"
+            " on netem.",
         ),
     ]
 
@@ -185,13 +187,13 @@ def links() -> list[Any]:
         states(
             "Carriers",
             [(f"testbed_link_up{{{SITE}}}", "{{link}} at {{site}}")],
-            "Whether the gateway of a site sees light on its end of a link. A cut takes both ends down.",
+            "Whether the site's gateway has a carrier. A cut takes both ends down.",
             texts=UP,
         ),
         states(
             "Faults in force",
             [(f"testbed_fault_active{{{LAB}}}", "{{type}} {{target}}")],
-            "Each fault from its injection to its end, however it ends; across all panels, too, as annotations.",
+            "Each active fault, from injection until it ends for any reason; also shown as annotations in all panels.",
             texts={"1": ("in force", "orange")},
         ),
         states(
@@ -202,21 +204,21 @@ def links() -> list[Any]:
                     "{{alertname}} {{link}} {{site}} {{node}}",
                 )
             ],
-            "Alerts while they fire. What to do about each: its description in Prometheus, or docs/observability.md.",
+            "Firing alerts. The alert's description in Prometheus and docs/observability.md say what to do.",
             texts={"1": ("firing", "red")},
         ),
         curves(
             "Carrier changes",
             "short",
             [(f"sum by (link) (testbed_link_carrier_changes_total{{{SITE}}})", "{{link}}")],
-            "Since the lab is up, both gateways together: a cut and its heal are four.",
+            "Carriers lost and regained since the lab came up, both gateways together: a cut and its heal count four.",
             width=6,
         ),
         curves(
             "Faults injected",
             "short",
             [(f"testbed_faults_total{{{LAB}}}", "{{type}}")],
-            "Since the lab is up, by type, ended ones included.",
+            "Faults injected since the lab came up, by type, including ended ones.",
             width=6,
         ),
     ]
@@ -233,8 +235,8 @@ def fidelity() -> list[Any]:
                 "tolerance": (f"{by} (testbed_certificate_tolerance_seconds{{{SITE}}})", "s"),
                 "verdict": (f"{by} (testbed_certificate_within_tolerance{{{SITE}}})", "short"),
             },
-            "The last certificate by direction (the one that leaves the site): delay without faults, the median error"
-            " that was measured, and what is allowed. The verdict is of all that was measured, not of the delay alone.",
+            "The last certificate of the direction that leaves the site: one-way delay without faults, measured error"
+            " (median delay minus target and baseline), and tolerance. The verdict covers all measured quantities.",
             texts={"verdict": WITHIN},
             width=16,
         ),
@@ -242,7 +244,7 @@ def fidelity() -> list[Any]:
             "Age of the certificate",
             "s",
             f"time() - max(testbed_certificate_timestamp_seconds{{{LAB}}})",
-            "Since the fibers were measured. `testbed certify` measures them again.",
+            "Time since the fibers were measured. `testbed certify` measures them again.",
             width=8,
             height=8,
         ),
@@ -250,8 +252,8 @@ def fidelity() -> list[Any]:
             "Lateness, 99th percentile",
             "s",
             [(f"lab_link_site:testbed_fiber_lateness_seconds:p99_30s{{{SITE}}}", DIRECTION)],
-            "How much later than due one packet in a hundred left: the emulator's own error, under the load of now."
-            " Above 1 ms the report says that the fiber did not hold. fiberd only: netem does not time packets.",
+            "Delay of packets beyond their due time: the emulator's own error under the present load. Above 1 ms the"
+            " report's fidelity verdict is 'did not hold'. fiberd only: netem does not time packets.",
             limit=1e-3,
             width=12,
         ),
@@ -259,7 +261,7 @@ def fidelity() -> list[Any]:
             "Lateness, median",
             "s",
             [(f"lab_link_site:testbed_fiber_lateness_seconds:p50_30s{{{SITE}}}", DIRECTION)],
-            "How much later than due half of the packets left. The report allows 50 us.",
+            "Delay of packets beyond their due time. The report allows 50 us.",
             limit=50e-6,
             width=12,
         ),
@@ -271,33 +273,34 @@ def ranks() -> list[Any]:
         states(
             "Ranks",
             [(f'min by (node, rank) (testbed_rank_up{{{SITE}}} or up{{job="agents", {SITE}}})', RANK)],
-            "up: the process lives and answers the scrape. A paused rank lives and does not answer.",
+            "up: the process is alive and answers the scrape. A paused rank is alive but does not answer.",
             texts=UP,
         ),
         states(
             "Training",
             [(f'max by (node, rank) (testbed_job_info{{state="training", {SITE}}})', RANK)],
-            "When a rank takes part in a training job.",
+            "Periods in which a rank is part of a training job.",
             texts={"1": ("training", "blue")},
         ),
         curves(
             "Straggler ratio",
             "short",
             [(f"lab_rank:testbed_straggler:ratio_rate30s{{{SITE}}}", RANK)],
-            "Compute per step of a rank over the mean of the others. Above 1.25 it is a straggler, if others wait.",
+            "Compute per step of a rank divided by the mean of the others. Above 1.25 the rank is a straggler if others"
+            " wait for it.",
             limit=1.25,
         ),
         curves(
             "Compute per step",
             "s",
             [(f"lab_rank:testbed_compute_seconds_per_step:ratio_rate30s{{{SITE}}}", RANK)],
-            "Forward, backward and optimizer, mean over 30 s.",
+            "Compute time of forward, backward and optimizer, mean over 30 s.",
         ),
         curves(
             "Sent by nodes",
             "bps",
             [(f'8 * rate(testbed_transmit_bytes_total{{job="agents", interface="fabric0", {SITE}}}[15s])', "{{node}}")],
-            "What each node sends into the fabric of its site, whether it leaves the site or not.",
+            "Traffic sent by each node into its site's fabric, to destinations within and outside the site.",
         ),
     ]
 
@@ -311,19 +314,20 @@ def orchestrator() -> list[Any]:
                 (f"rate(testbed_emulator_cpu_seconds_total{{{LAB}}}[15s])", "emulator"),
                 (f"rate(testbed_keeper_cpu_seconds_total{{{LAB}}}[15s])", "keeper"),
             ],
-            "Shares of one core that the testbed takes from the training. On netem the kernel emulates, uncounted.",
+            "CPU time of the emulator and the keeper, as a share of one core. netem runs in the kernel and is not"
+            " counted.",
             width=12,
         ),
         now(
             "Emulator",
             {"running": (f"max by (emulator, scheduling, version) (testbed_emulator_info{{{LAB}}})", "short")},
-            "Which emulator carries the packets, and the scheduling it obtained.",
+            "Emulator of the fibers, and its scheduling policy.",
         ),
     ]
 
 
 def build() -> model.Dashboard:
-    """The whole dashboard. Numbers of panels follow their order, so that links to panels stay as long as it does."""
+    """Return the dashboard. Panel numbers follow panel order, so links to panels stay valid while the order does."""
     lab = dashboard.QueryVariable("lab").label("Lab").datasource(SOURCE).query("label_values(testbed_emulator_up, lab)")
     site = (
         dashboard.QueryVariable("site").label("Site").datasource(SOURCE).multi(True).include_all(True).all_value(".*")
@@ -333,10 +337,10 @@ def build() -> model.Dashboard:
     for variable in (lab, site):
         variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(model.VariableSort.ALPHABETICAL_ASC)
         variable.allow_custom_value(False)
-    made = (
+    built = (
         dashboard.Dashboard("Scale-across training testbed")
         .uid("scale-across-testbed")
-        .description("Training across sites, the fibers between them, and whether they hold what they promise.")
+        .description("Training across sites, the fibers between them, and the fidelity of their emulation.")
         .tags(["testbed"])
         .tooltip(model.DashboardCursorSync.CROSSHAIR)
         .time("now-15m", "now")
@@ -359,11 +363,11 @@ def build() -> model.Dashboard:
     number = 0
     for title, panels in rows.items():
         number += 1
-        made.with_row(dashboard.Row(title).id(number))
+        built.with_row(dashboard.Row(title).id(number))
         for panel in panels():
             number += 1
-            made.with_panel(panel.id(number))
-    return made.build()
+            built.with_panel(panel.id(number))
+    return built.build()
 
 
 def main() -> int:

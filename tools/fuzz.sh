@@ -5,7 +5,7 @@
 #   FUZZ_KEEP=1    afterwards merge the corpus: keep the inputs that add coverage, and every input that once crashed, and
 #                  pack them into tests/fuzz/corpus.tar.xz; with SECONDS 0, merge only
 #
-# docs/fuzzing.md says what is asserted. One process at a time, at the lowest priority.
+# docs/fuzzing.md lists the assertions. One process at a time, at the lowest priority.
 set -eu
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
@@ -16,7 +16,7 @@ build=$PWD/build/fuzz
 most_bytes() {
     case $1 in
     control) echo 4096 ;;
-    *) echo 512 ;; # longer inputs are slow and add nothing: packets are stretched by a number in the input
+    *) echo 512 ;; # longer inputs are slow and add no coverage: a number in the input lengthens packets
     esac
 }
 
@@ -34,18 +34,18 @@ $python tests/fuzz/seeds.py "$build/seeds" || echo "fuzz: no seeds (scapy is mis
 for target; do
     found=$build/found-$target corpus=$build/corpus/$target seeds=$build/seeds/$target
     mkdir -p "$found" "$seeds"
-    if [ "$seconds" -gt 0 ]; then # to libFuzzer, 0 s is no limit
+    if [ "$seconds" -gt 0 ]; then # libFuzzer takes 0 s as no limit
         echo "fuzz: $target for $seconds s" >&2
         nice -n 19 "$build/fuzz-$target" -max_total_time="$seconds" -max_len="$(most_bytes "$target")" -timeout=60 \
             -dict="tests/fuzz/$target.dict" -artifact_prefix="$build/crash-$target-" -print_final_stats=1 -verbosity=0 \
             "$found" "$corpus" "$seeds"
-        echo "fuzz: $target: nothing found" >&2
+        echo "fuzz: $target: no crash found" >&2
     fi
     if [ -n "${FUZZ_KEEP:-}" ]; then
         kept=$build/kept-$target
         rm -rf "$kept"
         mkdir "$kept"
-        find "$corpus" -name 'crash-*' -exec cp {} "$kept" \; # kept whatever they cover; a merge adds to its first folder
+        find "$corpus" -name 'crash-*' -exec cp {} "$kept" \; # kept regardless of coverage; merging adds to the first folder
         nice -n 19 "$build/fuzz-$target" -merge=1 -max_len="$(most_bytes "$target")" -verbosity=0 "$kept" "$corpus" "$found" "$seeds"
         rm -rf "$corpus"
         mv "$kept" "$corpus"

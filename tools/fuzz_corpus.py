@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pack and unpack the fuzz corpus, tests/fuzz/corpus.tar.xz; docs/fuzzing.md says what is in it.
+"""Pack and unpack the fuzz corpus, tests/fuzz/corpus.tar.xz; docs/fuzzing.md describes its content.
 
 tools/fuzz_corpus.py unpack FOLDER          write the inputs to FOLDER/<target>/, which must be empty or absent
 tools/fuzz_corpus.py pack FOLDER            replace the archive by the inputs in FOLDER/<target>/

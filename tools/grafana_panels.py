@@ -1,6 +1,6 @@
-"""Kinds of panels of the Grafana dashboard, by Grafana's Foundation SDK: what curves, figures, states and tables share.
+"""Panel types of the Grafana dashboard, built with Grafana's Foundation SDK: curves, figures, states and tables.
 
-The SDK's builders have no common type that says what a panel can do, hence ``Any``.
+Panels are typed ``Any`` because the SDK's builders share no common type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UP: Final = {"1": ("up", "green"), "0": ("down", "red")}
 WITHIN: Final = {"1": ("within", "green"), "0": ("outside", "red")}
 
 Queries = Sequence[tuple[str, str]]
-"""Expression and legend of each query of a panel."""
+"""Expression and legend of each query in a panel."""
 
 
 def _mapped(texts: Mapping[str, tuple[str, str]]) -> list[Any]:
@@ -37,7 +37,7 @@ def _ask(panel: Any, queries: Queries, *, instant: bool = False, as_table: bool 
     for number, (expression, legend) in enumerate(queries):
         query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + number))
         query.datasource(SOURCE)
-        # A scrape is 1 s; Grafana thinks 15 s unless it is told.
+        # The scrape interval is 1 s; Grafana assumes 15 s by default.
         query = query.instant() if instant else query.range().interval("1s")
         if as_table:
             query.format(PromQueryFormat.TABLE)
@@ -59,7 +59,7 @@ def curves(
     limit: float | None = None,
     share: bool = False,
 ) -> Any:
-    """Lines over time. ``limit`` draws a line that should not be passed; ``share`` stacks areas from 0 to 1."""
+    """Return lines over time. ``limit`` draws a threshold line; ``share`` stacks areas from 0 to 1."""
     panel = _placed(timeseries.Panel(), title, description, unit, width, 8)
     panel.legend(
         common.VizLegendOptions()
@@ -89,7 +89,7 @@ def figure(
     width: int = 4,
     height: int = 4,
 ) -> Any:
-    """One number as it is now, in the colour of the last of ``steps`` that it reaches."""
+    """Return the current value of one number, in the colour of the highest of ``steps`` that it reaches."""
     panel = _placed(stat.Panel(), title, description, unit, width, height)
     panel.thresholds(_thresholds(*steps)).no_value("–")
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -108,7 +108,7 @@ def states(
     texts: Mapping[str, tuple[str, str]] | None = None,
     width: int = 12,
 ) -> Any:
-    """A bar over time for each series, coloured by its value."""
+    """Return a bar over time for each series, coloured by its value."""
     panel = _placed(statetimeline.Panel(), title, description, "short", width, 8)
     panel.show_value(words.VisibilityMode.NEVER).merge_values(True).line_width(0).fill_opacity(80)
     panel.mappings(_mapped(texts or {}))
@@ -126,13 +126,13 @@ def now(
     texts: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
     width: int = 12,
 ) -> Any:
-    """A table of what is so now, a row for each set of labels.
+    """Return a table of current values, one row per set of labels.
 
-    ``columns``: heading to query and unit. ``texts``: heading to the words for its values.
+    ``columns`` maps each heading to a query and a unit, ``texts`` maps a heading to the texts of its values.
     """
     panel = _placed(table.Panel(), title, description, "short", width, 8)
     _ask(panel, [(query, "") for query, _ in columns.values()], instant=True, as_table=True)
-    # Grafana calls the value of a single query "Value", of several "Value #A" and on.
+    # Grafana names the value of a single query "Value", those of several queries "Value #A", "Value #B", and so on.
     names = ["Value"] if len(columns) == 1 else [f"Value #{chr(ord('A') + number)}" for number in range(len(columns))]
     panel.with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
     options = {
@@ -149,18 +149,18 @@ def now(
 
 
 class Regions(Builder[model.AnnotationQuery]):
-    """Annotations across all panels while ``expression`` holds, with a ``title`` of its labels.
+    """Annotations in all panels while ``expression`` is true, with a ``title`` made of its labels.
 
-    The SDK's own builder knows no words for them: its fields are those of annotations that are kept in Grafana.
+    The SDK's own builder lacks these fields: it supports only annotations stored in Grafana.
     """
 
     def __init__(self, name: str, expression: str, title: str) -> None:
         self._name, self._expression, self._title = name, expression, title
 
     def build(self) -> model.AnnotationQuery:
-        made = _Regions(name=self._name, datasource=SOURCE, enable=True, icon_color="orange", expr=self._expression)
-        made.title = self._title
-        return made
+        query = _Regions(name=self._name, datasource=SOURCE, enable=True, icon_color="orange", expr=self._expression)
+        query.title = self._title
+        return query
 
 
 class _Regions(model.AnnotationQuery):

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# install-containerlab.sh: docker and containerlab on Debian or Ubuntu, for `testbed up --driver containerlab`.
+# install-containerlab.sh: install docker and containerlab on Debian or Ubuntu, for `testbed up --driver containerlab`.
 #
-# docker comes from the distribution. containerlab comes from its own package repository where apt knows it, else it is
-# built from its Go module (a minute); its version is pinned in tools/containerlab/go.mod and nowhere else, and go.sum
-# beside it holds the checksum of every module that is built. A recent enough installation is kept, so it can be
-# run repeatedly. For a newer version: edit the version in go.mod, then GOFLAGS=-mod=mod go list -deps github.com/srl-labs/containerlab
+# docker comes from the distribution. containerlab comes from its own package repository if apt has it configured;
+# otherwise it is built from its Go module (a minute). Its version is pinned only in tools/containerlab/go.mod; go.sum
+# has the checksum of every module of the build. A recent enough installation is kept, so the script can be run
+# repeatedly. For a newer version: edit the version in go.mod, then GOFLAGS=-mod=mod go list -deps github.com/srl-labs/containerlab
 #
-#   PREFIX=/usr/local     where a built containerlab is put (PREFIX/bin)
+#   PREFIX=/usr/local     install a built containerlab in PREFIX/bin
 #   START_DOCKER=no       install only; do not start the daemon
 set -euo pipefail
 cd "$(dirname "$0")/containerlab"
@@ -61,23 +61,23 @@ install_docker() {
     die "docker is installed but did not answer within 30 s; on a machine without an init system start it by hand: dockerd &"
 }
 
-# 0.79.0 of whatever `containerlab version` prints.
+# Print the version number alone, such as 0.79.0.
 installed_version() { CLAB_VERSION_CHECK=disable containerlab version --short 2>/dev/null | tail -n 1; }
 new_enough() { [ -n "$1" ] && [ "$(printf '%s\n%s\n' "$pinned" "$1" | sort -V | head -n 1)" = "$pinned" ]; }
 
-# Go 1.21 and newer fetch the toolchain that a module asks for by themselves; Debian 12's own 1.19 does not.
+# Go 1.21 and newer download the toolchain that a module requires; Debian 12's own 1.19 does not.
 go_fits() { have go && [ "$(printf '1.21\n%s\n' "$(go env GOVERSION | sed 's/^go//')" | sort -V | head -n 1)" = 1.21 ]; }
 
-# A Go that builds containerlab: the one that is there, the distribution's newest, or the toolchain that go.mod asks for,
-# fetched by an older Go as the module that it is (checked against Go's checksum database like any other).
+# Provide a Go that builds containerlab: the installed one, the distribution's newest, or the toolchain that go.mod
+# requires. An older Go downloads that toolchain as a module, checked against Go's checksum database.
 install_go() {
     ! go_fits || return 0
-    have go || PATH=$PATH:/usr/local/go/bin # where Go's own archive is unpacked; sudo does not look there
+    have go || PATH=$PATH:/usr/local/go/bin # usual place of Go's own archive, which is not in sudo's PATH
     ! go_fits || return 0
     local newest
     newest=$(newest_packaged_go)
     if [ -z "$newest" ] && ! have go; then
-        apt_update # there may be no lists yet
+        apt_update # package lists may be missing
         newest=$(newest_packaged_go)
     fi
     if [ -n "$newest" ]; then
@@ -87,7 +87,7 @@ install_go() {
         have go || apt_install golang-go
         fetch_toolchain
     fi
-    go_fits || die "building containerlab needs Go 1.21 or newer, and none was to be had: enable the distribution's" \
+    go_fits || die "building containerlab needs Go 1.21 or newer, and none is available: enable the distribution's" \
         "backports, or add containerlab's own package repository to apt, and run this again"
 }
 

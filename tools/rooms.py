@@ -25,8 +25,8 @@ def rooms(below: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 def purpose(file: Path) -> str:
     """Return the first sentence of a file's docstring."""
-    said = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0].split())
-    return re.split(r"(?<=[.])\s", said, maxsplit=1)[0].removesuffix(" Its whole story:")
+    text = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0].removesuffix(" Its whole story:")
 
 
 def main(folders: list[str]) -> None:
@@ -39,5 +39,5 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # let `… | head` end quietly
     main(sys.argv[1:])

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
 # setup.sh demo|test|check|docs|bench|soak: install what this Makefile target needs into .venv, unless it is installed.
 #
-# Outside of this folder it writes only Debian packages and containerlab for tests (as root, with apt-get) and the pip
-# cache.
-# Each missing requirement gets one line with its name and the command that installs it.
+# Outside this folder the script writes only Debian packages and containerlab for tests (as root, with apt-get) and the
+# pip cache. Each missing requirement is reported on one line with the command that installs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly target=${1:?usage: tools/setup.sh demo|test|check|docs|bench|soak}
 readonly venv=.venv
-readonly stamp=$venv/.set-up            # line 1: fingerprint of what was installed from; line 2: its extras
+readonly stamp=$venv/.set-up            # line 1: fingerprint of the sources; line 2: installed extras
 readonly log=$venv/set-up.log
-readonly tools_log=build/set-up         # .apt, .containerlab; not in .venv, which may be made anew meanwhile
+readonly tools_log=build/set-up         # .apt, .containerlab; not in .venv, which may be recreated meanwhile
 readonly python=${PYTHON:-python3}
 readonly torch_index=https://download.pytorch.org/whl/cpu
 readonly torch_requirement='torch>=2.4' # as in pyproject.toml's extra `agents`
@@ -25,7 +24,7 @@ die() {
 have() { command -v "$1" >/dev/null 2>&1; }
 have_compiler() { have cc || have gcc || have clang || { [ -n "${CC:-}" ] && have "${CC%% *}"; }; }
 
-# ---- what the machine must have
+# ---- requirements of the machine
 
 # Effective capabilities: 12 is CAP_NET_ADMIN, 21 is CAP_SYS_ADMIN (linux/capability.h).
 may_make_networks() {
@@ -57,19 +56,19 @@ check_machine() {
         }
     elif [ "$target" = test ]; then
         have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
-        may_make_networks || warn "not root: tests that make network namespaces are skipped; for all of them: sudo make test"
+        may_make_networks || warn "not root: tests that create network namespaces are skipped; to run them: sudo make test"
     fi
     [ "$lacking" -eq 0 ] || die "requirements listed above are missing; install them and run make $target again"
     have_compiler ||
-        warn "no C compiler: fiberd is not built, fibers then need a kernel with netem; apt-get install gcc libc6-dev"
+        warn "no C compiler: fiberd is not built, and fibers need a kernel with netem; install one with: apt-get install gcc libc6-dev"
 }
 
 # ---- Debian packages for tests
 
 readonly policy=/usr/sbin/policy-rc.d
 
-# Debian starts the service of what it installs (deb-systemd-invoke asks this file first). Tests start their own docker
-# and prometheus; the host's would take port 9090, and was not asked for. An existing policy is kept.
+# Debian starts the services of installed packages unless this file forbids it (deb-systemd-invoke). Tests start their
+# own docker and prometheus; a prometheus service would occupy port 9090. An existing policy is kept.
 hold_services() {
     [ ! -e "$policy" ] || return 0
     trap release_services EXIT
@@ -103,39 +102,39 @@ install_test_tools() {
         DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "${missing[@]}"; } \
         >"$tools_log.apt" 2>&1 </dev/null; then
         tail -n 3 "$tools_log.apt" >&2
-        warn "apt-get failed (its words: $tools_log.apt): tests that need ${missing[*]} are skipped"
+        warn "apt-get failed (output: $tools_log.apt): tests that need ${missing[*]} are skipped"
     fi
     release_services
 }
 
-# Labs of containers are made by a docker daemon of the tests' own; the machine's need not run.
+# Tests of container labs start a docker daemon of their own; the machine's need not run.
 install_containerlab() {
     local answer
     if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
         have containerlab ||
-            warn "tests of labs of containers are skipped: no containerlab; install it with: sudo tools/install-containerlab.sh"
+            warn "tests of container labs are skipped: containerlab is missing; install it with: sudo tools/install-containerlab.sh"
         return 0
     fi
     have containerlab || say "installing containerlab (minutes, once)"
     if ! START_DOCKER=no tools/install-containerlab.sh >"$tools_log.containerlab" 2>&1 </dev/null; then
-        answer=$(grep FAILED "$tools_log.containerlab" | tail -n 1) || answer="its words: $tools_log.containerlab"
-        warn "tests of labs of containers are skipped: $answer"
+        answer=$(grep FAILED "$tools_log.containerlab" | tail -n 1) || answer="output: $tools_log.containerlab"
+        warn "tests of container labs are skipped: $answer"
     fi
 }
 
 # ---- the virtual environment
 
-# The installation that a python comes from: that of a virtual environment and of what made it are the same.
+# Identify the base installation of a Python: equal for a virtual environment and the Python that created it.
 base_of() { "$1" -c 'import sys; print(sys.version, sys.base_prefix)' 2>/dev/null; }
 
-# Whether .venv was made here (it holds absolute paths) and of $PYTHON.
+# Whether .venv was created in this folder (it has absolute paths) by $PYTHON.
 venv_fits() {
     [ -x "$venv/bin/python" ] &&
         [ "$("$venv/bin/python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" = "$(pwd -P)/$venv" ] &&
         [ "$(base_of "$venv/bin/python")" = "$(base_of "$python")" ]
 }
 
-# Same fingerprint: same Python, same place, same sources of what an install makes.
+# Equal fingerprints mean equal Python, folder and sources of the install.
 fingerprint() {
     {
         pwd -P
@@ -146,7 +145,7 @@ fingerprint() {
 }
 
 pip() {
-    # Bounded, so that a network that swallows packets cannot hold us; output is kept and shown when something fails.
+    # No input; output is kept in the log and shown on failure.
     "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1 </dev/null
 }
 
@@ -155,7 +154,7 @@ pip_or_die() {
     shift
     if ! pip "$@"; then
         grep -E '^ *(ERROR|error)' "$log" | tail -n 5 >&2 || true
-        die "$what could not be installed; the output of pip is in $log. Without a network: put wheels in a folder and set PIP_FIND_LINKS"
+        die "pip could not install $what; its output is in $log. Without a network, put wheels in a folder and set PIP_FIND_LINKS"
     fi
 }
 
@@ -172,7 +171,7 @@ wheel_folder() {
     return 1
 }
 
-# torch alone, from the first source that answers; what torch itself needs comes with the project's install.
+# Install torch alone, from the first available source; its dependencies come with the project's install.
 install_torch() {
     local folder
     if torch_version >/dev/null; then
@@ -187,13 +186,13 @@ install_torch() {
         fi
         warn "no torch wheel in $folder fits $("$venv/bin/python" -V)"
     fi
-    # PIP_*='': nothing but that index may answer, or the next line would say what is not so.
+    # PIP_*='': use that index alone, or the message below would name the wrong source.
     if PIP_EXTRA_INDEX_URL='' PIP_FIND_LINKS='' pip install --timeout 10 --retries 0 --no-deps --index-url "$torch_index" "$torch_requirement"; then
         say "torch $(torch_version) from PyTorch's CPU index, $torch_index"
         return 0
     fi
-    say "torch from the normal package index: neither a wheel folder nor $torch_index answered." \
-        "This build brings 4.7 GB of CUDA that is not used; a CPU wheel in TESTBED_WHEELS avoids it"
+    say "torch from the default package index: no wheel folder, and $torch_index is unavailable." \
+        "That build includes 4.7 GB of unused CUDA libraries; a CPU wheel in TESTBED_WHEELS avoids them"
 }
 
 install_project() {
@@ -207,20 +206,20 @@ install_project() {
     say "installing the project and its dependencies (extras: $extras)"
     pip_or_die "the project" install --editable ".[$extras]"
     if [ ! -x testbed/fiberd/fiberd ]; then
-        warn "fiberd was not compiled; .venv/bin/testbed doctor says why"
+        warn "fiberd was not compiled; for the reason, run: .venv/bin/testbed doctor"
     fi
     printf '%s\n%s\n' "$(fingerprint)" "$extras" >"$stamp"
     say "set up in $((SECONDS - began)) s"
 }
 
-# Under sudo what we made belongs to the caller.
+# Under sudo, make the caller the owner of the created files.
 give_back() {
     if [ "$(id -u)" -eq 0 ] && [ -n "${SUDO_UID:-}" ]; then
         chown -hR "$SUDO_UID:${SUDO_GID:-$SUDO_UID}" "$venv" testbed/fiberd
     fi
 }
 
-# What was set up once stays so when the sources change and another target is next.
+# Keep extras that were installed for another target when the sources change.
 with_extras_before() {
     case "$1 $2" in
         *agents,test,ansible*) echo agents,test,ansible ;;
@@ -241,7 +240,7 @@ main() {
         [ "$(sed -n 1p "$stamp")" != "$(fingerprint)" ] || installed=$(sed -n 2p "$stamp")
         extras=$(with_extras_before "$extras" "$(sed -n 2p "$stamp")")
     fi
-    # Packages and containerlab come while pip works: on a bare machine that saves minutes.
+    # Install packages and containerlab in parallel with pip: on a bare machine that saves minutes.
     if [ "$target" = test ]; then
         mkdir -p build
         { install_test_tools && install_containerlab; } &
