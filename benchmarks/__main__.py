@@ -1,4 +1,4 @@
-"""Entry point of `python -m benchmarks`: see run.py."""
+"""Entry point of `python -m benchmarks`; see run.py."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""The test bed of the emulator benchmarks: two hosts, paths of several kinds between them, and what is measured on one.
+"""Test bed of the emulator benchmarks: two hosts, several kinds of paths between them, and measurements on a path.
 
-Made with `ip` and `tc` alone: nothing of the testbed takes part but the emulator that is measured. Path k is device
-``via<k>`` on both hosts, addresses 10.76.k.1 and .2. A *cable* is one veth pair; a *fiber* is two with the plant
-between them, where an emulator joins ``p<k>-a`` and ``p<k>-b``, or, for reference, the kernel redirects without delay.
+Built with `ip` and `tc` alone; the only testbed code is the emulator under test. Path k is device ``via<k>`` on both
+hosts, with addresses 10.76.k.1 and .2. A *cable* is one veth pair. A *fiber* is two veth pairs with the plant between
+them, where an emulator joins ``p<k>-a`` and ``p<k>-b``; for reference, the kernel redirects without delay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 PORT, LOAD_PORT = 7600, 7700
 IPERF_PORT = 5201
 PAYLOAD_BYTES, WIRE_BYTES = 1472, 1538
-"""Of a full UDP packet at MTU 1500: what it carries, and what it takes on the wire with preamble, FCS and gap."""
+"""Payload of a full UDP packet at MTU 1500, and its size on the wire with preamble, FCS and inter-packet gap."""
 
 
 def run(*argv: str, text: str = "", timeout_s: float = 120) -> str:
@@ -61,27 +61,28 @@ class Bed:
         return f"{self.prefix}p"
 
     def make(self, hosts: tuple[int, int] | None = None) -> None:
-        """``hosts``: the pids of processes whose network namespaces are the hosts; None makes new ones."""
+        """Create the namespaces. ``hosts``: pids of processes whose network namespaces become the hosts; None: new."""
         for position, name in enumerate((self.a, self.b, self.plant)):
             if hosts and position < 2:
                 run("ip", "netns", "attach", name, str(hosts[position]))
             else:
                 run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
-            # IPv6 says things of its own accord, which benchmarks that count packets do not want.
+            # IPv6 sends unsolicited packets, which would disturb packet counts.
             run("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
 
     def remove(self) -> None:
         for process in self.started:
             process.kill()
-            with contextlib.suppress(ValueError):  # it was read to its end before
+            with contextlib.suppress(ValueError):  # already read to the end
                 process.communicate()
         for name in (self.a, self.b, self.plant):
             with contextlib.suppress(RuntimeError):
                 run("ip", "netns", "del", name)
 
     def cable(self, path: int) -> None:
-        end = f"name via{path} netns {self.b} index {9000 + path}"  # equal numbers on both ends delay carrier events
+        # Equal interface indices on both ends delay carrier events.
+        end = f"name via{path} netns {self.b} index {9000 + path}"
         run("ip", "-batch", "-", text=f"link add via{path} netns {self.a} type veth peer {end}\n")
         self._address([path])
 
@@ -103,7 +104,7 @@ class Bed:
             run("ip", "-n", host, "-batch", "-", text="\n".join(lines) + "\n")
 
     def directions(self, impairments: dict[int, Impairment]) -> list[Direction]:
-        """Both directions of each fiber, toward b first."""
+        """Return both directions of each fiber, toward b first."""
         found = []
         for path, it in impairments.items():
             ends = (f"p{path}-a", f"p{path}-b")
@@ -111,7 +112,7 @@ class Bed:
         return found
 
     def redirect(self, path: int, rate_bps: float = 0.0) -> None:
-        """Let the kernel join the ends of a fiber without delay; toward b through its shaper where there is a rate."""
+        """Join the ends of a fiber by a kernel redirect without delay; with a rate, shape the direction toward b."""
         ends = (f"p{path}-a", f"p{path}-b")
         for end, other in (ends, ends[::-1]):
             run("tc", "-n", self.plant, "qdisc", "add", "dev", end, "clsact")
@@ -125,7 +126,7 @@ class Bed:
     # -- measuring
 
     def round_trips(self, paths: list[int], count: int, gap_s: float) -> dict[int, list[float]]:
-        """Sorted round trips from a, in seconds, all paths interleaved; the first of each (ARP) is left out."""
+        """Return sorted round trips from a, in seconds, interleaved over all paths; omit the first of each (ARP)."""
         targets = [address(path) for path in paths]
         run("ip", "netns", "exec", self.a, sys.executable, str(HERE / "probe.py"), "1", "0.001", *targets)
         words = (str(count), str(gap_s), *targets)
@@ -133,7 +134,7 @@ class Bed:
         return {path: sorted(said[address(path)]) for path in paths}
 
     def losses(self, path: int, count: int, pps: float, loss: float, burst: float = 0.0) -> dict[str, Any]:
-        """Numbered packets from a to b, judged."""
+        """Send numbered packets from a to b; return the counts and their evaluation."""
         program = (sys.executable, str(HERE / "numbered.py"))
         receiver = self.background(self.b, *program, "receive", str(PORT))
         assert receiver.stdout and receiver.stdout.readline() == "ready\n"
@@ -152,51 +153,51 @@ class Bed:
         return process
 
     def serve(self) -> None:
-        """iperf3's server and the load's sink on b, for all that follow."""
+        """Start iperf3's server and the sink of the load on b."""
         self.background(self.b, sys.executable, str(HERE / "numbered.py"), "sink", str(LOAD_PORT))
         server = ["ip", "netns", "exec", self.b, "iperf3", "-s", "-p", str(IPERF_PORT)]
         self.started.append(subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True))
         until = time.monotonic() + 10
         while "LISTEN" not in run("ip", "netns", "exec", self.b, "ss", "-Hltn", f"sport = :{IPERF_PORT}"):
             if time.monotonic() > until:
-                raise RuntimeError("iperf3 does not listen")
+                raise RuntimeError("iperf3 server did not listen within 10 s")
             time.sleep(0.02)
 
     def iperf(self, path: int, seconds: float, *options: str) -> dict[str, Any]:
-        """What iperf3 says at the end of a run from a to b."""
+        """Return the ``end`` section of iperf3's report of a run from a to b."""
         said = run("ip", "netns", "exec", self.a, *self._client(path, seconds), *options)
         end: dict[str, Any] = json.loads(said)["end"]
         return end
 
     @contextmanager
     def load(self, path: int, rate_bps: float, share: float, seconds: float) -> Iterator[dict[str, float]]:
-        """While inside, full UDP packets from a to b that take ``share`` of ``rate_bps`` on the wire.
+        """Send full UDP packets from a to b inside the block, at ``share`` of ``rate_bps`` on the wire.
 
-        What is yielded has ``share`` afterwards, as it came to.
+        Yield a dictionary whose ``share`` is the achieved share after the block.
         """
         pps = rate_bps * share / (8 * WIRE_BYTES)
         words = ("load", address(path), str(LOAD_PORT), str(pps), str(seconds), str(PAYLOAD_BYTES))
         sender = self.background(self.a, sys.executable, str(HERE / "numbered.py"), *words)
-        came_to: dict[str, float] = {}
+        achieved: dict[str, float] = {}
         try:
-            time.sleep(0.3)  # Python begins; the probes come while it sends
-            yield came_to
+            time.sleep(0.3)  # Python starts; the probes must run while it sends
+            yield achieved
         finally:
             said, complaint = sender.communicate(timeout=seconds + 20)
             self.started.remove(sender)
         if sender.returncode:
             raise RuntimeError(f"load: {complaint.strip()[-300:]}")
-        came_to["share"] = share * float(said) / pps
+        achieved["share"] = share * float(said) / pps
 
     def _client(self, path: int, seconds: float) -> tuple[str, ...]:
         return ("iperf3", "-J", "-c", address(path), "-p", str(IPERF_PORT), "-t", str(math.ceil(seconds)))
 
     def packets(self, path: int) -> tuple[int, int]:
-        """Packets that a has sent on this path and that have reached b."""
+        """Return the number of packets sent by a on this path, and received by b."""
         counted = []
-        for host, way in ((self.a, "tx"), (self.b, "rx")):
+        for host, side in ((self.a, "tx"), (self.b, "rx")):
             [link] = json.loads(run("ip", "-n", host, "-j", "-s", "link", "show", f"via{path}"))
-            counted.append(link["stats64"][way]["packets"])
+            counted.append(link["stats64"][side]["packets"])
         return counted[0], counted[1]
 
 

@@ -1,18 +1,19 @@
-"""What the driver containerlab costs: `up` and `down` against plain containerlab and against namespaces; CPU at rest.
+"""Cost of the containerlab driver: `up` and `down` compared with plain containerlab and with namespaces; idle CPU.
 
-Interleaved: each repeat makes and removes every topology three ways, one after the other, every other repeat in the
-opposite order (what a destroyed lab leaves to the kernel to clear away slows the next), without agents:
+Interleaved: each repeat builds and removes every topology in three ways, without agents. Every other repeat uses the
+opposite order, because the kernel's cleanup of a destroyed lab slows the next one:
 
 - ``netns``: `testbed up --driver netns`, and `down`.
 - ``containerlab``: `testbed up --driver containerlab`, and `down`.
-- ``plain``: `containerlab deploy` and `destroy --cleanup` of the very file that the way before deploys, as
-  `testbed render` prints it. It makes the containers, addresses and routes; fibers stay dark and unmeasured.
+- ``plain``: `containerlab deploy` and `destroy --cleanup` of the file that the
+  containerlab driver deploys, printed by `testbed render`. It creates containers, addresses and routes; fibers have no
+  carrier and are not measured.
 
-All are whole commands, from exec to exit, so `up` has in it what plain containerlab lacks: a keeper, a journal,
-the emulator, the certificate. Its phases are told apart by when their lines arrive on stderr.
+All times are of whole commands, from exec to exit. `up` therefore includes what plain containerlab lacks: keeper,
+journal, emulator, certificate. Its phases are timed by the arrival of their progress lines on stderr.
 
-At rest: seconds of CPU of the keeper (all its threads) and of the emulator in 30 s of a lab whose agents have no job;
-then again with the observer of a run, which scrapes every rank each second, in this process. Needs root, docker,
+At rest: CPU time of the keeper (all threads) and of the emulator over 30 s in a lab whose agents have no job; then
+again with the recorder of a run, which scrapes every rank each second, in this process. Needs root, docker,
 containerlab, the image, and torch for agents in namespaces.
 """
 
@@ -43,14 +44,14 @@ TOPOLOGIES = {"metro-40km": ("metro-40km", 8), "8 × 4": (str(ROOT / "benchmarks
 WAYS = ("netns", "containerlab", "plain")
 DRIVERS = ("netns", "containerlab")
 PHASES = ("begin", "keeper", "nodes", "fibers", "certify", "end")
-"""Until the plan is known · until the keeper has it · until namespaces or containers are there · until the fibers are
-lit · until certified · until the prompt."""
+"""End of each phase: plan computed · plan received by the keeper · namespaces or containers created · fibers up ·
+certified · prompt."""
 
 REST_S = 30.0
 PAUSE_S = 2.0
-"""Before each lab, for the kernel and docker to be done with the one before."""
+"""Pause before each lab, until the kernel and docker have cleaned up the previous one."""
 SETTLE_S = 3.0
-"""After `up` returns: agents' last imports, the emulator's memory given back after a second."""
+"""Pause after `up`: agents finish their imports, and the emulator returns memory after a second."""
 
 _BEGINS = {
     "plan": "keeper",
@@ -61,15 +62,15 @@ _BEGINS = {
     "certified": "end",
     "outside": "end",
 }
-"""First word of a line of progress: the phase that begins with it."""
+"""Phase that begins with a progress line, by the line's first word."""
 
 
 def run(argv: Sequence[str], environment: dict[str, str]) -> list[tuple[float, str]]:
-    """Lines of a command's stderr, each with the seconds since exec when it came; the last one, empty, is its end."""
+    """Return a command's stderr lines with their times in seconds since exec; the last, empty line is its end."""
     began = time.perf_counter()
     with subprocess.Popen(
         argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        start_new_session=True,  # whose share of the CPU is its own, as the keeper's is (sched(7), autogroup)
+        start_new_session=True,  # a session has its own CPU share, as the keeper has (sched(7), autogroup)
     ) as child:  # fmt: skip
         assert child.stderr is not None
         lines = [(time.perf_counter() - began, line) for line in child.stderr]
@@ -81,7 +82,7 @@ def run(argv: Sequence[str], environment: dict[str, str]) -> list[tuple[float, s
 
 
 def phases(lines: list[tuple[float, str]]) -> dict[str, float]:
-    """Seconds of each of :data:`PHASES`, from the lines of `up`."""
+    """Return the duration of each of :data:`PHASES` in seconds, from the progress lines of `up`."""
     found = dict.fromkeys(PHASES, 0.0)
     phase, since = PHASES[0], 0.0
     for t, line in lines:
@@ -105,7 +106,7 @@ def by_testbed(driver: str, topology: str, lab: str, environment: dict[str, str]
 def by_containerlab(topology: str, lab: str, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
     file = folder / f"{lab}.clab.yml"
     run([*TESTBED, "render", topology, "--name", lab, "--output", str(file)], environment)
-    # Else each deployment asks for the newest version, and waits 3 s where there is no internet.
+    # Without it, each deployment looks up the newest version, and waits 3 s if there is no internet.
     environment = {**environment, "CLAB_VERSION_CHECK": "disable"}
     try:
         up_s = run(["containerlab", "deploy", "--topo", str(file)], environment)[-1][0]
@@ -125,13 +126,13 @@ def made(way: str, topology: str) -> dict[str, Any]:
 
 
 def cpu_s(pid: int | None) -> float:
-    """Seconds on a CPU of all threads of a process that are alive; proc(5), schedstat."""
+    """Return the CPU seconds of all live threads of a process (proc(5), schedstat)."""
     tasks = Path(f"/proc/{pid}/task").iterdir() if pid else ()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def at_rest(driver: str) -> dict[str, float]:
-    """Share of one core, of keeper and emulator, idle and observed, and of the observer."""
+    """Return shares of one core: keeper and emulator, idle and observed, and the observer."""
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"TESTBED_STATE": f"{name}/state", "TESTBED_RUNS": f"{name}/runs"}
         with testbed.up("metro-40km", name=f"bench{os.getpid()}", driver=driver, allow_uncertified=True) as lab:
@@ -170,7 +171,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def ratios(ways: dict[str, list[dict[str, Any]]]) -> dict[str, list[float]]:
-    """Ours / plain, of each repeat: `up`, `up` without the certificate, making the containers alone, `down`."""
+    """Return driver / plain of each repeat: `up`, `up` without certification, creation of containers alone, `down`."""
     pairs = list(zip(ways["containerlab"], ways["plain"], strict=True))
     return {
         "up": [ours["up_s"] / plain["up_s"] for ours, plain in pairs],
@@ -192,7 +193,7 @@ def table(result: dict[str, Any]) -> str:
             lines.append(f"| {name}: `{word}`, s | {' | '.join(cells)} | {spread(ratio[word])} |")
         both = [spread([it["up_s"] - it["phases"]["certify"] for it in ways[way]]) for way in DRIVERS]
         lines.append(
-            f"| {name}: `up` without its certificate, s | {' | '.join(both)} | | {spread(ratio['uncertified'])} |"
+            f"| {name}: `up` without certification, s | {' | '.join(both)} | | {spread(ratio['uncertified'])} |"
         )
         both = [spread([it["phases"]["nodes"] for it in ways[way]]) for way in DRIVERS]
         lines.append(f"| {name}: nodes alone, s | {' | '.join(both)} | | {spread(ratio['nodes'])} |")

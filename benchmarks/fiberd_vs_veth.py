@@ -1,17 +1,17 @@
-"""fiberd against bare veth pairs, interleaved: accuracy of the delay, idle and loaded, bulk TCP, packet rate.
+"""fiberd compared with bare veth pairs, interleaved: accuracy of the delay, idle and loaded, bulk TCP, packet rate.
 
-On a machine that does other things, too, only differences and ratios mean something: every repeat measures all paths,
-and medians over the repeats are given. Paths between the same two hosts:
+On a shared machine only differences and ratios are meaningful. Every repeat measures all paths, and the table has
+medians over repeats. Paths between the same two hosts:
 
 - *cable*: one veth pair.
-- *reference*: two with the plant between them, as a fiber has, and the kernel's redirect without delay. The error of a
-  fiber is its round trip less the target less the reference's median: the cost of the emulator alone.
-- fibers of five delays.
+- *reference*: two veth pairs with the plant between them, as a fiber has, and a kernel redirect without delay. The
+  error of a fiber is its round trip minus the target minus the reference's median: the cost of the emulator alone.
+- fibers with five delays.
 
-Loaded: another flow sends full UDP packets at 80 % of the fiber's rate in the direction that probes go, too. Packets
-then queue, which is the network and no error of the emulator. So the same load on a fiber of that rate *without* delay
-is what is subtracted; the kernel's shaper (tbf, two packets of burst) at that rate stands beside it; and fiberd's own
-histogram of lateness (sent - due) says what was the emulator's.
+Loaded: another flow sends full UDP packets at 80 % of the fiber's rate in the direction of the probes. Packets then
+queue, which is a property of the network and not an error of the emulator. The benchmark therefore subtracts the round
+trip of a fiber of that rate *without* delay under the same load. For comparison it measures the kernel's shaper (tbf,
+two packets of burst) at that rate. fiberd's own histogram of lateness (sent - due) isolates the emulator's share.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def loaded() -> dict[int, Impairment]:
 
 
 def errors_s(ordered: list[float], base: float) -> dict[str, float]:
-    """Minimum, median, p99 of round trips over ``base``, and how many there were."""
+    """Return minimum, median and p99 of round trips minus ``base``, and the number of probes."""
     shares = (("min", 0.0), ("median", 0.5), ("p99", 0.99))
     return {name: percentile(ordered, share) - base for name, share in shares} | {"probes": len(ordered)}
 
 
 def idle(it: Bed, count: int) -> dict[str, Any]:
-    """One repeat: round trips of all paths, one probe every 4 ms over all of them."""
+    """Measure one repeat of round trips over all paths, with a probe every 4 ms in total."""
     found = it.round_trips([CABLE, REFERENCE, *FIBERS], count, 0.004)
     base = median(found[REFERENCE])
     rows = {"cable": errors_s(found[CABLE], 0.0), "reference": errors_s(found[REFERENCE], 0.0)}
@@ -62,7 +62,7 @@ def idle(it: Bed, count: int) -> dict[str, Any]:
 
 
 def under_load(it: Bed, emulator: Fiberd, count: int) -> dict[str, Any]:
-    """One repeat: each path in turn carries the load and the probes; the fibers have a rate meanwhile."""
+    """Measure one repeat under load: each path in turn carries load and probes; fibers have a rate meanwhile."""
     emulator.set({one.name: one.impairment for one in it.directions(loaded())})
     found: dict[int, list[float]] = {}
     late: dict[int, list[int]] = {}
@@ -82,7 +82,7 @@ def under_load(it: Bed, emulator: Fiberd, count: int) -> dict[str, Any]:
 
 
 def counts(emulator: Fiberd, path: int) -> tuple[int, ...]:
-    """fiberd's histogram of lateness toward b; nothing for a path that is not its."""
+    """Return fiberd's histogram of lateness toward b; empty for other paths."""
     return next((it.lateness_counts for it in emulator.stats() if it.direction == f"p{path}:b"), ())
 
 
@@ -98,13 +98,13 @@ def bulk(it: Bed, emulator: Fiberd, flows: int, seconds: float) -> dict[str, flo
 
 
 def packet_rate(it: Bed, emulator: Fiberd, bits_per_second: float, seconds: float) -> dict[str, float]:
-    """64 B frames, as fast as iperf3 can where ``bits_per_second`` is 0."""
+    """Send 64 B frames; as fast as iperf3 can if ``bits_per_second`` is 0."""
     found: dict[str, float] = {}
     for name, path in (("cable", CABLE), ("fiberd", BULK)):
         dropped = sum(sum(one.drops.values()) for one in emulator.stats())
         before = it.packets(path)
         end = it.iperf(path, seconds, "-u", "-b", f"{bits_per_second:.0f}", "-l", str(FLOOD_PAYLOAD_BYTES))["sum"]
-        time.sleep(0.1)  # what is still under way
+        time.sleep(0.1)  # packets still in flight
         sent, got = (now - then for now, then in zip(it.packets(path), before, strict=True))
         found[f"{name}_kpps"] = end["packets"] / end["seconds"] / 1e3
         found[f"{name}_lost"] = sent - got
@@ -145,7 +145,7 @@ def us(rows: list[dict[str, Any]], row: str, key: str) -> str:
 
 
 def late_share(rows: list[dict[str, Any]], row: str, bounds: list[float], beyond_s: float) -> float:
-    """Share of all packets that left later than the first bound from ``beyond_s`` on."""
+    """Return the share of packets later than the first histogram bound at or above ``beyond_s``."""
     counted: list[int] = [sum(column) for column in zip(*(it[row]["late"] for it in rows), strict=True)]
     first = next(number for number, bound in enumerate(bounds) if bound >= beyond_s)
     return sum(counted[first + 1 :]) / max(1, sum(counted))
@@ -180,19 +180,19 @@ def table(result: dict[str, Any]) -> str:
         note = f"ratio {ratio}; {median([it['cpu_s_per_gbit'] for it in rows]) * 1e3:.1f} ms CPU per Gbit"
         cells = [spread([it[name] for it in rows], digits=1) for name in ("cable", "fiberd")]
         lines.append(f"| TCP, {flows} flow{'s' * (flows > 1)}, Gb/s | {cells[0]} | {cells[1]} | {note} |")
-    for pace, words in (("paced", f"64 B at {PACED_PPS / 1000:.0f} kpps"), ("flood", "64 B flood")):
+    for pace, label in (("paced", f"64 B at {PACED_PPS / 1000:.0f} kpps"), ("flood", "64 B flood")):
         rows = samples[pace]
         cells = [spread([it[f"{name}_kpps"] for it in rows], digits=1) for name in ("cable", "fiberd")]
         lost = [f"{max(it[f'{name}_lost'] for it in rows):.0f}" for name in ("cable", "fiberd")]
         dropped = f"at most {max(it['dropped_by_fiberd'] for it in rows):.0f} dropped by fiberd"
-        lines.append(f"| {words}: sent, kpps | {cells[0]} | {cells[1]} | {dropped} |")
-        lines.append(f"| {words}: lost between the hosts, at most | {lost[0]} | {lost[1]} | |")
+        lines.append(f"| {label}: sent, kpps | {cells[0]} | {cells[1]} | {dropped} |")
+        lines.append(f"| {label}: lost between the hosts, at most | {lost[0]} | {lost[1]} | |")
     return "\n".join(
         [
             *lines,
             "",
             f"fiberd: {result['scheduling']}; {result['repeats']} repeats; loaded: {RATE_BPS / 1e6:.0f} Mb/s, "
-            f"of which the load came to {spread([it[delay(one)]['share'] for it in busy for one in DELAYS_S])}.",
+            f"achieved load {spread([it[delay(one)]['share'] for it in busy for one in DELAYS_S])}.",
         ]
     )
 

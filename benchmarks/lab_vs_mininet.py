@@ -1,16 +1,17 @@
-"""Building and removing a lab against Mininet making the same shape; and the whole `up`.
+"""Build and removal times of a lab compared with Mininet for the same shape, and of the whole `up`.
 
-Interleaved: each repeat measures all ways one after the other, on each shape. Ways:
+Interleaved: each repeat measures all variants one after the other, on each shape:
 
 - ``testbed``: the engine applies the lab's plan (namespaces, cables, bridges, addresses, routes, sysctls, the emulator
   with all fibers) through its journal, and undoes it.
-- ``mininet-whole``: Mininet makes the same namespaces and cables, and the rest of the same plan by one `ip -batch` a
-  node; no emulator. Same shape, addresses and routes: a ping crosses it (``mininet_lab.py --check``).
-- ``mininet-bare``: its namespaces and cables alone, without an address: the least that it can do.
-- ``up``: `testbed up --no-agents` as a user calls it, from a cold Python to a certified lab; and `down`.
+- ``mininet-whole``: Mininet creates the same namespaces and cables, and applies the rest of the plan by one `ip -batch`
+  per node, without emulator. Shape, addresses and routes are the same: a ping crosses it (``mininet_lab.py --check``).
+- ``mininet-bare``: Mininet's namespaces and cables alone, without addresses: its minimum.
+- ``up``: `testbed up --no-agents` as run by a user, from a cold Python to a certified lab; and `down`.
 
-A testbed's node has a mount, IPC and UTS namespace of its own beside the network's, and a hosts file; Mininet's a mount
-namespace and a shell. Mininet's switches take no part (see ``mininet_lab.py``). Needs root and Debian's `mininet`.
+A node of the testbed has its own network, mount, IPC and UTS namespaces and a hosts file; Mininet's has network and
+mount namespaces and a shell. Mininet's switches are not used (see ``mininet_lab.py``). Needs root and Debian's
+`mininet`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ BOUND_S = 240.0
 
 
 def by_engine(topology: Topology, emulator_name: str = "fiberd") -> dict[str, float]:
-    """Seconds of apply and undo, as the keeper does them, without agents."""
+    """Return the seconds of apply and undo as performed by the keeper, without agents."""
     plan = build.build(topology, agents=False, emulator=emulator_name)
     with tempfile.TemporaryDirectory() as name:
         folder, lab, pid = Path(name), f"bench{os.getpid()}", os.getpid()
@@ -73,7 +74,7 @@ def by_mininet(plan: str, *options: str) -> dict[str, float]:
 
 
 def by_up(topology_file: str, options: tuple[str, ...] = ("--no-agents",)) -> dict[str, float]:
-    """Seconds of the commands `up` and `down`, of a lab of namespaces."""
+    """Return the seconds of the commands `up` and `down`, for a lab of namespaces."""
     lab = f"bench{os.getpid()}"
     with tempfile.TemporaryDirectory() as state:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}", "TESTBED_STATE": state}
@@ -86,7 +87,7 @@ def by_up(topology_file: str, options: tuple[str, ...] = ("--no-agents",)) -> di
             return time.perf_counter() - began
 
         try:
-            # Outside tolerance on a busy machine is no reason not to know how long it took.
+            # On a busy machine the lab may be out of tolerance; its times are still of interest.
             up_s = call("up", topology_file, "--name", lab, "--driver", "netns", "--allow-uncertified", *options)
         finally:
             down_s = call("down", "--all")
@@ -119,7 +120,7 @@ def table(result: dict[str, Any]) -> str:
     lines += [
         "",
         f"Whole `up metro-40km` with its 4 agents, command to prompt: {spread([it['build_s'] for it in agents])} s "
-        f"(reach for 6); `down`: {spread([it['remove_s'] for it in agents])} s.",
+        f"(goal 6); `down`: {spread([it['remove_s'] for it in agents])} s.",
     ]
     return "\n".join(lines)
 

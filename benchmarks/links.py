@@ -21,7 +21,7 @@ from testbed.host.emulators.fiberd import Fiberd
 
 COUNTS = (1, 8, 32, 256)
 SETTLE_S, IDLE_S = 7.0, 3.0
-"""After traffic neighbours are probed again within 5 s (arp(7)), and fiberd gives memory back once, after a second."""
+"""After traffic, neighbours are probed again within 5 s (arp(7)), and fiberd returns memory once, after a second."""
 SITES, NODES = 64, 2
 
 
@@ -71,7 +71,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     lines = [
-        "| links | fiberd begins, s | a link, ms | resident, MB | of it a link, kB | CPU, idle | RTT of the last, us |",
+        "| links | fiberd start, s | per link, ms | resident, MB | added link, kB | CPU, idle | RTT of the last, us |",
         "|---|---|---|---|---|---|---|",
     ]
     alone = median([it["resident_mb"] for it in result["links"]["1"]])
@@ -84,7 +84,7 @@ def table(result: dict[str, Any]) -> str:
     up, down = (spread([it[key] for it in result["lab"]], digits=1) for key in ("build_s", "remove_s"))
     lines += [
         "",
-        f"`up` of {SITES} sites with {NODES} nodes each and 256 links: {up} s (reach for 20); `down`: {down} s.",
+        f"`up` of {SITES} sites with {NODES} nodes each and 256 links: {up} s (goal 20); `down`: {down} s.",
     ]
     return "\n".join(lines)
 

@@ -1,8 +1,8 @@
-"""fiberd's loss compared with the configured one: random and in bursts, counted by numbered packets, not by fiberd.
+"""fiberd's loss compared with the configured loss, random and in bursts, counted by numbered packets, not by fiberd.
 
-Every point sends enough packets for about a hundred losses or more, of 114 B at 50,000 per second, over a fiber of
-200 us. The interval is that of the *count* of lost packets at the configured loss (see ``numbered.judged``), at 99 %,
-and at one in a million, which suits a table of many points.
+Every point sends enough packets for about a hundred losses or more: 114 B each, 50,000 per second, over a fiber of
+200 us. The interval is that of the *count* of lost packets at the configured loss (see ``numbered.judged``), at 99 %
+and at one in a million; the latter suits a table of many points.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def measure(quick: bool) -> dict[str, Any]:
         clear = Impairment(200e-6)
         emulator = Fiberd.start(it.plant, it.directions({0: clear}), 20261121, Path(folder, "log"))
         try:
-            it.round_trips([0], 3, 0.01)  # addresses known
+            it.round_trips([0], 3, 0.01)  # resolve neighbours
             for loss, packets in POINTS:
                 for burst in (0.0, BURST):
                     lossy = Impairment(200e-6, loss=loss, burst=burst)
@@ -49,7 +49,7 @@ def measure(quick: bool) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     return "\n".join(
         [
-            "| asked | packets | lost | 99 % of all counts | inside | at 1e-6 | mean run |",
+            "| configured | packets | lost | 99 % of all counts | inside | at 1e-6 | mean run |",
             "|---|---|---|---|---|---|---|",
             *(row(it) for it in result["points"]),
         ]
@@ -57,13 +57,13 @@ def table(result: dict[str, Any]) -> str:
 
 
 def row(it: dict[str, Any]) -> str:
-    """One point; what else went wrong is said beside it."""
-    asked = f"{it['loss']:g}, " + (f"bursts of {it['burst']:g}" if it["burst"] else "random")
+    """Return the row of one point, with the number of packets lost for other reasons."""
+    configured = f"{it['loss']:g}, " + (f"bursts of {it['burst']:g}" if it["burst"] else "random")
     low, high = it["interval"]
     wrong = it["overrun"] + it.get("other_drops", 0)
     lost = f"{it['lost']}" + (f" ({wrong} otherwise)" if wrong else "")
     verdicts = " | ".join("yes" if it[key] else "**no**" for key in ("inside", "inside_1e6"))
-    return f"| {asked} | {it['sent']} | {lost} | {low:.0f} – {high:.0f} | {verdicts} | {it['mean_run']:.2f} |"
+    return f"| {configured} | {it['sent']} | {lost} | {low:.0f} – {high:.0f} | {verdicts} | {it['mean_run']:.2f} |"
 
 
 if __name__ == "__main__":

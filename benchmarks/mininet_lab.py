@@ -1,12 +1,12 @@
-"""Builds with Mininet what a plan of the testbed says, and removes it; run by lab_vs_mininet.py.
+"""Build a testbed plan with Mininet and remove it; run by lab_vs_mininet.py.
 
-Needs the Python that Debian's `mininet` belongs to (/usr/bin/python3) and nothing of the testbed. Reads a plan as JSON
-(a list of Steps as the journal writes them) on stdin; writes ``{"build_s": …, "remove_s": …, "nodes": …}``.
+Needs the Python of Debian's `mininet` package (/usr/bin/python3) and no testbed code. Reads a plan as JSON (a list of
+Steps as written to the journal) on stdin; writes ``{"build_s": …, "remove_s": …, "nodes": …}``.
 
-Namespaces are made by ``addHost``, cables by ``addLink``. With ``--whole`` the rest of the plan (bridges, addresses,
-routes, sysctls) follows in the quickest way that Mininet offers: one shell command per node with one `ip -batch`.
-Mininet's own switches take no part: this needs neither a daemon (Open vSwitch) nor brctl (LinuxBridge), and a
-bridge of the kernel is what the testbed makes.
+``addHost`` creates namespaces, ``addLink`` cables. With ``--whole`` the rest of the plan (bridges, addresses, routes,
+sysctls) is applied in the fastest way that Mininet offers: one shell command per node with one `ip -batch`. Mininet's
+own switches are not used: they need a daemon (Open vSwitch) or brctl (LinuxBridge), and the testbed itself creates
+kernel bridges.
 """
 
 import json
@@ -21,7 +21,7 @@ from mininet.net import Mininet
 
 
 def ip_line(step):
-    """What one Step is for `ip -batch`, as (namespace, lines)."""
+    """Return one Step as (namespace, lines for `ip -batch`)."""
     kind = step["step"]
     if kind == "Bridge":
         lines = [f"link add {step['name']} mtu {step['mtu']} type bridge stp_state 0 forward_delay 0"]
@@ -38,8 +38,8 @@ def ip_line(step):
         if not step["hops"]:
             return step["namespace"], [f"route add blackhole {step['destination']}{metric}"]
         hops = [f"via {gateway} dev {interface}" for gateway, interface in step["hops"]]
-        way = hops[0] if len(hops) == 1 else " ".join("nexthop " + hop for hop in hops)
-        return step["namespace"], [f"route add {step['destination']}{metric} {way}"]
+        path = hops[0] if len(hops) == 1 else " ".join("nexthop " + hop for hop in hops)
+        return step["namespace"], [f"route add {step['destination']}{metric} {path}"]
     if kind == "Carrier":
         return step["namespace"], [f"link set {step['interface']} {'up' if step['up'] else 'down'}"]
     return None, []
@@ -69,13 +69,13 @@ def build(net, plan, whole, folder):
         writes = [f"echo '{value}' 2>/dev/null > /proc/sys/{key}" for key, value in sysctls[node.name]]
         script = folder / node.name
         script.write_text("\n".join([*writes, "ip -force -batch - <<'END'", *batches[node.name], "END", ""]))
-        said = node.cmd(f"sh {script} 2>&1")
-        if said.strip():
-            raise SystemExit(f"{node.name}: {said}")
+        output = node.cmd(f"sh {script} 2>&1")
+        if output.strip():
+            raise SystemExit(f"{node.name}: {output}")
 
 
 def check(net):
-    """That the lab works: the last node reaches the first one over fabrics, gateways and (bridged, here) the plant."""
+    """Ping the first node from the last one over fabrics, gateways and the plant, which is bridged here."""
     plant = net["plant"]
     links = sorted({name[:-2] for name in plant.nameToIntf if name != "lo"})
     for link in links:
@@ -93,7 +93,7 @@ def main():
     whole = "--whole" in sys.argv
     plan = [step for step in json.load(sys.stdin) if step["step"] not in ("Fibers", "Shape")]
     setLogLevel("error")
-    Mininet.inited = True  # else it raises limits of the whole host (mininet.util.fixLimits)
+    Mininet.inited = True  # otherwise Mininet raises limits of the whole host (mininet.util.fixLimits)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         net = Mininet(controller=None, build=False)

@@ -1,8 +1,8 @@
-"""Two hosts joined by Mininet's TCLinks, as a user of it would write them; run by netem_vs_mininet.py.
+"""Two hosts joined by Mininet's TCLinks, written as a Mininet user would; run by netem_vs_mininet.py.
 
-Needs the Python that Debian's `mininet` belongs to (/usr/bin/python3) and nothing of the testbed. Reads a JSON list of
-links on stdin's first line, each ``{"delay": "200us", "bw": Mb/s, "loss": percent}`` (any of them; the rest is TCLink's
-defaults), numbered from the first argument on: link k has the addresses 10.76.k.1 and .2. Writes
+Needs the Python of Debian's `mininet` package (/usr/bin/python3) and no testbed code. Reads a JSON list of links from
+the first line of stdin, each ``{"delay": "200us", "bw": Mb/s, "loss": percent}`` (all optional; otherwise TCLink's
+defaults), numbered from the first argument: link k has the addresses 10.76.k.1 and .2. Writes
 ``{"pids", "build_s"}``, keeps the network until stdin ends, then writes ``{"remove_s"}``.
 """
 
@@ -19,7 +19,7 @@ def main():
     wanted = json.loads(sys.stdin.readline())
     first = int(sys.argv[1])
     setLogLevel("error")
-    Mininet.inited = True  # else it raises limits of the whole host (mininet.util.fixLimits)
+    Mininet.inited = True  # otherwise Mininet raises limits of the whole host (mininet.util.fixLimits)
     began = time.perf_counter()
     net = Mininet(controller=None, build=False)
     try:

@@ -1,14 +1,15 @@
-"""The testbed's netem against Mininet's TCLink, both against a bare cable, on one kernel: Debian's User-Mode Linux.
+"""The testbed's netem and Mininet's TCLink compared with a bare cable, on one kernel: Debian's User-Mode Linux.
 
-All paths join the same two hosts (Mininet's), so that one program probes them all in turn. TCLink gets the same delay,
-loss and rate and keeps its defaults otherwise: netem on both ends of one cable, a limit of 1000 packets, HTB with a
-burst of 15 kB where there is a rate, offloads as they are.
+All paths join the same two hosts (Mininet's), so that one program probes all of them in turn. TCLink has the same
+delay, loss and rate and otherwise its defaults: netem on both ends of one cable, a limit of 1000 packets, HTB with a
+burst of 15 kB if there is a rate, unchanged offloads.
 
-The testbed's fiber is two cables with the plant between them; its error is against the same two with a redirect,
-Mininet's against one cable: each against its own path without delay. One CPU, so ratios only.
+The testbed's fiber is two cables with the plant between them. Each emulator is compared with its own path without
+delay: the testbed's with the same two cables and a redirect, Mininet's with one cable. The machine has one CPU, so only
+ratios are meaningful.
 
-Building: seconds of the testbed's engine for a lab of two sites with so many fibers (gateways, nodes, management,
-journal, netem), and of Mininet for two hosts with so many TCLinks.
+Build time: seconds of the testbed's engine for a lab of two sites with N fibers (gateways, nodes, management, journal,
+netem), and of Mininet for two hosts with N TCLinks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from testbed.host.emulators.netem import Netem
 BOUND_S = 600.0
 CABLE, REFERENCE = 0, 1
 OURS, THEIRS = 10, 40
-"""First path of each: the delays, then the losses, then the rate."""
+"""First path of each emulator: paths of the delays, then of the losses, then of the rate."""
 LOSSES = (1e-3, 1e-2)
 PACKETS, PPS = 100_000, 8_000
 RATE_BPS = 100e6
@@ -61,7 +62,7 @@ def as_tclink(it: Impairment) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def mininet(first: int, links: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A Mininet of two hosts while inside: ``pids`` and ``build_s``, and ``remove_s`` afterwards."""
+    """Run a Mininet of two hosts inside the block; yield ``pids`` and ``build_s``, and ``remove_s`` after it."""
     argv = [MININET_PYTHON, str(ROOT / "benchmarks" / "mininet_links.py"), str(first)]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin and child.stdout
@@ -71,12 +72,12 @@ def mininet(first: int, links: list[dict[str, Any]]) -> Iterator[dict[str, Any]]
         found = json.loads(child.stdout.readline())
         yield found
     finally:
-        said, _ = child.communicate(timeout=60)
-    found |= json.loads(said)
+        output, _ = child.communicate(timeout=60)
+    found |= json.loads(output)
 
 
 def accuracy(it: Bed, count: int) -> dict[str, Any]:
-    """One repeat: errors of the round trip of each path over its own path without delay."""
+    """Measure one repeat of RTT errors, each relative to its own path without delay."""
     numbers = range(len(DELAYS_S))
     found = it.round_trips([CABLE, REFERENCE, *(first + k for _, first in WAYS for k in numbers)], count, 0.006)
     base = {"netem": median(found[REFERENCE]), "mininet": median(found[CABLE])}
@@ -90,7 +91,7 @@ def accuracy(it: Bed, count: int) -> dict[str, Any]:
 
 
 def loaded(it: Bed, count: int) -> dict[str, Any]:
-    """One repeat: the fibers with a rate, at 80 % of it; what queues there is in the figure, on both alike."""
+    """Measure one repeat of the fibers with a rate at 80 % load; both results include queueing."""
     rows: dict[str, Any] = {}
     for way, first in WAYS:
         with it.load(first + RATED, RATE_BPS, fiberd_vs_veth.SHARE, 1.5 + count * 0.006) as load:
@@ -100,7 +101,7 @@ def loaded(it: Bed, count: int) -> dict[str, Any]:
 
 
 def bulk(it: Bed, flows: int, seconds: float) -> dict[str, float]:
-    """Gb/s of TCP: the bare cable, then the fibers of 200 us, then those with a rate."""
+    """Return the TCP throughput in Gb/s of the bare cable, the fibers of 200 us, and the fibers with a rate."""
     paths = {"cable": CABLE, **{way: first + BULK for way, first in WAYS}}
     paths |= {f"{way} rated": first + RATED for way, first in WAYS}
     return {
@@ -124,7 +125,7 @@ def building(quick: bool) -> dict[str, list[dict[str, float]]]:
 
 
 def inside(quick: bool) -> dict[str, Any]:
-    """What runs on the User-Mode kernel."""
+    """Measure; runs on the User-Mode kernel."""
     repeats, count, seconds = (1, 40, 1.0) if quick else (3, 150, 2.0)
     samples: dict[str, Any] = {"accuracy": [], "loaded": [], "tcp1": [], "tcp4": []}
     with mininet(THEIRS, [as_tclink(it) for it in POINTS]) as theirs, bed(tuple(theirs["pids"])) as it:
@@ -156,15 +157,15 @@ def inside(quick: bool) -> dict[str, Any]:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Boot the kernel and measure inside."""
+    """Boot the User-Mode kernel and measure inside it."""
     sys.path.insert(0, str(ROOT / "tests" / "netem_vm"))
-    import vm  # type: ignore[import-not-found]  # it is found once its folder is on the path
+    import vm  # type: ignore[import-not-found]  # importable once its folder is in sys.path
 
     with tempfile.TemporaryDirectory() as name:
         words = [sys.executable, "-m", "benchmarks.netem_vs_mininet", "--inside", "/mnt/out/result.json"]
-        status, said = vm.run(words + ["--quick"] * quick, Path(name), timeout_s=BOUND_S)
+        status, output = vm.run(words + ["--quick"] * quick, Path(name), timeout_s=BOUND_S)
         if status:
-            raise SystemExit(f"on the User-Mode kernel: status {status}: {said.strip()[-1500:]}")
+            raise SystemExit(f"on the User-Mode kernel: status {status}: {output.strip()[-1500:]}")
         result: dict[str, Any] = json.loads(Path(name, "result.json").read_text())
     return result
 
@@ -204,7 +205,7 @@ def table(result: dict[str, Any]) -> str:
     for count, built in samples["build"].items():
         cells = [spread([it[key] for it in built]) for key in ("netem", "mininet", "netem_remove", "mininet_remove")]
         lines.append(f"| {count} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"Inside: {result['guest']}; {result['repeats']} repeats."])
+    return "\n".join([*lines, "", f"Guest: {result['guest']}; {result['repeats']} repeats."])
 
 
 if __name__ == "__main__":

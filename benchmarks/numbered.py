@@ -1,11 +1,12 @@
-"""Numbered packets, and which of them arrived: `python numbered.py receive PORT` and `send ADDRESS PORT COUNT PPS`.
+"""Send numbered packets and count arrivals: `python numbered.py receive PORT` and `send ADDRESS PORT COUNT PPS`.
 
-Also a load that is even: `sink PORT` and `load ADDRESS PORT PPS SECONDS BYTES`, which prints packets a second as they
-came to. What it misses it does not catch up with: iperf3 does, in a flood that fills every queue.
+Also an even load: `sink PORT` and `load ADDRESS PORT PPS SECONDS BYTES`, which prints the achieved packets per second.
+After a stall it does not catch up, unlike iperf3, whose flood fills every queue.
 
-The receiver counts what is missing and in how many runs; it shares nothing with an emulator's own counters. Standard
-library only: it runs in any namespace. The receiver prints ``ready``, then ``{"received", "lost", "runs", "overrun"}``;
-``overrun`` are packets that found its socket full, which must be 0 for the rest to mean anything.
+The receiver counts missing packets and the runs that they form, independently of an emulator's own counters. Uses the
+standard library only, so it runs in any namespace. The receiver prints ``ready``, then
+``{"received", "lost", "runs", "overrun"}``; ``overrun`` counts packets dropped because its socket was full, and the
+other counts are valid only if it is 0.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-NUMBER = struct.Struct("!II")  # number, how many there are
+NUMBER = struct.Struct("!II")  # number, count
 PADDING = bytes(64)
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 BATCH = 25
-FAREWELLS = 40
+END_MARKS = 40
 SILENCE_S = 5.0
 PR_SET_TIMERSLACK = 29  # linux/prctl.h
 
 
 def receive(port: int) -> dict[str, int]:
-    """Everything until a farewell (a number that is the count), or ``SILENCE_S`` without a packet."""
+    """Receive until an end mark (number equal to the count), or ``SILENCE_S`` without a packet; return the counts."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inlet:
         inlet.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
         inlet.settimeout(20.0)
@@ -59,24 +60,24 @@ def receive(port: int) -> dict[str, int]:
 
 
 def send(address: str, port: int, count: int, pps: float) -> None:
-    """``count`` packets at ``pps``, in small batches, then the farewells."""
+    """Send ``count`` packets at ``pps``, in small batches, then the end marks."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outlet:
         due = time.monotonic()
         for first in range(0, count, BATCH):
-            due = max(due + BATCH / pps, time.monotonic() - 0.002)  # after a pause no flood to catch up
+            due = max(due + BATCH / pps, time.monotonic() - 0.002)  # do not catch up by a flood after a stall
             if (left := due - time.monotonic()) > 0:
                 time.sleep(left)
             for number in range(first, min(first + BATCH, count)):
                 outlet.sendto(NUMBER.pack(number, count) + PADDING, (address, port))
-        for _ in range(FAREWELLS):
+        for _ in range(END_MARKS):
             time.sleep(0.02)
             outlet.sendto(NUMBER.pack(count, count) + PADDING, (address, port))
 
 
 def load(address: str, port: int, pps: float, seconds: float, payload: int) -> float:
-    """Packets of ``payload`` bytes, each when due, at most 16 late ones at once; packets a second as it came to."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else each sleep lasts 50 us longer
-    os.nice(-10)  # what is measured is a loaded fiber, not how busy the machine is otherwise
+    """Send packets of ``payload`` bytes when due, at most 16 late ones at once; return the achieved rate in pps."""
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # otherwise each sleep lasts 50 us longer
+    os.nice(-10)  # the measurement is of a loaded fiber, not of a loaded machine
     content, sent = bytes(payload), 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outlet:
         due = began = time.monotonic()
@@ -91,11 +92,11 @@ def load(address: str, port: int, pps: float, seconds: float, payload: int) -> f
 
 
 def judged(found: dict[str, int], loss: float, burst: float = 0.0) -> dict[str, Any]:
-    """What arrived, against what was promised: ``loss``, in runs of ``burst`` packets on average (0: one by one).
+    """Evaluate arrivals against a configured ``loss`` in bursts of ``burst`` packets on average (0: independent).
 
-    The number of lost among n has the variance n P (1 - P) (1 + rho) / (1 - rho), rho being the correlation of
-    neighbours: 0 one by one, 1 - p - r in bursts. Taken as normal, which it is nearly where n P is 100 and more.
-    ``interval`` holds 99 % of all such counts, ``inside_1e6`` is false once in a million.
+    The number of lost packets among n has the variance n P (1 - P) (1 + rho) / (1 - rho), where rho is the correlation
+    of neighbours: 0 if independent, 1 - p - r in bursts. It is approximated as normal, which is close for n P of 100
+    and more. ``interval`` contains 99 % of all such counts; ``inside_1e6`` is false once in a million.
     """
     sent = found["received"] + found["lost"]
     correlation = 0.0

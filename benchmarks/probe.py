@@ -1,10 +1,9 @@
 """Round trips to several hosts in one interleaved run, to the nanosecond: `python probe.py COUNT GAP_S ADDRESS…`.
 
-ping(8) prints three digits, which is 100 us of 100 ms, and knows one target. This sends an ICMP echo to each address in
-turn, after random pauses so that nothing keeps step with anything, and takes the time of arrival from the kernel
-(SO_TIMESTAMPNS), so that neither Python nor a busy scheduler of the prober is measured; the answer comes from the other
-host's kernel. Standard library only: it runs in any namespace. Prints ``{address: [seconds, …]}``; lost probes are
-absent. Needs root.
+ping(8) prints three digits, a resolution of 100 us at 100 ms, and supports one target. This program sends an ICMP echo
+to each address in turn, after random pauses that avoid synchronisation. It takes the arrival time from the kernel
+(SO_TIMESTAMPNS), which excludes Python and scheduling of the prober; the other host's kernel sends the reply. Uses the
+standard library only, so it runs in any namespace. Prints ``{address: [seconds, …]}`` without lost probes. Needs root.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from collections.abc import Sequence
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h
 PATIENCE_S = 1.0
-HEADER = struct.Struct("!BBHHHI")  # type, code, checksum, identifier, sequence of ICMP; then a number of our own
+HEADER = struct.Struct("!BBHHHI")  # ICMP type, code, checksum, identifier, sequence; then the probe's number
 CONTENT = bytes(range(40))
 
 
 def checksum(data: bytes) -> int:
-    """Internet checksum (RFC 1071) of an even number of bytes."""
+    """Return the Internet checksum (RFC 1071) of an even number of bytes."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     total = (total & 0xFFFF) + (total >> 16)
     return ~(total + (total >> 16)) & 0xFFFF
 
 
 def request(identifier: int, number: int) -> bytes:
-    """An echo request; ``number`` counts all that are sent."""
+    """Return an echo request; ``number`` counts all requests sent."""
     words = (8, 0, 0, identifier, number & 0xFFFF, number)
     total = checksum(HEADER.pack(*words) + CONTENT)
     return HEADER.pack(8, 0, total, *words[3:]) + CONTENT
 
 
 def round_trips(targets: Sequence[str], count: int, gap_s: float, seed: int = 0) -> dict[str, list[float]]:
-    """``count`` round trips to each target, in seconds; ``gap_s`` is the mean pause between two probes."""
+    """Measure ``count`` round trips to each target, in seconds; ``gap_s`` is the mean pause between probes."""
     chance = random.Random(seed)
     found: dict[str, list[float]] = {target: [] for target in targets}
     sent: dict[int, tuple[str, int]] = {}

@@ -1,8 +1,8 @@
 """RTT over the second, unloaded fiber while four ranks train over the first, compared with the same lab idle.
 
-The question is whether the emulator keeps its delay while the ranks load the machine: so the probed fiber carries no
-other traffic, and the job keeps all cores busy. Interleaved: idle, training, idle, training… on one lab, by ping(8)
-between the two gateways. Needs root and torch.
+Tests whether the emulator keeps its delay while ranks load the machine: the probed fiber carries no other traffic, and
+the job keeps all cores busy. Interleaved: idle, training, idle, training… in one lab, measured by ping(8) between the
+two gateways. Needs root and torch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SHARES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
 def rtts_s(lab: Lab) -> list[float]:
-    """Sorted round trips over :data:`LINK`, in seconds."""
+    """Return sorted round trips over :data:`LINK`, in seconds."""
     link = lab.topology.link(LINK)
     here, there = (lab.topology.site(name) for name in link.between)
     target = Addressing(lab.topology).link_end(link, there.name)[0]
     words = ["ip", "netns", "exec", namespace_name(lab.name, here.gateway), "ping", "-n"]
     words += ["-i", str(INTERVAL_S), "-c", str(PROBES), "-I", LINK, str(target)]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
-    return sorted(float(ms) / 1e3 for ms in re.findall(r"time=([\d.]+) ms", said))
+    output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    return sorted(float(ms) / 1e3 for ms in re.findall(r"time=([\d.]+) ms", output))
 
 
 def percentiles(ordered: list[float]) -> dict[str, float]:
@@ -46,7 +46,7 @@ def end(job: Job) -> None:
     until = time.monotonic() + 15
     while not job.over():
         if time.monotonic() > until:
-            raise SystemExit("the job did not stop")
+            raise SystemExit("job did not stop within 15 s")
         time.sleep(0.05)
 
 
@@ -71,9 +71,9 @@ def table(result: dict[str, Any]) -> str:
     rate = median([it["steps_per_s"] for it in result["samples"]["training"]])
     lines += [
         "",
-        f"{LINK}: target {result['target_us']:.0f} us there and back; {result['repeats']} × {PROBES} probes each; "
-        f"emulator {result['scheduling']}; the job did {rate:.1f} steps a second meanwhile. Certificate before: "
-        f"error {result['error_us']:+.1f} us one way at the median (reach for 10).",
+        f"{LINK}: target {result['target_us']:.0f} us round trip; {result['repeats']} × {PROBES} probes each; "
+        f"emulator {result['scheduling']}; the job ran at {rate:.1f} steps/s meanwhile. Certificate before: "
+        f"error {result['error_us']:+.1f} us one way at the median (goal 10).",
     ]
     return "\n".join(lines)
 

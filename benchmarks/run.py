@@ -2,7 +2,7 @@
 few repeats (about five minutes) and keeps nothing.
 
 Samples are kept in build/benchmarks/results.json. At the end the tables of docs/performance.md are printed, each to be
-pasted between the marks of its name there; `--tables` prints those of the kept samples without measuring.
+pasted between the markers with its name there; `--tables` prints those of the kept samples without measuring.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def measure(name: str, quick: bool) -> dict[str, Any] | None:
 
 
 def print_tables(results: dict[str, Any]) -> None:
-    """Print the tables in Markdown, with the marks that surround them in docs/performance.md."""
+    """Print the tables in Markdown, with the markers that surround them in docs/performance.md."""
     for name, result in results.items():
         around = f"Load average (1 / 5 / 15 min) before: {result['load_before']}, after: {result['load_after']}."
         table = importlib.import_module(f"benchmarks.{name}").table(result)
