@@ -43,7 +43,7 @@ __attribute__((format(printf, 2, 3))) static void answer(struct control *control
         control->out_used += (size_t)written;
         return;
     }
-    /* Truncated: the line must end nevertheless, or the client would wait for the rest for ever. */
+    /* Truncated: the line must end nevertheless, or the client would wait for the rest indefinitely. */
     control->out_used += CONTROL_LINE_BYTES - 1;
     if (format[strlen(format) - 1] == '\n')
         control->out[control->out_used - 1] = '\n';
@@ -269,7 +269,7 @@ static void do_line(struct control *control, char *line) {
         answer(control, "error %.64s: no such command; there is add, set, flush, go, stats, ping\n", command);
 }
 
-/* ---- the socket ----------------------------------------------------------------------------------------------------- */
+/* ---- socket --------------------------------------------------------------------------------------------------------- */
 
 /* Execute the complete lines in `in` until an answer must be sent. False if there is no complete line. */
 static bool next_line(struct control *control) {

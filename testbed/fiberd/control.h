@@ -1,11 +1,12 @@
-/* The line protocol on stdin. One command a line; each answer ends with a line that begins with "ok" or "error".
+/* The line protocol on stdin: one command per line; each answer ends with a line that begins with "ok" or "error".
  *
- *   add NAME INGRESS EGRESS    a direction; only before `go`
+ *   add NAME INGRESS EGRESS    add a direction; only before `go`
  *   set NAME KEY=VALUE...      delay_ns, rate_bps (0: unlimited), queue_bytes (0: unlimited), loss (0..1), memory_bytes,
  *                              overhead_bytes, jitter_ns, distribution, correlation, jitter_reorders (0, 1), p, r, h, k,
  *                              corrupt, corrupt_survives (0, 1), duplicate, reorder, reorder_by_ns, largest_bytes (0: all);
- *                              all of the line or, after an error, nothing of it; keys not named stay as they are
- *   go                         begin to forward; answers "ok scheduling=... priority=... spin_us=..."
+ *                              atomic: after an error, no key is changed; keys not named keep their values
+ *   go                         start forwarding; answers "ok scheduling=... priority=... spin_us=..."
+ *   flush NAME                 drop all packets in flight in the direction
  *   stats                      one line "direction NAME KEY=VALUE..." per direction, then "ok"
  *   ping                       "ok"
  *

@@ -12,7 +12,7 @@ const uint32_t lateness_bounds_us[LATENESS_BOUNDS] = {1,    2,    5,     10,    
                                                       500,  1000, 2000,  5000,  10000, 20000, 50000,  100000};
 
 /* Below this rate a super-packet is sent in slices of at most SLICE_NS, so that it does not delay the packets behind it.
- * Above it, 64 KiB take little longer than that, and slicing would only cost CPU. */
+ * Above this rate, 64 KiB take little longer than SLICE_NS, and slicing would only cost CPU. */
 static const double SLICE_BELOW_BPS = 2.5e9;
 static const double SLICE_NS = 100e3;
 
@@ -119,7 +119,7 @@ static uint32_t wire_bytes_of(const struct fiber *fiber, const struct packet_sha
     return packet_l2_bytes(shape, first, last) + (last - first) * (uint32_t)fiber->impairment.overhead_bytes;
 }
 
-/* Requires room among the strays. */
+/* Requires strays_reserve(). */
 static void enqueue(struct fiber *fiber, struct frame *frame, uint32_t wire_bytes, uint64_t arrival, bool held) {
     uint64_t depart = arrival;
     if (fiber->impairment.rate_bps > 0) {
@@ -155,7 +155,7 @@ static uint32_t queue_room(const struct fiber *fiber, const struct packet_shape 
     const uint64_t room = limit > backlog ? limit - backlog : 0;
     if (wire_bytes_of(fiber, shape, first, last) <= room)
         return last - first;
-    return last - first == 1 ? 0 : (uint32_t)(room / wire_bytes_of(fiber, shape, 0, 1)); /* the first is no shorter than others */
+    return last - first == 1 ? 0 : (uint32_t)(room / wire_bytes_of(fiber, shape, 0, 1)); /* no segment is longer than the first */
 }
 
 /* Random impairments of the admitted segments; a bit is flipped in a single one only. */
@@ -163,8 +163,9 @@ struct fate {
     bool held, flipped, may_take;
 };
 
-/* Segments [first, last) of `whole` have survived: queue them, in pieces if need be. True when `whole` itself was taken, which only `may_take` allows.
- * Under jitter each segment goes by itself, for each has its own; without, a piece leaves as its segments would. */
+/* Queue segments [first, last) of `whole`, in pieces if necessary. Returns true if `whole` itself was queued, which only
+ * `may_take` allows. With jitter each segment is queued separately, because each has its own jitter;
+ * without jitter, a piece is timed as its segments would be. */
 static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_shape *shape, uint32_t first, uint32_t last,
                   uint64_t arrival, struct fate fate) {
     uint32_t piece = last - first;
@@ -225,7 +226,7 @@ static bool admit(struct fiber *fiber, struct frame *whole, const struct packet_
     return false;
 }
 
-/* Segment `first` gets a random impairment. True if the frame itself was taken. */
+/* Apply a random impairment to segment `first`. Returns true if the frame itself was queued. */
 static bool receive_hit(struct fiber *fiber, struct frame *frame, const struct packet_shape *shape, uint32_t first,
                         uint64_t arrival, const bool *hit) {
     const bool doubled = hit[CHANCE_DUPLICATE];

@@ -26,18 +26,18 @@ struct impairment {
     double rate_bps;       /* bits per second on the wire; 0: unlimited */
     uint64_t queue_bytes;  /* limit of the waiting wire bytes; 0: none */
     double loss;           /* probability per MTU segment; 0 where there is a chain */
-    uint64_t memory_bytes; /* hard limit of what all packets under way may occupy */
+    uint64_t memory_bytes; /* hard limit of memory for packets in flight */
     uint64_t overhead_bytes; /* of a segment on the wire beyond its frame */
     uint64_t jitter_ns;
     enum distribution distribution;
     double correlation; /* of the jitter, in the uniform domain */
     bool jitter_reorders;
-    double p, r, h, k; /* of the chain; p = 0: there is none */
+    double p, r, h, k; /* of the chain; p = 0: no chain */
     double corrupt;
     bool corrupt_survives;
     double duplicate, reorder;
     uint64_t reorder_by_ns;
-    uint64_t largest_bytes; /* of an IP packet that passes; 0: all do */
+    uint64_t largest_bytes; /* largest IP packet that passes; 0: all pass */
 };
 
 struct fiber_stats {
@@ -49,24 +49,24 @@ struct fiber_stats {
 
 struct fiber {
     char name[64];
-    size_t number; /* its place in the plant */
+    size_t number; /* index in the plant */
     struct port *ingress, *egress;
     struct impairment impairment;
     struct fiber_stats stats;
 
-    struct frame *head, **tail; /* under way, in order of due */
-    uint64_t tail_due;          /* of the last one in that list */
-    struct strays strays;       /* under way out of order */
+    struct frame *head, **tail; /* in flight, in order of due */
+    uint64_t tail_due;          /* of the last frame in that list */
+    struct strays strays;       /* in flight, out of order */
     uint64_t sequence;
     uint64_t packets_under_way;
     uint64_t memory_used;
-    uint64_t next_free;      /* when the transmitter has sent all that waits */
-    uint64_t last_due;       /* of the packet that came last: no later one may be due before it */
-    uint64_t down_at;        /* what arrived until then was in flight when an end went down */
+    uint64_t next_free;      /* when the transmitter has sent the whole queue */
+    uint64_t last_due;       /* of the last packet received: no later packet may be due before it */
+    uint64_t down_at;        /* packets that arrived until then were in flight when an end went down */
     struct chain loss, corrupt, duplicate, reorder;
     uint64_t jitter_random, bit_random;
-    double last_uniform[2];  /* what correlated jitter remembers; the second is paretonormal's normal part */
-    uint64_t retry_at;       /* egress was full: not before then */
+    double last_uniform[2];  /* state of correlated jitter; the second is paretonormal's normal part */
+    uint64_t retry_at;       /* egress was full: do not retry before then */
     unsigned retries;
 };
 
@@ -76,10 +76,10 @@ void fiber_init(struct fiber *fiber, const char *name, struct port *ingress, str
  * queued ones get the new rate and delay. */
 void fiber_set(struct fiber *fiber, const struct impairment *impairment, uint64_t now);
 
-/* A packet has arrived. Takes the frame. */
+/* Process a packet that has arrived. Takes ownership of the frame. */
 void fiber_receive(struct fiber *fiber, struct frame *frame, uint64_t arrival);
 
-/* When the first packet is due; UINT64_MAX if there is none. */
+/* Time at which the first packet is due; UINT64_MAX if there is none. */
 uint64_t fiber_next(const struct fiber *fiber);
 
 /* Merge out-of-order packets that are due at `now` into the list `head`, which then has all due packets. */
@@ -88,10 +88,10 @@ void fiber_merge(struct fiber *fiber, uint64_t now);
 /* Remove the first `count` frames, which were passed to the egress at `now`. */
 void fiber_sent(struct fiber *fiber, size_t count, uint64_t now);
 
-/* The first frame could not be sent. */
+/* Drop the first frame, which could not be sent. */
 void fiber_drop_head(struct fiber *fiber, enum drop_cause cause);
 
-/* An end went down at `now`: all packets in flight are lost. */
+/* Drop all packets in flight, because an end went down at `now`. */
 void fiber_down(struct fiber *fiber, uint64_t now);
 
 /* Wire bytes in the queue at `now`. */

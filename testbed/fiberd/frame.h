@@ -1,4 +1,4 @@
-/* Memory for packets in flight: a few size classes, recycled, given back when nothing is under way. */
+/* Memory for packets in flight: a few size classes, recycled, and returned to the kernel when no packet is in flight. */
 #ifndef FIBERD_FRAME_H
 #define FIBERD_FRAME_H
 
@@ -13,13 +13,13 @@ enum {
 
 struct frame {
     struct frame *next;
-    uint64_t depart;    /* when its last bit has left the queue and enters the fiber */
-    uint64_t due;       /* when it is to leave the fiber */
-    uint64_t sequence;  /* in which it came, within its direction */
-    int64_t extra_ns;   /* jitter and holding back: due is so much after depart + delay */
-    bool held;          /* held back by `reorder` */
+    uint64_t depart;    /* when its last bit leaves the queue and enters the fiber */
+    uint64_t due;       /* when it leaves the fiber */
+    uint64_t sequence;  /* order of arrival within its direction */
+    int64_t extra_ns;   /* jitter and reordering: due is this much after depart + delay */
+    bool held;          /* delayed by `reorder` */
     uint32_t length;    /* of the packet, virtio header included */
-    uint32_t segments;  /* MTU segments that it stands for */
+    uint32_t segments;  /* MTU segments that it represents */
     uint32_t l2_bytes;  /* packet_l2_bytes() of it */
     uint16_t start;     /* the packet begins at data + start */
     uint16_t size_class;
@@ -28,14 +28,14 @@ struct frame {
 
 static inline uint8_t *frame_packet(struct frame *frame) { return frame->data + frame->start; }
 
-/* A frame with room for `bytes` (headroom not included), start = 0; NULL when the machine has no memory. */
+/* Return a frame with room for `bytes` (headroom not included), start = 0; NULL if out of memory. */
 struct frame *frame_get(size_t bytes);
 void frame_put(struct frame *frame);
 
-/* Memory that a frame occupies: what the cap of a direction counts. */
+/* Memory occupied by a frame, counted against the limit of its direction. */
 size_t frame_cost(const struct frame *frame);
 
-/* Give unused memory back to the kernel. Cheap when there is none. */
+/* Return unused memory to the kernel. Cheap if there is none. */
 void frame_trim(void);
 
 #endif

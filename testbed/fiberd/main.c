@@ -82,7 +82,7 @@ static bool drop_privileges(void) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_capset, &header, data) == 0;
 }
 
-/* `go`: use real-time priority if permitted, else the lowest permitted nice value, and report which. */
+/* `go`: run at real-time priority if permitted, else at the lowest permitted nice value; report which. */
 static bool go(void *context, char *text, size_t bytes) {
     struct daemon *daemon = context;
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
@@ -111,7 +111,7 @@ static bool go(void *context, char *text, size_t bytes) {
     return true;
 }
 
-/* ---- the loop ------------------------------------------------------------------------------------------------------- */
+/* ---- main loop ------------------------------------------------------------------------------------------------------ */
 
 static struct timespec to_timespec(uint64_t ns) {
     return (struct timespec){.tv_sec = (time_t)(ns / NANOSECONDS), .tv_nsec = (long)(ns % NANOSECONDS)};
@@ -266,7 +266,7 @@ int main(int argc, char **argv) {
     read_options(&daemon, argc, argv);
 
     prctl(PR_SET_PDEATHSIG, SIGHUP, 0, 0, 0);
-    if (getppid() != daemon.parent) /* it died before the line above */
+    if (getppid() != daemon.parent) /* the parent died before the line above */
         return 1;
 
     sigset_t signals;
@@ -280,7 +280,7 @@ int main(int argc, char **argv) {
     daemon.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     daemon.signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (daemon.inet_fd < 0 || daemon.epoll_fd < 0 || daemon.signal_fd < 0)
-        die("cannot open what the loop needs");
+        die("cannot open the sockets of the main loop");
     watch(&daemon, EPOLL_CTL_ADD, daemon.signal_fd, EPOLLIN, SIGNAL_EVENT);
 
     daemon.control = (struct control){.fd = STDIN_FILENO, .plant = &daemon.plant, .go = go, .go_context = &daemon};
@@ -296,7 +296,7 @@ int main(int argc, char **argv) {
 
     const size_t refused = plant_take_down(&daemon.plant, daemon.inet_fd);
     if (refused > 0) {
-        fprintf(stderr, "fiberd: %zu ends would not go down\n", refused);
+        fprintf(stderr, "fiberd: cannot take %zu ends down\n", refused);
         return 1;
     }
     return 0;

@@ -39,14 +39,14 @@ static void put32(uint8_t *at, uint32_t value) {
     put16(at + 2, (uint16_t)value);
 }
 
-/* A ones'-complement sum after one of its 16-bit words has changed (RFC 1624, eqn. 3 before the final complement). */
+/* Return a ones'-complement sum after one of its 16-bit words changed (RFC 1624, eqn. 3 before the final complement). */
 static uint16_t sum_replace(uint16_t sum, uint16_t old_word, uint16_t new_word) {
     uint32_t wide = (uint32_t)sum + (uint16_t)~old_word + new_word;
     wide = (wide & 0xffff) + (wide >> 16);
     return (uint16_t)((wide & 0xffff) + (wide >> 16));
 }
 
-/* Fill in the offsets and sizes of a super-packet; false when its headers contradict each other. */
+/* Fill in the offsets and sizes of a super-packet; false if its headers contradict each other. */
 static bool describe_super_packet(const struct virtio_net_hdr *vnet, const uint8_t *frame, struct packet_shape *shape) {
     const uint32_t bytes = shape->frame_bytes;
     const unsigned kind = vnet->gso_type & ~VIRTIO_NET_HDR_GSO_ECN;
@@ -177,7 +177,7 @@ void packet_slice(const uint8_t *packet, const struct packet_shape *shape, uint3
         if (last < shape->segments)
             l4[13] &= (uint8_t)~TCP_FIN_PSH; /* these mark the end of a burst: set in its last segment only */
         if (first > 0)
-            l4[13] &= (uint8_t)~TCP_CWR; /* answers one congestion mark: only the first segment does (RFC 3168) */
+            l4[13] &= (uint8_t)~TCP_CWR; /* answers a congestion mark: set in the first segment only (RFC 3168) */
     }
     if (last - first == 1) {
         struct virtio_net_hdr vnet;
@@ -219,16 +219,16 @@ bool packet_complete_checksum(uint8_t *packet, size_t length) {
         const size_t at = (size_t)vnet.csum_start + vnet.csum_offset;
         if (at + 2 > bytes)
             return false;
-        uint64_t sum = 0; /* the field holds the pseudo header's, of whichever IP version */
+        uint64_t sum = 0; /* the field has the pseudo header's sum, for either IP version */
         for (size_t i = vnet.csum_start; i < bytes; i += 2)
             sum += i + 1 < bytes ? get16(frame + i) : (uint16_t)(frame[i] << 8);
         while (sum >> 16)
             sum = (sum & 0xffff) + (sum >> 16);
         const uint16_t checksum = (uint16_t)~sum;
-        /* In UDP 0 means that there is none (RFC 768); for the others the two are the same number. */
+        /* In UDP, 0 means no checksum (RFC 768); 0xffff is the same number in ones' complement. */
         put16(frame + at, checksum == 0 && vnet.csum_offset == UDP_CHECKSUM_AT ? 0xffff : checksum);
     }
-    memset(packet, 0, VNET_HEADER_BYTES); /* clears a flag that marks the checksum as verified, too */
+    memset(packet, 0, VNET_HEADER_BYTES); /* also clears the flag that marks the checksum as verified */
     return true;
 }
 

@@ -17,10 +17,10 @@ enum {
 };
 
 struct packet_shape {
-    uint32_t frame_bytes;    /* of the frame as it lies in memory */
-    uint32_t segments;       /* MTU segments that it stands for; 1 when it cannot be split */
+    uint32_t frame_bytes;    /* of the frame in memory */
+    uint32_t segments;       /* MTU segments that it represents; 1 if it cannot be split */
     uint32_t header_bytes;   /* Ethernet to L4 inclusive, repeated in each segment; 0 when segments is 1 */
-    uint32_t payload_bytes;  /* L4 payload of each segment but the last, which may be shorter; 0 when segments is 1 */
+    uint32_t payload_bytes;  /* L4 payload of each segment except a shorter last one; 0 when segments is 1 */
     uint32_t l3_offset;      /* of the IP header in the frame */
     uint32_t l4_offset;      /* of the TCP or UDP header in the frame */
     bool ipv4;
@@ -40,21 +40,21 @@ uint32_t packet_wire_bytes(const struct packet_shape *shape, uint32_t first, uin
 /* Length of the packet that packet_slice() writes for segments [first, last). */
 size_t packet_slice_length(const struct packet_shape *shape, uint32_t first, uint32_t last);
 
-/* Write segments [first, last) of `packet` to `out` as a packet of their own, a smaller super-packet or a plain one: IP length,
- * identification and checksum, TCP sequence number and flags, UDP length and the partial checksum are made right, as
- * the kernel's own segmentation does (net/ipv4/tcp_offload.c, udp_offload.c, af_inet.c). `shape` is packet_describe()'s
+/* Write segments [first, last) of `packet` to `out` as a separate packet: a smaller super-packet or a plain one. Updates IP
+ * length, identification and checksum, TCP sequence number and flags, UDP length and the partial checksum, as the
+ * kernel's own segmentation does (net/ipv4/tcp_offload.c, udp_offload.c, af_inet.c). `shape` is from packet_describe()
  * and has more than one segment; first < last <= segments; `out` has room for packet_slice_length(). */
 void packet_slice(const uint8_t *packet, const struct packet_shape *shape, uint32_t first, uint32_t last, uint8_t *out);
 
-/* Put back the VLAN tag that the kernel strips. `packet` has VLAN_TAG_BYTES of room in front of it; the packet begins there
- * afterwards. Returns the new beginning; the length grows by VLAN_TAG_BYTES. `length` must reach past both addresses. */
+/* Restore the VLAN tag that the kernel strips. `packet` has VLAN_TAG_BYTES of room in front of it, where the packet starts
+ * afterwards. Returns the new start; the length grows by VLAN_TAG_BYTES. `length` must include both addresses. */
 uint8_t *packet_restore_vlan(uint8_t *packet, size_t length, uint16_t tpid, uint16_t tci);
 
-/* Complete the checksum that the sender left to its interface, and have the receiver verify it, as on a real wire. Returns
- * false and changes nothing for a super-packet or inconsistent fields. */
+/* Complete the checksum that the sender offloaded to its interface, and make the receiver verify it, as on a real wire.
+ * Returns false and changes nothing for a super-packet or inconsistent fields. */
 bool packet_complete_checksum(uint8_t *packet, size_t length);
 
-/* Flip one bit of the Ethernet frame: `random` modulo their number. `length` reaches past the virtio header. */
+/* Flip one bit of the Ethernet frame: number `random` modulo the number of bits. `length` exceeds the virtio header. */
 void packet_flip_bit(uint8_t *packet, size_t length, uint64_t random);
 
 #endif

@@ -127,7 +127,7 @@ int plant_receive(struct plant *plant, size_t index) {
     return received;
 }
 
-/* Send what is due of one direction. */
+/* Send the due packets of one direction. */
 static void send_due(struct fiber *fiber) {
     uint64_t now = now_ns();
     while (fiber_next(fiber) <= now) {

@@ -27,13 +27,13 @@ void plant_set(struct plant *plant, struct fiber *fiber, const struct impairment
 /* Drop all packets in flight, counted as if an end had gone down; later packets are not affected. */
 void plant_flush(struct plant *plant, struct fiber *fiber);
 
-/* Read what has arrived at port number `index`. Returns how many packets. */
+/* Read packets that arrived at port number `index`. Returns their number. */
 int plant_receive(struct plant *plant, size_t index);
 
 /* Send all due packets. Returns when the next one is due (UINT64_MAX: none in flight). */
 uint64_t plant_send_due(struct plant *plant);
 
-/* Packets lost before they reached the direction, at its ingress. */
+/* Packets lost at the ingress, before they reached the direction. */
 uint64_t plant_receive_drops(const struct fiber *fiber);
 
 /* Take both ends of every fiber down. Returns the number of failures. */

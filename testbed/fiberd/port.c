@@ -27,7 +27,7 @@ static bool set_option(int fd, int level, int option, int value) {
     return setsockopt(fd, level, option, &value, sizeof value) == 0;
 }
 
-/* The first beyond net.core.*mem_max needs CAP_NET_ADMIN in the first user namespace; without it the limit applies. */
+/* `force` exceeds net.core.*mem_max, with CAP_NET_ADMIN in the initial user namespace; without it the limit applies. */
 static bool set_buffer(int fd, int force, int option, int bytes) {
     return set_option(fd, SOL_SOCKET, force, bytes) || set_option(fd, SOL_SOCKET, option, bytes);
 }
@@ -114,7 +114,7 @@ static struct control_data read_control(struct msghdr *message) {
     return found;
 }
 
-/* The received packet as a frame that the caller may keep; NULL when there is no memory. */
+/* Return the received packet as a frame owned by the caller; NULL if out of memory. */
 static struct frame *take_out(int slot, uint32_t length) {
     struct frame *full = staging[slot];
     struct frame *own = frame_get(length);
@@ -172,7 +172,7 @@ int port_receive(struct port *port, struct arrival arrivals[PORT_BATCH]) {
             port->receive_errors++;
             continue;
         }
-        const uint64_t age = wall_now - data.wall_ns; /* wraps when the clock was set back: then too old as well */
+        const uint64_t age = wall_now - data.wall_ns; /* wraps if the clock was set back, and then counts as too old */
         arrivals[kept].frame = frame;
         arrivals[kept].time = data.stamped && age <= TIMESTAMP_MAX_AGE_NS ? now - age : now;
         kept++;

@@ -19,8 +19,8 @@ struct port {
     int fd;
     struct fiber *outgoing;    /* the direction that begins here, or NULL */
     struct fiber *incoming;    /* the direction that ends here, or NULL */
-    uint64_t kernel_drops;     /* packets that found the socket's receive buffer full */
-    uint64_t receive_errors;   /* packets that the kernel could not hand over */
+    uint64_t kernel_drops;     /* packets dropped because the socket's receive buffer was full */
+    uint64_t receive_errors;   /* packets that the kernel could not deliver */
 };
 
 /* Open the socket, without receiving yet. On failure returns false with errno; *what names the failed call. */
@@ -30,18 +30,18 @@ bool port_open(struct port *port, const char *name, const char **what);
 bool port_start(struct port *port);
 
 struct arrival {
-    struct frame *frame; /* the caller's from now on */
+    struct frame *frame; /* owned by the caller */
     uint64_t time;       /* when the kernel received it */
 };
 
-/* Up to PORT_BATCH packets that have arrived. Returns their number, or -1 with errno: EAGAIN when there is none,
- * ENETDOWN when the interface has gone down since the last call. */
+/* Receive up to PORT_BATCH packets. Returns their number, or -1 with errno: EAGAIN if there is none, ENETDOWN if the
+ * interface went down since the last call. */
 int port_receive(struct port *port, struct arrival arrivals[PORT_BATCH]);
 
-/* Send the first `count` <= PORT_BATCH frames of the list `first`. Returns how many were taken, or -1 with errno. */
+/* Send the first `count` <= PORT_BATCH frames of the list `first`. Returns the number accepted, or -1 with errno. */
 int port_send(struct port *port, const struct frame *first, size_t count);
 
-/* Packets lost before they could be received, since port_open(). */
+/* Packets lost before reception since port_open(). */
 uint64_t port_receive_drops(struct port *port);
 
 /* Clear IFF_UP; `socket_fd` is any socket of the plant's namespace. False with errno. */

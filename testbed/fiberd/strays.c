@@ -42,7 +42,7 @@ struct frame *strays_pop(struct strays *strays) {
     strays->frames[0] = strays->frames[--strays->count];
     if (strays->count > 0) {
         sift_down(strays, 0);
-    } else { /* give back memory that a burst needed */
+    } else { /* return memory that a burst needed */
         free(strays->frames);
         *strays = (struct strays){0};
     }

@@ -14,10 +14,10 @@ struct strays {
 /* Whether `a` leaves before `b`: due earlier, or at the same time but received earlier. */
 bool strays_before(const struct frame *a, const struct frame *b);
 
-/* Make room for one more; false if out of memory. */
+/* Reserve room for one more; false if out of memory. */
 bool strays_reserve(struct strays *strays);
 void strays_push(struct strays *strays, struct frame *frame); /* after strays_reserve() */
-struct frame *strays_pop(struct strays *strays);              /* the first; there is one */
-void strays_order(struct strays *strays);                     /* after due of some has changed */
+struct frame *strays_pop(struct strays *strays);              /* the first; must not be empty */
+void strays_order(struct strays *strays);                     /* restore the order after due times changed */
 
 #endif
