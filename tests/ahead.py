@@ -1,7 +1,7 @@
 """Start long, light work when the test run begins, in parallel with the unit tests, which run first.
 
-Two cores have capacity for it as long as no test measures time. It finishes before the first test that does: tests that
-need its result wait for it. :data:`ORDER` is the order of the folders.
+Two cores have capacity for it while no test measures time. Tests that need its result wait for it, so it finishes
+before the first test that measures time. :data:`ORDER` is the order of the folders.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ORDER = ("unit", "netem_vm", "containerlab", "e2e", "netns")
-"""Folders of tests; others come last."""
+"""Order of test folders; others run last."""
 
 AHEAD = {"netem_vm/test_in_vm.py": "netem_vm/test_in_vm.py", "containerlab": "containerlab/test_image.py"}
-"""Where one of the first is asked for, the second is begun ahead: User-Mode Linux; docker's image of the agents."""
+"""Selected tests: the test file started ahead for them (User-Mode Linux; the agents' docker image)."""
 
 BOUND_S = 900.0
 
@@ -34,38 +34,38 @@ def order(items: list[pytest.Item]) -> None:
 
 
 class Ahead:
-    """The pytests that were begun ahead, each a process of its own with its words in a file."""
+    """The pytest processes started ahead, each with its output in a file."""
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
 
-    def begin(self, items: Iterable[pytest.Item], words: Path) -> None:
-        """Nothing is begun where no unit test fills the time."""
+    def begin(self, items: Iterable[pytest.Item], outputs: Path) -> None:
+        """Start the tests ahead if unit tests are selected, which fill the time meanwhile."""
         asked = {str(it.path.relative_to(HERE)) for it in items if it.path.is_relative_to(HERE)}
         if os.geteuid() != 0 or not any(it.startswith("unit/") for it in asked):
             return
         for wanted, what in AHEAD.items():
             if any(it.startswith(wanted) for it in asked):
-                said = words / what.replace("/", "-")
+                output = outputs / what.replace("/", "-")
                 argv = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "--color=no", str(HERE / what)]
-                # Else it would look like something that a test started and left behind.
+                # Otherwise the process would look like a leftover of a test.
                 environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_S")}
-                with said.open("wb") as log:
+                with output.open("wb") as log:
                     child = subprocess.Popen(
                         argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=HERE.parent,
                         env={**environment, "PYTEST_ADDOPTS": ""},
                     )  # fmt: skip
-                self._begun[what] = (child, said)
+                self._begun[what] = (child, output)
 
     def wait(self, what: str) -> tuple[int, str] | None:
-        """Its exit status and its words, when it has ended; None if it was not begun."""
+        """Wait for the end of a test file; return its exit status and output, or None if it was not started."""
         if what not in self._begun:
             return None
-        child, said = self._begun[what]
-        return child.wait(BOUND_S), said.read_text(errors="replace")
+        child, output = self._begun[what]
+        return child.wait(BOUND_S), output.read_text(errors="replace")
 
     def end(self) -> None:
-        """Whatever still runs ends as by Ctrl-C, or is killed."""
+        """End running processes as by Ctrl-C; kill those that remain."""
         for child, _ in self._begun.values():
             for number in (signal.SIGINT, signal.SIGKILL):
                 if child.poll() is None:

@@ -1,4 +1,4 @@
-"""Run the command line inside the test's process, on a library with fakes in place of host access."""
+"""Run the command line in the test's process, with fakes in place of host access."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
     """``cli("cut", "north")`` is ``testbed cut north``."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for stream in ("stdin", "stdout", "stderr"):
-        monkeypatch.setattr(f"sys.{stream}", getattr(sys, stream))  # main() puts its own there
+        monkeypatch.setattr(f"sys.{stream}", getattr(sys, stream))  # main() replaces them
     for name in ("TESTBED_LAB", "TESTBED_RUNS", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 
@@ -58,7 +58,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
 
 
 def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
-    """As if every direction had been measured ``error_s`` too slow over a bare path of 40 us."""
+    """Return a certificate with every direction measured ``error_s`` too slow, over a baseline of 40 us."""
 
     def sample(link: Link, name: str) -> DirectionSample:
         delays = [link.impairment(name).delay_s + 40e-6 + error_s] * 50
@@ -77,7 +77,7 @@ def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
 
 @dataclass
 class FakeLab:
-    """Remembers what it was asked."""
+    """Records its calls."""
 
     name: str = "fake"
     topology: Topology = field(default_factory=lambda: catalog.load_topology("metro-40km"))
@@ -122,7 +122,7 @@ class FakeLab:
     def status(self) -> api.LabStatus:
         link = api.LinkStatus("north", 40.0, {"east": False, "west": True}, "ok", ("f1",), {"north:west": 7}, 3)
         rank = api.RankStatus(0, "east-0", "east", "training", 12, 2.5)
-        # By name: what else a status tells is no matter of these tests.
+        # By name: these tests ignore the other fields of a status.
         known = {
             "name": self.name,
             "state": "degraded",
@@ -140,7 +140,7 @@ class FakeLab:
 
 @pytest.fixture
 def fake_lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
-    """The only lab up; ``asked`` begins with the name by which it was attached to."""
+    """Provide the only lab that is up; ``asked`` begins with the name used to attach."""
     lab = FakeLab()
     lab.certificate = certificate_of(lab.topology)
 
@@ -153,7 +153,7 @@ def fake_lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
 
 
 def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
-    """What ``api.run`` gives back, as far as words are made of it."""
+    """Return the result of ``api.run``, with the fields that the command line prints."""
     answer = SimpleNamespace(
         id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1.", lines=()
     )

@@ -1,4 +1,4 @@
-"""For every test: separate folders for state and runs, and a check that nothing is left behind."""
+"""Fixtures of every test: separate folders for state and runs, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import ahead  # noqa: E402
 import oracle  # noqa: E402
 
 MEASURED = ("netns", "netem_vm", "containerlab", "e2e")
-"""Folders of tests that measure time on two shared cores. What fails there is tried twice more, and pytest's closing
-line counts it as a rerun: noise passes then, a defect fails three times."""
+"""Folders of tests that measure time on two shared cores. A failed test is run up to twice more, and pytest's summary
+counts the reruns: noise passes then, a defect fails three times."""
 
-THOROUGH = "thorough: make test-thorough runs it; the ordinary tests show the same by less"
+THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The ordinary run stays below twenty minutes on two cores."""
+    """Skip thorough tests, mark reruns, order folders: an ordinary run takes under twenty minutes on two cores."""
     if not os.environ.get("TESTBED_THOROUGH"):
         for item in items:
             if item.get_closest_marker("thorough"):
@@ -40,35 +40,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
-        words = Path(tempfile.mkdtemp(prefix="testbed-ahead-"))
-        session.config.add_cleanup(lambda: shutil.rmtree(words, ignore_errors=True))
-        session.config.add_cleanup(ahead.AHEAD_OF_TESTS.end)  # the last one is done first
-        ahead.AHEAD_OF_TESTS.begin(session.items, words)
+        outputs = Path(tempfile.mkdtemp(prefix="testbed-ahead-"))
+        session.config.add_cleanup(lambda: shutil.rmtree(outputs, ignore_errors=True))
+        session.config.add_cleanup(ahead.AHEAD_OF_TESTS.end)  # cleanups run in reverse order
+        ahead.AHEAD_OF_TESTS.begin(session.items, outputs)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """$TESTBED_STATE and $TESTBED_RUNS of this module; at its end no process that was started under them lives.
+    """Set $TESTBED_STATE and $TESTBED_RUNS of a module; at its end check that no process started under them is left.
 
-    One for a module, not for a test: labs that are up for all tests of a module live there.
+    Scoped to the module, because it contains labs that are up for all tests of a module.
     """
-    folder = tmp_path_factory.mktemp("s")  # short: the path of a socket has 107 bytes (unix(7))
+    folder = tmp_path_factory.mktemp("s")  # short: the path of a socket has at most 107 bytes (unix(7))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESTBED_STATE", str(folder / "state"))
         patch.setenv("TESTBED_RUNS", str(folder / "runs"))
         patch.delenv("TESTBED_LAB", raising=False)
-        # Else a machine with docker would make containers in every test; tests/containerlab asks for them.
+        # Otherwise a machine with docker would use containers in every test; tests/containerlab requests them.
         patch.setenv("TESTBED_DRIVER", "netns")
-        # Keepers and commands are processes of their own: they must find what is tested here, not what is installed.
+        # Keepers and commands are separate processes: they must import the code under test, not an installed package.
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'agents'}")
         yield folder / "state"
-        oracle.until(lambda: not oracle.started_under(folder / "state"), 10.0, "a process was left behind")
+        oracle.until(lambda: not oracle.started_under(folder / "state"), 10.0, "all processes have ended")
         assert oracle.left_of_labs(folder / "state") == []
 
 
 @pytest.fixture
 def lab_name(state_folder: Path) -> Iterator[str]:
-    """An unused name for a lab; at the end of the test nothing carries its mark."""
+    """Provide an unused name for a lab; at the end of the test check that nothing of the lab is left."""
     name = oracle.unused_name()
     yield name
-    oracle.until(lambda: not oracle.left_behind(name, state_folder), 10.0, f"left of {name}")
+    oracle.until(lambda: not oracle.left_behind(name, state_folder), 10.0, f"nothing is left of {name}")

@@ -20,15 +20,15 @@ import oracle
 Picture = dict[str, Any]
 
 PASSING = {
-    # Timers of a bridge (ip-link(8)), which count all the time.
+    # Timers of a bridge (ip-link(8)), which run continuously.
     *("gc_timer", "hello_timer", "tcn_timer", "topology_change_timer", "message_age_timer", "forward_delay_timer"),
     "hold_timer",
     # Counters.
     *("carrier_changes", "carrier_up_count", "carrier_down_count"),
-    # Of netem: drawn anew with each change, so that two faults do not lose the same packets.
+    # netem's seed: drawn again at each change, so that two faults do not lose the same packets.
     "seed",
 }
-"""What changes by itself, or counts: left out wherever it is found."""
+"""Fields that change by themselves, such as timers and counters; omitted at any depth."""
 
 CGROUP_FILES = ("cpu.max", "cpu.weight", "cpu.shares", "cpu.cfs_quota_us", "cpuset.cpus", "memory.max", "freezer.state")
 
@@ -37,7 +37,7 @@ _FILTERS = ("filter show", "filter show ingress", "filter show egress")
 
 
 def picture(lab: str, *, nodes: Collection[str] = (), sysctls: bool = True) -> Picture:
-    """{"NODE: WHAT": value} of these namespaces of a lab, all by default. ``sysctls`` are a thousand files each."""
+    """Return {"NODE: WHAT": value} of some or all namespaces of a lab. ``sysctls`` are a thousand files each."""
     found: Picture = {}
     chosen = sorted(nodes or oracle.namespaces(lab))
     inside = _inside([oracle.netns(lab, node) for node in chosen])
@@ -51,7 +51,7 @@ def picture(lab: str, *, nodes: Collection[str] = (), sysctls: bool = True) -> P
 
 
 def at_rest(lab: str, nodes: Collection[str] = ()) -> Picture:
-    """A picture of a lab that has just come up, once the kernel has confirmed the addresses that it gives by itself."""
+    """Return the state of a lab that has just come up, after the kernel has confirmed its automatic addresses."""
     found: list[Picture] = [{}]
 
     def same() -> bool:
@@ -61,7 +61,7 @@ def at_rest(lab: str, nodes: Collection[str] = ()) -> Picture:
     try:
         oracle.until(same, 20.0, "")
     except AssertionError as error:
-        raise AssertionError(f"{lab} does not come to rest: {differences(found[-2], found[-1])}") from error
+        raise AssertionError(f"state of {lab} keeps changing: {differences(found[-2], found[-1])}") from error
     return found[-1]
 
 
@@ -78,13 +78,13 @@ def traffic_control(name: str, devices: Sequence[str]) -> Picture:
     asked = ["qdisc show", *(f"{it} dev {device}" for device in devices for it in _FILTERS)]
     return {
         "tc qdisc, filter": _answers(("tc",), name, asked),
-        # In words, for of some classes (tbf's) `tc -j` tells nothing that is JSON.
+        # As text, because the output of `tc -j` for some classes (tbf) is not JSON.
         "tc class": sorted(_batch(("tc", "-n", name), [f"class show dev {it}" for it in devices]).splitlines()),
     }
 
 
 def differences(before: Picture, after: Picture) -> list[str]:
-    """What is not the same, a line for each, with both values."""
+    """Return a line for each difference, with both values."""
     found = []
     for key in sorted(before.keys() | after.keys()):
         one, other = before.get(key), after.get(key)
@@ -100,7 +100,7 @@ def differences(before: Picture, after: Picture) -> list[str]:
 
 
 def _answers(program: tuple[str, ...], name: str, asked: Sequence[str]) -> list[Any]:
-    """Of `ip -j` or `tc -j` to all of ``asked``, by one process; to some questions they answer nothing at all."""
+    """Return the answers of one `ip -j` or `tc -j` process to ``asked``; some commands have no answer at all."""
     answers, rest, decoder = [], _batch((*program, "-n", name, "-j"), asked).lstrip(), json.JSONDecoder()
     while rest:
         answer, end = decoder.raw_decode(rest)
@@ -117,15 +117,15 @@ def _batch(program: Sequence[str], asked: Sequence[str]) -> str:
 
 
 def _sysctls() -> Iterator[tuple[str, str]]:
-    """All below /proc/sys/net, of the namespace that the calling thread is in."""
+    """Yield everything below /proc/sys/net, of the calling thread's network namespace."""
     for path in sorted(Path("/proc/sys/net").rglob("*")):
-        with contextlib.suppress(OSError):  # some can only be written
+        with contextlib.suppress(OSError):  # some are write-only
             if path.is_file():
                 yield str(path), path.read_text()
 
 
 def _cgroup(pid: int) -> Iterator[str]:
-    """The control groups of a process and what they are set to (cgroups(7))."""
+    """Yield the control groups of a process and their settings (cgroups(7))."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             yield line
@@ -137,7 +137,7 @@ def _cgroup(pid: int) -> Iterator[str]:
 
 
 def _inside(names: list[str]) -> dict[str, list[int]]:
-    """Processes in each of these network namespaces, by one look at all."""
+    """Return the processes in each of these network namespaces, by one scan of /proc."""
     inodes = {Path("/run/netns", name).stat().st_ino: name for name in names}
     found: dict[str, list[int]] = {name: [] for name in names}
     for entry in Path("/proc").iterdir():
@@ -149,7 +149,7 @@ def _inside(names: list[str]) -> dict[str, list[int]]:
 
 
 def _plain(value: Any) -> Any:
-    """Without what passes by itself, and in an order of its own."""
+    """Return a value without :data:`PASSING` and with lists sorted."""
     if isinstance(value, dict):
         return {key: _plain(it) for key, it in value.items() if key not in PASSING}
     if isinstance(value, list):

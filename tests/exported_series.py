@@ -1,4 +1,4 @@
-"""All series that the keeper of an observed lab exports."""
+"""All series exported by the keeper of an observed lab."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SIGKILL at random moments of whole runs: ``testbed run`` of an experiment with a job and random faults.
 
-``python tests/random_kills.py --runs`` does any number of rounds; :func:`one_run` has the checks.
+``python tests/random_kills.py --runs`` runs any number of rounds; :func:`one_run` lists the checks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from random_kills import Left
 
 VICTIMS = ("orchestrator", "keeper", "both")
 UP_S = 5.0
-"""One kill in four happens while the lab comes up, within this time; the others after the job's first step."""
+"""One kill in four is during bring-up, within this time; the others follow the job's first step."""
 LONGEST_S = 8.0
 ENDS_S = 60.0
-"""A run whose keeper was killed ends by itself."""
+"""Time limit for a run whose keeper was killed to end by itself."""
 
 EXPERIMENT = """
 topology: metro-40km
@@ -41,12 +41,12 @@ schedule:
 
 
 def one_run(name: str, seed: int, state: Path) -> str:
-    """One kill of a run and all that is looked at after it. Raises Left.
+    """Kill one run and check what remains. Raises Left.
 
-    - A run whose keeper was killed says so, ends with status 3 and has taken its lab down. After the orchestrator's
-      death `heal` and `down` do what they do for any lab.
+    - A run whose keeper was killed reports that, ends with status 3, and has taken its lab down. After the
+      orchestrator's death, `heal` and `down` work as for any lab.
     - No process, namespace, mount, folder, temporary file or control group is left.
-    - The run directory has at least what ranks had committed before the kill, and `testbed report` shows it.
+    - The run directory has at least the steps committed before the kill, and `testbed report` shows them.
     """
     chance = random.Random(f"run {seed}")
     victim, early = chance.choice(VICTIMS), chance.random() < 0.25
@@ -75,7 +75,7 @@ def _run(name: str, seed: int, state: Path, folder: Path, victim: str, early: bo
         began = time.monotonic()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(moment_s)
-        since = "the beginning" if early else "the job's first step"
+        since = "the start" if early else "the job's first step"
         what = f"seed {seed}: {victim} killed {time.monotonic() - began:.2f} s after {since}"
         if child.poll() is not None:
             raise Left(f"{what}: the run had ended by itself: {child.communicate()[0][-1000:]}")
@@ -96,19 +96,19 @@ def _run(name: str, seed: int, state: Path, folder: Path, victim: str, early: bo
 
 def _ends_by_itself(child: subprocess.Popen[str], what: str) -> None:
     try:
-        said, _ = child.communicate(timeout=ENDS_S)
+        output, _ = child.communicate(timeout=ENDS_S)
     except subprocess.TimeoutExpired:
-        raise Left(f"{what}: the run goes on without its keeper") from None
-    if child.returncode != 3 or "Traceback" in said:
-        raise Left(f"{what}: the run ended with {child.returncode}: {said[-2000:]}")
+        raise Left(f"{what}: the run continues without its keeper") from None
+    if child.returncode != 3 or "Traceback" in output:
+        raise Left(f"{what}: the run ended with status {child.returncode}: {output[-2000:]}")
 
 
 def nothing_is_left(name: str, state: Path, temporary: Path, what: str) -> None:
-    """What the lab's own mark does not tell."""
+    """Check for leftovers that do not carry the lab's name."""
     with contextlib.suppress(AssertionError):
         oracle.until(lambda: not oracle.started_under(state), 5.0, "all processes are gone")
     left = oracle.started_under(state)
-    # torch keeps a folder of compiled code for each user, whatever it is imported for.
+    # torch creates a folder of compiled code for each user on import.
     left += [f"file {path}" for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     left += [f"file {path}" for path in state.glob("*") if path.name not in ("labs", "certification.lock")]
     left += [f"file {path}" for path in state.glob("labs/*")]
@@ -122,7 +122,7 @@ def _verdict(run: Path) -> str:
 
 
 def committed_in(run: Path) -> int:
-    """The step that all ranks had ended in the newest attempt, as their records say."""
+    """Return the last step that all ranks completed in the newest attempt, by their records."""
     ranks = [_records(path) for path in sorted(run.glob("ranks/rank-?.jsonl"))]
     begins = [it for records in ranks for it in records if it["kind"] == "job"]
     if len(ranks) < 4 or not begins:
@@ -137,21 +137,21 @@ def committed_in(run: Path) -> int:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    """Whole lines: one may be being written right now."""
+    """Return the complete lines; the last one may be unfinished."""
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def _report(run: Path, steps: int, environment: dict[str, str], what: str, by_itself: bool) -> None:
-    """``by_itself``: it has ended with status 3, and its own report must say so, as must the one that is made again."""
-    if by_itself and (said := _verdict(run)) != "unknown":
-        raise Left(f"{what}: the status was 3, and the report says {said}")
+    """Check a run's report. ``by_itself``: the run ended with status 3, and its own and a new report must agree."""
+    if by_itself and (verdict := _verdict(run)) != "unknown":
+        raise Left(f"{what}: expected verdict unknown for status 3, got {verdict}")
     for path in ("report.json", "index.html", "report.md"):
         (run / path).unlink(missing_ok=True)
     done = random_kills.testbed("report", str(run), environment=environment)
     if done.returncode not in (0, 1, 3) or "Traceback" in done.stderr or not (run / "index.html").exists():
-        raise Left(f"{what}: report ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise Left(f"{what}: report ended with status {done.returncode}: {done.stderr[-2000:]}")
     report = json.loads((run / "report.json").read_text())
     if report["verdict"] == "pass" or (by_itself and report["verdict"] != "unknown"):
-        raise Left(f"{what}: a run that was killed has come to {report['verdict']}")
+        raise Left(f"{what}: verdict of a killed run is {report['verdict']}")
     if report["training"]["steps_committed"] < steps:
         raise Left(f"{what}: {steps} steps had been committed, the report has {report['training']['steps_committed']}")

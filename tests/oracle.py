@@ -37,7 +37,7 @@ _numbers = itertools.count(1)
 
 
 def unused_name() -> str:
-    """A name for a lab that no other test, in this run of pytest or another one, has."""
+    """Return a lab name that is unique across tests and concurrent pytest runs."""
     return f"t{os.getpid()}-{next(_numbers)}"
 
 
@@ -45,7 +45,7 @@ def unused_name() -> str:
 
 
 def run(*argv: str | Path, timeout_s: float = 30.0, check: bool = True) -> str:
-    """stdout of a program; its words are in the failure."""
+    """Run a program and return its stdout; a failure includes its output."""
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=timeout_s)
     assert not check or done.returncode == 0, f"{argv}: status {done.returncode}: {done.stderr}{done.stdout}"
     return done.stdout
@@ -67,19 +67,19 @@ def netns(lab: str, node: str) -> str:
 
 
 def namespaces(lab: str) -> set[str]:
-    """Nodes of a lab that have a network namespace."""
+    """Return the nodes of a lab that have a network namespace."""
     folder, prefix = Path("/run/netns"), f"tb.{lab}."
     there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return {name.removeprefix(prefix) for name in there if name.startswith(prefix)}
 
 
 def ip(name: str, *words: str) -> list[dict[str, Any]]:
-    """`ip -j` in the network namespace ``name``."""
+    """Return the output of `ip -j` in the network namespace ``name``."""
     return json.loads(run("ip", "-n", name, "-j", *words) or "[]")
 
 
 def addresses(name: str, interface: str) -> dict[str, str]:
-    """{"inet": …, "inet6": …} of an interface, link-local left out."""
+    """Return {"inet": …, "inet6": …} of an interface, without link-local addresses."""
     (link,) = ip(name, "addr", "show", "dev", interface)
     return {it["family"]: it["local"] for it in link["addr_info"] if it["scope"] == "global"}
 
@@ -90,7 +90,7 @@ def no_carrier(name: str, interface: str) -> bool:
 
 
 def inside(name: str, work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread of its own that has entered the network namespace ``name``."""
+    """Run ``work`` in a separate thread inside the network namespace ``name``; return its result."""
     found: list[T] = []
     trouble: list[BaseException] = []
 
@@ -113,10 +113,10 @@ def inside(name: str, work: Callable[[], T]) -> T:
 
 
 class CarrierWatch:
-    """Polls IFF_RUNNING (netdevice(7)) of interfaces every millisecond; :meth:`changes` tells when each changed.
+    """Poll IFF_RUNNING (netdevice(7)) of interfaces every millisecond; :attr:`changes` has the times of changes.
 
-    IFF_RUNNING follows the kernel's link watch as routes and programs do; the driver's own bit would
-    hide that its events can be late by a second.
+    IFF_RUNNING follows the kernel's link watch, as routes and programs do; the driver's own bit would hide that its
+    events can be late by a second.
     """
 
     def __init__(self, places: Mapping[str, tuple[str, str]]) -> None:
@@ -146,17 +146,17 @@ class CarrierWatch:
         return bool(struct.unpack_from("H", answer, 16)[0] & IFF_RUNNING)
 
     def wait(self, up: bool, bound_s: float) -> dict[str, float]:
-        """When each carrier became ``up`` last; waits until all of them are."""
+        """Wait until every carrier is ``up`` (or down); return the time of each carrier's last change."""
         until(lambda: set(self._latest(up)) == set(self._sockets), bound_s, f"all carriers {up}")
         return self._latest(up)
 
     @property
     def changes(self) -> list[tuple[float, str, bool]]:
-        """(time, label, up) of every change, what each was at first included."""
+        """Return (time, label, up) of every change, including the initial states."""
         return list(self._seen)
 
     def _latest(self, up: bool) -> dict[str, float]:
-        """Those whose last change was to ``up``, and its time."""
+        """Return the carriers whose last change was to ``up``, with its time."""
         last = {label: (t, state) for t, label, state in list(self._seen)}
         return {label: t for label, (t, state) in last.items() if state is up}
 
@@ -174,7 +174,7 @@ class CarrierWatch:
 
 
 def used_cpu(pid: int, over_s: float) -> float:
-    """CPUs that a process uses, by proc_pid_stat(5)."""
+    """Return the CPUs used by a process over an interval, from proc_pid_stat(5)."""
 
     def ticks() -> int:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -186,14 +186,14 @@ def used_cpu(pid: int, over_s: float) -> float:
 
 
 def ping(name: str, address: str, *, count: int = 1, interval_s: float = 0.01, wait_s: float = 1.0) -> list[float]:
-    """Round-trip times in seconds of those that were answered."""
+    """Return the round-trip times of answered pings in seconds."""
     argv = ["ip", "netns", "exec", name, "ping", "-n", "-c", str(count), "-i", str(interval_s), "-W", str(wait_s)]
-    said = run(*argv, address, check=False, timeout_s=30 + count * (interval_s + wait_s))
-    return [float(ms) / 1000 for ms in re.findall(r"time=([\d.]+) ms", said)]
+    output = run(*argv, address, check=False, timeout_s=30 + count * (interval_s + wait_s))
+    return [float(ms) / 1000 for ms in re.findall(r"time=([\d.]+) ms", output)]
 
 
 def pings(wanted: Mapping[str, tuple[str, str]], *, count: int, interval_s: float) -> dict[str, list[float]]:
-    """:func:`ping` of several (network namespace, address) at the same time."""
+    """Run :func:`ping` for several (network namespace, address) pairs in parallel."""
     found: dict[str, list[float]] = {}
 
     def one(label: str, name: str, address: str) -> None:
@@ -209,7 +209,7 @@ def pings(wanted: Mapping[str, tuple[str, str]], *, count: int, interval_s: floa
 
 @contextlib.contextmanager
 def zero_delay_path(prefix: str) -> Iterator[tuple[str, str]]:
-    """(network namespace, address of the other end): two namespaces joined over a third by a `tc` redirect."""
+    """Yield (network namespace, address of the other end) of two namespaces joined over a third by a `tc` redirect."""
     a, middle, b = (f"{prefix}-{part}" for part in ("a", "mid", "b"))
     try:
         for name in (a, middle, b):
@@ -232,7 +232,7 @@ def zero_delay_path(prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def iperf3(client: str, server: str, address: str, *, seconds: float = 1.0) -> dict[str, Any]:
-    """The `end` of iperf3's own JSON report of one TCP flow from ``client`` to ``server``."""
+    """Return the `end` section of iperf3's JSON report of one TCP flow from ``client`` to ``server``."""
     enter = ("ip", "netns", "exec")
     listening = subprocess.Popen(
         [*enter, server, "iperf3", "-s", "-1", "--forceflush"],
@@ -245,17 +245,17 @@ def iperf3(client: str, server: str, address: str, *, seconds: float = 1.0) -> d
         for line in listening.stdout:
             if "listening" in line:
                 break
-        said = run(*enter, client, "iperf3", "-c", address, "-t", str(seconds), "-J", timeout_s=30 + seconds)
-        return json.loads(said)["end"]
+        output = run(*enter, client, "iperf3", "-c", address, "-t", str(seconds), "-J", timeout_s=30 + seconds)
+        return json.loads(output)["end"]
     finally:
         listening.kill()
         listening.communicate()
 
 
 class Stream:
-    """A TCP connection from one namespace to another that says something every millisecond, for as long as it lives.
+    """A TCP connection between two namespaces that sends a message every millisecond inside the ``with`` block.
 
-    ``arrivals`` are the times at which the receiver got something. Use as a context manager.
+    ``arrivals`` has the times at which the receiver got data.
     """
 
     def __init__(self, sender: str, receiver: str, address: str, interval_s: float = 0.001) -> None:
@@ -295,7 +295,7 @@ class Stream:
         self._receiver.close()
 
     def gap_s(self, begin: float, end: float) -> float:
-        """The longest silence between ``begin`` and ``end``, as the receiver heard it."""
+        """Return the longest gap between arrivals from ``begin`` to ``end``."""
         times = [t for t in list(self.arrivals) if begin <= t <= end]
         return max(b - a for a, b in zip([begin, *times], [*times, end], strict=True))
 
@@ -333,7 +333,7 @@ class Stream:
             whole += data
             while len(whole) >= 8:
                 if struct.unpack_from("=Q", whole)[0] != self.received:
-                    self.broken = f"message {self.received} came as {whole[:8]!r}"
+                    self.broken = f"expected message {self.received}, got {whole[:8]!r}"
                     return
                 self.received += 1
                 whole = whole[8:]
@@ -342,9 +342,9 @@ class Stream:
 def udp_super_packets(
     sender: str, receiver: str, address: str, *, packets: int, segments: int, size: int, pause_s: float
 ) -> list[int]:
-    """Send ``packets`` super-packets of ``segments`` UDP datagrams each; numbers of the datagrams that arrived.
+    """Send ``packets`` super-packets of ``segments`` UDP datagrams each; return the numbers of arrived datagrams.
 
-    One send with UDP_SEGMENT is one packet to the stack and to what forwards it, and ``segments`` on a real wire.
+    One send with UDP_SEGMENT is one packet to the stack and to forwarders, and ``segments`` packets on a real wire.
     """
 
     def bound(where: str) -> socket.socket:
@@ -373,11 +373,11 @@ def udp_super_packets(
     return arrived
 
 
-# ---- processes, and what is left
+# ---- processes and leftovers
 
 
 def processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
-    """(pid, command line, environment) of every process but this one."""
+    """Yield (pid, command line, environment) of every process except this one."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
@@ -387,7 +387,7 @@ def processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
 
 
 def working_in(folder: Path) -> list[int]:
-    """Processes that work in this folder or below it, also when it is gone: a lab's Prometheus does."""
+    """Return processes whose working directory is at or below a folder, even a deleted one, as a lab's Prometheus."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -408,25 +408,25 @@ def emulator_pids(lab: str) -> list[int]:
 
 
 def agent_pids(state: Path) -> list[int]:
-    """The fork server and the ranks of all labs below ``state``."""
+    """Return the fork servers and ranks of all labs below ``state``."""
     return [pid for pid, words, environment in processes() if "testbed_agents.fork_server" in words
             and environment.get("TESTBED_STATE") == str(state)]  # fmt: skip
 
 
 def kill(pids: Sequence[int]) -> None:
-    """SIGKILL, of processes that a test started."""
+    """Send SIGKILL to processes that a test started."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def inside_pids(name: str) -> list[int]:
-    """Processes in a named network namespace."""
+    """Return the processes in a named network namespace."""
     return [int(pid) for pid in run("ip", "netns", "pids", name).split()]
 
 
 def started_under(state: Path) -> list[str]:
-    """Processes that were started with this $TESTBED_STATE, by whoever."""
+    """Return all processes started with this $TESTBED_STATE."""
     return [
         f"process {pid}: {' '.join(words)}"
         for pid, words, environment in processes()
@@ -435,7 +435,7 @@ def started_under(state: Path) -> list[str]:
 
 
 def left_behind(lab: str, state: Path) -> list[str]:
-    """Everything that carries the mark of a lab: namespaces, mounts, processes, its folder."""
+    """Return everything that carries the name of a lab: namespaces, mounts, processes, its folder."""
     mark, folder = f"tb.{lab}.", str(state / "labs" / lab)
     found = [f"namespace {mark}{node}" for node in sorted(namespaces(lab))]
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -451,7 +451,7 @@ def left_behind(lab: str, state: Path) -> list[str]:
 
 
 def left_of_labs(state: Path) -> list[str]:
-    """What is left of any lab whose state was below ``state``."""
+    """Return the leftovers of all labs whose state was below ``state``."""
     labs = state / "labs"
     names = sorted(path.name for path in labs.iterdir()) if labs.is_dir() else []
     return [it for name in names for it in left_behind(name, state)]

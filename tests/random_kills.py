@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/random_kills.py --count 100 --seed 1        # as root; a few rounds are among the ordinary tests
+    python tests/random_kills.py --count 100 --seed 1        # as root; ordinary tests run a few rounds
     python tests/random_kills.py --runs --count 30           # of `testbed run` with a job: tests/killed_runs.py
 
 Each round starts an orchestrator (a process that brings a lab up and injects and heals faults at random) and kills the
@@ -37,7 +37,7 @@ import oracle
 LINKS = ("north", "south")
 VICTIMS = ("orchestrator", "keeper", "emulator", "all")
 LONGEST_S = 4.0
-"""A round's moment lies anywhere in this time: `up` without agents takes half of it."""
+"""Latest moment of a kill: `up` without agents takes half of this time."""
 
 CHAOS = """
 import random, sys
@@ -53,21 +53,21 @@ FAULTS = [
     ("gateway-down", "east", {}), ("power-loss", "west", {}), ("management-partition", "east", {}),
     ("mtu-black-hole", "north", {}),
 ]
-standing = []
+active = []
 while True:
-    if standing and chance.random() < 0.45:
-        standing.pop(chance.randrange(len(standing))).heal()
+    if active and chance.random() < 0.45:
+        active.pop(chance.randrange(len(active))).heal()
     else:
         fault, target, parameters = chance.choice(FAULTS)
         for_s = chance.choice([None, 0.2, 1.0])
-        made = lab.inject(fault, target, for_s=for_s, **parameters)
+        injected = lab.inject(fault, target, for_s=for_s, **parameters)
         if for_s is None:
-            standing.append(made)
+            active.append(injected)
 """
 
 
 class Left(AssertionError):
-    """Something was left over, or in a wrong state."""
+    """A leftover, or something in a wrong state."""
 
 
 def testbed(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ def testbed(*words: str, environment: dict[str, str]) -> subprocess.CompletedPro
 
 
 def one_round(name: str, seed: int, state: Path) -> str:
-    """One kill and all that is looked at after it; what was killed, and when. Raises Left."""
+    """Kill once and check what remains; return what was killed, and when. Raises Left."""
     chance = random.Random(seed)
     environment = {**os.environ, "TESTBED_STATE": str(state), "TESTBED_DRIVER": "netns"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path[:3])
@@ -107,22 +107,22 @@ def one_round(name: str, seed: int, state: Path) -> str:
 
 
 def after(name: str, state: Path, environment: dict[str, str], what: str) -> None:
-    """What a user finds, and what is left when he has taken the lab down."""
+    """Check what a user finds after the kill, and what is left after `down`."""
     folder = state / "labs" / name
-    with contextlib.suppress(AssertionError):  # a keeper whose builder was killed takes its lab down by itself
+    with contextlib.suppress(AssertionError):  # a keeper takes its lab down if the process that builds it was killed
         oracle.until(lambda: not folder.exists() or _state(folder) in ("up", "kept"), 5.0, "the lab is up or gone")
     if _state(folder) == "up":
         healed = testbed("heal", "-l", name, environment=environment)
         if healed.returncode not in (0, 3):
-            raise Left(f"{what}: heal ended with {healed.returncode}: {healed.stderr}")
+            raise Left(f"{what}: heal ended with status {healed.returncode}: {healed.stderr}")
         status = testbed("status", "-l", name, "--json", environment=environment)
         if folder.exists() and status.returncode == 0:
-            standing = [fault for link in json.loads(status.stdout)["links"] for fault in link["faults"]]
-            if standing:
-                raise Left(f"{what}: faults {standing} stand after heal")
+            active = [fault for link in json.loads(status.stdout)["links"] for fault in link["faults"]]
+            if active:
+                raise Left(f"{what}: faults still active after heal: {active}")
         emulated = bool(oracle.emulator_pids(name)) and bool(oracle.keeper_pids(name, state))
 
-        def lit() -> set[bool]:
+        def carriers() -> set[bool]:
             return {
                 not oracle.no_carrier(oracle.netns(name, gateway), link)
                 for gateway in ("east-gw", "west-gw")
@@ -130,14 +130,14 @@ def after(name: str, state: Path, environment: dict[str, str], what: str) -> Non
             }
 
         try:
-            oracle.until(lambda: lit() == {emulated}, 5.0, "")
+            oracle.until(lambda: carriers() == {emulated}, 5.0, "")
         except AssertionError:
             raise Left(
-                f"{what}: ports are lit: {lit()}, where the fibers are {'' if emulated else 'not '}emulated"
+                f"{what}: carriers are {carriers()}, while the fibers are {'' if emulated else 'not '}emulated"
             ) from None
     down = testbed("down", name, environment=environment)
     if down.returncode != 0:
-        raise Left(f"{what}: down ended with {down.returncode}: {down.stderr}")
+        raise Left(f"{what}: down ended with status {down.returncode}: {down.stderr}")
     if left := oracle.left_behind(name, state):
         raise Left(f"{what}: left behind: {left}")
 
@@ -167,11 +167,11 @@ def main() -> int:
     for number in range(asked.count):
         try:
             print(round_of(f"kills{os.getpid()}", asked.seed * 1_000_000 + number, state), flush=True)
-        except AssertionError as left:  # Left, of this module or as killed_runs has imported it
-            print(f"{left}\nwhat is left can be looked at: TESTBED_STATE={state}", file=sys.stderr)
+        except AssertionError as left:  # Left of this module, or of the copy imported by killed_runs
+            print(f"{left}\nthe state is kept for inspection: TESTBED_STATE={state}", file=sys.stderr)
             return 1
     shutil.rmtree(state)
-    print(f"{asked.count} kills: nothing was left over, no port in a wrong state")
+    print(f"{asked.count} kills: no leftovers, no port in a wrong state")
     return 0
 
 

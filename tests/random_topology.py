@@ -29,7 +29,7 @@ def link_between(name: str, between: tuple[str, str], km: float) -> Link:
 
 @st.composite
 def topologies(draw: st.DrawFn, most_nodes: int = 1, connected: bool = False) -> Topology:
-    """Few different lengths, so that equally long ways are common: that is where routing goes wrong."""
+    """Draw from few lengths, so that paths of equal length are common: routing errors are likely there."""
     count = draw(st.integers(2, 8))
     sites = tuple(Site(f"s{number}", draw(st.integers(1, most_nodes)), "") for number in range(count))
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]

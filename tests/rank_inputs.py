@@ -1,4 +1,4 @@
-"""The whole input of a rank in a case of a validation, as bytes."""
+"""Whole input of a rank in a validation case, as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank programs as processes on the loopback interface, and the expected answers, computed without them."""
+"""Rank programs as processes on the loopback interface, and their expected answers, computed independently."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import numpy as np
 
 REPOSITORY = Path(__file__).parents[1]
 PYTHON_PATH = f"{REPOSITORY}:{REPOSITORY / 'agents'}"
-ANSWER_S = 60.0  # a bound, never waited for: an import of torch takes seconds on a busy machine
+ANSWER_S = 60.0  # a limit only: an import of torch takes seconds on a busy machine
 
 Answer = dict[str, Any]
 
 
 class RankProcess:
-    """One rank program."""
+    """A rank program as a process."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -74,7 +74,7 @@ class RankProcess:
 
 
 class Ranks:
-    """All ranks of a world, each on an address of its own: 127.0.0.2 and on."""
+    """All ranks of a world, each on its own address from 127.0.0.2."""
 
     def __init__(self, program: Sequence[str], size: int, folder: Path) -> None:
         self._argv = [sys.executable, *program]
@@ -109,7 +109,7 @@ class Ranks:
     def ask(
         self, operation: Mapping[str, Any], ranks: Sequence[int] | None = None, within_s: float = ANSWER_S
     ) -> list[Answer]:
-        """One operation of ``ranks`` (all), and their answers."""
+        """Run one operation on ``ranks`` (default: all) and return their answers."""
         asked = [self.ranks[rank] for rank in (range(self.size) if ranks is None else ranks)]
         for rank in asked:
             rank.tell(json.dumps(operation))
@@ -144,7 +144,7 @@ def started(program: Sequence[str], size: int, folder: Path) -> Iterator[Ranks]:
 
 
 def free_port(addresses: Sequence[str]) -> int:
-    """One that is free on every address: all ranks of the ring listen on the same."""
+    """Return a port that is free on every address: all ranks of the ring listen on the same port."""
     while True:
         with contextlib.ExitStack() as sockets:
             port = 0
@@ -160,7 +160,7 @@ def free_port(addresses: Sequence[str]) -> int:
 
 
 def element(element_type: str, index: int, rank: int, call: int, seed: int) -> float:
-    """An input's element as docs/validate.md defines it, in Python's integers and fractions of two."""
+    """Return an input element as defined in docs/validate.md, in Python's integers and binary fractions."""
     z = seed * 0x9E3779B97F4A7C15 + call * 0xD1B54A32D192ED03 + rank * 0xA0761D6478BD642F + index * 0xE7037ED1A0B428DB
     z %= 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -188,7 +188,7 @@ def vector(element_type: str, count: int, rank: int, call: int, seed: int = 5) -
 
 
 def decoded(element_type: str, raw: bytes) -> Any:
-    """An output as int64 or float64."""
+    """Return an output as int64 or float64."""
     if element_type == "bfloat16":
         return np.frombuffer(raw, "<u2").astype("<u4").__lshift__(16).view("<f4").astype(np.float64)
     numbers = np.frombuffer(raw, np.dtype(element_type).newbyteorder("<"))
@@ -198,7 +198,7 @@ def decoded(element_type: str, raw: bytes) -> Any:
 FLOATS_AND_INTEGERS = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 PRECISION = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-"""Half of the distance from 1 to the next number: an addition's relative error at most."""
+"""Half the distance from 1 to the next number: the largest relative error of an addition."""
 
 
 def reduced(vectors: Sequence[Any], reduction: str) -> Any:
@@ -209,5 +209,5 @@ def reduced(vectors: Sequence[Any], reduction: str) -> Any:
 
 
 def slack(element_type: str, size: int) -> float:
-    """How far a sum of ``size`` numbers in [-1, 1) may be off: as many roundings, of sums no larger than ``size``."""
+    """Return the largest error of a sum of ``size`` numbers in [-1, 1): ``size`` roundings of sums up to ``size``."""
     return 0.0 if element_type.startswith("int") else size * size * PRECISION[element_type]

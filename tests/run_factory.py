@@ -33,7 +33,7 @@ SHARES = [0.02, 0.07, 0.21, 0.33, 0.25, 0.085, 0.022, 0.008, 0.003, 0.0015, 0.00
 
 
 def step_begins(steps: int = STEPS) -> list[float]:
-    """When step 1, 2, … began, and at the end of the list when the last one ended."""
+    """Return the start times of steps 1, 2, …, followed by the end of the last step."""
     times = [BEGAN_T + 0.02]
     for step in range(1, steps + 1):
         times.append(times[-1] + STEP_S + (STALL_S if step == CUT_STEP else 0.0))
@@ -41,7 +41,7 @@ def step_begins(steps: int = STEPS) -> list[float]:
 
 
 def cut_t() -> float:
-    """The cut comes in the middle of step CUT_STEP."""
+    """Return the time of the cut, in the middle of step CUT_STEP."""
     return step_begins()[CUT_STEP - 1] + 0.05
 
 
@@ -53,9 +53,9 @@ def make_run(
     uncertified: bool = False,
     emulator: str = "fiberd",
 ) -> Path:
-    """Write the whole run directory to ``path``; ``steps`` fewer than STEPS is a job that ended early.
+    """Write a complete run directory to ``path``; with fewer than STEPS ``steps``, the job ended early.
 
-    With netem as the ``emulator`` no packet's lateness is known, as it keeps no times.
+    With netem as ``emulator``, lateness is unknown, because netem does not time packets.
     """
     (path / "ranks").mkdir(parents=True)
     times = step_begins(steps)
@@ -215,7 +215,7 @@ def _events(ended_t: float, cut: bool) -> list[dict]:
 
 
 def _metrics(times: list[float], ended_t: float, timed: bool = True) -> list[dict]:
-    """A sample each second; each committed step moves 1.5 x the gradient each way, over south while north is cut."""
+    """Return a sample per second; each step moves 1.5 x the gradient each way, over south while north is cut."""
     wobble = random.Random(7)
     lines: list[dict] = []
     moved = dict.fromkeys(LINKS, 0.0)

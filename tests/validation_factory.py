@@ -99,7 +99,7 @@ def library(name: str = "torch-gloo", **fields: object) -> LibraryResult:
 
 
 def broken() -> LibraryResult:
-    """Wrong without an error, in a case and under a fault."""
+    """Return a library with wrong results without an error, in a case and under a fault."""
     first, *others = cases()
     bad = dataclasses.replace(
         first,
