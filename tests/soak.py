@@ -40,11 +40,11 @@ BOUNDS_S = {"up": 180.0, "training": 180.0, "healed": 240.0, "stopped": 60.0, "r
 
 
 class Hung(AssertionError):
-    """The orchestrator did not get on."""
+    """The orchestrator made no progress within its time limit."""
 
 
 class Orchestrator:
-    """``tests/soak_job.py`` as a process; what it says goes into ``said``."""
+    """``tests/soak_job.py`` as a process; its messages go into ``said``."""
 
     def __init__(self, folder: Path, name: str, seed: int, seconds: float, environment: dict[str, str]) -> None:
         argv = [sys.executable, str(TESTS / "soak_job.py"), str(folder), name, str(seed), str(seconds)]
@@ -64,15 +64,15 @@ class Orchestrator:
         self._lines.put(None)
 
     def until(self, what: str, bound_s: float) -> dict[str, Any]:
-        """Wait for its word. Raises Hung."""
+        """Wait for a message. Raises Hung."""
         deadline = time.monotonic() + bound_s
         while True:
             try:
                 word = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise Hung(f"it did not say '{what}' within {bound_s:g} s") from None
+                raise Hung(f"orchestrator did not report '{what}' within {bound_s:g} s") from None
             if word is None:
-                raise Hung(f"it ended before '{what}': {self.errors.read_text()[-2000:]}")
+                raise Hung(f"orchestrator ended before '{what}': {self.errors.read_text()[-2000:]}")
             self.said.append(word)
             if word["said"] == what:
                 return word
@@ -84,7 +84,7 @@ class Orchestrator:
 
 
 class Watch:
-    """Samples in a thread until stopped. ``phase`` is written beside each."""
+    """Sample in a thread until stopped; each sample has the current ``phase``."""
 
     def __init__(self, lab: str, state: Path, orchestrator: int) -> None:
         self._lab, self._state, self._orchestrator = lab, state, orchestrator
@@ -138,7 +138,7 @@ class Watch:
         }
 
     def _processes(self) -> Iterator[tuple[str, psutil.Process]]:
-        """(role, process) of all that are ours; zombies have lost it, and are known by their parent."""
+        """Yield (role, process) of the soak's processes; zombies have no environment and are known by their parent."""
         marked = {}
         for pid, words, environment in oracle.processes():
             if environment.get("TESTBED_STATE") == str(self._state):
@@ -191,7 +191,7 @@ def main() -> int:
     try:
         _follow(orchestrator, watch, name, asked.seconds, found)
     except Hung as error:
-        print(f"{error}\nwhat there is lies in {folder}", file=sys.stderr)
+        print(f"{error}\nfiles are kept in {folder}", file=sys.stderr)
         return 1
     finally:
         watch.stop()
@@ -217,7 +217,7 @@ def main() -> int:
     (asked.out / "soak.md").write_text(summary(found, verdicts))
     print(summary(found, verdicts))
     if not all(it.good for it in verdicts):
-        print(f"what there is lies in {folder}", file=sys.stderr)
+        print(f"files are kept in {folder}", file=sys.stderr)
         return 1
     shutil.rmtree(folder)
     return 0
@@ -238,7 +238,7 @@ def _follow(orchestrator: Orchestrator, watch: Watch, name: str, seconds: float,
         return not left
 
     with contextlib.suppress(AssertionError):
-        oracle.until(same, 10.0, "all is as before")
+        oracle.until(same, 10.0, "state is as before")
     found["not_as_before"] = left
     watch.phase = "report"
     orchestrator.go_on()

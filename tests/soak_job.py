@@ -1,4 +1,4 @@
-"""The orchestrator of ``tests/soak.py``: a lab, a job without end, and random faults of every kind.
+"""Orchestrator of ``tests/soak.py``: a lab, an endless job, and random faults of every kind.
 
 ::
 
@@ -34,12 +34,12 @@ from testbed.lab.run.fault_player import FaultPlayer
 
 SEGMENT_S = 60.0
 QUIET_S = 14.0
-"""At the end of each segment nothing begins, so that a restart has the time to come back."""
+"""Time without new faults at the end of each segment, so that a restart can complete."""
 BETWEEN_S = 3.0
-"""Mean time between two faults that are drawn here; those of fibers come on top."""
+"""Mean time between two faults drawn here; faults of fibers are additional."""
 AHEAD_S = 0.5
 TRAINED_STEPS = 20
-"""After the last fault the job must go on for so long."""
+"""Steps that the job must complete after the last fault."""
 
 TOPOLOGY = """
 scale: 1000
@@ -57,19 +57,19 @@ links:
   brava-costa: {between: [brava, costa], via: [valley]}
   costa-alba:  {between: [costa, alba], via: [coast, bridge]}
 """
-"""Fibers so long that a step waits for them more than it computes: an hour of it leaves the machine to others too."""
+"""Fibers so long that a step waits more than it computes, which leaves CPU time to others during an hour."""
 
 LINKS = ("alba-brava", "brava-costa", "costa-alba")
 BARE = LINKS[1:]
-"""Those without a second path, whose ports go dark."""
-WAYS = ("brava-costa:brava", "brava-costa:costa", "costa-alba:alba", "costa-alba:costa")
+"""Links without a second path, whose ports lose their carriers."""
+DIRECTIONS = ("brava-costa:brava", "brava-costa:costa", "costa-alba:alba", "costa-alba:costa")
 SITES, NODES, RANKS = ("alba", "brava", "costa"), ("alba-0", "alba-1", "brava-0", "costa-0"), ("0", "1", "2", "3")
 
 FAULTS: tuple[tuple[int, str, tuple[str, ...], dict[str, str]], ...] = (
-    # weight, fault, targets, parameters; each lasts 0.2 to 3 s, or as long as it takes by itself
+    # weight, fault, targets, parameters; each lasts 0.2 to 3 s, or for its own duration
     (4, "cut", LINKS, {}),
-    (3, "cut", WAYS, {}),
-    (2, "cut", WAYS, {"carrier": "both"}),
+    (3, "cut", DIRECTIONS, {}),
+    (2, "cut", DIRECTIONS, {"carrier": "both"}),
     (2, "cut", BARE, {"carrier": "silent"}),
     (2, "cut", ("bridge", "motorway", "valley"), {}),
     (1, "cut", ("alba-brava",), {"path": "both"}),
@@ -81,7 +81,7 @@ FAULTS: tuple[tuple[int, str, tuple[str, ...], dict[str, str]], ...] = (
     (2, "jitter", LINKS, {}),
     (2, "rate-squeeze", LINKS, {}),
     (2, "corruption", LINKS, {"survives": "true"}),
-    (1, "mtu-black-hole", WAYS, {"largest": "1000B"}),
+    (1, "mtu-black-hole", DIRECTIONS, {"largest": "1000B"}),
     (2, "management-partition", SITES, {}),
     (1, "gateway-down", SITES, {}),
     (3, "rank-pause", RANKS, {}),
@@ -91,8 +91,8 @@ FAULTS: tuple[tuple[int, str, tuple[str, ...], dict[str, str]], ...] = (
     (1, "power-loss", ("grid-b", "grid-c"), {}),
     (1, "evacuation", SITES, {"warning": "500ms"}),
 )
-HELD_BACK = (2, "straggler", RANKS, {"cpu": "30%"})
-"""Drawn too where the kernel can do it, by control groups."""
+THROTTLED = (2, "straggler", RANKS, {"cpu": "30%"})
+"""Drawn too if the host supports control groups."""
 
 
 def say(what: str, **more: Any) -> None:
@@ -100,13 +100,13 @@ def say(what: str, **more: Any) -> None:
 
 
 def faults(chance: random.Random, until_s: float) -> list[dict[str, Any]]:
-    """Lines of a schedule up to ``until_s``."""
+    """Return lines of a schedule up to ``until_s``."""
     found, t = [], 0.0
-    kinds = (*FAULTS, HELD_BACK) if _has_control_groups() else FAULTS
+    kinds = (*FAULTS, THROTTLED) if _has_control_groups() else FAULTS
     while (t := t + chance.expovariate(1 / BETWEEN_S)) < until_s:
         ((_, fault, targets, parameters),) = chance.choices(kinds, [it[0] for it in kinds])
         line = {"at": f"{t:.3f}s", "inject": fault, "target": chance.choice(targets), "with": dict(parameters)}
-        if fault == "rank-kill":  # over at once, and kept away by its own parameter
+        if fault == "rank-kill":  # instantaneous; its own parameter delays the restart
             line["with"] = {"away": f"{chance.uniform(0.2, 2.0):.3f}s"}
         else:
             line["for"] = f"{chance.uniform(0.2, 3.0):.3f}s"
@@ -123,7 +123,7 @@ def _has_control_groups() -> bool:
 
 
 def segment(folder: Path, topology: str, seed: int, number: int) -> tuple[fault_schedule.Planned, ...]:
-    """What happens in a segment, as the testbed's own reader of experiments has it."""
+    """Return the planned faults of a segment, parsed by the testbed's own experiment reader."""
     until_s = SEGMENT_S - QUIET_S
     content = {
         "topology": topology,

@@ -1,4 +1,4 @@
-"""Evaluation of a soak's series (``tests/soak.py``): slopes, verdicts, summary. Pure except for one file of events."""
+"""Evaluation of a soak's series (``tests/soak.py``): slopes, verdicts, summary. Pure, except for reading events."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ OF_FIBERS = (
     *("cut", "flap", "latency-step", "brown-out", "impair", "jitter", "rate-squeeze", "corruption", "mtu-black-hole"),
     *("gateway-down", "management-partition"),
 )
-"""Faults that are in force with the answer of the kernel or the emulator; others end processes first."""
+"""Faults in force once the kernel or the emulator acknowledges; others end processes first."""
 
 GROWTH_MIB_PER_H = {"keeper": 24.0, "fiberd": 2.0, "orchestrator": 48.0, "fork server": 8.0, "rank": 24.0}
-"""What a process may grow by. Not nothing: keeper and orchestrator keep each fault and event of a lab's life on purpose
+"""Allowed growth by process. It is not zero: keeper and orchestrator keep each fault and event of a lab by design
 (``testbed status``, the report), some 300 faults and 5,000 events in ten minutes here; a rank's allocator settles."""
 GROWTH_FDS = 2.0
-"""Open descriptors that a process may have more at the end: some moments are within a question."""
-UNHEARD = 0.01
-"""Share of carrier changes: where the kernel's own thread waits for a core longer than a flap is dark, it tells of
-neither turn. What must not be is that nobody knows: the counts say it."""
+"""Allowed increase of open descriptors: a sample may fall within a request."""
+UNANNOUNCED = 0.01
+"""Allowed share of carrier changes without an event: if the kernel's own thread waits for a core longer than a flap
+lasts, it announces neither change. The counters still reveal them."""
 WARM_UP = 0.2
-"""Share of the time that is left out of slopes: caches fill, threads start."""
+"""Share of the time omitted from slopes, while caches fill and threads start."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Verdict:
 
 
 def slope_per_h(times_s: Sequence[float], values: Sequence[float]) -> float:
-    """The median of the slopes between all pairs (Theil and Sen): processes that are just being made do not move it."""
+    """Return the median slope of all pairs (Theil-Sen), which is robust against processes that are just starting."""
     points = list(zip(times_s, values, strict=True))
     slopes = [(y - x) / (u - t) for (t, x), (u, y) in itertools.combinations(points, 2) if u > t]
     return statistics.median(slopes) * 3600 if slopes else 0.0
 
 
 def of_role(samples: Sequence[dict[str, Any]], role: str, key: str) -> tuple[list[float], list[float]]:
-    """(times, values): of several processes of one role the mean."""
+    """Return (times, values) of a role; with several processes, values are means."""
     found = [(it["t"], [one[key] for one in it["roles"].get(role, ())]) for it in samples]
     return [t for t, values in found if values], [statistics.mean(values) for _, values in found if values]
 
 
 def growth(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each role, of the time of the faults without its beginning."""
+    """Return a line for each role, for the time under faults after warm-up."""
     faulty = [it for it in samples if it["phase"] == "faults"]
     settled = faulty[int(len(faulty) * WARM_UP) :]
     lines = []
@@ -78,12 +78,12 @@ def growth(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def judged(seconds: float, found: dict[str, Any]) -> list[Verdict]:
-    """``found``: what main() has gathered."""
+    """Return the verdicts of ``found``, the results collected by main()."""
     verdicts = []
-    # A slope of a few minutes is that of the warm-up.
+    # The slope of a few minutes would be that of the warm-up.
     for line in found["growth"] if seconds >= 600 else ():
         role, allowed = line["role"], GROWTH_MIB_PER_H[line["role"]]
-        grown = line["rss"]["per_h"]  # PSS moves with what others share
+        grown = line["rss"]["per_h"]  # PSS depends on what other processes share
         verdicts.append(Verdict(f"memory of {role}", f"{grown:+.1f} MiB/h", f"{allowed:+.0f} MiB/h", grown <= allowed))
     for line in found["growth"]:
         more = line["fds"]["last"] - line["fds"]["first"]
@@ -98,21 +98,21 @@ def judged(seconds: float, found: dict[str, Any]) -> list[Verdict]:
     verdicts.append(Verdict("other processes", f"{statistics.median(others)}", "0", statistics.median(others) == 0))
     zombies = [it["zombies"] for it in found["samples"]]
     lasting = max((min(zombies[at : at + 3]) for at in range(len(zombies))), default=0)
-    verdicts.append(Verdict("zombies that stay", str(lasting), "0", lasting == 0))
+    verdicts.append(Verdict("persistent zombies", str(lasting), "0", lasting == 0))
     checkers = {it["id"]: it["holds"] for it in found["report"]["checkers"]}
     for name in ("sums", "parameters", "updates"):
         verdicts.append(Verdict(f"checker {name}", str(checkers.get(name)).lower(), "true", checkers.get(name) is True))
     faults = found["faults"]
-    unheard = UNHEARD * faults["carriers"]
+    unannounced = UNANNOUNCED * faults["carriers"]
     verdicts += [
         Verdict("faults that failed", str(len(faults["failed"])), "0", not faults["failed"]),
-        Verdict("faults that began and did not end", str(faults["unended"]), "0", faults["unended"] == 0),
-        Verdict("carrier changes that the kernel counted and did not tell of", str(faults["missed"]), f"{unheard:.0f}",
-                faults["missed"] <= unheard),
+        Verdict("faults without an end", str(faults["unended"]), "0", faults["unended"] == 0),
+        Verdict("carrier changes counted but not announced by the kernel", str(faults["missed"]), f"{unannounced:.0f}",
+                faults["missed"] <= unannounced),
         Verdict("links, addresses, routes, qdiscs, sysctls after heal", _said(found["not_as_before"]), "as before",
                 not found["not_as_before"]),
         Verdict("left after down", _said(found["left"]), "nothing", not found["left"]),
-        Verdict("segments in which the job did not go on", str(found["stuck"]), "0", found["stuck"] == 0),
+        Verdict("segments without training progress", str(found["stuck"]), "0", found["stuck"] == 0),
     ]  # fmt: skip
     return verdicts
 
@@ -122,7 +122,7 @@ def _said(lines: Sequence[str]) -> str:
 
 
 def faults_of(run: Path) -> dict[str, Any]:
-    """What the run directory says of the faults."""
+    """Return the faults recorded in the run directory."""
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     began = [it for it in events if it["event"] == "fault-began"]
     ended = {it["fault"] for it in events if it["event"] == "fault-ended"}
@@ -144,7 +144,7 @@ def faults_of(run: Path) -> dict[str, Any]:
 
 
 def _kind(began: dict[str, Any]) -> str:
-    """A straggler is either asked to sleep or held back by its control group: two things to be undone."""
+    """Return the kind of a fault; a straggler either sleeps or is throttled by its control group: two kinds of undo."""
     return f"{began['type']} cpu" if began.get("phase", "").endswith(" CPU") else str(began["type"])
 
 
@@ -159,12 +159,12 @@ def _lateness(sorted_s: Sequence[float]) -> dict[str, float]:
 
 
 def summary(found: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """As Markdown."""
+    """Return the summary as Markdown."""
     report, faults = found["report"], found["faults"]
     loads = sorted(it["load"] for it in found["samples"])
     good = all(it.good for it in verdicts)
     lines = [
-        f"**{'Everything holds' if good else 'Not everything holds'}**: {found['seconds']:.0f} s under faults, seed"
+        f"**{'All checks passed' if good else 'Some checks failed'}**: {found['seconds']:.0f} s under faults, seed"
         f" {found['seed']}, {found['machine']}, {found['when']}.",
         "",
         f"{faults['began']} faults began and {faults['began'] - faults['unended']} ended:"
@@ -175,7 +175,7 @@ def summary(found: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
         f" {report['steps_lost']}. Causes of the ends of attempts:"
         f" {', '.join(f'{cause} {count}' for cause, count in report['causes'].items())}.",
         "",
-        "Scheduled faults, after the time that was planned: "
+        "Delay of scheduled faults after the planned time: "
         + "; ".join(
             f"{what} {it['median'] * 1e3:.2f} ms at the median, {it['p99'] * 1e3:.1f} ms at the 99th percentile,"
             f" {it['most'] * 1e3:.1f} ms at worst, {it['within_5_ms']:.1%} of {it['count']} within 5 ms"
@@ -184,18 +184,18 @@ def summary(found: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
         + ".",
         "",
         f"Load average over the time: {loads[0]:.1f} to {loads[-1]:.1f}, median {statistics.median(loads):.1f}; the"
-        " machine did other work as well.",
+        " machine was shared.",
         "",
         "| | measured | allowed | |",
         "|---|---|---|---|",
         *(f"| {it.what} | {it.measured} | {it.allowed} | {'ok' if it.good else '**no**'} |" for it in verdicts),
         "",
-        "| process | RSS in MiB: first, last, most | grows, MiB/h | PSS in MiB | descriptors | threads |",
+        "| process | RSS in MiB: first, last, maximum | growth, MiB/h | PSS in MiB | descriptors | threads |",
         "|---|---|---|---|---|---|",
         *(_row(line) for line in found["growth"]),
         "",
         f"Journal: {found['samples'][-1]['journal_bytes'] or found['journal_bytes']} bytes. Run directory:"
-        f" {found['run_bytes'] / MIB:.0f} MiB. Orchestrator at most, while it wrote the report:"
+        f" {found['run_bytes'] / MIB:.0f} MiB. Orchestrator's peak RSS while writing the report:"
         f" {found['report_rss'] / MIB:.0f} MiB.",
     ]
     return "\n".join(lines) + "\n"

@@ -39,14 +39,14 @@ def lab() -> Iterator[Lab]:
 
 
 class EmulatorContract(ImpairmentContract):
-    """Fixtures to give: ``start(lab, there, back) -> Emulator``, which is stopped at the end of the test.
+    """Requires the fixture ``start(lab, there, back) -> Emulator``, which stops the emulator at the end of the test.
 
-    What each impairment does to packets is the other half: ``impairment_contract.py``.
+    ``impairment_contract.py`` has the effects of each impairment on packets.
     """
 
     @pytest.fixture(autouse=True)
     def _lit(self, lab: Lab) -> None:
-        """The lab is shared: an emulator that was stopped has left its ends down."""
+        """Bring the ends up: the lab is shared, and a stopped emulator leaves its ends down."""
         self._light(lab, lab.ends(), "up")
         until(lambda: self._carrier(lab), 3, "both hosts see the carrier")
 
@@ -70,7 +70,7 @@ class EmulatorContract(ImpairmentContract):
         rate = 100e6
         start(lab, Impairment(delay_s=1e-3, rate_bps=rate, queue_bytes=400_000), Impairment(delay_s=1e-3))
         share = self._best_share(lab, rate, 0.85)
-        # A token bucket loses the time that a machine stalls; the rate itself is measured by its spacing elsewhere.
+        # A token bucket loses the time of a stall; the rate itself is measured by packet spacing elsewhere.
         assert 0.6 < share < 1.03, f"{share:.3f} of the ideal"
 
     def test_queue_is_bounded_in_bytes(self, lab: Lab, start: Start) -> None:
@@ -80,7 +80,7 @@ class EmulatorContract(ImpairmentContract):
         before = emulator.stats()[0]
         send_at_once = 200
         arrived = send(lab, send_at_once, pause_s=0.0)
-        # 0.5 s of silence would only come at the end: a datagram takes 12 ms at this rate.
+        # A gap of 0.5 s can only occur at the end: a datagram takes 12 ms at this rate.
         assert queued - 3 <= len(arrived) <= queued + 12
         assert arrived == sorted(arrived)
         after = emulator.stats()[0]
@@ -130,7 +130,7 @@ class EmulatorContract(ImpairmentContract):
         assert lab.rtts_s(20)[0] < 5e-3
 
     def test_a_flush_loses_what_is_under_way_and_nothing_else(self, lab: Lab, start: Start) -> None:
-        """200 datagrams within 0.1 s into a fiber of 0.4 s: all of the first 100 are under way when it is flushed."""
+        """200 datagrams within 0.1 s into a fiber of 0.4 s: all of the first 100 are in flight at the flush."""
         emulator = start(lab, Impairment(delay_s=0.4), NOTHING)
         lab.rtts_s(2)
         near, _ = lab.ends()
@@ -144,7 +144,7 @@ class EmulatorContract(ImpairmentContract):
 
         assert send(lab, 200, between=flush) == list(range(100, 200))
         assert lab.inside(lab.plant, "cat", downs) == before
-        assert lab.rtts_s(3, 0.01, "10.77.0.2", "-W", "3")[0] >= 0.4, "the fiber is as it was"
+        assert lab.rtts_s(3, 0.01, "10.77.0.2", "-W", "3")[0] >= 0.4, "the fiber is unchanged"
         after = emulator.stats()[0]
         assert after.packets >= counted.packets + 100 and after.bytes >= counted.bytes + 100 * 1400
         with pytest.raises(LabError):
@@ -181,8 +181,8 @@ class EmulatorContract(ImpairmentContract):
 
     @staticmethod
     def _best_share(lab: Lab, rate_bps: float, enough: float) -> float:
-        """Goodput of TCP over what the rate allows, without the first second's slow start. The best of three, if it
-        takes so many: whoever else uses the machine can only slow it down."""
+        """Return TCP goodput divided by the ideal at the rate, without the first second's slow start. Takes the best of
+        up to three measurements: other users of the machine can only slow it down."""
         best = 0.0
         for _ in range(3):
             goodput_bps = lab.iperf(1, "-O", "1")["sum_received"]["bits_per_second"]

@@ -1,4 +1,4 @@
-"""Contract of every emulator for each value of an Impairment; a part of emulator_contract.py.
+"""Contract of every emulator for each value of an Impairment; part of emulator_contract.py.
 
 Intervals are two-sided, with a false-alarm rate of one in a million runs. Jitter and reordering are in milliseconds,
 where the noise of a machine with one busy CPU is negligible.
@@ -70,15 +70,15 @@ def numbers(arrived: Sequence[Arrival]) -> list[int]:
 
 
 def spacing_s(arrived: Sequence[Arrival], window: int = 50) -> float:
-    """Time between arrivals: the median of the means over windows, so that a machine that stalls spoils one of them;
-    without the first window: a token bucket lets some pass at once."""
+    """Return the time between arrivals as the median of the means over windows, so that a stall affects one of them.
+    Omits the first window, in which a token bucket sends a burst."""
     ends = [arrived[it].at_s for it in range(window, len(arrived), window)]
     return statistics.median((later - earlier) / window for earlier, later in itertools.pairwise(ends))
 
 
 def begin(lab: Lab, start: Start, there: Impairment, back: Impairment = NOTHING) -> Emulator:
-    """An emulator that does ``there`` toward b and ``back`` toward a, over a link on which both hosts know each other
-    already: else the question for the neighbour may be lost, and a second's worth of packets with it."""
+    """Start an emulator with ``there`` toward b and ``back`` toward a, on a link with resolved neighbours. Otherwise
+    the neighbour request may be lost, and a second's worth of packets with it."""
     emulator = start(lab, NOTHING, NOTHING)
     lab.rtts_s(2)
     emulator.set({"l0:b": there, "l0:a": back})
@@ -86,10 +86,10 @@ def begin(lab: Lab, start: Start, there: Impairment, back: Impairment = NOTHING)
 
 
 class ImpairmentContract:
-    """Fixtures to give: ``lab``, and ``start(lab, there, back) -> Emulator``."""
+    """Requires the fixtures ``lab`` and ``start(lab, there, back) -> Emulator``."""
 
     lacks: ClassVar[frozenset[str]] = frozenset()
-    """What this emulator refuses by name, as users write it. It must not be a silent lack."""
+    """Parameters, by the names that users write, that this emulator lacks and must refuse explicitly."""
 
     # ---- overhead
 
@@ -102,7 +102,7 @@ class ImpairmentContract:
             arrived = probe(lab, 400, size=size, at_once=400, pause_s=0)
             assert numbers(arrived) == list(range(400))
             expected = (HEADERS_BYTES + size + overhead) * 8 / rate
-            assert spacing_s(arrived) == pytest.approx(expected, rel=0.03), f"{spacing_s(arrived)} s, not {expected}"
+            assert spacing_s(arrived) == pytest.approx(expected, rel=0.03), f"{spacing_s(arrived)} s"
 
         undisturbed(measured)
 
@@ -128,13 +128,13 @@ class ImpairmentContract:
             found = sorted((arrival.delay_s - bare) / jitter for arrival in arrived)
             expected = drawn(distribution, 100_000)
             noise = NOISE_S / jitter
-            # Without the outer twentieths, where a machine that stalls puts what it held up.
+            # Without the outer twentieths, where stalls of the machine appear.
             inner, as_drawn = (values[len(values) // 20 : -len(values) // 20] for values in (found, expected))
             mean, spread = statistics.fmean(as_drawn), statistics.pstdev(as_drawn)
             assert statistics.fmean(inner) == pytest.approx(mean, abs=Z * spread / math.sqrt(count) + noise)
             assert statistics.pstdev(inner) == pytest.approx(spread, rel=0.15)
             assert found[0] > expected[0] - noise
-            # Two-sample bound of Smirnov at 1e-6, and what the noise moves at the greatest density, which is pareto's.
+            # Smirnov's two-sample bound at 1e-6, plus the effect of noise at the greatest density, which is pareto's.
             assert distance(found, expected) < 2.69 / math.sqrt(count) + (0.12 if "pareto" in distribution else 0.05)
 
         undisturbed(measured)
@@ -190,7 +190,7 @@ class ImpairmentContract:
 
         undisturbed(measured)
 
-    # ---- holding back
+    # ---- reordering
 
     def test_reorder_holds_its_share_back_and_sends_nothing_early(self, lab: Lab, start: Start) -> None:
         delay, share, by, count = 3e-3, 0.05, 60e-3, 4000
@@ -301,7 +301,7 @@ class ImpairmentContract:
         arrived = probe(lab, count, at_once=20, pause_s=1e-3)
         lost = count - len(arrived)
         assert within_chance(lost, count, asked.mean_loss, 6.0), f"{lost} of {count}"
-        # A lost one is followed by another in a burst (3 of 4), or by chance: far from independence (0.19).
+        # A lost packet is followed by another in a burst (3 of 4), or by chance: far from independence (0.19).
         came = set(numbers(arrived))
         pairs = sum(1 for number in range(count - 1) if not {number, number + 1} & came)
         assert 0.3 < pairs / lost < 0.65
@@ -312,7 +312,7 @@ class ImpairmentContract:
         before = emulator.stats()[0].corrupted
         arrived = probe(lab, count, size=size, at_once=10, pause_s=1e-3, unchecked=True)
         wrong = [arrival for arrival in arrived if arrival.wrong_bits]
-        # Flips in the headers make a packet vanish, or leave no trace.
+        # A flip in the headers loses the packet, or leaves no trace.
         assert count - len(arrived) < count * corrupt * 0.12
         assert within_chance(len(wrong), count, corrupt * size / (size + HEADERS_BYTES)), f"{len(wrong)} flipped"
         single = [arrival.wrong_bits[0] for arrival in wrong if len(arrival.wrong_bits) == 1]
@@ -329,7 +329,7 @@ class ImpairmentContract:
         arrived = probe(lab, count, size=1400, at_once=10, pause_s=1e-3)
         assert not any(arrival.wrong_bits for arrival in arrived)
         seen = counter(lab, lab.b, "Udp", "InCsumErrors") - before
-        # What is flipped in the headers of Ethernet and IP never comes to UDP: 34 bytes of 1442.
+        # Flips in the Ethernet and IP headers, 34 bytes of 1442, never reach UDP.
         assert within_chance(seen, count, corrupt * 1408 / 1442), f"{seen} wrong checksums of {count}"
 
     def test_flips_are_of_segments_and_of_their_payload(self, lab: Lab, start: Start) -> None:
@@ -365,7 +365,7 @@ class ImpairmentContract:
 
     @pytest.mark.parametrize("lost_by", ["loss", "corrupt"])
     def test_what_is_lost_is_not_doubled(self, lab: Lab, start: Start, lost_by: str) -> None:
-        """Were it, a loss of 30 % would be one of 27 %: 7 standard deviations of so many packets."""
+        """Otherwise a loss of 30 % would measure as 27 %: 7 standard deviations at this packet count."""
         count, loss, share = 12000, 0.3, 0.1
         begin(lab, start, Impairment(**{lost_by: loss}, duplicate=share))  # type: ignore[arg-type]
         times = self._times(probe(lab, count, at_once=10, pause_s=1e-3), count)
@@ -450,13 +450,13 @@ class ImpairmentContract:
             with pytest.raises(LabError, match=rf"l0:b: {name}\b"):
                 start(lab, wrong, NOTHING)
             assert all(lab.is_up(end) for end in lab.ends()), f"{name}: the ends went down"
-        standing = run("tc", "-n", lab.plant, "qdisc", "show")
-        assert "netem" not in standing and "clsact" not in standing
+        qdiscs = run("tc", "-n", lab.plant, "qdisc", "show")
+        assert "netem" not in qdiscs and "clsact" not in qdiscs
 
     def test_a_refused_change_touches_nothing(self, lab: Lab, start: Start) -> None:
         emulator = begin(lab, start, Impairment(delay_s=3e-3))
         for name, wrong in IMPOSSIBLE.items():
-            # The other direction's is possible, and must not happen either.
+            # The change of the other direction is valid, and must not be applied either.
             with pytest.raises(LabError, match=rf"l0:b: {name}\b"):
                 emulator.set({"l0:a": Impairment(delay_s=50e-3), "l0:b": wrong})
         answered = lab.rtts_s(10)
@@ -483,7 +483,7 @@ class ImpairmentContract:
 
     @staticmethod
     def _times(arrived: Sequence[Arrival], count: int) -> list[int]:
-        """How often each number came."""
+        """Return how often each number arrived."""
         times = [0] * count
         for arrival in arrived:
             times[arrival.number] += 1
@@ -491,7 +491,7 @@ class ImpairmentContract:
 
     @staticmethod
     def _stream(lab: Lab, data: bytes) -> bytes:
-        """What b reads of what a writes into a TCP connection."""
+        """Write ``data`` into a TCP connection at a; return what b reads."""
         listening = lab.socket(lab.b, socket.AF_INET, socket.SOCK_STREAM)
         here = lab.socket(lab.a, socket.AF_INET, socket.SOCK_STREAM)
         with listening, here:

@@ -29,7 +29,7 @@ class LabContract:
         for link, target_s in zip(lab.certificate.links, (200e-6, 235e-6), strict=True):
             for direction in link.directions:
                 assert direction.measured is not None and direction.bare is not None, direction
-                assert direction.measured.min >= target_s, direction  # nothing is faster than its fiber
+                assert direction.measured.min >= target_s, direction  # no packet is faster than its fiber
                 assert direction.measured.min - direction.bare.min - target_s < 100e-6, direction
 
     def test_addresses_and_routes_are_those_of_the_plan(self, lab: Lab, inside: Inside) -> None:
@@ -80,12 +80,12 @@ class LabContract:
         (tmp_path / "who.py").write_text("import os, socket; print(os.environ['RANK'], socket.gethostname())\n")
         tmp_path.chmod(0o755)
         monkeypatch.chdir(tmp_path)
-        said: list[str] = []
-        assert lab.launch(["python3", "who.py"], directory=tmp_path, echo=said.append) == 0
-        assert sorted(said) == ["[rank 0] 0 east-0", "[rank 1] 1 west-0"]
+        lines: list[str] = []
+        assert lab.launch(["python3", "who.py"], directory=tmp_path, echo=lines.append) == 0
+        assert sorted(lines) == ["[rank 0] 0 east-0", "[rank 1] 1 west-0"]
 
     def test_a_node_waits_for_no_name_server(self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever the host's is: with one in 10.0.0.0/8 each name that is not in /etc/hosts would take 10 s."""
+        """With a host name server in 10.0.0.0/8, each name that is not in /etc/hosts would take 10 s."""
         monkeypatch.chdir(tmp_path)
         said: list[str] = []
         assert lab.launch(["grep", "^nameserver", "/etc/resolv.conf"], directory=tmp_path, echo=said.append) == 0
@@ -96,7 +96,7 @@ class LabContract:
         self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        mark = f"1{tmp_path.stat().st_ino}"  # a sleep that nobody else has
+        mark = f"1{tmp_path.stat().st_ino}"  # a unique sleep time
         script = f"import os, sys, time; sys.exit(7) if os.environ['RANK'] == '0' else time.sleep({mark})"
         assert lab.launch(["python3", "-c", script], directory=tmp_path) == 7
         oracle.until(lambda: not any(mark in " ".join(words) for _, words, _ in oracle.processes()), 10, "rank 1 ends")

@@ -1,4 +1,4 @@
-"""Numbered, timed datagrams through a fiber, and the intervals that random impairments allow: the oracles."""
+"""Oracles of emulator tests: numbered, timed datagrams through a fiber, and intervals of random impairments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fai
 
 @dataclass(frozen=True)
 class Arrival:
-    """A datagram as it came: its number, time on the way, when by the clock, and which of its bits were wrong."""
+    """A received datagram: number, one-way delay, wall-clock time of arrival, and flipped bits."""
 
     number: int
     delay_s: float
@@ -36,7 +36,7 @@ class Arrival:
 
 
 def datagram(number: int, size: int) -> bytes:
-    """Its number, then bytes that are different in every datagram."""
+    """Return a datagram: its number, then bytes that differ in every datagram."""
     return NUMBER.pack(number) + random.Random(number).randbytes(size - NUMBER.size)
 
 
@@ -51,8 +51,8 @@ def probe(
     unchecked: bool = False,
     quiet_s: float = 0.4,
 ) -> list[Arrival]:
-    """Send ``count`` datagrams of ``size`` bytes from a to b, ``at_once`` of them between pauses; what arrived, in
-    order of arrival, until nothing comes for ``quiet_s``.
+    """Send ``count`` datagrams of ``size`` bytes from a to b, ``at_once`` between pauses; return the arrivals in order,
+    until none arrives for ``quiet_s``.
 
     ``unchecked`` sends them without a UDP checksum, so that flipped bits can be seen.
     """
@@ -82,7 +82,7 @@ def probe(
 
 
 def _receive(there: socket.socket) -> tuple[bytes, int] | None:
-    """A datagram and when the kernel had it, in nanoseconds; None after the socket's patience."""
+    """Return a datagram and its kernel timestamp in nanoseconds; None after the socket's timeout."""
     try:
         data, ancillary, _, _ = there.recvmsg(2048, 128)
     except TimeoutError:
@@ -93,12 +93,12 @@ def _receive(there: socket.socket) -> tuple[bytes, int] | None:
 
 
 def _recognized(data: bytes, datagrams: Sequence[bytes]) -> tuple[int, tuple[int, ...]]:
-    """Which one it was, and its wrong bits. The number itself may have a wrong bit."""
+    """Return a datagram's number and its flipped bits. The number itself may have a flipped bit."""
     (number,) = NUMBER.unpack_from(data)
     if number < len(datagrams) and data == datagrams[number]:
         return number, ()
     candidates = [it for it in (number, *(number ^ 1 << bit for bit in range(32))) if it < len(datagrams)]
-    assert candidates, f"a datagram that nobody sent: {data[:16].hex()}..."
+    assert candidates, f"unknown datagram: {data[:16].hex()}..."
     differences = {it: _difference(data, datagrams[it]) for it in candidates}
     number = min(differences, key=lambda it: differences[it].bit_count())
     bits = f"{differences[number]:b}"[::-1]
@@ -119,9 +119,9 @@ def send(
     pause_s: float = 0.0002,
     between: Callable[[int], None] = lambda number: None,
 ) -> list[int]:
-    """Numbers of the datagrams that arrived at b, in order, of ``count`` x ``segments``; ``between(n)`` before each n.
+    """Send ``count`` x ``segments`` datagrams, with ``between(n)`` before each send n; return arrived numbers in order.
 
-    With ``segments`` above 1 each send is one super-packet of so many segments of ``size`` bytes.
+    With ``segments`` above 1 each send is one super-packet of that many segments of ``size`` bytes.
     """
     there = lab.socket(lab.b, socket.AF_INET, socket.SOCK_DGRAM)
     here = lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM)
@@ -146,8 +146,8 @@ def send(
 
 
 def undisturbed(measured: Callable[[], None], tries: int = 3) -> None:
-    """Measure and judge times again where they were not as they should be: a machine that others use too stalls now
-    and then. An emulator that is wrong is wrong each time."""
+    """Repeat a failed measurement of times: a shared machine stalls occasionally, but a wrong emulator fails every
+    time."""
     for left in reversed(range(tries)):
         try:
             measured()
@@ -159,20 +159,20 @@ def undisturbed(measured: Callable[[], None], tries: int = 3) -> None:
 
 
 def counter(lab: Lab, namespace: str, protocol: str, name: str) -> int:
-    """A counter of /proc/net/snmp of a host."""
+    """Return a counter of a host's /proc/net/snmp."""
     lines = [line.split() for line in lab.inside(namespace, "cat", "/proc/net/snmp").splitlines()]
     names, values = (words for words in lines if words[0] == f"{protocol}:")
     return int(values[names.index(name)])
 
 
 def within_chance(lost: float, sent: int, probability: float, spread: float = 1.0) -> bool:
-    """Whether ``lost`` of ``sent`` fits; ``spread`` is by how much the variance exceeds that of independent ones."""
+    """Return whether ``lost`` of ``sent`` is plausible; ``spread`` is the variance relative to independent losses."""
     variance = sent * probability * (1 - probability) * spread
     return abs(lost - sent * probability) <= Z * math.sqrt(variance) + 1
 
 
 def runs_of_missing(arrived: Sequence[Arrival], count: int) -> list[int]:
-    """Lengths of the runs of numbers below ``count`` that did not come."""
+    """Return the lengths of runs of missing numbers below ``count``."""
     came = {arrival.number for arrival in arrived}
     runs, length = [], 0
     for number in range(count + 1):
@@ -185,7 +185,7 @@ def runs_of_missing(arrived: Sequence[Arrival], count: int) -> list[int]:
 
 
 def drawn(distribution: str, count: int) -> list[float]:
-    """``count`` values of a distribution of jitter as Impairment documents it, in units of the jitter, sorted."""
+    """Return ``count`` sorted values of a jitter distribution as documented by Impairment, in units of the jitter."""
     chance = random.Random(20261121)
 
     def normal() -> float:
@@ -204,7 +204,7 @@ def drawn(distribution: str, count: int) -> list[float]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Kolmogorov and Smirnov's: the greatest difference of the two distribution functions; both sorted."""
+    """Return the Kolmogorov-Smirnov distance of two sorted samples: the greatest difference of their distributions."""
     at = [0, 0]
     greatest = 0.0
     while at[0] < len(one) and at[1] < len(other):
@@ -217,7 +217,7 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def autocorrelation(values: Sequence[float]) -> float:
-    """Of neighbours."""
+    """Return the autocorrelation at lag 1."""
     mean = statistics.fmean(values)
     total = sum((value - mean) ** 2 for value in values)
     return sum((a - mean) * (b - mean) for a, b in itertools.pairwise(values)) / total

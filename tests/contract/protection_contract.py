@@ -36,15 +36,15 @@ links:
 GATEWAYS = ("east-gw", "west-gw")
 SO_TIMESTAMPNS, NUMBER = 35, struct.Struct("!Q")
 MOST_SWITCH_S = 0.050
-"""What ITU-T G.841 allows, and 1+1's default."""
+"""Limit of ITU-T G.841, and the default of 1+1."""
 SECOND_PATH_S = 2.2e-3
-"""One way over 440 km, 5 us each."""
+"""One-way delay of 440 km at 5 us per km."""
 ERROR_S = 1e-3
-"""Of the least of 20 RTTs on a machine with one noisy CPU; the paths are 3 and 4 ms apart."""
+"""Error of the minimum of 20 RTTs on a machine with one noisy CPU; the paths differ by 3 and 4 ms."""
 
 
 class Datagrams:
-    """A numbered datagram every ``every_s`` from one end of a link to the other, as long as the block lasts."""
+    """Send a numbered datagram every ``every_s`` from one end of a link to the other inside the ``with`` block."""
 
     def __init__(self, lab: testbed.Lab, link: str, every_s: float) -> None:
         self._every_s = every_s
@@ -63,7 +63,7 @@ class Datagrams:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._send)
         self._last: tuple[int, int] | None = None
-        """Number and stamp, in ns, of the latest arrival that was looked at."""
+        """Number and timestamp, in ns, of the last processed arrival."""
 
     def __enter__(self) -> Datagrams:
         self._thread.start()
@@ -77,10 +77,10 @@ class Datagrams:
         self._receiver.close()
 
     def gap_s(self, bound_s: float) -> float:
-        """Wait for the next loss, at most ``bound_s``; between the stamps of the last before it and the first after it.
+        """Wait for the next loss, at most ``bound_s``; return the time between the arrivals before and after it.
 
-        Never less than the fiber was dark, and the way over the path that it is on then: what came before came before
-        the darkness, in which all that is under way is lost. A CPU that stalls can only make it more.
+        The gap is at least the outage plus the delay of the new path, because all packets in flight are lost in the
+        outage. A stalled CPU can only increase it.
         """
         deadline = time.monotonic() + bound_s
         before = self._last or self._next(bound_s)
@@ -93,7 +93,7 @@ class Datagrams:
         try:
             data, ancillary, _, _ = self._receiver.recvmsg(64, 64)
         except TimeoutError:
-            raise AssertionError("no datagram was lost, or none came after it, within the bound") from None
+            raise AssertionError("expected a loss followed by an arrival within the time limit") from None
         ((_, _, stamp),) = ancillary
         seconds, nanoseconds = struct.unpack("=qq", stamp)
         self._last = (NUMBER.unpack(data)[0], seconds * 10**9 + nanoseconds)
@@ -107,7 +107,7 @@ class Datagrams:
 
 
 def _same(before: list[object], after: list[object]) -> bool:
-    """But for the seed of netem's chance, which is another after each change."""
+    """Compare two states except for netem's seed, which differs after each change."""
 
     def without_seed(value: object) -> object:
         return re.sub(r"'seed': \d+", "", repr(value))
@@ -116,9 +116,9 @@ def _same(before: list[object], after: list[object]) -> bool:
 
 
 def protected_lab(folder: Path, emulator: str, switch_s: float = MOST_SWITCH_S) -> AbstractContextManager[testbed.Lab]:
-    """A lab of :data:`FILE`, 1+1 within ``switch_s``.
+    """Return a lab of :data:`FILE` with 1+1 within ``switch_s``.
 
-    Uncertified is allowed: one noisy CPU may push a median out of tolerance.
+    It may be uncertified: one noisy CPU may move a median out of tolerance.
     """
     file = folder / "protected.yaml"
     file.write_text(FILE.replace("SWITCH", f"{switch_s * 1e3:g}ms"))
@@ -129,8 +129,8 @@ class ProtectionContract:
     switch_s = MOST_SWITCH_S
     every_s = 0.001
     late_s = 0.005
-    """How much longer than the switch nothing comes, of three the least: two datagrams' distance, and what the machine
-    takes to change a fiber."""
+    """Allowed excess of the gap over the switching time, at the minimum of three: two datagram intervals, and the time
+    to change a fiber."""
 
     @pytest.fixture(autouse=True)
     def _on_the_working_path(self, lab: testbed.Lab) -> Iterator[None]:
@@ -141,7 +141,7 @@ class ProtectionContract:
 
     @staticmethod
     def says(lab: testbed.Lab, link: str) -> str | None:
-        """What status tells of the protection of a link, beside its faults."""
+        """Return the protection state of a link as shown by status."""
         (found,) = (it for it in lab.status().links if it.name == link)
         return next((it for it in found.phases if it in ("on protection", "switching", "dark")), None)
 
@@ -172,11 +172,11 @@ class ProtectionContract:
             with Datagrams(lab, "one", self.every_s) as datagrams:
                 with lab.cut("one"):
                     gaps.append(datagrams.gap_s(5.0))
-                    # 400 km more, at 5 us per km, there and back
+                    # round trip over 400 km more, at 5 us per km
                     assert self.rtt_s(lab, "one") - bare == pytest.approx(4e-3, abs=ERROR_S)
                 backs.append(datagrams.gap_s(8.0))
                 assert self.rtt_s(lab, "one") == pytest.approx(bare, abs=ERROR_S)
-        print("dark for", gaps, "on the way back for", backs)
+        print("outage:", gaps, "on return:", backs)
         assert statistics.median(gaps) >= self.switch_s
         assert min(gaps) <= self.switch_s + SECOND_PATH_S + self.late_s, gaps
         assert min(backs) <= MOST_SWITCH_S + self.late_s, backs
@@ -185,10 +185,12 @@ class ProtectionContract:
         with lab.cut("bridge"):
             for gateway in GATEWAYS:
                 oracle.until(
-                    lambda at=gateway: oracle.no_carrier(oracle.netns(lab.name, at), "one"), 3.0, "one is dark"
+                    lambda at=gateway: oracle.no_carrier(oracle.netns(lab.name, at), "one"), 3.0, "one has no carrier"
                 )  # type: ignore[misc]
             assert self.says(lab, "one") == "dark"
-        oracle.until(lambda: not oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "one"), 3.0, "one is lit")
+        oracle.until(
+            lambda: not oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "one"), 3.0, "one has its carrier"
+        )
 
     def test_two_cuts_in_the_two_paths_are_dark_and_heal_in_any_order(self, lab: testbed.Lab) -> None:
         east, bare = oracle.netns(lab.name, "east-gw"), self.rtt_s(lab, "one")
@@ -198,7 +200,7 @@ class ProtectionContract:
         oracle.until(lambda: oracle.no_carrier(east, "one"), 3.0, "both paths are cut")
         first.heal()
         self.until_on(lab, "one", None)
-        oracle.until(lambda: not oracle.no_carrier(east, "one"), 3.0, "the working path is lit")
+        oracle.until(lambda: not oracle.no_carrier(east, "one"), 3.0, "the working path has its carrier")
         assert self.rtt_s(lab, "one") == pytest.approx(bare, abs=ERROR_S)
         second.heal()
         assert self.says(lab, "one") is None
@@ -242,7 +244,7 @@ class ProtectionContract:
         lab.heal()
         self.until_on(lab, "one", None)
         self.until_on(lab, "two", None)
-        oracle.until(lambda: _same(before, state()), 3.0, "as it was")
+        oracle.until(lambda: _same(before, state()), 3.0, "the state is as before")
 
     def test_events_tell_each_switch_and_when(self, lab: testbed.Lab, tmp_path: Path) -> None:
         with lab.cut("one"):

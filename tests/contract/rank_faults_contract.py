@@ -1,6 +1,6 @@
 """Contract of faults of ranks and sites in a lab of two sites with one node each, for every driver, and of their undo.
 
-Subclass it and provide ``lab`` and ``space``. ``space(node)`` is the name by which `ip netns` knows a node or gateway.
+Subclass it and provide ``lab`` and ``space``. ``space(node)`` is the `ip netns` name of a node or gateway.
 The oracles are /proc, `ip` and ``tests/exact_state.py``; every state is compared with the one before the first fault.
 """
 
@@ -22,14 +22,14 @@ from testbed.lab.lab import Lab
 
 NODES, GATEWAYS = ("east-0", "west-0"), ("east-gw", "west-gw")
 SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
-"""A model that takes a hundredth of a second for a step."""
+"""A model with steps of about 10 ms."""
 
 Space = Callable[[str], str]
 Picture = dict[str, exact_state.Picture]
 
 
 def status(pid: int) -> dict[str, str]:
-    """/proc/PID/status (proc_pid_status(5)); empty if it is gone."""
+    """Return /proc/PID/status (proc_pid_status(5)); empty if the process is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -38,7 +38,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def agents(space: str) -> list[int]:
-    """The processes of ranks in a node: forked by a fork server, which is in a container with them or outside."""
+    """Return the rank processes in a node, forked by a fork server in the same container or outside."""
 
     def is_agent(pid: int) -> bool:
         try:
@@ -51,12 +51,12 @@ def agents(space: str) -> list[int]:
 
 
 def inhabitants(space: str) -> list[int]:
-    """Whatever runs in a node, but for the first process of a container."""
+    """Return all processes in a node except the first process of a container."""
     return [pid for pid in oracle.inside_pids(space) if status(pid).get("NSpid", "").split()[1:] != ["1"]]
 
 
-def held_back(pid: int) -> int:
-    """In how many periods a process's control group was held back by its limit, as the kernel counts it."""
+def throttled_periods(pid: int) -> int:
+    """Return the number of periods in which the kernel throttled a process's control group."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" or "cpu" in controllers.split(","):
@@ -72,7 +72,7 @@ class RankFaultsContract:
     def before(cls, lab: Lab, space: Space) -> Picture:
         oracle.until(lambda: all(agents(space(node)) for node in NODES), 60.0, "the agents are there")
         found = cls.picture(space)
-        assert cls.differences(found, cls.picture(space)) == [], "what passes by itself must be left out"
+        assert cls.differences(found, cls.picture(space)) == [], "fields that change by themselves must be omitted"
         return found
 
     @staticmethod
@@ -85,7 +85,7 @@ class RankFaultsContract:
 
     @pytest.fixture(autouse=True)
     def undone(self, lab: Lab, space: Space, before: Picture) -> Iterator[None]:
-        """After each test: what it injected is healed, and all is as before the first of them."""
+        """Heal all faults after each test, and check that the state is as before the first test."""
         yield
         lab.heal()
         left: list[str] = []
@@ -95,14 +95,14 @@ class RankFaultsContract:
             return not left
 
         try:
-            oracle.until(same, 10.0, "all is as before")
+            oracle.until(same, 10.0, "the state is as before")
         except AssertionError:
             pytest.fail("not as before:\n" + "\n".join(left))
 
     @pytest.fixture(scope="class")
     @classmethod
     def job(cls, lab: Lab, before: Picture) -> Iterator[Any]:
-        """One that goes on for all tests that have one, until a rank of it is killed."""
+        """Provide a job shared by the tests that use one, until one of its ranks is killed."""
         began = lab.train(steps=100_000, restarts=0, **SMALL)
         began.wait_for(step=20, timeout=60)
         yield began
@@ -123,9 +123,9 @@ class RankFaultsContract:
         (pid,) = agents(space("west-0"))
         with lab.inject("rank-pause", "1"):
             oracle.until(lambda: status(pid)["State"].startswith("T"), 5.0, "it is stopped")
-            stood = job.step
-            assert oracle.used_cpu(pid, 0.5) == 0.0  # nothing happens in this time
-            assert job.step <= stood + 1
+            paused_at = job.step
+            assert oracle.used_cpu(pid, 0.5) == 0.0  # a paused rank uses no CPU
+            assert job.step <= paused_at + 1
         oracle.until(lambda: not status(pid)["State"].startswith("T"), 5.0, "it goes on")
         job.wait_for(step=job.step + 3, timeout=30)
 
@@ -141,7 +141,7 @@ class RankFaultsContract:
         usual = compute_s()
         with lab.inject("straggler", "0", slower="20x"):
             slow = compute_s()
-        assert slow > 3 * usual  # not 20: with one that sleeps the others compute faster, where CPUs are few
+        assert slow > 3 * usual  # not 20: while one rank sleeps, the others compute faster on few CPUs
         assert compute_s() < slow / 2
 
     def test_a_straggler_gets_no_more_of_a_cpu_than_it_is_given(self, lab: Lab, space: Space, job: Any) -> None:
@@ -153,12 +153,12 @@ class RankFaultsContract:
             pytest.skip(str(error))
         with fault:
             assert oracle.used_cpu(pid, 1.5) < 0.08
-            oracle.until(lambda: held_back(pid) > 0, 30.0, "the kernel has held it back")
+            oracle.until(lambda: throttled_periods(pid) > 0, 30.0, "the kernel has throttled it")
         assert Path(f"/proc/{pid}/cgroup").read_text() == groups
         assert not list(Path("/sys/fs/cgroup").glob(f"**/testbed.{lab.name}.*"))
-        stood = held_back(pid)
+        periods = throttled_periods(pid)
         job.wait_for(step=job.step + 3, timeout=60)
-        assert held_back(pid) == stood, "nobody holds it back any more"
+        assert throttled_periods(pid) == periods, "the rank is no longer throttled"
 
     def test_a_killed_rank_is_gone_and_another_comes(self, lab: Lab, space: Space, job: Any) -> None:
         (victim,) = agents(space("west-0"))
@@ -174,7 +174,7 @@ class RankFaultsContract:
 
     def test_a_node_without_power_is_dark_and_empty(self, lab: Lab, space: Space, before: Picture) -> None:
         with lab.inject("node-kill", "west-0"):
-            assert self.differences(before, self.picture(space)), "else it would show nothing that they are gone after"
+            assert self.differences(before, self.picture(space)), "otherwise the later comparison proves nothing"
             assert inhabitants(space("west-0")) == []
             assert [self.dark(space, "west-0", it) for it in ("fabric0", "mgmt0")] == [True, True]
             assert not self.dark(space, "east-0", "fabric0")
@@ -185,7 +185,7 @@ class RankFaultsContract:
         running = [pid for node in NODES for pid in inhabitants(space(node))]
         with lab.inject("gateway-down", "east"):
             assert all(self.dark(space, gateway, link) for gateway in GATEWAYS for link in ("north", "south"))
-            assert oracle.ping(space("east-0"), "10.1.0.1"), "the fabric goes on"
+            assert oracle.ping(space("east-0"), "10.1.0.1"), "the fabric still works"
         assert running and all(map(status, running))
 
     def test_a_power_event_takes_nodes_and_gateway_at_once(self, lab: Lab, space: Space) -> None:
@@ -197,8 +197,8 @@ class RankFaultsContract:
 
     def test_an_evacuated_site_is_warned_first(self, lab: Lab, space: Space) -> None:
         with lab.inject("evacuation", "west", warning="1500ms"):
-            assert not any(self.dark(space, "west-gw", link) for link in ("north", "south")), "warned, nothing more"
+            assert not any(self.dark(space, "west-gw", link) for link in ("north", "south")), "only warned so far"
             assert not self.dark(space, "west-0", "fabric0")
             oracle.until(lambda: self.dark(space, "west-0", "fabric0"), 5.0, "the power is gone")
-            oracle.until(lambda: not inhabitants(space("west-0")), 5.0, "and what ran there")
+            oracle.until(lambda: not inhabitants(space("west-0")), 5.0, "its processes have ended")
             assert all(self.dark(space, "east-gw", link) for link in ("north", "south"))

@@ -28,7 +28,7 @@ links:
 """
 
 BOUND_S = 10.0
-"""Addresses that the kernel itself gives an interface that comes up need a moment to be confirmed."""
+"""Time limit for the kernel to confirm the addresses that it assigns to an interface at carrier up."""
 
 
 @contextmanager
@@ -55,11 +55,11 @@ DARK = [
     ("evacuation", "east", {"warning": "20ms"}),
     ("management-partition", "east", {}),
 ]
-"""Ports lose their carriers."""
+"""Faults that take carriers down."""
 SHAPED = [
     ("cut", "one", {"carrier": "silent"}),
-    ("cut", "two", {}),  # goes over to the second path
-    ("cut", "two", {"path": "protection"}),  # on which nothing is
+    ("cut", "two", {}),  # switches to the second path
+    ("cut", "two", {"path": "protection"}),  # which is unused
     ("latency-step", "one", {"km": "247", "gap": "20ms"}),
     ("brown-out", "one:west", {"loss": "20%", "over": "10s"}),
     ("impair", "one", {"delay": "5ms", "loss": "1%", "jitter": "1ms", "rate": "50M"}),
@@ -68,11 +68,11 @@ SHAPED = [
     ("corruption", "one", {}),
     ("mtu-black-hole", "one:west", {"largest": "1000B"}),
 ]
-"""The emulator does otherwise; on netem `tc` shows how, but of what nothing is on."""
+"""Faults that change the emulation; on netem `tc` shows them, except on an unused path."""
 
 
 def settled(fault: testbed.Fault) -> None:
-    """A site that is evacuated ends what runs in its nodes when the warning is over: our own `ip` too, if it did."""
+    """Wait for the end of an evacuation's warning, which ends all processes in the site's nodes, including our `ip`."""
 
     def done() -> bool:
         fault.refresh()
@@ -91,7 +91,7 @@ def seen(lab: testbed.Lab, before: Picture) -> bool:
 
 
 def as_before(lab: testbed.Lab, before: Picture, sysctls: bool = False) -> None:
-    """``sysctls`` at the end is enough: it is compared with the beginning, and no fault may have written one."""
+    """Check that the state is as before. ``sysctls`` once at the end is enough: no fault may have written one."""
     wanted = {key: value for key, value in before.items() if sysctls or not key.endswith("/proc/sys/net")}
     left: list[str] = []
 
@@ -102,16 +102,16 @@ def as_before(lab: testbed.Lab, before: Picture, sysctls: bool = False) -> None:
         return not left
 
     try:
-        oracle.until(same, BOUND_S, "all is as before")
+        oracle.until(same, BOUND_S, "the state is as before")
     except AssertionError:
         pytest.fail("not as before:\n" + "\n".join(left))
 
 
 class UndoContract:
-    """Of all faults together."""
+    """Undo of all faults together."""
 
     nodes: tuple[str, ...] = ()
-    """Those that are looked at; all by default."""
+    """Nodes that are compared; all by default."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -130,7 +130,7 @@ class UndoContract:
 
 
 class EachUndoContract(UndoContract):
-    """And of each by itself, which on a slow machine takes its time."""
+    """Undo of each fault separately as well, which is slow on a slow machine."""
 
     @pytest.mark.parametrize(("fault", "target", "parameters"), DARK + SHAPED)
     def test_all_is_as_before(
@@ -140,5 +140,5 @@ class EachUndoContract(UndoContract):
             settled(begun)
             if (fault, target, parameters) in DARK:
                 oracle.until(lambda: seen(lab, before), BOUND_S, "the fault is seen")
-        lab.heal()  # protected links go back at once
+        lab.heal()  # protected links revert at once
         as_before(lab, before)

@@ -1,6 +1,6 @@
-"""The contract of `testbed validate` with the reference ring, for every emulator: subclass, and provide ``bench``.
+"""Contract of `testbed validate` with the reference ring, for every emulator. Subclass it and provide ``bench``.
 
-Also helpers shared by tests of validations: a session with a library, some of the catalogue, cells.
+Also has helpers of validation tests: a session with a library, a part of the catalogue, cells of the fault matrix.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from testbed.lab.validation.worker_set import WorkerSet
 
 TIMEOUT_S = 2.0
 COUNT = 1_000_001
-"""Elements of the all_reduce that a fault disturbs: 8 MB."""
+"""Elements of the all_reduce under a fault: 8 MB."""
 PATIENT = {"timeout_s": 6.0, "error_by_s": 9.0, "outer_s": 15.0}
 """Bounds of a trial that even a slow machine does not exceed."""
 
@@ -97,7 +97,7 @@ def speeds(bench: Bench, name: str) -> list[Speed]:
 
 
 def trial(topology: Topology, name: str, count: int = COUNT, **changes: Any) -> fault_matrix.Trial:
-    """Return a trial with a timeout so short that everything is over soon."""
+    """Return a trial with a short timeout."""
     offers = {"all_reduce": {"types": ["int64"], "reductions": ["sum"]}}
     found = next(it for it in fault_matrix.trials("quick", topology, offers) if it.fault.name == name)
     shorter = {
@@ -119,8 +119,8 @@ def cut_and_loss(bench: Bench, count: int = COUNT) -> list[fault_matrix.Trial]:
 
 
 def judge_crossing(crossing: Mapping[str, int], size: int) -> None:
-    """Judge an all_reduce of ``size`` bytes by four ranks: each link of a ring carries 2 (P - 1) / P of it (Patarasuk
-    and Yuan, 2009), and two of them are the fiber, one each way. Nothing goes over the other fiber."""
+    """Check an all_reduce of ``size`` bytes by four ranks: each link of a ring carries 2 (P - 1) / P of it (Patarasuk
+    and Yuan, 2009), and two of them cross the fiber, one each way. The other fiber carries no data."""
     ring = 2 * 3 / 4 * size
     assert {name: count for name, count in crossing.items() if count > 0.01 * ring} == {
         "north:west": pytest.approx(ring, rel=0.05),
@@ -129,12 +129,12 @@ def judge_crossing(crossing: Mapping[str, int], size: int) -> None:
 
 
 def judge_cut_and_loss(found: Sequence[Cell], off_s: float) -> None:
-    """``off_s``: how much later or earlier than requested the cut may be over."""
+    """Check the cells of :func:`cut_and_loss`; ``off_s`` is the tolerance of the cut's duration."""
     waited, slow = found
     assert waited.outcome == "right after healing", waited
     assert waited.healed_s == pytest.approx(0.5, abs=off_s)
     assert waited.done_s is not None and waited.done_s > 0.5
-    assert waited.rebuilt is None  # nothing went wrong
+    assert waited.rebuilt is None  # no error occurred
     assert slow.outcome == "right", slow
     assert slow.share is not None
 
@@ -148,7 +148,7 @@ def cells(bench: Bench, name: str, wanted: Sequence[fault_matrix.Trial], **bound
 
 class ValidateContract:
     every = 5
-    """One case in this many of the catalogue: all operations, types and groups are among them."""
+    """Select one in this many cases of the catalogue, which includes all operations, types and groups."""
     timeout_s = TIMEOUT_S
     healed_off_s = 0.2
 

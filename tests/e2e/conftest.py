@@ -15,7 +15,7 @@ CHROMIUM = next(
 @pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine; install it with: apt-get install chromium")
+        pytest.skip("Chromium is missing; install it with: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing; pip install playwright")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -25,7 +25,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Open a page offline and collect everything that it says and asks for."""
+    """Open a page offline; collect its console messages, errors and requests."""
     opened = []
 
     def visit(path: Path, *, width: int = 1280, scheme: str = "light"):

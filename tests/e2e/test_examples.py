@@ -1,4 +1,4 @@
-"""The examples do what their docstrings promise, on a real lab: build, train, cut, heal, remove."""
+"""Run the examples on a real lab: build, train, cut, heal, remove."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TESTBED = (sys.executable, "-m", "testbed.cli.app")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
 ]
 
 
@@ -35,7 +35,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def name(environment: dict[str, str]) -> Iterator[str]:
-    """Name of a lab of our own. Nothing of it is left, however the test ends."""
+    """Provide a unique lab name; remove the lab however the test ends."""
     mine = f"ex{os.getpid()}"
     yield mine
     subprocess.run([*TESTBED, "down", "--all"], env=environment, timeout=60, check=True)
@@ -75,9 +75,9 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(name: str, environmen
     for rank, node in enumerate(("east-0", "east-1", "west-0", "west-1")):
         assert f"[rank {rank}] rank {rank} of 4 on {node}" in said
     median_ms = {int(floats): float(ms) for floats, ms in re.findall(r"all_reduce of (\d+) floats: ([\d.]+) ms", said)}
-    # All ranks depend on all others: no sum can be complete before light has been across, there and back: 2 x 200 us.
+    # Every rank depends on all others, so a sum takes at least the round trip of light: 2 x 200 us.
     assert median_ms[1] >= 0.4
-    # 400 kB cannot pass 800 Mb/s in less than 4 ms, and half of it at least must pass (a sum of the other side).
+    # 400 kB take at least 4 ms at 800 Mb/s, and at least half must cross the fiber (the other side's sum).
     assert median_ms[100_000] >= 2.0
 
     run([*TESTBED, "down", name], environment)

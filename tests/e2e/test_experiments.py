@@ -1,4 +1,4 @@
-"""Experiment files from end to end: each exit status, and a run repeated from its run directory."""
+"""Experiment files end to end: each exit status, and a run repeated from its run directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.e2e]
 
 
 class Ran:
-    """A run that has ended: its status, and what it left."""
+    """A finished run: its exit status, output and run directory."""
 
     def __init__(self, folder: Path, text: str, state_folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ HEAD = "topology: metro-40km\nworkload: {steps: 60, seed: 3}\n"
 def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, state_folder: Path) -> None:
     ran = Ran(
         tmp_path,
-        # Warm after 4 s, violated for longer than the grace of 2 s: 9 s are enough, however many steps a machine does.
+        # Warm after 4 s, then violated for longer than the grace of 2 s: 9 s are enough at any step rate.
         "topology: metro-40km\nworkload: {steps: 400, seed: 3}\n"
         "hypothesis: {before: [links_up == 2, ranks_up == 5]}\n"
         "schedule: [{at: 9s, inject: cut, target: north, for: 1s}]\n",
@@ -69,7 +69,7 @@ def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, stat
 
 
 def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
-    """The job is over long before the second cut is due, and nothing was measured to be bad."""
+    """The job ends long before the second cut is due, and no measurement is bad."""
     ran = Ran(
         tmp_path,
         HEAD + "schedule:\n  - {at: 2s, inject: cut, target: north, for: 500ms}\n"
@@ -79,7 +79,7 @@ def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
     assert ran.cases()["Did all faults happen?"] == "error", ran.said
     assert [it["began"] for it in ran.json("run.json")["schedule"]] == [1, 0]
     assert ran.cases()["steps_lost == 0"] == "passed"
-    assert ran.status in (1, 3), "3, but for a machine that was too busy for its fibers"
+    assert ran.status in (1, 3), "3, or 1 if the machine was too busy for its fibers"
     assert ran.json("report.json")["verdict"] != "pass"
 
 

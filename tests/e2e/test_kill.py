@@ -1,4 +1,4 @@
-"""SIGKILL of any process at any point: afterwards `down` leaves nothing that carries the lab's mark.
+"""SIGKILL of any process at any point: afterwards `down` leaves nothing that carries the lab's name.
 
 The orchestrator is a process that prints each phase as it begins; then it, its keeper or the keeper's emulator is
 killed. A bring-up that survives the death of its helpers must report failure and undo itself.
@@ -21,7 +21,7 @@ import testbed
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
 ]
 
 ORCHESTRATOR = """
@@ -40,15 +40,15 @@ except testbed.errors.TestbedError as error:
     print("failed", error, flush=True)
     sys.exit(error.exit_code)
 lab.cut("north", for_s=600)
-print("standing", flush=True)
+print("cut", flush=True)
 time.sleep(600)
 """
 
-PHASES = ("plan", "namespaces", "fibers", "certify", "standing")
+PHASES = ("plan", "namespaces", "fibers", "certify", "cut")
 
 
 class Orchestrator:
-    """A bring-up in a process of its own. ``said`` is its last word."""
+    """A bring-up in a separate process. ``said`` is its latest phase."""
 
     def __init__(self, name: str, agents: bool) -> None:
         argv = [sys.executable, "-c", "import testbed.errors\n" + ORCHESTRATOR, name, "agents" if agents else "none"]
@@ -56,15 +56,15 @@ class Orchestrator:
         self.said = ""
 
     def until(self, phase: str) -> None:
-        """Wait for its word; what hangs is ended by the bound of the whole test."""
+        """Wait for a phase; the time limit of the whole test ends a hang."""
         assert self.process.stdout is not None
         while self.said != phase:
             line = self.process.stdout.readline()
-            assert line, f"it ended after '{self.said}': {self.process.communicate()[1]}"
+            assert line, f"orchestrator ended after '{self.said}': {self.process.communicate()[1]}"
             self.said = line.split()[0]
 
-    def last_words(self, bound_s: float) -> tuple[int, str]:
-        """(status, all that it said from here on) once it has ended by itself."""
+    def result(self, bound_s: float) -> tuple[int, str]:
+        """Wait for the process to end by itself; return its exit status and remaining output."""
         out, err = self.process.communicate(timeout=bound_s)
         assert "Traceback" not in err
         return self.process.returncode, out
@@ -89,7 +89,7 @@ def begin(lab_name: str) -> Iterator[Callable[..., Orchestrator]]:
 
 def down_leaves_nothing(name: str, state: Path) -> None:
     testbed.down(name)
-    # A keeper that was only just starting (and has no journal yet) finds its folder gone, ends, and makes nothing.
+    # A keeper that was starting, without a journal yet, finds its folder gone and ends without creating anything.
     assert [it for it in oracle.left_behind(name, state) if "testbed.keeper.main" not in it] == []
     oracle.until(lambda: not oracle.started_under(state), 3.0, "every process has ended")
     assert oracle.left_behind(name, state) == []
@@ -101,8 +101,8 @@ def test_the_orchestrator(begin: Callable[..., Orchestrator], lab_name: str, sta
     orchestrator = begin()
     orchestrator.until(phase)
     orchestrator.kill()
-    if phase == "standing":
-        assert oracle.keeper_pids(lab_name, state_folder), "a lab that is up outlives whoever brought it up"
+    if phase == "cut":
+        assert oracle.keeper_pids(lab_name, state_folder), "a lab that is up outlives the process that brought it up"
     down_leaves_nothing(lab_name, state_folder)
 
 
@@ -112,7 +112,7 @@ def test_the_orchestrator(begin: Callable[..., Orchestrator], lab_name: str, sta
 def test_the_orchestrator_while_its_keeper_starts(
     begin: Callable[..., Orchestrator], lab_name: str, state_folder: Path, after_s: float
 ) -> None:
-    """Between the lab's folder and the keeper's first word there is no journal yet, or nobody to talk to."""
+    """Between creation of the lab's folder and the keeper's first answer, the journal or the socket is missing."""
     orchestrator = begin()
     orchestrator.until("plan")
     time.sleep(after_s)
@@ -126,7 +126,7 @@ def test_a_half_built_lab_goes_by_itself_with_its_orchestrator(
     orchestrator = begin()
     orchestrator.until("certify")
     orchestrator.kill()
-    oracle.until(lambda: not oracle.namespaces(lab_name), 5.0, "the keeper has undone what was not whole")
+    oracle.until(lambda: not oracle.namespaces(lab_name), 5.0, "the keeper has undone the partial lab")
     oracle.until(lambda: not oracle.keeper_pids(lab_name, state_folder), 5.0, "the keeper is gone too")
     down_leaves_nothing(lab_name, state_folder)
 
@@ -136,24 +136,24 @@ def test_the_keeper(begin: Callable[..., Orchestrator], lab_name: str, state_fol
     orchestrator = begin()
     orchestrator.until(phase)
     oracle.kill(oracle.keeper_pids(lab_name, state_folder))
-    if phase == "standing":
+    if phase == "cut":
         orchestrator.kill()
     else:
-        status, said = orchestrator.last_words(30.0)
+        status, said = orchestrator.result(30.0)
         assert status != 0
         assert "failed" in said
         assert oracle.left_behind(lab_name, state_folder) == [], "a failed bring-up undoes itself"
     down_leaves_nothing(lab_name, state_folder)
 
 
-@pytest.mark.parametrize("phase", [pytest.param("certify", marks=pytest.mark.thorough), "standing"])
+@pytest.mark.parametrize("phase", [pytest.param("certify", marks=pytest.mark.thorough), "cut"])
 def test_the_emulator(begin: Callable[..., Orchestrator], lab_name: str, state_folder: Path, phase: str) -> None:
     orchestrator = begin()
     orchestrator.until(phase)
     pids = oracle.emulator_pids(lab_name)
     assert pids
     oracle.kill(pids)
-    if phase == "standing":
+    if phase == "cut":
         for gateway in ("east-gw", "west-gw"):
             oracle.until(
                 lambda gateway=gateway: oracle.no_carrier(oracle.netns(lab_name, gateway), "south"),  # type: ignore[misc]
@@ -162,8 +162,8 @@ def test_the_emulator(begin: Callable[..., Orchestrator], lab_name: str, state_f
             )
         orchestrator.kill()
     else:
-        status, _ = orchestrator.last_words(30.0)
-        assert status != 0, "a lab without fibers is not handed out"
+        status, _ = orchestrator.result(30.0)
+        assert status != 0, "expected failure of bring-up without fibers"
         assert oracle.left_behind(lab_name, state_folder) == []
     down_leaves_nothing(lab_name, state_folder)
 
@@ -183,7 +183,7 @@ def test_while_agents_are_deployed(
             "agents": lambda: oracle.agent_pids(state_folder),
         }
         oracle.kill(find[victim]())
-        status, said = orchestrator.last_words(30.0)
+        status, said = orchestrator.result(30.0)
         assert status != 0
         assert "failed" in said
     down_leaves_nothing(lab_name, state_folder)
@@ -197,7 +197,7 @@ def test_a_lab_with_agents_that_is_up(
 ) -> None:
     pytest.importorskip("torch")
     orchestrator = begin(agents=True)
-    orchestrator.until("standing")
+    orchestrator.until("cut")
     pids = {
         "keeper": oracle.keeper_pids(lab_name, state_folder),
         "agents": oracle.agent_pids(state_folder),
@@ -213,7 +213,7 @@ def test_a_lab_with_agents_that_is_up(
 def test_a_process_that_is_killed_twice_over(
     begin: Callable[..., Orchestrator], lab_name: str, state_folder: Path
 ) -> None:
-    """Keeper and orchestrator at once: nobody is left to undo anything but `down`."""
+    """Keeper and orchestrator at once: only `down` is left to undo the lab."""
     orchestrator = begin()
     orchestrator.until("fibers")
     oracle.kill([orchestrator.process.pid, *oracle.keeper_pids(lab_name, state_folder)])

@@ -78,9 +78,9 @@ def test_what_netem_cannot_measure_is_an_answer_of_its_own(tmp_path, visit, widt
     page = visit(make(tmp_path / "run", emulator="netem"), width=width)
     answer = page.locator(".answer", has_text="not measurable")
     assert answer.count() == 1
-    assert answer.evaluate("it => it.scrollWidth <= it.clientWidth"), "it does not run into the question beside it"
+    assert answer.evaluate("it => it.scrollWidth <= it.clientWidth"), "expected no overflow into the question beside it"
     assert page.get_by_label("Fidelity under load").get_by_text("not measurable on netem").count() == 4
-    assert page.locator("#lateness").count() == 0, "there is no histogram to draw"
+    assert page.locator("#lateness").count() == 0, "expected no histogram"
     assert page.said == []
 
 

@@ -51,7 +51,7 @@ def contrast(page, locator) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_word_of_the_matrix_can_be_read(page_folder, visit, scheme):
-    """4.5 is what WCAG asks of text."""
+    """WCAG requires a contrast of 4.5 for text."""
     page = visit(page_folder, scheme=scheme)
     words = page.locator("table.matrix .mark, table.matrix .note")
     assert words.count() > 30

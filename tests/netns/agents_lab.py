@@ -26,7 +26,7 @@ def run(*argv: str | Path, check: bool = True) -> str:
 class Nodes:
     """Network namespaces ``<prefix>n<i>`` with ``fabric0`` = 10.88.0.<i+1>/24, joined in ``<prefix>s``.
 
-    Each also has a process of ours that holds mount, UTS and IPC namespaces of its own, hostname ``node-<i>``.
+    Each also has a process that holds separate mount, UTS and IPC namespaces, with hostname ``node-<i>``.
     """
 
     def __init__(self, prefix: str, count: int) -> None:
@@ -79,7 +79,7 @@ class Nodes:
 
 
 class Parent:
-    """A fork server under test. ``events`` is all that it has reported, in order."""
+    """A fork server under test. ``events`` has all its reports, in order."""
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
@@ -106,14 +106,14 @@ class Parent:
         self.process.stdin.flush()
 
     def wait_for(self, count: int, timeout_s: float, wanted: Callable[[Message], bool]) -> list[Message]:
-        """The next ``count`` events that are ``wanted``; those between are kept in ``events`` only."""
+        """Wait for the next ``count`` events that are ``wanted``; others are kept in ``events`` only."""
         deadline, found = time.monotonic() + timeout_s, list[Message]()
         while len(found) < count:
             left = deadline - time.monotonic()
             try:
                 event = self._incoming.get(timeout=max(0.0, left))
             except queue.Empty:
-                raise AssertionError(f"{len(found)} of {count} in {timeout_s} s; heard {self.events[-8:]}") from None
+                raise AssertionError(f"{len(found)} of {count} in {timeout_s} s; last: {self.events[-8:]}") from None
             self.events.append(event)
             if wanted(event):
                 found.append(event)
@@ -123,7 +123,7 @@ class Parent:
         return self.wait_for(count, timeout_s, lambda it: it["event"] == event)
 
     def close(self) -> int:
-        """End of stdin; returns the exit status."""
+        """Close stdin; return the exit status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(timeout=15)

@@ -15,7 +15,7 @@ import testbed
 
 @pytest.fixture(scope="module")
 def lab(state_folder: Path) -> Iterator[testbed.Lab]:
-    """metro-40km without agents, up for all tests of a module; at the end nothing of it is left."""
+    """Provide metro-40km without agents for all tests of a module; at the end check for leftovers."""
     name = oracle.unused_name()
     with testbed.up("metro-40km", name=name, agents=False) as found:
         yield found
@@ -24,20 +24,20 @@ def lab(state_folder: Path) -> Iterator[testbed.Lab]:
 
 @pytest.fixture
 def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
-    """``lab``; whatever a test has injected is healed after it."""
+    """Provide ``lab``; heal all faults after the test."""
     yield lab
     lab.heal()
     for link in ("north", "south"):
-        oracle.until(lambda link=link: lit(lab, link), 5.0, f"{link} is lit again")  # type: ignore[misc]
+        oracle.until(lambda link=link: carrier_up(lab, link), 5.0, f"{link} has its carrier")  # type: ignore[misc]
 
 
-def lit(lab: testbed.Lab, link: str) -> bool:
+def carrier_up(lab: testbed.Lab, link: str) -> bool:
     return not any(oracle.no_carrier(oracle.netns(lab.name, gateway), link) for gateway in ("east-gw", "west-gw"))
 
 
 @pytest.fixture
 def command() -> oracle.Command:
-    """``command("cut", "north", "-l", name)`` runs ``testbed cut north -l name``; the status is not looked at."""
+    """``command("cut", "north", "-l", name)`` runs ``testbed cut north -l name``; the status is not checked."""
 
     def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "testbed.cli.app", *words]

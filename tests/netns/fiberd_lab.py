@@ -30,7 +30,7 @@ def run(*argv: str | Path, check: bool = True, timeout_s: float = 60) -> str:
 
 
 def until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
-    """Wait until ``condition()`` is true and return what it gave."""
+    """Wait until ``condition()`` is true and return its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
@@ -66,11 +66,11 @@ class Lab:
         for namespace in (self.a, self.b, self.plant):
             run("ip", "netns", "add", namespace)
             run("ip", "-n", namespace, "link", "set", "lo", "up")
-            # IPv6 says things of its own accord, which tests that count packets do not want.
+            # IPv6 sends unsolicited packets, which would disturb packet counts.
             run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
         for link in range(self.links):
             for side, (namespace, end) in enumerate(zip((self.a, self.b), self.ends(link), strict=True), 1):
-                # Equal ifindex on both ends would delay carrier events: the plant counts from 1000.
+                # Equal ifindex on both ends would delay carrier events, so the plant counts from 1000.
                 index = str(1000 + 2 * link + side)
                 run("ip", "link", "add", f"fib{link}", "netns", namespace, "type", "veth",
                     "peer", "name", end, "netns", self.plant, "index", index)  # fmt: skip
@@ -97,7 +97,7 @@ class Lab:
         return process
 
     def socket(self, namespace: str, *arguments: Any) -> socket.socket:
-        """A socket that lives in ``namespace``. setns is per thread: a thread of its own makes it."""
+        """Return a socket in ``namespace``. setns is per thread, so a separate thread creates it."""
         made: list[socket.socket] = []
 
         def make() -> None:
@@ -121,12 +121,12 @@ class Lab:
         return "UP" in self.links_of(self.plant)[end]["flags"]
 
     def rtts_s(self, count: int, interval_s: float = 0.01, target: str = "10.77.0.2", *options: str) -> list[float]:
-        """Round trips of ``ping`` from a, in seconds, sorted; the lost ones are absent."""
+        """Return sorted round trips of ``ping`` from a in seconds, without lost ones."""
         text = self.inside(self.a, "ping", "-c", str(count), "-i", str(interval_s), "-W", "2", *options, target)
         return sorted(float(ms) / 1e3 for ms in re.findall(r"time=([\d.]+) ms", text))
 
     def iperf(self, seconds: int, *options: str, target: str = "10.77.0.2") -> dict[str, Any]:
-        """iperf3 from a to b; the ``end`` part of its JSON."""
+        """Run iperf3 from a to b; return the ``end`` section of its JSON."""
         server = self.background(self.b, "iperf3", "-s", "-1", "--forceflush")
         assert server.stdout
         until(
@@ -139,7 +139,7 @@ class Lab:
 
     @contextmanager
     def redirect(self) -> Iterator[None]:
-        """The same path with zero delay: the kernel passes packets from end to end (what RTTs are compared with)."""
+        """Join the ends by a kernel redirect without delay: the baseline of RTTs."""
         ends = self.ends(0)
         for end, other in (ends, ends[::-1]):
             run("tc", "-n", self.plant, "qdisc", "add", "dev", end, "clsact")
@@ -153,7 +153,7 @@ class Lab:
 
 
 def alive(pid: int) -> bool:
-    """Neither gone nor a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -89,7 +89,7 @@ def test_processes_too_many() -> None:
     samples[50]["roles"]["rank"] = samples[50]["roles"]["rank"] * 2
     for it in samples[60:63]:
         it["zombies"] = 1
-    assert bad(samples=samples) == ["processes: rank", "zombies that stay"]
+    assert bad(samples=samples) == ["processes: rank", "persistent zombies"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_processes_too_many() -> None:
     [
         ({"left": ["process 1"]}, "left after down"),
         ({"not_as_before": ["east-gw: ip"]}, "links, addresses, routes, qdiscs, sysctls after heal"),
-        ({"stuck": 1}, "segments in which the job did not go on"),
+        ({"stuck": 1}, "segments without training progress"),
     ],
 )
 def test_what_is_left_or_stands_still(other: dict[str, Any], what: str) -> None:
