@@ -159,13 +159,13 @@ static bool set_key(struct impairment *impairment, char *word, char *why, size_t
         if (!parse_distribution(value, &impairment->distribution))
             expected = "uniform, normal, pareto or paretonormal";
     } else {
-        snprintf(why, why_bytes, "%s: no such key; there is delay_ns, rate_bps, queue_bytes, loss, memory_bytes, "
+        snprintf(why, why_bytes, "%s: unknown key (available: delay_ns, rate_bps, queue_bytes, loss, memory_bytes, "
                  "overhead_bytes, jitter_ns, distribution, correlation, jitter_reorders, p, r, h, k, corrupt, "
-                 "corrupt_survives, duplicate, reorder, reorder_by_ns, largest_bytes", word);
+                 "corrupt_survives, duplicate, reorder, reorder_by_ns, largest_bytes)", word);
         return false;
     }
     if (expected)
-        snprintf(why, why_bytes, "%s: %s is not %s", word, value, expected);
+        snprintf(why, why_bytes, "%s: expected %s, got %s", word, expected, value);
     return !expected;
 }
 
@@ -173,7 +173,7 @@ static void do_set(struct control *control, char **words) {
     const char *name = strtok_r(NULL, " ", words);
     struct fiber *fiber = name ? plant_find(control->plant, name) : NULL;
     if (!fiber) {
-        answer(control, "error %s: no such direction\n", name ? name : "set");
+        answer(control, "error %s: unknown direction\n", name ? name : "set");
         return;
     }
     struct impairment impairment = fiber->impairment;
@@ -185,7 +185,7 @@ static void do_set(struct control *control, char **words) {
         }
     }
     if (impairment.p > 0 && (impairment.r <= 0 || impairment.loss > 0)) {
-        answer(control, "error %s: p: a chain needs r above 0, and says loss by itself\n", fiber->name);
+        answer(control, "error %s: p: expected r above 0 and loss 0, because the chain determines loss\n", fiber->name);
         return;
     }
     plant_set(control->plant, fiber, &impairment);
@@ -200,7 +200,7 @@ static void do_add(struct control *control, char **words) {
     if (!egress || strtok_r(NULL, " ", words))
         answer(control, "error add: expected NAME INGRESS EGRESS\n");
     else if (control->going)
-        answer(control, "error %s: directions are added before go\n", name);
+        answer(control, "error %s: add directions before go\n", name);
     else if (!plant_add(control->plant, name, ingress, egress, why, sizeof why))
         answer(control, "error %s\n", why);
     else
@@ -208,7 +208,7 @@ static void do_add(struct control *control, char **words) {
 }
 
 static void do_go(struct control *control) {
-    char text[256] = "going already";
+    char text[256] = "already started";
     control->going = !control->going && control->go(control->go_context, text, sizeof text);
     answer(control, "%s %s\n", control->going ? "ok" : "error", text);
 }
@@ -266,7 +266,7 @@ static void do_line(struct control *control, char *line) {
     else if (strcmp(command, "go") == 0)
         do_go(control);
     else
-        answer(control, "error %.64s: no such command; there is add, set, flush, go, stats, ping\n", command);
+        answer(control, "error %.64s: unknown command (available: add, set, flush, go, stats, ping)\n", command);
 }
 
 /* ---- socket --------------------------------------------------------------------------------------------------------- */

@@ -45,7 +45,7 @@ bool plant_add(struct plant *plant, const char *name, const char *ingress, const
         return false;
     }
     if (plant_find(plant, name) || strcmp(ingress, egress) == 0) {
-        snprintf(why, why_bytes, "%s: %s", name, strcmp(ingress, egress) ? "is there already" : "begins where it ends");
+        snprintf(why, why_bytes, "%s: %s", name, strcmp(ingress, egress) ? "already exists" : "expected two different ends");
         return false;
     }
     struct port *in = find_or_open_port(plant, ingress, why, why_bytes);
@@ -53,7 +53,7 @@ bool plant_add(struct plant *plant, const char *name, const char *ingress, const
     if (!out)
         return false;
     if (in->outgoing || out->incoming) {
-        snprintf(why, why_bytes, "%s: another direction %s there already", in->outgoing ? ingress : egress,
+        snprintf(why, why_bytes, "%s: another direction already %s there", in->outgoing ? ingress : egress,
                  in->outgoing ? "begins" : "ends");
         return false;
     }
