@@ -26,7 +26,7 @@ def rooms(below: Path) -> Iterator[tuple[Path, list[Path]]]:
 def purpose(file: Path) -> str:
     """Return the first sentence of a file's docstring."""
     text = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0].split())
-    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0].removesuffix(" Its whole story:")
+    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
 def main(folders: list[str]) -> None:

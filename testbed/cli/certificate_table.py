@@ -101,12 +101,12 @@ def _rate(directions: Sequence[DirectionCertificate]) -> str:
 def footnote(certificate: Certificate) -> str:
     """Explain what is checked and what the columns mean, and give the host's load during the measurement."""
     bare = [each.bare.median for link in certificate.links for each in link.directions if each.bare]
-    baseline = f" ({format_delay(max(bare), 3)} over a zero-delay redirect)" if bare else ""
+    baseline = f"baseline: {format_delay(max(bare), 3)} over a zero-delay redirect.\n" if bare else ""
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
     return (
         f"Checked: {JUDGED}.\n"
-        f"error = measured median - target - baseline{baseline}; jitter likewise.\n"
+        f"error = measured median - target - baseline; jitter likewise.\n{baseline}"
         f"CPU {certificate.headroom.free:.0%} free{took}; {around}."
     )
 

@@ -30,6 +30,8 @@ def main(arguments: list[str]) -> int:
         return 3  # the lab was taken down meanwhile: nothing of it may come back
     try:
         keeper = Keeper(folder, agents="--agents" in arguments, containers="--containers" in arguments)
+    except FileNotFoundError:
+        return 3  # as above, between that check and the lock
     except TimeoutError:
         print(f"lab {folder.name} already has a keeper", flush=True)
         return 3

@@ -485,7 +485,7 @@ def decode_request(message: object) -> Request[Any]:
             elif not _fits(given[name], _HINTS[verb][name]):
                 raise ValueError(name)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LabError(f"malformed argument '{name}' of '{verb}'") from error
+            raise LabError(f"malformed argument '{name}' of '{verb}': {error!r}") from error
     return kind(**given)
 
 

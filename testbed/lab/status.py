@@ -18,7 +18,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import namespace, netlink, process
 from testbed.host.metrics import scrape
 from testbed.keeper import client, protocol
-from testbed.keeper.journal import Journal
+from testbed.keeper.journal import FIBERS_DARK, Journal
 from testbed.keeper.protocol import DirectionCounters, FaultRecord, HelloAnswer, RankState
 from testbed.lab import teardown
 
@@ -199,7 +199,7 @@ def _ask(lab: LabFolder) -> _Found:
             found.why += [*_without_keeper(lab), *_containers(lab)]
         return found
     if hello["emulator_died"]:
-        found.why.append(f"the emulator died, so all fibers are dark; take it down with: testbed down {lab.name}")
+        found.why.append(f"{FIBERS_DARK}; take it down with: testbed down {lab.name}")
     if hello["prometheus_ended"]:
         found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]

@@ -83,7 +83,7 @@ def test_exec_is_inside(lab: Lab) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_exec_runs_ends_with_exec(lab: Lab, number: signal.Signals) -> None:
     def there() -> bool:
-        return any("sleep 4711" in line and "leash" not in line for line in docker("top", container).splitlines())
+        return any("sleep 4711" in line and "watchdog" not in line for line in docker("top", container).splitlines())
 
     container = f"clab-{lab.name}-west-gw"
     words = [sys.executable, "-m", "testbed.cli.app", "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]

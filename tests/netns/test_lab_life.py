@@ -152,7 +152,7 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
     try:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(15_000_000))
-        with pytest.raises(TestbedError, match="less than 20 MB are free"):
+        with pytest.raises(TestbedError, match="less than 20 MB free"):
             testbed.up("metro-40km", name=lab_name, agents=False)
         ballast.unlink()
         testbed.up("metro-40km", name=lab_name, agents=False)

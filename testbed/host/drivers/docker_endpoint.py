@@ -98,11 +98,16 @@ def maker_of(lab: str, address: str, said_by: str) -> Endpoint:
 def _host_of(context: str, source: str, file: Path) -> str:
     """Return the address of a docker context. Raises UserError if there is none of that name."""
     from docker.context import Context
+    from docker.context.config import METAFILE, get_context_id
 
     try:
-        # Without config.json the SDK searches below the working directory, which may belong to anybody.
-        found = Context.load_context(context) if file.exists() else None
-        host = found.endpoints["docker"]["Host"] if found else ""
+        if file.exists():
+            found = Context.load_context(context)
+            host = found.endpoints["docker"]["Host"] if found else ""
+        else:
+            # Without config.json the SDK searches below the working directory, which may belong to anybody.
+            meta = file.parent / "contexts" / "meta" / get_context_id(context) / METAFILE
+            host = json.loads(meta.read_bytes())["Endpoints"]["docker"]["Host"] if meta.exists() else ""
     except Exception as error:  # the SDK raises a bare Exception for a file that it cannot parse
         raise UserError(f"{source}: cannot read docker context {shown(context)}: {error}") from error
     if not host:

@@ -41,7 +41,10 @@ class FileLock:
             time.sleep(POLL_S)
 
     def release(self) -> None:
-        os.close(self._descriptor)
+        """Release the lock; a second call does nothing, since the descriptor may be another file's by then."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def __enter__(self) -> FileLock:
         return self

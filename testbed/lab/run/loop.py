@@ -10,6 +10,7 @@ from typing import Any, Final
 from testbed.core.experiment.steady import Condition, Monitor, Told
 from testbed.errors import JobFailed, LabError
 from testbed.host.files.store import RunDirectory
+from testbed.keeper.journal import FIBERS_DARK
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.recorder import Recorder
 from testbed.lab.progress import LiveState, Progress
@@ -179,5 +180,5 @@ def _text(event: Mapping[str, Any]) -> str:
     if kind == "container-died":
         return f"the container of {event['node']} died"
     if kind == "emulator-died":
-        return "the emulator died, so all fibers are dark"
+        return FIBERS_DARK
     return ""

@@ -110,3 +110,13 @@ def test_whatever_stands_in_run_json_breaks_nothing(tmp_path: Path, value: objec
     report = report_of(tmp_path / "run", hypothesis=value, schedule=value)
     html(report), markdown(report), junit(report), json.dumps(to_json(report))
     assert report.verdict != "pass" or not report.steady
+
+
+def test_the_names_of_test_cases_do_not_follow_the_wording_of_the_questions(tmp_path: Path) -> None:
+    """CI systems keep the history of a test case by its name."""
+    assert list(cases(report_of(tmp_path / "run")))[:4] == [
+        "Did it train?",
+        "Did it come through?",
+        "Did the fiber hold its promise?",
+        "Did the bytes cross it?",
+    ]

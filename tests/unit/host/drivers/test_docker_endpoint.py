@@ -77,6 +77,18 @@ def test_a_context_of_another_machine_is_refused_by_its_name(configuration: Path
         docker_client.refuse_silence()
 
 
+def test_a_context_is_found_without_a_configuration_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """`docker context create` writes none; DOCKER_CONTEXT names the context."""
+    home = tmp_path_factory.mktemp("home")
+    context(home / ".docker", "mine", "unix:///run/mine.sock")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "mine")
+    assert endpoint().socket == Path("/run/mine.sock")
+
+
 def test_a_context_of_the_working_directory_is_not_used(
     configuration: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
