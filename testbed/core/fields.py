@@ -1,4 +1,4 @@
-"""Read the fields of a JSON object leniently.
+"""Read the fields of a JSON object leniently, and write values that JSON can hold.
 
 A report must be possible from whatever a crash left behind: unknown keys are ignored, an optional field of the wrong
 type is None, and a line without its mandatory fields raises :class:`Malformed`, which :func:`parse` counts and skips.
@@ -6,9 +6,10 @@ type is None, and a line without its mandatory fields raises :class:`Malformed`,
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Fields = Mapping[str, object]
 T = TypeVar("T")
@@ -94,3 +95,14 @@ def parse(
         except Malformed:
             malformed += 1
     return found, malformed
+
+
+def json_values(value: Any) -> Any:
+    """Return ``value`` as JSON can hold it: dataclasses as objects, tuples as lists, null for numbers not finite."""
+    if dataclasses.is_dataclass(value):
+        return {each.name: json_values(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_values(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

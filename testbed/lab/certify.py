@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from testbed.core.certification import chance
-from testbed.core.certification.certificate import Certificate, StandingFault
+from testbed.core.certification.certificate import Certificate, ConcurrentFault
 from testbed.core.plan import build, routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
@@ -76,7 +76,7 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
         took_s=round(time.monotonic() - began, 3),
         stolen=load.stolen,
         faults=tuple(
-            StandingFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
+            ConcurrentFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
             for it in client.ask(lab, protocol.Faults())
             if it["ended_t"] is None
         ),

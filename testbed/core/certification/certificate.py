@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from testbed.core.certification.link_certificate import LinkCertificate
 from testbed.core.fields import Fields, mapping, number, sequence, text, texts
 
-__all__ = ["Certificate", "Headroom", "StandingFault"]
+__all__ = ["Certificate", "ConcurrentFault", "Headroom"]
 
 BUSY = 0.95
 """Share of all cores above which a machine measures itself rather than its fibers."""
@@ -44,7 +44,7 @@ class Headroom:
 
 
 @dataclass(frozen=True)
-class StandingFault:
+class ConcurrentFault:
     """A fault that was active during the measurement; ``links`` are those it affects, none for a fault of a rank."""
 
     name: str
@@ -75,7 +75,7 @@ class Certificate:
     thorough: bool = False
     took_s: float | None = None
     stolen: float = 0.0
-    faults: tuple[StandingFault, ...] = ()
+    faults: tuple[ConcurrentFault, ...] = ()
 
     @property
     def certified(self) -> bool:
@@ -152,7 +152,7 @@ class Certificate:
             took_s=number(fields, "took_s"),
             stolen=number(mapping(fields, "headroom"), "stolen") or 0.0,
             faults=tuple(
-                StandingFault(text(each, "name"), texts(each, "links"))
+                ConcurrentFault(text(each, "name"), texts(each, "links"))
                 for each in sequence(fields, "faults")
                 if isinstance(each, Mapping)
             ),

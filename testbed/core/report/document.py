@@ -6,7 +6,6 @@ Times that end in ``_s`` and refer to the job (``began_s``, ``t_s``) count from 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,7 +17,7 @@ from testbed.core.analysis.timeline import fault_windows
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import check
 from testbed.core.checkers.finding import Checker
-from testbed.core.fields import text
+from testbed.core.fields import json_values, text
 from testbed.core.records.event import Event
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
@@ -40,7 +39,6 @@ __all__ = [
     "Report",
     "StepSeries",
     "build",
-    "json_values",
     "to_json",
 ]
 
@@ -233,17 +231,6 @@ def to_json(report: Report) -> dict[str, object]:
     plain = json_values(document)
     assert isinstance(plain, dict)
     return plain
-
-
-def json_values(value: object) -> object:
-    """Return ``value`` with lists for tuples, and null for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): json_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_values(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _origin(run: RunData, job: JobEvidence) -> float:

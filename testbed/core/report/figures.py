@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from testbed.core.analysis.recovery import BACK
+from testbed.core.fields import json_values
 from testbed.core.report import formats
-from testbed.core.report.document import Fault, Report, json_values
+from testbed.core.report.document import Fault, Report
 from testbed.core.report.hypothesis import Steady
 
 __all__ = ["CYCLE", "Figure", "Json", "axis", "figures", "made", "plain"]

@@ -6,7 +6,6 @@ apart; the shipped copy is ``testbed/core/report/validate.schema.json``.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -16,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from testbed.core.fields import json_values
 from testbed.core.user_text import shown
 from testbed.core.validation.result import SCHEMA_VERSION, Validation
 
@@ -33,7 +33,7 @@ _DESCRIPTION = (
 
 def to_json(validation: Validation) -> dict[str, Any]:
     """Return plain dicts, lists and numbers; a number that is not finite becomes null, because JSON has none."""
-    plain: dict[str, Any] = _plain(validation)
+    plain: dict[str, Any] = json_values(validation)
     return plain
 
 
@@ -112,16 +112,6 @@ def _doubled(validation: Validation) -> Iterator[str]:
     for name, count in counted.items():
         if count > 1:
             yield f"libraries: {count} have the name {shown(name)}"
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _with_nan(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import re
 import pytest
 
 from testbed.core.certification import chance
-from testbed.core.certification.certificate import Certificate, Headroom, StandingFault
+from testbed.core.certification.certificate import Certificate, ConcurrentFault, Headroom
 from testbed.core.certification.judge import DirectionSample, RoundTripSample, Stream, judge_direction, judge_round_trip
 from testbed.core.certification.link_certificate import LinkCertificate
 from testbed.core.physics.impairment import Impairment
@@ -427,10 +427,10 @@ def test_a_machine_without_headroom_is_a_note_and_no_failure():
 
 
 def test_a_fault_that_stands_on_a_fiber_is_outside_tolerance_and_another_one_a_note():
-    slight = certificate(link(), faults=(StandingFault("f1 (jitter north)", ("north",)),))
+    slight = certificate(link(), faults=(ConcurrentFault("f1 (jitter north)", ("north",)),))
     assert slight.why == ("north: fault f1 (jitter north) is active",)
     assert not slight.certified
-    of_a_rank = certificate(link(), faults=(StandingFault("f2 (straggler 3)"),))
+    of_a_rank = certificate(link(), faults=(ConcurrentFault("f2 (straggler 3)"),))
     assert of_a_rank.certified
     assert "fault f2 (straggler 3) was active, which affects no fiber" in of_a_rank.notes
     for each in (slight, of_a_rank):
