@@ -23,8 +23,9 @@ exclude_patterns = ["_ext"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline"]
 
-# Every link and anchor must lead somewhere; `-W` makes each warning an error. Types in signatures are names of
-# the source, most of them internal: those that have an entry in python.md become links, the others stay text.
+# Every link between pages, anchor and picture must lead somewhere; `-W` makes each warning an error. Python cross
+# references are exempt from this check: types in signatures are names of the source, most of them internal. Those
+# that have an entry in python.md become links, the others stay text.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r".*")]
 

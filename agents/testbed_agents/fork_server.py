@@ -1,7 +1,7 @@
 """The fork server: imports torch once and forks one process per rank (protocol: docs/design.md).
 
 An import of torch takes seconds and hundreds of megabytes; a fork of this process takes milliseconds and shares the
-memory. It must be single-threaded when it forks: a lock held by another thread would stay locked in the child for ever.
+memory. It must be single-threaded when it forks: a lock held by another thread would stay locked in the child forever.
 So it uses no threads, but one selector over stdin and each rank's socket and pidfd.
 """
 

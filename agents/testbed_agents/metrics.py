@@ -140,7 +140,7 @@ class RankMetrics:
         self._peer_wait.inc(peer_wait_s)
         self._network.inc(network_s)
         self._heartbeat.set(time.time())
-        self._steps.inc()  # last, so that whoever waits for a step count finds the other metrics updated
+        self._steps.inc()  # last: a reader that waits for a step count finds the other metrics updated
 
 
 def _own_version() -> str:

@@ -19,8 +19,8 @@ from sphinx.application import Sphinx
 from testbed.cli.app import app as testbed
 
 PLACE: Final = "<!-- verbs -->"
-WORDED_DEFAULT: Final = re.compile(r"(.*?)(?: \\?\[default: (.*)\])?$")
-"""Help text, and the default that it ends with where that is no value: ``[default: the latest]``."""
+WORDED_DEFAULT: Final = re.compile(r"(.*?)(?: \(default: (.*)\)(\.))?$")
+"""Help text, the default that it ends with where that is no value, ``(default: the latest).``, and the full stop."""
 
 
 def reference() -> str:
@@ -68,8 +68,8 @@ def row(option: Any) -> str:
     value = "" if option.is_flag else f" {values(option)}"
     names = ", ".join(code(name + value) for name in sorted(option.opts, key=len, reverse=True))
     names += "".join(f" / {code(name)}" for name in option.secondary_opts)
-    meaning, worded_default = WORDED_DEFAULT.match(" ".join((option.help or "").split())).groups()  # type: ignore[union-attr]
-    meaning = prose(meaning)
+    meaning, worded_default, stop = WORDED_DEFAULT.match(" ".join((option.help or "").split())).groups()  # type: ignore[union-attr]
+    meaning = prose(meaning + (stop or ""))
     if option.envvar:
         variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar
         meaning += " Environment: " + ", ".join(code(each) for each in variables) + "."

@@ -58,7 +58,7 @@ class Engine:
                     noticed = kind
                 self._make(waiting)
         except BaseException:
-            # What was never begun must not be undone: a resource of that name may be somebody else's.
+            # What was never begun must not be undone: a resource of that name may belong to another owner.
             self.journal.undone(waiting)
             raise
 

@@ -117,8 +117,11 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether it lacks even the first line: its keeper died at once, and nothing is on the host, or somebody
-        emptied the file, and everything may be."""
+        """Whether the journal lacks even its first line.
+
+        Either the keeper died at once, and the host has nothing of the lab, or the file was emptied later, and the
+        host may have any of it.
+        """
         return not self.boot
 
     def _replay(self, record: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ class Keeper:
         self._ended.wait()
 
     def terminate(self) -> None:
-        """Take the lab down on SIGTERM: the machine shuts down, or somebody ends the keeper."""
+        """Take the lab down on SIGTERM: the machine shuts down, or a user ends the keeper."""
         threading.Thread(target=self.down, daemon=True).start()
 
     def closed(self, caller: Caller) -> None:
@@ -190,7 +190,7 @@ class Keeper:
         """Undo everything and end; only the folder is left, for the caller to remove. Raises HostError.
 
         What cannot be undone stays in the journal for `testbed down`: waiting here for docker to come back might take
-        for ever.
+        forever.
         """
 
         def work() -> None:

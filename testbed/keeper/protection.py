@@ -92,7 +92,7 @@ class Protection:
         with self._changed:
             links = [name for name, due_t in self._due.items() if due_t <= t]
             for name in links:
-                del self._due[name]  # one attempt: a switch that fails is not repeated for ever
+                del self._due[name]  # one attempt: a switch that fails is not repeated forever
         if self._engine.journal.state in ("going", "down"):
             return
         for name in links:

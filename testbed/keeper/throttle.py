@@ -2,7 +2,7 @@
 
 On a node that is a namespace the rank's process is moved into a group ``testbed.<lab>.<node>``, which is removed with
 the limit. A container has docker's group, whose limit is set and removed. The lab's containers are created without a
-limit; one that somebody has set since is refused rather than overwritten.
+limit; one that another program has set since is refused rather than overwritten.
 """
 
 from __future__ import annotations

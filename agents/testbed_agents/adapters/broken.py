@@ -111,7 +111,7 @@ class Hang(Ring):
 
 
 class NoTimeout(Ring):
-    """Waits for ever: a hang as soon as the fiber is cut."""
+    """Waits forever: a hang as soon as the fiber is cut."""
 
     def join(self, world: World) -> None:
         super().join(world)

@@ -2,7 +2,7 @@
 
 Traps: MPICH with UCX uses shared memory between namespaces of one machine, so that nothing crosses the fiber, unless it
 is restricted to TCP. Open MPI's hierarchical collectives (han) crash where each node has its own network namespace. MPI
-has no timeouts: it waits for ever on a fiber that is down, and a communicator cannot be rebuilt once a rank is gone.
+has no timeouts: it waits forever on a fiber that is down, and a communicator cannot be rebuilt once a rank is gone.
 """
 
 from __future__ import annotations

@@ -60,26 +60,26 @@ def _lacking(impairment: Impairment) -> Iterator[str]:
     chances = {"p": "p", "r": "r", "duplicate": "duplicate", "corrupt": "corrupt", "loss": "loss"}
     for field, name in chances.items():
         if 0 < getattr(impairment, field) < LEAST_PROBABILITY:
-            yield _has_no(name, f"probability below {LEAST_PROBABILITY:.1g}")
+            yield _unsupported(name, f"a probability below {LEAST_PROBABILITY:.1g}")
     if impairment.jitter_correlation:
         # netem indexes its table by the remainder of a 32-bit number, of which only the upper bits are correlated.
-        yield _has_no("correlation", "correlation of jitter that has an effect")
+        yield _unsupported("correlation", "correlation of jitter")
     if impairment.chain and impairment.duplicate:
-        yield _has_no("duplicate", "duplication together with burst loss: the clone would be a step of the chain")
+        yield _unsupported("duplicate", "duplication together with burst loss: the clone would be a step of the chain")
     elif _with_duplicates(_random_loss(impairment), impairment.duplicate)[1] is None:
-        yield _has_no("duplicate", f"way to duplicate {impairment.duplicate:g} of the packets that this loss leaves")
+        yield _unsupported("duplicate", f"duplication of {impairment.duplicate:g} of the packets that this loss leaves")
     try:
         most_s = max(map(abs, offsets_s(impairment)), default=0.0)
     except ValueError as error:
-        yield _has_no("reorder", f"share like that: {str(error).partition(': ')[2]}")
+        yield _unsupported("reorder", f"this share: {str(error).partition(': ')[2]}")
         return
     if most_s * 1e9 > tc.MOST_OFFSET_NS:
         name = "reorder_by" if impairment.reorder else "jitter"
-        yield _has_no(name, f"delay that differs by more than {tc.MOST_OFFSET_NS / 1e9:.3g} s from its mean")
+        yield _unsupported(name, f"delays more than {tc.MOST_OFFSET_NS / 1e9:.3g} s from their mean")
 
 
-def _has_no(name: str, what: str) -> str:
-    return f"{name}: the emulator netem has no {what}; use --emulator fiberd"
+def _unsupported(name: str, what: str) -> str:
+    return f"{name}: netem does not support {what}; use --emulator fiberd"
 
 
 def _random_loss(impairment: Impairment) -> float:

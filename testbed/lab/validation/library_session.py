@@ -20,7 +20,7 @@ from testbed.lab.validation.worker_set import LONGEST_TEXT, Replies, WorkerSet
 __all__ = ["LibraryFailed", "Performed", "Session"]
 
 MOST_FRESH: Final = 12
-"""How often programs are restarted before a library is given up: one that hangs in everything would take for ever."""
+"""How often programs are restarted before a library is given up: one that hangs in everything would take forever."""
 
 LEAST_ROOM: Final = 1 << 20
 """Free bytes below which the disk counts as full."""

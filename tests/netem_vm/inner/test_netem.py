@@ -89,7 +89,7 @@ class TestNetem(EmulatorContract):
         assert scatters(lab)
 
     def test_what_netem_lacks_is_refused_before_anything_is_touched(self, lab: Lab, start: Start) -> None:  # noqa: F811
-        with pytest.raises(LabError, match=r"l0:a: duplicate: the emulator netem has no .*; use --emulator fiberd"):
+        with pytest.raises(LabError, match=r"l0:a: duplicate: netem does not support .*; use --emulator fiberd"):
             start(lab, Impairment(loss=0.1), Impairment(loss=0.1, burst=3, duplicate=0.1))
         standing = run("tc", "-n", lab.plant, "qdisc", "show")
         assert "netem" not in standing and "clsact" not in standing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -95,6 +96,19 @@ def test_the_reference_has_every_verb_with_its_options(site: Path) -> None:
     for shown in ("--driver NAME", "auto", "testbed up metro-40km --set links.north.km=80"):
         assert shown in up
     assert "TESTBED_LAB" in page.text
+
+
+def test_defaults_in_help_texts_are_in_the_default_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    cli_reference = importlib.import_module("cli_reference")
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    options = [each for command in commands for each in command.params if each.param_type_name == "option"]
+    found = {each.opts[0]: each for each in options if "(default:" in (each.help or "")}
+    assert {"--topology", "--runs", "--data", "--name", "--image"} <= set(found)
+    for name, option in found.items():
+        meaning, default = re.fullmatch(r"(.*) \(default: (.*)\)\.", option.help).groups()  # type: ignore[union-attr]
+        _, shown, explained = cli_reference.row(option).strip("| ").split(" | ")
+        assert (shown, explained.partition(" Environment: ")[0]) == (default, meaning + "."), name
 
 
 def test_the_python_reference_has_docstrings(site: Path) -> None:

@@ -227,7 +227,7 @@ def test_duplicates_beside_a_loss_come_out_as_asked(loss: float, duplicate: floa
 )
 def test_what_only_the_other_emulator_has_is_refused_by_name(name: str, beyond: Impairment) -> None:
     assert not list(beyond.findings())
-    with pytest.raises(LabError, match=rf"^n:w: {name}: the emulator netem has no .*; use --emulator fiberd$"):
+    with pytest.raises(LabError, match=rf"^n:w: {name}: netem does not support .*; use --emulator fiberd$"):
         qdiscs_of("n:w", beyond, 1500)
 
 

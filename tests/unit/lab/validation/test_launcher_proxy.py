@@ -1,4 +1,4 @@
-"""The launcher proxy between an mpiexec in a container and its daemons in others; here all run on this host."""
+"""The launcher proxy between mpiexec in one container and its daemons in others; here all run on this host."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ import pytest
 from testbed.lab.validation import launcher_proxy
 
 ROOT = Path(__file__).resolve().parents[4]
-LEASH = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
+WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
 BOUND_S = 20.0
 ENDLESS = "echo daemon $$ runs; exec sleep 1000"
 
 
 class Mpiexec:
-    """A shell script in place of mpiexec, whose ``$1`` replaces ssh and knows the hosts a and b."""
+    """A shell script in place of mpiexec. Its ``$1`` replaces ssh and reaches the hosts a and b."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._log = folder, folder / "log"
         self.within = folder / "netns"
         self.within.symlink_to("/proc/self/ns/net")
-        self.relay: subprocess.Popen[bytes] | None = None
+        self.proxy: subprocess.Popen[bytes] | None = None
 
     def start(self, script: str) -> None:
         environment = {
@@ -41,10 +41,10 @@ class Mpiexec:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}",
         }
         with self._log.open("ab") as log:
-            self.relay = launcher_proxy.start(
+            self.proxy = launcher_proxy.start(
                 self.folder,
-                [*LEASH, "sh", "-c", script, "mpiexec", str(launcher_proxy.program(self.folder)), str(self._log)],
-                {host: [*LEASH, "env", f"WHERE={host}"] for host in ("a", "b")},
+                [*WATCHDOG, "sh", "-c", script, "mpiexec", str(launcher_proxy.program(self.folder)), str(self._log)],
+                {host: [*WATCHDOG, "env", f"WHERE={host}"] for host in ("a", "b")},
                 within=self.within,
                 owner=(os.getuid(), os.getgid()),
                 environment=environment,
@@ -52,17 +52,17 @@ class Mpiexec:
             )
 
     @property
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         return self._log.read_text().splitlines()
 
     def ended(self) -> int:
-        assert self.relay is not None
-        return self.relay.wait(BOUND_S)
+        assert self.proxy is not None
+        return self.proxy.wait(BOUND_S)
 
-    def pid(self, who: str) -> int:
-        """As its line ``WHO PID runs`` says; waits for it."""
-        pattern = re.compile(rf"^{who} (\d+) runs$", re.MULTILINE)
-        oracle.until(lambda: pattern.search(self._log.read_text()) is not None, BOUND_S, f"{who} runs")
+    def pid(self, role: str) -> int:
+        """Wait for the line ``ROLE PID runs`` and return its PID."""
+        pattern = re.compile(rf"^{role} (\d+) runs$", re.MULTILINE)
+        oracle.until(lambda: pattern.search(self._log.read_text()) is not None, BOUND_S, f"{role} runs")
         found = pattern.search(self._log.read_text())
         assert found is not None
         return int(found[1])
@@ -70,14 +70,14 @@ class Mpiexec:
 
 @pytest.fixture
 def mpiexec(tmp_path: Path) -> Iterator[Mpiexec]:
-    """Return a folder whose path is longer than a socket's may be."""
+    """Return an mpiexec in a folder whose path is longer than the limit of a socket's path."""
     folder = tmp_path / ("validate-" * 12)
     folder.mkdir()
     made = Mpiexec(folder)
     yield made
-    if made.relay is not None:
-        made.relay.kill()
-        made.relay.wait(BOUND_S)
+    if made.proxy is not None:
+        made.proxy.kill()
+        made.proxy.wait(BOUND_S)
 
 
 def gone(pid: int) -> bool:
@@ -88,8 +88,8 @@ def test_a_daemon_starts_where_it_was_asked_for_and_its_status_comes_back(mpiexe
     mpiexec.start(
         """"$1" -x b 'echo daemon in $WHERE;' exit 3; echo status $?; "$1" user@a true; echo status $?; exit 5"""
     )
-    assert mpiexec.ended() == 5, mpiexec.said
-    assert mpiexec.said == ["daemon in b", "status 3", "status 0"]
+    assert mpiexec.ended() == 5, mpiexec.output
+    assert mpiexec.output == ["daemon in b", "status 3", "status 0"]
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_a_daemon_starts_where_it_was_asked_for_and_its_status_comes_back(mpiexe
 )
 def test_each_host_of_the_lab_is_entered_once_and_no_other(mpiexec: Mpiexec, script: str, why: str) -> None:
     mpiexec.start(script)
-    assert mpiexec.ended() == 0, mpiexec.said
-    assert sorted(mpiexec.said) == sorted([why, "status 255"])
+    assert mpiexec.ended() == 0, mpiexec.output
+    assert sorted(mpiexec.output) == sorted([why, "status 255"])
 
 
 def test_only_the_owner_may_ask(mpiexec: Mpiexec) -> None:
     mpiexec.start("exit 0")
-    assert mpiexec.ended() == 0, mpiexec.said
+    assert mpiexec.ended() == 0, mpiexec.output
     (path,) = (it for it in mpiexec.folder.iterdir() if it.is_socket())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert (path.stat().st_uid, path.stat().st_gid) == (os.getuid(), os.getgid())
@@ -123,8 +123,8 @@ def test_only_the_owner_may_ask(mpiexec: Mpiexec) -> None:
 def test_killed_it_takes_mpiexec_and_daemons_along(mpiexec: Mpiexec) -> None:
     mpiexec.start(f"""echo launcher $$ runs; "$1" a '{ENDLESS}'""")
     inside = [mpiexec.pid("launcher"), mpiexec.pid("daemon")]
-    assert mpiexec.relay is not None and not any(map(gone, inside))
-    mpiexec.relay.send_signal(signal.SIGKILL)
+    assert mpiexec.proxy is not None and not any(map(gone, inside))
+    mpiexec.proxy.send_signal(signal.SIGKILL)
     oracle.until(lambda: all(map(gone, inside)), BOUND_S, "mpiexec and the daemon end")
 
 
@@ -135,30 +135,30 @@ def test_a_daemon_ends_with_mpiexec(mpiexec: Mpiexec) -> None:
     oracle.until(lambda: gone(daemon), BOUND_S, "the daemon ends")
 
 
-def test_a_daemon_ends_with_whoever_asked_for_it(mpiexec: Mpiexec) -> None:
+def test_a_daemon_ends_with_its_requester(mpiexec: Mpiexec) -> None:
     mpiexec.start(f""""$1" a '{ENDLESS}' & until grep -q ^daemon "$2"; do sleep 0.05; done; kill $!; sleep 1000""")
     daemon = mpiexec.pid("daemon")
     oracle.until(lambda: gone(daemon), BOUND_S, "the daemon ends")
-    assert mpiexec.relay is not None and mpiexec.relay.poll() is None
+    assert mpiexec.proxy is not None and mpiexec.proxy.poll() is None
 
 
 def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiexec: Mpiexec) -> None:
-    """The owner's processes are in all nodes; a namespace of another kind represents one without processes."""
+    """Every node has processes of the owner, so a namespace of another kind stands in for one without any."""
     mpiexec.within.unlink()
     mpiexec.within.symlink_to("/proc/self/ns/uts")
     mpiexec.start(
         f""""$1" a echo entered; echo status $?; ln -sfn /proc/self/ns/net '{mpiexec.within}'
         "$1" a echo entered; echo status $?"""
     )
-    assert mpiexec.ended() == 0, mpiexec.said
+    assert mpiexec.ended() == 0, mpiexec.output
     refused = [
         it
-        for it in mpiexec.said
+        for it in mpiexec.output
         if re.fullmatch(r"launcher proxy: refused process \d+: it is not in the management network", it)
     ]
     assert len(refused) == 1
-    told = [it for it in mpiexec.said if it.startswith(("status", "entered"))]
-    assert told == ["status 255", "entered", "status 0"]
+    answers = [it for it in mpiexec.output if it.startswith(("status", "entered"))]
+    assert answers == ["status 255", "entered", "status 0"]
 
 
 def test_what_lies_in_the_users_folder_is_not_run(mpiexec: Mpiexec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +166,8 @@ def test_what_lies_in_the_users_folder_is_not_run(mpiexec: Mpiexec, monkeypatch:
         (mpiexec.folder / name).write_text("raise SystemExit('not mine')\n")
     monkeypatch.chdir(mpiexec.folder)
     mpiexec.start('"$1" a echo entered')
-    assert mpiexec.ended() == 0, mpiexec.said
-    assert mpiexec.said == ["entered"]
+    assert mpiexec.ended() == 0, mpiexec.output
+    assert mpiexec.output == ["entered"]
 
 
 def test_out_of_descriptors_it_says_so_and_goes_on_when_there_are_some(mpiexec: Mpiexec) -> None:
@@ -177,15 +177,16 @@ def test_out_of_descriptors_it_says_so_and_goes_on_when_there_are_some(mpiexec: 
         "$1" a echo entered a; echo status $?; echo second $$ runs; "$1" b echo entered b; echo status $?"""
     )
     mpiexec.pid("launcher")
-    assert mpiexec.relay is not None
-    soft, hard = resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE, (3, hard))  # one is had already for who comes next
+    assert mpiexec.proxy is not None
+    soft, hard = resource.prlimit(mpiexec.proxy.pid, resource.RLIMIT_NOFILE)
+    # The blocked accept(2) already has the descriptor of the next connection.
+    resource.prlimit(mpiexec.proxy.pid, resource.RLIMIT_NOFILE, (3, hard))
     may_ask.touch()
     mpiexec.pid("second")
-    resource.prlimit(mpiexec.relay.pid, resource.RLIMIT_NOFILE, (soft, hard))
-    assert mpiexec.ended() == 0, mpiexec.said
-    assert "launcher proxy: cannot start the requested command: Too many open files" in mpiexec.said
-    assert [it for it in mpiexec.said if it.startswith(("status", "entered"))] == [
+    resource.prlimit(mpiexec.proxy.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert mpiexec.ended() == 0, mpiexec.output
+    assert "launcher proxy: cannot start the requested command: Too many open files" in mpiexec.output
+    assert [it for it in mpiexec.output if it.startswith(("status", "entered"))] == [
         "status 255",
         "entered b",
         "status 0",
@@ -199,8 +200,8 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path, monkeypatch: py
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as silent:
         listener.bind("reach.socket")
         listener.listen()
-        words = (listener, ["sh", "-c", script, str(tmp_path / "end")], {}, Path("/proc/self/ns/net"))
-        serving = threading.Thread(target=launcher_proxy.serve, args=words)
+        arguments = (listener, ["sh", "-c", script, str(tmp_path / "end")], {}, Path("/proc/self/ns/net"))
+        serving = threading.Thread(target=launcher_proxy.serve, args=arguments)
         serving.start()
         try:
             silent.settimeout(BOUND_S / 2)
