@@ -9,10 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Fields = Mapping[str, object]
 T = TypeVar("T")
+
+
+LARGEST: Final = 1e18
+"""Larger numbers, infinity included, are damage: sums of what is read here must stay finite, as report.json needs."""
 
 
 class Malformed(ValueError):
@@ -20,7 +24,7 @@ class Malformed(ValueError):
 
 
 def number(fields: Fields, key: str) -> float | None:
-    """Return the finite number at ``key``, else None; JSON's true and false do not count as numbers."""
+    """Return the number at ``key``; None if it is missing, true, false or larger than :data:`LARGEST`."""
     value = fields.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -28,7 +32,7 @@ def number(fields: Fields, key: str) -> float | None:
         found = float(value)
     except OverflowError:  # JSON integers are unbounded, floats are not
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= LARGEST else None  # NaN fails too
 
 
 def integer(fields: Fields, key: str) -> int | None:

@@ -171,7 +171,7 @@ class Faults:
                 due_t, fault = self._timers[0]
                 left = due_t - time.monotonic()
                 if left > 0:
-                    self._timers_changed.wait(left)
+                    self._timers_changed.wait(min(left, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self._timers)
             try:

@@ -63,7 +63,7 @@ class Schedule:
                     continue
                 left = self._due[0][0] - time.monotonic()
                 if left > 0:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
                     continue
                 together = [heapq.heappop(self._due)]
                 planned_t, _, self._beginning, _ = together[0]

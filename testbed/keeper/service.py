@@ -78,12 +78,18 @@ class Service:
                     send(protocol.noticed(text))
 
             caller = Caller(notice)
-            with contextlib.suppress(OSError, ValueError):
-                for line in stream:
-                    send(self._reply(json.loads(line), caller))
-            self._closed(caller)
+            try:
+                with contextlib.suppress(OSError, ValueError):
+                    for line in stream:
+                        send(self._reply(line, caller))
+            finally:
+                self._closed(caller)
 
-    def _reply(self, message: object, caller: Caller) -> dict[str, Any]:
+    def _reply(self, line: bytes, caller: Caller) -> dict[str, Any]:
+        try:
+            message: object = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return protocol.refused(LabError(f"expected one JSON object per line: {error}"))
         try:
             return protocol.answered(self._answer(message, caller))
         except TestbedError as error:

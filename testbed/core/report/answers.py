@@ -175,9 +175,7 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     measured = "" if value is None else f" Measured: {value:.4g}."
     if value is not None and value > 1 and expectation.text.startswith("goodput"):
         measured = f" Measured: {value:.4g}, {formats.goodput_means(value)}."
-    return Answer(
-        f"expected-{index}", "Was the expectation met?", word(expectation.holds), f"{expectation.text}.{measured}"
-    )
+    return Answer(f"expected-{index}", "As expected?", word(expectation.holds), f"{expectation.text}.{measured}")
 
 
 def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:

@@ -7,14 +7,15 @@ deployed.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from testbed.core.fields import LARGEST
 from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.protection_selector import SecondPath
+from testbed.core.user_text import shown
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,9 @@ def _value(name: str, kind: str, value: Any) -> Any:
     takes = {"str": str, "int": int, "float": int | float, "bool": bool}.get(kind)
     if takes is not None and (not isinstance(value, takes) or (isinstance(value, bool) and takes is not bool)):
         raise ValueError(f"{name}: expected {kind}, got {value!r}")
-    # JSON as Python reads it has Infinity and NaN; report.json has neither.
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name}: expected a finite number, got {value!r}")
+    # JSON as Python reads it has Infinity, NaN and integers of any size; report.json has none of these.
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise ValueError(f"{name}: expected a number up to {LARGEST:g}, got {shown(value)}")
     if kind.startswith("tuple[str") and not all(isinstance(each, str) for each in value):
         raise ValueError(f"{name}: expected strings, got {value!r}")
     return float(value) if kind == "float" else value

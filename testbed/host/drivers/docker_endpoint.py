@@ -81,7 +81,7 @@ def endpoint() -> Endpoint:
         return _local(host, "DOCKER_HOST")
     file = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker", "config.json")
     name, source = os.environ.get("DOCKER_CONTEXT", ""), "DOCKER_CONTEXT"
-    if not name and file.exists():
+    if not name and os.access(file, os.R_OK):  # as docker does: a file that cannot be read configures nothing
         from docker.context.config import get_current_context_name
 
         name, source = get_current_context_name(), str(file)
@@ -101,13 +101,13 @@ def _host_of(context: str, source: str, file: Path) -> str:
     from docker.context.config import METAFILE, get_context_id
 
     try:
-        if file.exists():
+        if os.access(file, os.R_OK):
             found = Context.load_context(context)
             host = found.endpoints["docker"]["Host"] if found else ""
         else:
             # Without config.json the SDK searches below the working directory, which may belong to anybody.
             meta = file.parent / "contexts" / "meta" / get_context_id(context) / METAFILE
-            host = json.loads(meta.read_bytes())["Endpoints"]["docker"]["Host"] if meta.exists() else ""
+            host = json.loads(meta.read_bytes())["Endpoints"]["docker"]["Host"] if os.access(meta, os.R_OK) else ""
     except Exception as error:  # the SDK raises a bare Exception for a file that it cannot parse
         raise UserError(f"{source}: cannot read docker context {shown(context)}: {error}") from error
     if not host:

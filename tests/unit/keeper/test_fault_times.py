@@ -126,6 +126,17 @@ def test_whichever_end_comes_first_ends_it(bench: Bench) -> None:
     assert 0.05 <= ends[by_itself["id"]] - by_itself["ack_t"] < 0.4
 
 
+@pytest.mark.parametrize("for_s", [1e300, float("inf")])
+def test_a_fault_with_an_endless_time_delays_no_other(bench: Bench, for_s: float) -> None:
+    """threading waits at most TIMEOUT_MAX; a longer wait raises, and the thread that ends faults would be gone."""
+    endless = bench.faults.inject({**FAULT, "for_s": for_s}, Compiled.at_once("dark", (DARK,), ("north",)))
+    first = bench.faults.inject({**FAULT, "for_s": 0.05}, Compiled.at_once("dark", (DARK,), ("north",)))
+    oracle.until(lambda: bench.over(first), 5.0, "a first one is over, and the thread waits for the endless one again")
+    short = bench.faults.inject({**FAULT, "for_s": 0.05}, Compiled.at_once("dark", (DARK,), ("north",)))
+    oracle.until(lambda: bench.over(short), 5.0, "the short one is over")
+    assert not bench.over(endless)
+
+
 def test_what_is_healed_is_not_played_on_and_not_healed_twice(bench: Bench) -> None:
     fault = bench.faults.inject(FAULT, flap(0.03, 0.03))
     assert [it["id"] for it in bench.faults.heal([fault["id"]])] == [fault["id"]]

@@ -96,3 +96,11 @@ def test_a_lack_of_file_descriptors_passes(
     service = Service(tmp_path / "socket", answer, lambda caller: closed.set())
     assert ask(tmp_path / "socket", b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
     service.close()
+
+
+@pytest.mark.parametrize("line", [b"{", b"\xff\xfe", b"[" * 100_000, b""])
+def test_a_line_that_is_no_json_is_refused_and_the_next_one_is_answered(path: Path, line: bytes) -> None:
+    refused, *_, answered = ask(path, line, b'{"call": "go"}')
+    assert refused["kind"] == "LabError"
+    assert refused["error"].startswith("expected one JSON object per line: ")
+    assert answered == {"ok": {"verb": "go"}}
