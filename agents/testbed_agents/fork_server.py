@@ -45,7 +45,7 @@ class ForkServer:
         self._unread = b""
 
     def run(self) -> None:
-        """Execute commands until EOF on stdin or until nobody reads the events; then end all ranks."""
+        """Execute commands until EOF on stdin or until no process reads the events; then end all ranks."""
         try:
             while True:
                 for key, _ in self._selector.select():
@@ -63,7 +63,7 @@ class ForkServer:
                 self._forget(agent)
 
     def say(self, event: str, **fields: object) -> None:
-        """Write one event as one line. Raises BrokenPipeError if nobody reads the events any more."""
+        """Write one event as one line. Raises BrokenPipeError if no process reads the events any more."""
         line = json.dumps({"event": event, "t": time.monotonic(), **fields}).encode() + b"\n"
         while line:
             line = line[os.write(self._events, line) :]

@@ -1,6 +1,6 @@
 """Standard streams that report a full disk, a closed descriptor or a vanished reader once, as a plain message.
 
-A result that cannot be written to stdout is an error. Failed writes to stderr are ignored: nobody would see the report,
+A result that cannot be written to stdout is an error. Failed writes to stderr are ignored: no one would see the report,
 and neither a lab nor a run may end because a terminal was closed.
 """
 

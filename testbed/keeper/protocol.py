@@ -418,34 +418,10 @@ class Down(Request[None]):
     verb: ClassVar = "down"
 
 
-REQUESTS: Final[tuple[type[Request[Any]], ...]] = (
-    Hello,
-    Build,
-    Open,
-    Apply,
-    Undo,
-    Stats,
-    Inject,
-    Schedule,
-    Unschedule,
-    Heal,
-    ProtectionStates,
-    Faults,
-    Events,
-    Ranks,
-    Train,
-    DarkLinks,
-    UnreachableSites,
-    DeadContainers,
-    AddEvent,
-    AwaitRestart,
-    StopJob,
-    ShareFolder,
-    Down,
-)
+REQUESTS: Final[tuple[type[Request[Any]], ...]] = tuple(Request.__subclasses__())
+"""Every request above."""
 
 _BY_VERB: Final = {it.verb: it for it in REQUESTS}
-_HINTS: Final = {it.verb: typing.get_type_hints(it) for it in REQUESTS}
 
 # ---- the wire
 
@@ -470,6 +446,7 @@ def decode_request(message: object) -> Request[Any]:
     if kind is None:
         raise LabError(f"unknown verb '{verb}': the lab's keeper runs testbed {__version__}")
     fields = {it.name: it for it in dataclasses.fields(kind)}
+    hints = _hints(cast(Any, kind))
     given = {key: value for key, value in message.items() if key != "call"}
     if unknown := sorted(given.keys() - fields.keys()):
         raise LabError(f"unknown argument '{unknown[0]}' of '{verb}': the lab's keeper runs testbed {__version__}")
@@ -482,7 +459,7 @@ def decode_request(message: object) -> Request[Any]:
         try:
             if from_wire:
                 given[name] = from_wire(given[name])
-            elif not _fits(given[name], _HINTS[verb][name]):
+            elif not _fits(given[name], hints[name]):
                 raise ValueError(name)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LabError(f"malformed argument '{name}' of '{verb}': {error!r}") from error

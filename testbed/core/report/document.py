@@ -5,10 +5,10 @@ Times that end in ``_s`` and refer to the job (``began_s``, ``t_s``) count from 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from testbed.core.analysis import attempt_history, fidelity, wire_check
 from testbed.core.analysis.goodput import JobEvidence, evaluate
@@ -222,15 +222,13 @@ def build(run: RunData) -> Report:
 
 def to_json(report: Report) -> dict[str, object]:
     """Return plain JSON values; a number that is not finite is null. The schema is ``report.schema.json``."""
-    document = dataclasses.asdict(report)
-    document["certificate"] = report.certificate.to_dict() if report.certificate else None
-    wired = document["wire"]
-    wired["cuts"] = [{**dataclasses.asdict(cut), "ok": cut.ok} for cut in report.wire.cuts]
+    document: dict[str, Any] = json_values(report)
+    document["certificate"] = json_values(report.certificate.to_dict()) if report.certificate else None
+    for line, cut in zip(document["wire"]["cuts"], report.wire.cuts, strict=True):
+        line["ok"] = cut.ok
     if report.topology:
         document["topology"].pop("origins")
-    plain = json_values(document)
-    assert isinstance(plain, dict)
-    return plain
+    return document
 
 
 def _origin(run: RunData, job: JobEvidence) -> float:

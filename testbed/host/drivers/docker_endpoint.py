@@ -87,7 +87,7 @@ def endpoint() -> Endpoint:
         name, source = get_current_context_name(), str(file)
     if not name or name == "default":
         return Endpoint(USUAL)
-    return _local(_host_of(name, source, file), f"docker's context {shown(name)} ({source})")
+    return _local(_host_of(name, source, file.parent), f"docker's context {shown(name)} ({source})")
 
 
 def maker_of(lab: str, address: str, said_by: str) -> Endpoint:
@@ -95,20 +95,18 @@ def maker_of(lab: str, address: str, said_by: str) -> Endpoint:
     return Endpoint(_local(address, said_by).socket, said_by, lab)
 
 
-def _host_of(context: str, source: str, file: Path) -> str:
-    """Return the address of a docker context. Raises UserError if there is none of that name."""
-    from docker.context import Context
+def _host_of(context: str, source: str, configuration: Path) -> str:
+    """Return the address of a docker context. Raises UserError if there is none of that name.
+
+    Not by the SDK's ``Context.load_context``: without config.json that searches below the working directory, which may
+    belong to any user.
+    """
     from docker.context.config import METAFILE, get_context_id
 
+    meta = configuration / "contexts" / "meta" / get_context_id(context) / METAFILE
     try:
-        if os.access(file, os.R_OK):
-            found = Context.load_context(context)
-            host = found.endpoints["docker"]["Host"] if found else ""
-        else:
-            # Without config.json the SDK searches below the working directory, which may belong to anybody.
-            meta = file.parent / "contexts" / "meta" / get_context_id(context) / METAFILE
-            host = json.loads(meta.read_bytes())["Endpoints"]["docker"]["Host"] if os.access(meta, os.R_OK) else ""
-    except Exception as error:  # the SDK raises a bare Exception for a file that it cannot parse
+        host = json.loads(meta.read_bytes())["Endpoints"]["docker"]["Host"] if os.access(meta, os.R_OK) else ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{source}: cannot read docker context {shown(context)}: {error}") from error
     if not host:
         raise UserError(f"{source}: unknown docker context {shown(context)}; list them with: docker context ls")
