@@ -142,12 +142,15 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.", show_default=False)] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Rebuild the report of a run from its directory alone: index.html, report.json, report.md."""
+    """Rebuild the report of a run from its directory alone: index.html, report.json, report.md.
+
+    The exit status is that of the verdict, as of the run itself: 0 pass, 1 fail, 3 unknown.
+    """
+    from testbed.core.report.answers import EXIT_CODES
     from testbed.lab import api
 
     if (validated := api.validation_report(run)) is not None:
-        _show_validation(*validated, as_json=as_json, open_=open_)
-        return 0
+        return _show_validation(*validated, as_json=as_json, open_=open_)
     document, page = api.report(run)
     if as_json:
         from testbed.core.report.document import to_json
@@ -160,12 +163,14 @@ def report(
         console.show(f"report: {page}")
     if open_:
         _open(page)
-    return 0
+    return EXIT_CODES[document.verdict]
 
 
 def _show_validation(
     validation: Validation, comparison: Comparison | None, page: Path, *, as_json: bool, open_: bool
-) -> None:
+) -> int:
+    from testbed.core.validation.verdict import exit_code
+
     if as_json:
         from testbed.core.validation.result_json import to_json
 
@@ -177,6 +182,7 @@ def _show_validation(
         console.show(f"report: {page}")
     if open_:
         _open(page)
+    return exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
 
 
 def _open(page: Path) -> None:

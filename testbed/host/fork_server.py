@@ -96,6 +96,7 @@ class ForkServer:
             if isinstance(event, dict):
                 self._warm = True
                 self._heard(event)
-        how = process.how_ended(self._child.wait())
+        code = self._child.wait()
         self.exited.set()
-        self._heard({"event": "gone", "how": how, "t": time.monotonic()})
+        how = {"signal": -code} if code < 0 else {"code": code}
+        self._heard({"event": "gone", "how": process.how_ended(code), **how, "t": time.monotonic()})

@@ -7,6 +7,7 @@ fork server of its own, inside: nothing may enter it from outside.
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections import Counter
@@ -14,8 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.core.analysis import blame
 from testbed.core.plan.resources import Agents, Rank
 from testbed.core.plan.step import Property, Step
+from testbed.core.records.process_end import ProcessEnd
 from testbed.errors import HostError, LabError
 from testbed.host import fork_server as agent_host
 from testbed.host.drivers.container_place import ContainerPlace
@@ -24,6 +27,7 @@ from testbed.host.drivers.driver import Facts
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.fork_server import ForkServer
 from testbed.host.linux import process
+from testbed.host.linux.cgroup import OomWatch
 from testbed.keeper.event_log import log
 from testbed.keeper.protocol import AgentState
 from testbed.keeper.throttle import Throttle
@@ -63,6 +67,7 @@ class AgentPool:
         self._paused: set[int] = set()
         self._slowed: dict[int, float] = {}
         self._throttle, self._throttled = Throttle(lab, driver.path), set[int]()
+        self._memory = OomWatch()
         self._signalled: Counter[int] = Counter()
         """How many signals to each rank its fork server has confirmed."""
         self.ranks: dict[int, Rank] = {}
@@ -307,11 +312,14 @@ class AgentPool:
     def _handle(self, key: str, event: dict[str, Any]) -> None:
         with self._changed:
             state = self.states.get(event.get("rank", -1))
+            if event["event"] in ("died", "gone"):
+                event = {**event, **self._sender(key, event)}
             if event["event"] == "gone":
                 for number, it in self.states.items():
                     if self._key(self.ranks[number]) == key:
                         reason = "down by a fault" if self._held[number] else f"its fork server {event['how']}"
                         it |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
+                        it["unexplained"] = _unexplained(event)
                 self._signalled.update(number for number in self.states if self._key(self.ranks[number]) == key)
             elif event["event"] == "signalled":
                 self._signalled[event["rank"]] += 1
@@ -319,6 +327,7 @@ class AgentPool:
                 pass
             elif event["event"] == "ready":
                 state |= {"state": "waiting", "pid": event["pid"]}
+                self._memory.watch(event["rank"], self._process(event["rank"], event["pid"]))
                 if event["rank"] in self._throttled:
                     try:
                         self._throttle.join(self.ranks[event["rank"]].node, event["pid"])
@@ -336,8 +345,33 @@ class AgentPool:
                 how = process.how_ended(-event["signal"] if event.get("signal") else event.get("code", 0))
                 reason = f"the process of rank {event['rank']} {how}"
                 state |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
+                state["unexplained"] = _unexplained(event)
             self._changed.notify_all()
         self._on_event(event)
+
+    def _sender(self, key: str, event: Mapping[str, Any]) -> dict[str, bool]:
+        """Return who ended a process, as fields of its event: whether the testbed did, and whether memory ran out."""
+        ranks = [event["rank"]] if "rank" in event else [n for n, it in self.ranks.items() if self._key(it) == key]
+        held = bool(ranks) and all(self._held[number] for number in ranks)
+        killed = event.get("signal") == signal.SIGKILL and not held
+        no_memory = killed and any(self._memory.killed(number) for number in ranks)
+        return {"by_testbed": held or self._abandoned, "out_of_memory": no_memory}
+
+    def _process(self, rank: int, pid: int) -> Path:
+        """Return ``/proc/PID`` of a process in the control group of a rank's; a container numbers its own."""
+        handle = self._driver.path(self.ranks[rank].node)
+        return Path("/proc", str(pid)) if self._containers is None else Path(*handle.readlink().parts[:3])
+
+
+def _unexplained(event: Mapping[str, Any]) -> str:
+    end = ProcessEnd(
+        event.get("rank"),
+        event["t"],
+        signal=event.get("signal") or 0,
+        by_testbed=event["by_testbed"],
+        out_of_memory=event["out_of_memory"],
+    )
+    return blame.describe(end) if blame.is_unexplained(end) else ""
 
 
 def end_servers(facts: Mapping[str, Any]) -> None:

@@ -164,6 +164,7 @@ class AgentState(TypedDict):
         job: the job that it was given last.
         saved: whether it left that job with a checkpoint.
         storage: whether it failed because its disk did not take what it wrote.
+        unexplained: the signal that ended it, for people, if its sender is unknown; else empty.
     """
 
     state: str
@@ -173,6 +174,7 @@ class AgentState(TypedDict):
     job: NotRequired[str]
     saved: NotRequired[bool]
     storage: NotRequired[bool]
+    unexplained: NotRequired[str]
 
 
 class RankState(AgentState):

@@ -16,7 +16,6 @@ from typing import Any
 from testbed.core.certification.certificate import Certificate
 from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.faults.fault_target import all_targets
-from testbed.core.faults.power import NO_POWER
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
@@ -285,9 +284,7 @@ class Lab:
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
-        active = [it for it in client.ask(self._folder, protocol.Faults()) if it["ended_t"] is None]
-        dark = sorted({node for it in active if it["phase"] == NO_POWER for node in it["nodes"]})
-        if dark:
+        if dark := sorted(launch.nodes_without_power(self._folder)):
             raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: testbed heal -l {self.name}")
 
     def _refuse_uncertified(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 from agents_lab import Nodes, Parent, records, steps, until
 
 import testbed
-from testbed.errors import JobFailed
+from testbed.errors import LabError
 
 pytest.importorskip("torch", reason="the training agents need torch")
 pytestmark = [
@@ -220,7 +220,7 @@ def test_no_more_restarts_than_allowed(lab: testbed.Lab) -> None:
         oracle.until(lambda attempt=attempt: job.attempt == attempt, 30.0, f"attempt {attempt}")  # type: ignore[misc]
         oracle.until(lambda: oracle.inside_pids(oracle.netns(lab.name, "west-1")), 10.0, "its rank is there")
         os.kill(oracle.inside_pids(oracle.netns(lab.name, "west-1"))[0], signal.SIGKILL)
-    with pytest.raises(JobFailed, match=r"rank 3 on west-1 gone"):
+    with pytest.raises(LabError, match=r"rank 3 on west-1 gone"):  # shot by nobody whom the testbed knows
         job.wait(60)
     assert job.over()
     assert job.attempt == 2

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
+from testbed.core.analysis import blame
+from testbed.core.analysis.blame import Blame
 from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.analysis.wire_check import WireVerdict
 from testbed.core.certification.certificate import Certificate
@@ -24,7 +27,14 @@ from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.restarts_section import AttemptLine
 
-__all__ = ["Answer", "Evidence", "answer", "headline", "verdict"]
+__all__ = ["EXIT_CODES", "Answer", "Evidence", "answer", "headline", "verdict"]
+
+
+EXIT_CODES: Final = {"pass": 0, "fail": 1, "unknown": 3}
+"""Exit status by verdict, of ``testbed run`` and of ``testbed report``, so that page and status always agree."""
+
+UNEXPLAINED: Final = "ended-unexplained"
+"""Id of the answer that a process ended by a signal whose sender is unknown; the verdict is unknown then."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +66,15 @@ class Evidence:
     emulator: str
     wire: WireVerdict
     checked: Checked
+    blame: Blame
     steady: tuple[Steady, ...]
 
 
 def answer(found: Evidence) -> tuple[Answer, ...]:
     """Return the answers, most important first. A launched program gets fewer questions: its purpose is unknown."""
     told = _answer(found)
-    return tuple(_untold(it, why) for it in told) if (why := found.info.unknown_because) else told
+    why = found.info.unknown_because or ("; ".join(map(blame.describe, found.blame.unexplained)))
+    return tuple(_untold(it, why) for it in told) if why else told
 
 
 def _untold(told: Answer, why: str) -> Answer:
@@ -86,6 +98,7 @@ def _answer(found: Evidence) -> tuple[Answer, ...]:
             else [Answer("wire", "Did the bytes cross the fiber?", word(found.wire.ok), found.wire.sentence)]
         ),
         *_right(found.checked),
+        *_ended(found.blame, bool(launched)),
         *_happened(info),
         *(
             Answer(f"steady-{index}", "Did the steady state hold?", word(each.holds), hypothesis.sentence(each))
@@ -170,6 +183,17 @@ def _happened(info: RunInfo) -> tuple[Answer, ...]:
     return (Answer("scheduled", "Did all faults happen?", "unknown", said),) if said else ()
 
 
+def _ended(found: Blame, launched: bool) -> tuple[Answer, ...]:
+    """Skip the question if every process ended well, or by the testbed. The exit statuses of a launched program are the
+    answer to the first question already."""
+    question = "Did every process end well?"
+    if found.unexplained:
+        return (Answer(UNEXPLAINED, question, "unknown", f"{found.sentence}."),)
+    if found.own and not (launched and not any(it.signal for it in found.own)):
+        return (Answer("ended", question, "no", f"{found.sentence}."),)
+    return ()
+
+
 def _expected(index: int, expectation: Expectation) -> Answer:
     value = expectation.measured
     measured = "" if value is None else f" Measured: {value:.4g}."
@@ -181,7 +205,7 @@ def _expected(index: int, expectation: Expectation) -> Answer:
 def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
     """pass, fail or unknown; the exit status of ``testbed run`` follows it."""
     told = [answer.answer for answer in answers]
-    if info.unknown_because:
+    if info.unknown_because or info.status == "running" or any(answer.id == UNEXPLAINED for answer in answers):
         return "unknown"
     if info.status == "failed" or "no" in told:
         return "fail"
@@ -212,8 +236,11 @@ def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: t
             "fidelity": "It ran, but the fiber did not stay within tolerance.",
             "wire": "It ran, but not over the fiber.",
             "checked": "It ran, but the training is incorrect.",
+            "ended": "A process of the program crashed.",
             "steady": "It ran, but its steady state did not hold.",
         }.get(failed.partition("-")[0], "It ran, but not as expected.")
+    if any(answer.id == UNEXPLAINED for answer in answers):
+        return "A process was ended by a signal whose sender is unknown."
     return "Too little was measured for a verdict."
 
 

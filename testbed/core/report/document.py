@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from testbed.core.analysis import attempt_history, fidelity, wire_check
+from testbed.core.analysis import attempt_history, blame, fidelity, wire_check
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.timeline import fault_windows
@@ -19,6 +19,7 @@ from testbed.core.checkers.checks import check
 from testbed.core.checkers.finding import Checker
 from testbed.core.fields import json_values, text
 from testbed.core.records.event import Event
+from testbed.core.records.process_end import read_ends
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
@@ -185,6 +186,7 @@ def build(run: RunData) -> Report:
             emulator=emulator,
             wire=crossed,
             checked=found,
+            blame=blame.blame(read_ends(run.info, run.events)),
             steady=checks,
         )
     )

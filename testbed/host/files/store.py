@@ -53,6 +53,9 @@ NEEDED_BYTES = 50_000_000
 VALIDATION = "validate.json"
 """The result file in a run directory of ``testbed validate``; see :mod:`testbed.host.files.validations`."""
 
+_RESERVE, _RESERVE_BYTES = ".reserve", 256 * 1024
+"""Space kept free for run.json until the run has ended: without it, how a run ended on a full disk would be lost."""
+
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _CHECKS_FILE = re.compile(r"rank-(\d{1,6})\.checks\.jsonl")
 
@@ -183,6 +186,18 @@ class RunDirectory:
         if not isinstance(value, dict):
             raise StorageError(f"{self.path / name}: expected a JSON object; the file was changed")
         return value
+
+    def reserve(self) -> None:
+        """Reserve space for run.json, so that a run's end can be recorded on a full disk. Raises StorageError."""
+        with _translated(self.path), (self.path / _RESERVE).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+
+    def free_reserve(self) -> bool:
+        """Free what :meth:`reserve` took; return whether there was any. Never raises."""
+        with contextlib.suppress(OSError):
+            (self.path / _RESERVE).unlink()
+            return True
+        return False
 
     def write_text(self, name: str, content: str) -> None:
         with _translated(self.path / name):

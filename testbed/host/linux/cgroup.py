@@ -18,7 +18,7 @@ from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["PERIOD_US", "CpuGroup", "Hierarchy", "hierarchy"]
+__all__ = ["PERIOD_US", "CpuGroup", "Hierarchy", "OomWatch", "hierarchy"]
 
 PERIOD_US: Final = 20_000
 """A group uses up its quota in each period and is then throttled. The period is short compared with a training step, to
@@ -167,3 +167,63 @@ def hierarchy(read: Callable[[str], str] = lambda path: Path(path).read_text()) 
             continue
         return found
     raise HostError(why)
+
+
+def _oom_counter(process: Path = Path("/proc/self")) -> Path | None:
+    """Return the file in which the memory controller counts the processes of a group that were killed for want of
+    memory (memory.events of cgroup v2; memory.oom_control of v1); None if there is none.
+
+    ``process`` is ``/proc/PID``. The group may be removed together with its last process, so call it before the end.
+    """
+    try:
+        groups = (process / "cgroup").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split(" ", 2)
+        unified = kind == "cgroup2"
+        if not unified and (kind != "cgroup" or "memory" not in options.split(",")):
+            continue
+        for group in groups:
+            number, controllers, path = group.split(":", 2)
+            if (number == "0") if unified else ("memory" in controllers.split(",")):
+                below = os.path.relpath(path, fields[3])
+                file = Path(fields[4], below, "memory.events" if unified else "memory.oom_control")
+                if not below.startswith("..") and file.exists():
+                    return file
+    return None
+
+
+def _oom_kills(counter: Path | None) -> int:
+    """Return how many processes of a group were killed for want of memory; 0 if it is not counted."""
+    if counter is not None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in counter.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+class OomWatch:
+    """Tells whether the kernel killed a process for want of memory, by the counter of its control group."""
+
+    def __init__(self) -> None:
+        self._counters: dict[int, Path | None] = {}
+        self._known: dict[Path, int] = {}
+
+    def watch(self, key: int, process: Path) -> None:
+        """Watch the group of a process, ``/proc/PID``, under a key of the caller's; call it before the process ends."""
+        counter = self._counters[key] = _oom_counter(process)
+        if counter is not None:
+            self._known.setdefault(counter, _oom_kills(counter))
+
+    def killed(self, key: int) -> bool:
+        """Whether the group of ``key`` lost a process since :meth:`watch` that no earlier call has accounted for."""
+        counter = self._counters.get(key)
+        if counter is None or _oom_kills(counter) <= self._known[counter]:
+            return False
+        self._known[counter] += 1
+        return True

@@ -83,6 +83,8 @@ class Attempts:
         """Why the job cannot end well; empty while it can."""
         self.storage = False
         """Whether the disk caused the failure: then the job's result is unknown."""
+        self.unexplained = False
+        """Whether a signal of a sender unknown caused the failure: then the job's result is unknown too."""
         self.over = False
         """Whether no attempt is running and none will start."""
         self._begin()
@@ -145,6 +147,7 @@ class Attempts:
                 if dead or self._stopping.is_set() or not self._left:
                     ranks = client.ask(self._lab, protocol.Ranks())
                     self.storage = any("storage" in it and it["storage"] for it in ranks)
+                    self.unexplained = any(it["unexplained"] for it in ranks if "unexplained" in it)
                     self.failure = why
                     return _End.LAST
                 return _End.FAILED

@@ -162,15 +162,18 @@ class Job:
         return self._attempts.failure
 
     def failed(self) -> TestbedError:
-        """Return :meth:`failure` as an error: StorageError if the disk caused it, else JobFailed."""
-        return (StorageError if self._attempts.storage else JobFailed)(self.failure())
+        """Return :meth:`failure` as an error: StorageError if the disk caused it, LabError if a signal did whose sender
+        is unknown, else JobFailed."""
+        if self._attempts.storage:
+            return StorageError(self.failure())
+        return (LabError if self._attempts.unexplained else JobFailed)(self.failure())
 
     def over(self) -> bool:
         """Whether no rank is training and none will."""
         return self._attempts.over
 
     def wait_for(self, step: int, timeout: float = 60.0) -> None:
-        """Return when ``step`` is committed. Raises JobFailed, or LabError after ``timeout`` seconds."""
+        """Return when ``step`` is committed. Raises :meth:`failed`, or LabError after ``timeout`` seconds."""
         until = time.monotonic() + timeout
         checked = 0.0
         while self.step < step:
@@ -186,7 +189,7 @@ class Job:
             time.sleep(POLL_S)
 
     def wait(self, timeout: float = 600.0) -> None:
-        """Return when every rank has finished. Raises JobFailed, or LabError after ``timeout`` seconds."""
+        """Return when every rank has finished. Raises as :meth:`wait_for` does."""
         self.wait_for(self.workload.steps, timeout)
         until = time.monotonic() + 10.0
         while not self.over():

@@ -11,17 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from testbed.core.faults.power import NO_POWER
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressing
 from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
-from testbed.errors import StorageError
+from testbed.errors import StorageError, TestbedError
 from testbed.host import runner
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import place
+from testbed.host.linux.cgroup import OomWatch
 from testbed.keeper import client, protocol
 from testbed.lab.jobs import run_metadata
 
@@ -56,6 +58,12 @@ def environment(topology: Topology, rank: Rank, extra: Mapping[str, str]) -> dic
     }
 
 
+def nodes_without_power(lab: LabFolder) -> frozenset[str]:
+    """Return the nodes whose power an active fault has cut. Raises LabError."""
+    active = [it for it in client.ask(lab, protocol.Faults()) if it["ended_t"] is None]
+    return frozenset(node for it in active if it["phase"] == NO_POWER for node in it["nodes"])
+
+
 def launch(
     lab: LabFolder,
     topology: Topology,
@@ -71,7 +79,7 @@ def launch(
     Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
     the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended on KeyboardInterrupt, when
     ``stop`` is set, and when ``echo`` raises, as in ``testbed launch -- yes | head``; that error is raised here.
-    run.json records the command and the status of each rank (None: ended by the testbed).
+    run.json records the command, the status of each rank (None: ended by the testbed), and who ended it.
     """
     folder = Path.cwd()
     client.ask(lab, protocol.ShareFolder(folder=str(folder)))
@@ -86,7 +94,7 @@ def launch(
         except Exception as error:
             broken.append(error)
 
-    codes: dict[int, int] = {}
+    ends = _Ends(lab)
     children: dict[int, subprocess.Popen[bytes]] = {}
     readers: list[threading.Thread] = []
     try:
@@ -95,21 +103,21 @@ def launch(
             line = where.enter(argv, folder, variables)
             child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
             children[rank.rank] = child
+            ends.watch(rank, Path("/proc", str(child.pid)), where.watched)
             reader = threading.Thread(target=_copy, args=(rank.rank, child, run, tell), daemon=True)
             reader.start()
             readers.append(reader)
-        _wait(children, broken, stop or threading.Event())
         # Ranks that are ended here because another failed have no status of their own.
-        codes = {
-            rank: runner.shell_status(code) for rank, child in children.items() if (code := child.poll()) is not None
-        }
-        if len(codes) < len(children):
+        _wait(children, ends, broken, stop or threading.Event())
+        if len(ends.codes) < len(children):
             _end(children)
         for reader in readers:
             reader.join(GRACE_S)  # a grandchild may keep the pipe open forever
     finally:
         _end(children)
-    run_metadata.amend(run, workload={"command": command, "statuses": [codes.get(rank) for rank in sorted(children)]})
+    codes = {rank: runner.shell_status(code) for rank, code in ends.codes.items()}
+    statuses = [codes.get(rank) for rank in sorted(children)]
+    run_metadata.amend(run, workload={"command": command, "statuses": statuses, "ends": ends.noted})
     if broken:
         run_metadata.end(
             run, run_metadata.Ending("interrupted", f"the output could not be shown any more: {broken[0]}")
@@ -132,14 +140,54 @@ def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Ec
             echo(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
 
 
-def _wait(children: Mapping[int, subprocess.Popen[bytes]], broken: Sequence[Exception], stop: threading.Event) -> None:
+class _Ends:
+    """Notes how each rank's process ended by itself, when, and who ended it."""
+
+    def __init__(self, lab: LabFolder) -> None:
+        self._lab, self._memory = lab, OomWatch()
+        self._watched: dict[int, bool] = {}
+        self._nodes: dict[int, str] = {}
+        self.codes: dict[int, int] = {}
+        """By rank, the returncode of its process."""
+        self.noted: list[dict[str, Any]] = []
+        """In the format of run.json; :mod:`testbed.core.records.process_end` reads it."""
+
+    def watch(self, rank: Rank, process: Path, watched: bool) -> None:
+        """Watch a rank's process; ``watched``: a watchdog reports its signals as a shell does, 128 + n."""
+        self._watched[rank.rank], self._nodes[rank.rank] = watched, rank.node
+        self._memory.watch(rank.rank, process)
+
+    def note(self, rank: int, code: int) -> None:
+        if rank in self.codes:
+            return
+        self.codes[rank] = code
+        number = -code if code < 0 else code - 128 if self._watched[rank] and code > 128 else 0
+        by_testbed = number == signal.SIGKILL and self._has_lost_power(rank)
+        killed = number == signal.SIGKILL and not by_testbed
+        end = {"signal": number} if number else {"code": code}
+        end |= {"by_testbed": by_testbed, "out_of_memory": killed and self._memory.killed(rank)}
+        self.noted.append({"rank": rank, "t": time.monotonic(), **end})
+
+    def _has_lost_power(self, rank: int) -> bool:
+        """Whether a fault has cut the power of the rank's node, and ended every process on it."""
+        with contextlib.suppress(TestbedError):
+            return self._nodes[rank] in nodes_without_power(self._lab)
+        return False
+
+
+def _wait(
+    children: Mapping[int, subprocess.Popen[bytes]], ends: _Ends, broken: Sequence[Exception], stop: threading.Event
+) -> None:
     """Wait until all have ended, or the grace period after a failure is over, or ``broken`` has an entry, or ``stop``
     is set."""
     failed_at: float | None = None
-    while None in (codes := [child.poll() for child in children.values()]):  # poll every child: any of them may fail
-        if broken or stop.is_set():
+    while True:
+        for rank, child in children.items():  # poll every child: any of them may fail
+            if (code := child.poll()) is not None:
+                ends.note(rank, code)
+        if len(ends.codes) == len(children) or broken or stop.is_set():
             return
-        if failed_at is None and any(codes):
+        if failed_at is None and any(ends.codes.values()):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
             return

@@ -17,7 +17,7 @@ import psutil
 from testbed.core.certification.certificate import Certificate
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.topology.survey import validity_of
-from testbed.errors import LabError
+from testbed.errors import LabError, StorageError
 from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
@@ -45,6 +45,7 @@ def begin(
     with contextlib.suppress(OSError, ValueError):
         chosen = json.loads(lab.about.read_text())
     host = dict(certificate.host) if certificate else {}
+    run.reserve()
     run.write_json("topology.json", topology_to_dict(topology))
     if certificate is not None:
         run.write_json("certificate.json", certificate.to_dict())
@@ -89,7 +90,13 @@ _amending = threading.Lock()
 def amend(run: RunDirectory, **changes: Any) -> None:
     """Change fields of run.json. Raises StorageError."""
     with _amending:
-        run.write_json("run.json", {**run.read_json("run.json"), **changes})
+        changed = {**run.read_json("run.json"), **changes}
+        try:
+            run.write_json("run.json", changed)
+        except StorageError:
+            if not run.free_reserve():
+                raise
+            run.write_json("run.json", changed)
 
 
 @dataclass
@@ -121,6 +128,7 @@ def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
     """
     if run.read_json("run.json").get("status") == "running":
         amend(run, **asdict(how), ended_t=time.monotonic(), **changes)
+    run.free_reserve()
 
 
 def fail_ended(run: RunDirectory, why: str) -> None:

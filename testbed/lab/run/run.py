@@ -25,6 +25,7 @@ from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import Monitor
 from testbed.core.physics import validity
+from testbed.core.report import answers
 from testbed.core.report.document import Report
 from testbed.core.report.measured import measured
 from testbed.core.topology.model import Topology
@@ -45,8 +46,6 @@ from testbed.lab.run.live_metrics import LiveMetrics
 from testbed.lab.run.loop import Follower, teller
 
 FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
-EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
-"""Exit code by the report's verdict, so that page and exit status always agree."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
         report = _conclude(lab, prepared, monitor, live, run_directory, how, progress)
     if interrupted is not None:
         raise Interrupted(f"interrupted; the measurements are in {run_directory.path}") from interrupted
-    return RunOutcome(report, run_directory.path, EXIT_CODES[report.verdict])
+    return RunOutcome(report, run_directory.path, answers.EXIT_CODES[report.verdict])
 
 
 def _conclude(

@@ -1,0 +1,147 @@
+"""Processes that somebody else ends, and programs that end themselves: the verdict tells them apart, and stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import oracle
+import pytest
+
+import testbed
+from testbed.errors import JobFailed, LabError
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+]
+SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
+
+
+@pytest.fixture(scope="module")
+def training(state_folder: Path) -> Iterator[testbed.Lab]:
+    pytest.importorskip("torch", reason="the training agents need torch")
+    with testbed.up("metro-40km", name=oracle.unused_name(), allow_uncertified=True) as found:
+        yield found
+
+
+def shoot(lab: testbed.Lab, node: str, number: signal.Signals) -> None:
+    (victim,) = oracle.inside_pids(oracle.netns(lab.name, node))
+    os.kill(victim, number)
+
+
+def died(lab: testbed.Lab) -> list[dict[str, object]]:
+    assert lab.run_directory is not None
+    lines = (lab.run_directory.path / "events.jsonl").read_text().splitlines()
+    return [it for it in map(json.loads, lines) if it["event"] == "rank-died"]
+
+
+def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: testbed.Lab) -> None:
+    job = training.train(40, **SMALL)
+    job.wait_for(12, timeout=60)
+    with training.cut("north"):
+        shoot(training, "west-0", signal.SIGKILL)
+        job.wait(90)
+    report = training.report()
+    assert report.training.steps_committed == 40, "it recovered"
+    assert report.verdict == "unknown"
+    assert "rank 2: SIGKILL, sender unknown." in report.sentences
+
+
+def test_a_rank_that_the_testbed_kills_is_explained(training: testbed.Lab) -> None:
+    job = training.train(40, **SMALL)
+    job.wait_for(12, timeout=60)
+    training.inject("rank-kill", "2")
+    job.wait(90)
+    report = training.report()
+    assert [it["by_testbed"] for it in died(training)] == [True]
+    assert not any(it.id.startswith("ended") for it in report.answers)
+
+
+def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: testbed.Lab) -> None:
+    job = training.train(40, **SMALL)
+    job.wait_for(12, timeout=60)
+    shoot(training, "east-1", signal.SIGSEGV)
+    job.wait(90)
+    report = training.report()
+    assert report.training.steps_committed == 40
+    assert report.verdict == "fail"
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, LabError), (signal.SIGABRT, JobFailed)])
+def test_without_restarts_the_error_tells_too(
+    training: testbed.Lab, number: signal.Signals, error: type[Exception]
+) -> None:
+    job = training.train(1000, restarts=0, **SMALL)
+    job.wait_for(5, timeout=60)
+    shoot(training, "west-1", number)
+    with pytest.raises(error, match=rf"rank 3 on west-1 gone: .*{number.name}"):
+        job.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "verdict"),
+    [
+        ("exit 3", 3, "fail"),
+        ("test $RANK != 1 || kill -SEGV $$", 139, "fail"),
+        ("test $RANK != 1 || kill -KILL $$", 137, "unknown"),
+    ],
+)
+def test_a_launched_program(
+    lab: testbed.Lab, command: oracle.Command, tmp_path: Path, script: str, status: int, verdict: str
+) -> None:
+    assert lab.launch(["sh", "-c", script], directory=tmp_path) == status
+    (run,) = tmp_path.iterdir()
+    said = command("report", str(run))
+    assert said.stdout.startswith(verdict)
+    assert said.returncode == {"fail": 1, "unknown": 3}[verdict]
+
+
+def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, tmp_path: Path) -> None:
+    statuses: list[int] = []
+
+    def launch() -> None:
+        statuses.append(lab.launch(["sleep", "30"], directory=tmp_path))
+
+    thread = Thread(target=launch)
+    thread.start()
+    try:
+        oracle.until(lambda: oracle.inside_pids(oracle.netns(lab.name, "west-0")), 20.0, "it runs")
+        lab.inject("power-loss", "west")
+        thread.join(60)
+    finally:
+        lab.heal()
+    (run,) = tmp_path.iterdir()
+    ends = json.loads((run / "run.json").read_text())["workload"]["ends"]
+    assert {(it["rank"], it["signal"], it["by_testbed"]) for it in ends} == {(2, 9, True), (3, 9, True)}
+
+
+def test_a_full_disk_is_status_3_then_and_later(
+    state_folder: Path, command: oracle.Command, tmp_path: Path, lab_name: str
+) -> None:
+    pytest.importorskip("torch", reason="the training agents need torch")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    oracle.run("mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(disk))
+    try:
+        words = ("run", "metro-40km", "--name", lab_name, "--runs", str(disk), "--steps", "4000", "--allow-uncertified")
+        done: list[int] = []
+        thread = Thread(target=lambda: done.append(command(*words, timeout_s=150.0).returncode))
+        thread.start()
+        oracle.until(lambda: any(it.stat().st_size for it in disk.glob("*/ranks/rank-0.jsonl")), 100.0, "it trains")
+        with (disk / "ballast").open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
+            while True:
+                stream.write(bytes(4096))
+        thread.join(150)
+        assert done == [3]
+        (run,) = disk.glob(f"{lab_name}-*")
+        info = json.loads((run / "run.json").read_text())
+        assert (info["status"], bool(info["unknown_because"])) == ("failed", True)
+        (disk / "ballast").unlink()
+        assert command("report", str(run)).returncode == 3
+    finally:
+        oracle.run("umount", "--lazy", str(disk))

@@ -1,0 +1,160 @@
+"""Who is to blame for the ends of processes: the testbed, the program, or a sender unknown."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_factory import cut_t, make_run
+
+from testbed.core.analysis.blame import OWN_SIGNALS, blame
+from testbed.core.records.process_end import ProcessEnd
+from testbed.core.report.document import Report
+from testbed.host.files.store import RunDirectory, build_report
+
+
+def killed(rank: int = 2, t: float = 5.0, number: int = signal.SIGKILL, **more: Any) -> ProcessEnd:
+    return ProcessEnd(rank, t, signal=number, **more)
+
+
+def exited(status: int, rank: int = 0, t: float = 5.0) -> ProcessEnd:
+    return ProcessEnd(rank, t, status=status)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ([], ""),
+        ([exited(0)], ""),
+        ([killed(by_testbed=True)], ""),
+        ([killed()], "rank 2: SIGKILL, sender unknown"),
+        ([killed(number=signal.SIGTERM)], "rank 2: SIGTERM, sender unknown"),
+        ([killed(number=40)], "rank 2: signal 40, sender unknown"),
+        ([killed(out_of_memory=True)], "rank 2: SIGKILL, out of memory (counted by its control group)"),
+        ([killed(None)], "the fork server of the ranks: SIGKILL, sender unknown"),
+        ([killed(), exited(1, t=5.1)], "rank 2: SIGKILL, sender unknown"),
+        ([killed(t=5.1), exited(1, t=5.0)], "rank 2: SIGKILL, sender unknown"),  # noticed in the wrong order
+    ],
+)
+def test_a_signal_of_a_sender_unknown_is_unexplained(ends: list[ProcessEnd], says: str) -> None:
+    found = blame(ends)
+    assert not found.own
+    assert found.sentence == says
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ([killed(number=signal.SIGSEGV)], "rank 2: SIGSEGV, its own failure"),
+        ([killed(number=signal.SIGABRT), exited(1)], "rank 2: SIGABRT, its own failure; rank 0: exit status 1"),
+        ([exited(3)], "rank 0: exit status 3"),
+        ([exited(3, t=1.0), killed(t=9.0)], "rank 0: exit status 3"),
+        ([exited(1, rank, 1.0) for rank in range(6)], "; and 2 more"),
+    ],
+)
+def test_what_a_program_did_to_itself_is_its_own_failure(ends: list[ProcessEnd], says: str) -> None:
+    found = blame(ends)
+    assert not found.unexplained
+    assert found.sentence.endswith(says)
+
+
+ENDS = st.builds(
+    ProcessEnd,
+    st.integers(0, 7),
+    st.floats(0.0, 100.0),
+    st.integers(0, 255),
+    st.integers(0, 64),
+    st.booleans(),
+)
+
+
+@given(st.lists(ENDS, max_size=6))
+def test_blame_is_exact(ends: list[ProcessEnd]) -> None:
+    """At most one of both; nothing that the testbed did, nothing that ended well, whatever else happened."""
+    found = blame(ends)
+    blamed = (*found.unexplained, *found.own)
+    assert not (found.unexplained and found.own)
+    assert not any(it.by_testbed or (it.signal == it.status == 0) for it in blamed)
+    foreign = [it for it in ends if it.signal and not it.by_testbed and it.signal not in OWN_SIGNALS]
+    assert bool(blamed) == any(not it.by_testbed and (it.signal or it.status) for it in ends)
+    assert set(found.unexplained) in (set(), set(foreign))
+
+
+# ---- in a report
+
+Append = Callable[..., None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+def judged(run: Path) -> Report:
+    return build_report(RunDirectory.open(run))
+
+
+def died(run: Path, **fields: Any) -> None:
+    with (run / "events.jsonl").open("a") as stream:
+        print(json.dumps({"event": "rank-died", "rank": 2, "pid": 7, **fields}), file=stream)
+
+
+def test_a_foreign_signal_during_a_cut_leaves_the_verdict_open(run: Path) -> None:
+    assert judged(run).verdict == "pass"
+    died(run, t=cut_t() + 1, signal=9, by_testbed=False, out_of_memory=False)
+    report = judged(run)
+    assert report.verdict == "unknown"
+    assert report.headline == "A process was ended by a signal whose sender is unknown."
+    assert "rank 2: SIGKILL, sender unknown." in report.sentences
+
+
+def test_what_the_testbed_killed_changes_nothing(run: Path) -> None:
+    died(run, t=cut_t() + 1, signal=9, by_testbed=True, out_of_memory=False)
+    assert judged(run).verdict == "pass"
+
+
+@pytest.mark.parametrize("end", [{"signal": 11}, {"signal": 6}, {"code": 1}])
+def test_a_crash_fails_even_if_the_job_recovered(run: Path, end: dict[str, int]) -> None:
+    died(run, t=cut_t() + 1, by_testbed=False, out_of_memory=False, **end)
+    assert judged(run).verdict == "fail"
+
+
+def test_a_run_of_an_earlier_release_is_judged_as_before(run: Path) -> None:
+    died(run, t=cut_t() + 1, signal=9)
+    assert judged(run).verdict == "pass"
+
+
+def test_after_a_foreign_signal_no_failure_is_the_jobs(run: Path) -> None:
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "failed", "reason": "rank 2 gone"}))
+    assert judged(run).verdict == "fail"
+    died(run, t=cut_t() + 1, signal=9, by_testbed=False, out_of_memory=True)
+    assert judged(run).verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("ends", "statuses", "verdict"),
+    [
+        ([{"rank": 0, "code": 0}], [0], "pass"),
+        ([{"rank": 0, "code": 3}], [3], "fail"),
+        ([{"rank": 0, "signal": 11}], [139], "fail"),
+        ([{"rank": 0, "signal": 9}], [137], "unknown"),
+        ([{"rank": 0, "signal": 15}, {"rank": 1, "code": 1}], [143, 1], "unknown"),
+    ],
+)
+def test_a_launched_program(run: Path, ends: list[dict[str, int]], statuses: list[int], verdict: str) -> None:
+    for name in ("events.jsonl", *(f"ranks/rank-{rank}.jsonl" for rank in range(4))):
+        (run / name).unlink()
+    info = json.loads((run / "run.json").read_text())
+    noted = [{"t": 1010.0, "by_testbed": False, "out_of_memory": False, **it} for it in ends]
+    info |= {"workload": {"command": "./a.out", "statuses": statuses, "ends": noted}, "expectations": []}
+    (run / "run.json").write_text(json.dumps(info))
+    report = judged(run)
+    assert report.verdict == verdict, report.sentences
+    assert report.answers[0].answer == {"pass": "yes", "fail": "no", "unknown": "unknown"}[verdict]
