@@ -19,23 +19,55 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
 import ahead  # noqa: E402
 import oracle  # noqa: E402
 
-MEASURED = ("netns", "netem_vm", "containerlab", "e2e")
-"""Folders of tests that measure time on two shared cores. A failed test is run up to twice more, and pytest's summary
-counts the reruns: noise passes then, a defect fails three times."""
-
 THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip thorough tests, mark reruns, order folders: an ordinary run takes under twenty minutes on two cores."""
+REASONS = pytest.StashKey[dict[str, str]]()
+"""By node id, why a timing test may be repeated."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip thorough tests, allow timing tests to be repeated, order folders.
+
+    Any other test that fails is not repeated: a race that loses three times in ten would pass 97 times of 100. A test
+    whose figure depends on the load of two shared cores is repeated up to twice, and names its reason:
+    ``@pytest.mark.timing("…")``.
+    """
     if not os.environ.get("TESTBED_THOROUGH"):
         for item in items:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason=THOROUGH))
+    reasons = config.stash[REASONS] = {}
     for item in items:
-        if ahead.folder(item) in MEASURED and not item.get_closest_marker("flaky"):
+        if timing := item.get_closest_marker("timing"):
+            if not (len(timing.args) == 1 and isinstance(timing.args[0], str) and timing.args[0].strip()):
+                raise pytest.UsageError(f"{item.nodeid}: expected one reason in @pytest.mark.timing, got {timing.args}")
+            reasons[item.nodeid] = timing.args[0]
             item.add_marker(pytest.mark.flaky(reruns=2))
+        elif any(marker.kwargs != {"reruns": 0} for marker in item.iter_markers("flaky")):
+            raise pytest.UsageError(f"{item.nodeid}: only a test with @pytest.mark.timing may be repeated")
     ahead.order(items)
+
+
+def _repeated(config: pytest.Config) -> set[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return set() if reporter is None else {report.nodeid for report in reporter.stats.get("rerun", ())}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if a test was repeated that may not be, as with ``--reruns`` on the command line."""
+    if _repeated(session.config) - session.config.stash.get(REASONS, {}).keys():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print which tests were repeated, and why they may be."""
+    if repeated := _repeated(config):
+        terminalreporter.section("repeated")
+    for name in sorted(repeated):
+        reason = config.stash[REASONS].get(name, "FAILED: no timing test, may not be repeated")
+        terminalreporter.write_line(f"{name}: {reason}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

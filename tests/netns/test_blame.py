@@ -110,7 +110,8 @@ def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, 
     thread = Thread(target=launch)
     thread.start()
     try:
-        oracle.until(lambda: oracle.inside_pids(oracle.netns(lab.name, "west-0")), 20.0, "it runs")
+        nodes = [oracle.netns(lab.name, node) for node in ("west-0", "west-1")]
+        oracle.until(lambda: all(map(oracle.inside_pids, nodes)), 20.0, "it runs on all nodes that lose power")
         lab.inject("power-loss", "west")
         thread.join(60)
     finally:
