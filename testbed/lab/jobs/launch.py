@@ -30,6 +30,9 @@ from testbed.lab.jobs import run_metadata
 GRACE_S = 5.0
 """How long ranks may take to exit by themselves after another has failed, and again after SIGTERM."""
 
+NOTICED_S = 1.0
+"""How much later than it happened the end of a process may be noticed."""
+
 Echo = Callable[[str], None]
 
 
@@ -117,7 +120,7 @@ def launch(
         _end(children)
     codes = {rank: runner.shell_status(code) for rank, code in ends.codes.items()}
     statuses = [codes.get(rank) for rank in sorted(children)]
-    run_metadata.amend(run, workload={"command": command, "statuses": statuses, "ends": ends.noted})
+    run_metadata.amend(run, workload={"command": command, "statuses": statuses, "ends": ends.told()})
     if broken:
         run_metadata.end(
             run, run_metadata.Ending("interrupted", f"the output could not be shown any more: {broken[0]}")
@@ -149,8 +152,7 @@ class _Ends:
         self._nodes: dict[int, str] = {}
         self.codes: dict[int, int] = {}
         """By rank, the returncode of its process."""
-        self.noted: list[dict[str, Any]] = []
-        """In the format of run.json; :mod:`testbed.core.records.process_end` reads it."""
+        self._ends: list[dict[str, Any]] = []
 
     def watch(self, rank: Rank, process: Path, watched: bool) -> None:
         """Watch a rank's process; ``watched``: a watchdog reports its signals as a shell does, 128 + n."""
@@ -162,17 +164,28 @@ class _Ends:
             return
         self.codes[rank] = code
         number = -code if code < 0 else code - 128 if self._watched[rank] and code > 128 else 0
-        by_testbed = number == signal.SIGKILL and self._has_lost_power(rank)
-        killed = number == signal.SIGKILL and not by_testbed
+        no_memory = number == signal.SIGKILL and self._memory.killed(rank)
         end = {"signal": number} if number else {"code": code}
-        end |= {"by_testbed": by_testbed, "out_of_memory": killed and self._memory.killed(rank)}
-        self.noted.append({"rank": rank, "t": time.monotonic(), **end})
+        self._ends.append({"rank": rank, "t": time.monotonic(), **end, "out_of_memory": no_memory})
 
-    def _has_lost_power(self, rank: int) -> bool:
-        """Whether a fault has cut the power of the rank's node, and ended every process on it."""
+    def told(self) -> list[dict[str, Any]]:
+        """Return the ends in the format of run.json, which :mod:`testbed.core.records.process_end` reads.
+
+        A fault is listed only once it is in force, when the processes of its nodes have ended already: so whether the
+        testbed ended them is asked after all have ended.
+        """
+        outages: list[protocol.FaultRecord] = []
         with contextlib.suppress(TestbedError):
-            return self._nodes[rank] in nodes_without_power(self._lab)
-        return False
+            outages = [it for it in client.ask(self._lab, protocol.Faults()) if it["phase"] == NO_POWER]
+
+        def by_testbed(end: Mapping[str, Any]) -> bool:
+            return end.get("signal") == signal.SIGKILL and any(
+                self._nodes[end["rank"]] in it["nodes"]
+                and it["command_t"] <= end["t"] <= (it["ended_t"] or end["t"]) + NOTICED_S
+                for it in outages
+            )
+
+        return [{**it, "by_testbed": by_testbed(it)} for it in self._ends]
 
 
 def _wait(
