@@ -12,6 +12,9 @@ Loaded: another flow sends full UDP packets at 80 % of the fiber's rate in the d
 queue, which is a property of the network and not an error of the emulator. The benchmark therefore subtracts the round
 trip of a fiber of that rate *without* delay under the same load. For comparison it measures the kernel's shaper (tbf,
 two packets of burst) at that rate. fiberd's own histogram of lateness (sent - due) isolates the emulator's share.
+
+The experiment *no queue* tells the fiber's queue from the emulator: the same load, interleaved, on a fiber of 10 Gb/s,
+where a packet takes 1.2 us instead of 62. What remains there is the emulator and the hosts.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ FIBERS = {FIRST + number: seconds for number, seconds in enumerate(DELAYS_S)}
 BULK = next(path for path, seconds in FIBERS.items() if seconds == 200e-6)
 
 RATE_BPS, SHARE = 200e6, 0.8
+WIDE_BPS = 10e9
+"""Rate at which the same load forms no queue."""
 QUEUE_BYTES = 1_000_000
 FLOOD_PAYLOAD_BYTES = 22  # a frame of 64 B with its headers
 PACED_PPS = 50_000
@@ -43,8 +48,8 @@ def plain() -> dict[int, Impairment]:
     return {UNDELAYED: Impairment(), **{path: Impairment(seconds) for path, seconds in FIBERS.items()}}
 
 
-def loaded() -> dict[int, Impairment]:
-    return {path: Impairment(it.delay_s, RATE_BPS, QUEUE_BYTES) for path, it in plain().items()}
+def loaded(rate_bps: float) -> dict[int, Impairment]:
+    return {path: Impairment(it.delay_s, rate_bps, QUEUE_BYTES) for path, it in plain().items()}
 
 
 def errors_s(ordered: list[float], base: float) -> dict[str, float]:
@@ -63,21 +68,35 @@ def idle(it: Bed, count: int) -> dict[str, Any]:
 
 def under_load(it: Bed, emulator: Fiberd, count: int) -> dict[str, Any]:
     """Measure one repeat under load: each path in turn carries load and probes; fibers have a rate meanwhile."""
-    emulator.set({one.name: one.impairment for one in it.directions(loaded())})
     found: dict[int, list[float]] = {}
+    wide: dict[int, list[float]] = {}
     late: dict[int, list[int]] = {}
     shares: dict[int, float] = {}
-    for path in (SHAPER, UNDELAYED, *FIBERS):
-        before = counts(emulator, path)
+
+    def loaded_trips(path: int, rate_bps: float) -> list[float]:
+        emulator.set({one.name: one.impairment for one in it.directions(loaded(rate_bps))})
         with it.load(path, RATE_BPS, SHARE, 1.5 + count * 0.005) as load:
-            found[path] = it.round_trips([path], count, 0.005)[path]
+            trips = it.round_trips([path], count, 0.005)[path]
         shares[path] = load["share"]
+        return trips
+
+    for path in (SHAPER, UNDELAYED, *FIBERS):
+        if path != SHAPER:
+            wide[path] = loaded_trips(path, WIDE_BPS)
+        before = counts(emulator, path)
+        found[path] = loaded_trips(path, RATE_BPS)
         late[path] = [now - then for now, then in zip(counts(emulator, path), before, strict=True)]
     emulator.set({one.name: one.impairment for one in it.directions(plain())})
-    base = median(found[UNDELAYED])
-    rows: dict[str, Any] = {"shaper": errors_s(found[SHAPER], 0.0), "undelayed": errors_s(found[UNDELAYED], 0.0)}
+    base, wide_base = median(found[UNDELAYED]), median(wide[UNDELAYED])
+    rows: dict[str, Any] = {
+        "shaper": errors_s(found[SHAPER], 0.0),
+        "undelayed": errors_s(found[UNDELAYED], 0.0),
+        "wide": errors_s(wide[UNDELAYED], 0.0),
+    }
     for path, seconds in FIBERS.items():
-        rows[delay(seconds)] = errors_s(found[path], 2 * seconds + base) | {"late": late[path], "share": shares[path]}
+        no_queue = errors_s(wide[path], 2 * seconds + wide_base)["median"]
+        measured = errors_s(found[path], 2 * seconds + base)
+        rows[delay(seconds)] = measured | {"late": late[path], "share": shares[path], "no_queue": no_queue}
     return rows
 
 
@@ -163,15 +182,20 @@ def table(result: dict[str, Any]) -> str:
         ),
         *(
             f"| {title}, loaded | {us(busy, row, 'min')} | {us(busy, row, 'median')} | {us(busy, row, 'p99')} |"
-            for row, title in (("shaper", "kernel's shaper"), ("undelayed", "fiberd, no delay"))
+            for row, title in (
+                ("shaper", "kernel's shaper"),
+                ("undelayed", "fiberd, no delay"),
+                ("wide", "fiberd, no delay, 10 Gb/s"),
+            )
         ),
         "",
-        "| error of the RTT, us | idle: median | p99 | loaded: median | p99 | left > 100 us late, loaded |",
-        "|---|---|---|---|---|---|",
+        "| error of the RTT, us | idle: median | p99 | loaded: median | p99 | no queue: median | > 100 us late |",
+        "|---|---|---|---|---|---|---|",
     ]
     for seconds in DELAYS_S:
         row = delay(seconds)
         cells = [us(rows, row, key) for rows in (quiet, busy) for key in ("median", "p99")]
+        cells.append(us(busy, row, "no_queue"))
         lines.append(f"| {row} one way | {' | '.join(cells)} | {late_share(busy, row, bounds, 100e-6):.2%} |")
     lines += ["", "| | bare cable | fiberd, 200 us | |", "|---|---|---|---|"]
     for flows in (1, 4):
