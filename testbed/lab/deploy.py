@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,14 +79,14 @@ def up(
     if agents and choice.driver == "netns" and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
-    plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
-    if choice.driver == "containerlab":
-        plan = containers.plan_of(topology, plan, lab_name)
     folder = _make_folder(lab_name)
     try:
         if docker is not None:
             lab_nodes.keep_docker(folder, docker)
-        _start_keeper(folder, agents, choice.driver)
+        with _starting_keeper(folder, agents, choice.driver):  # its imports take as long as the plan of a small lab
+            plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
+            if choice.driver == "containerlab":
+                plan = containers.plan_of(topology, plan, lab_name)
         with client.Connection(folder, patience_s=_build_bound_s(plan)) as builder:
             try:
                 _write(folder.topology, topology_to_dict(topology))
@@ -235,14 +236,17 @@ def _state_now(folder: LabFolder) -> str:
     )
 
 
-def _start_keeper(folder: LabFolder, agents: bool, driver: str) -> None:
+@contextlib.contextmanager
+def _starting_keeper(folder: LabFolder, agents: bool, driver: str) -> Iterator[None]:
+    """Start the keeper while the block runs; on return it is ready. Raises LabError if it did not start."""
     arguments = [sys.executable, "-m", "testbed.keeper.main", str(folder.path)] + ["--agents"] * agents
     arguments += ["--containers"] * (driver == "containerlab")
     child = runner.start_resident(arguments, folder.keeper_log)
     try:
+        yield
         word = runner.first_line(child, KEEPER_READY_S)
     except BaseException:
-        # Interrupted while the keeper was starting: do not leave it running.
+        # Interrupted, or no plan, while the keeper was starting: do not leave it running.
         child.kill()
         child.wait()
         raise

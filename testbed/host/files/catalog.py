@@ -10,16 +10,17 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import testbed
 from testbed.core import yamltext
-from testbed.core.experiment import experiment_schema
-from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
 from testbed.core.user_text import shown
 from testbed.errors import FileMistakes, UnknownName, UserError
+
+if TYPE_CHECKING:
+    from testbed.core.experiment.experiment_schema import Experiment
 
 __all__ = [
     "Kind",
@@ -146,6 +147,8 @@ def load_topology(name_or_path: str, overrides: Mapping[str, object] | None = No
 def load_experiment(name_or_path: str) -> Experiment:
     """Load an experiment by path or shipped name; raises as ``experiment_schema.load_text``."""
     text, label = find(name_or_path, "experiment")
+    from testbed.core.experiment import experiment_schema  # takes 0.1 s to import; `up` needs none
+
     return experiment_schema.load_text(text, label)
 
 
