@@ -2,7 +2,8 @@
 
 *Recovery* from a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
 step. A gap counts for a fault if it overlaps the fault, or follows soon after it while no other fault is active.
-Overlapping faults share their gaps, because the cause cannot be told apart.
+Overlapping faults share their gaps, because the cause cannot be told apart. A checkpoint between two commits is no
+fault's doing: its time is left out of gaps and steps.
 
 What the records do not tell is None.
 """
@@ -83,7 +84,7 @@ def _gaps(done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle
     """Return the durations of those steps in ``done`` (in the order of time) that count for a fault."""
     behind = (done[at] for at in range(_first_after(done, window.began_t), len(done)))
     near = itertools.takewhile(lambda it: _overlap(it, window, settle_s), behind)
-    return [it.duration_s for it in near if _is_of(it, window, faults)]
+    return [it.step_s for it in near if _is_of(it, window, faults)]
 
 
 def _first_after(done: Sequence[Commit], t: float) -> int:
@@ -109,11 +110,11 @@ def _back(
     near = [it for it in committed[first : first + _EDGE_STEPS] if _is_of(it, window, faults)]
     if not near:
         return 0.0
-    worst = max(near, key=lambda it: it.duration_s)
-    if worst.duration_s <= BACK * median:
+    worst = max(near, key=lambda it: it.step_s)
+    if worst.step_s <= BACK * median:
         return 0.0
     later = (committed[at] for at in range(_first_after(committed, worst.t), len(committed)))
-    return next((commit.t - edge_t for commit in later if commit.duration_s <= BACK * median), None)
+    return next((commit.t - edge_t for commit in later if commit.step_s <= BACK * median), None)
 
 
 def _overlap(commit: Commit, window: FaultWindow, settle_s: float) -> bool:
