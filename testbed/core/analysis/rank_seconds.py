@@ -285,6 +285,25 @@ def _checkpoint_waits(logs: Sequence[RankLog]) -> dict[int, float]:
     return found
 
 
+@dataclass
+class _Parts:
+    """What committed steps spent in each of their parts; before the first step of an attempt there is no ``between``."""
+
+    spent: Sums = field(default_factory=lambda: defaultdict(float))
+    steps: int = 0
+    betweens: int = 0
+
+    def add(self, tile: _Tile) -> None:
+        self.spent[tile.what] += tile.ended_t - tile.began_t
+        self.betweens += tile.what == _BETWEEN
+
+    def count(self, part: str) -> int:
+        return self.betweens if part == _BETWEEN else self.steps
+
+    def mean(self, part: str) -> float:
+        return self.spent[part] / max(1, self.count(part))
+
+
 def _slowdown(
     tiles: Sequence[_Tile], log: RankLog, counted: Collection[int], affected: Collection[tuple[int, int]]
 ) -> dict[tuple[int, str], tuple[str, float]]:
@@ -292,24 +311,22 @@ def _slowdown(
 
     Without a fault-free pace all of it is not told apart.
     """
-    quiet: Sums = defaultdict(float)
-    during: dict[int, Sums] = {}
+    quiet, during = _Parts(), defaultdict[int, _Parts](_Parts)
     for tile in tiles:
         if tile.step is not None:
             attempt, slow = tile.step
-            total = during.setdefault(attempt, defaultdict(float)) if slow else quiet
-            total[tile.what] += tile.ended_t - tile.began_t
+            (during[attempt] if slow else quiet).add(tile)
     if not during:
         return {}
-    steps = [it for it in log.steps if id(it) in counted]
-    count = Counter(it.attempt for it in steps if (it.attempt, it.step) in affected)
-    quiet_steps = len(steps) - sum(count.values())
+    for it in log.steps:
+        if id(it) in counted:
+            (during[it.attempt] if (it.attempt, it.step) in affected else quiet).steps += 1
     found: dict[tuple[int, str], tuple[str, float]] = {}
-    for attempt, spent in during.items():
-        if not quiet_steps:
+    for attempt, parts in during.items():
+        if not quiet.steps:
             found |= {(attempt, part): (_UNTOLD, 1.0) for part in _PARTS}
             continue
-        pace = {part: quiet[part] / quiet_steps * count[attempt] for part in _PARTS}
+        spent, pace = parts.spent, {part: quiet.mean(part) * parts.count(part) for part in _PARTS}
         over = {part: max(0.0, spent[part] - pace[part]) for part in _PARTS}
         slowed_s = max(0.0, sum(spent.values()) - sum(pace.values()))
         share = min(1.0, slowed_s / sum(over.values())) if sum(over.values()) > 0 else 0.0
