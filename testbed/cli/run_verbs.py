@@ -91,6 +91,8 @@ def run(
     console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
     if not console.quiet():
         console.show(tables.answers(report))
+        if told := tables.rank_seconds(report):
+            console.show(told)
     console.show(f"report: {outcome.directory / 'index.html'}")
     return outcome.exit_code
 
@@ -160,6 +162,8 @@ def report(
         console.show(tables.verdict(document.verdict).append(f": {document.headline}", style="bold default"))
         if not console.quiet():
             console.show(tables.answers(document))
+            if told := tables.rank_seconds(document):
+                console.show(told)
         console.show(f"report: {page}")
     if open_:
         _open(page)

@@ -363,6 +363,14 @@ def answers(report: Report) -> Table:
     return made
 
 
+def rank_seconds(report: Report) -> str:
+    """Return goodput and the classes of rank-seconds that it is made from in a line; empty if nothing is known."""
+    from testbed.core.report import formats, rank_seconds_section
+
+    told = rank_seconds_section.sentence(report.rank_seconds)
+    return told if not told or report.goodput is None else f"goodput {formats.share(report.goodput)}; {told}"
+
+
 def checks(found: Sequence[Check]) -> Table:
     rows: list[Row] = []
     for check in found:

@@ -287,7 +287,7 @@ def _checkpoint_waits(logs: Sequence[RankLog]) -> dict[int, float]:
 
 @dataclass
 class _Parts:
-    """What committed steps spent in each of their parts; before the first step of an attempt there is no ``between``."""
+    """What committed steps spent in each of their parts; the first step of an attempt has no ``between``."""
 
     spent: Sums = field(default_factory=lambda: defaultdict(float))
     steps: int = 0

@@ -159,7 +159,9 @@ def headroom(certificate: Certificate | None, host: Machine) -> str:
     if host.cpu_headroom is not None:
         least = ""
         if host.cpu_headroom_least is not None and host.cpu_headroom_least < host.cpu_headroom:
-            least = f" (5 % of the time less than {formats.share(host.cpu_headroom_least)})"
+            # Less than nothing is impossible: in the busiest twentieth of the time there was none.
+            none = host.cpu_headroom_least < 0.0005
+            least = f" (5 % of the time {'none' if none else f'at most {formats.share(host.cpu_headroom_least)}'})"
         said.append(f"{formats.share(host.cpu_headroom)} at the median while the job ran{least}")
     return f"CPU headroom: {', '.join(said)}." if said else ""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from testbed.core.analysis import attempt_history, blame, fidelity, wire_check
+from testbed.core.analysis import attempt_history, blame, fidelity, launched_seconds, wire_check
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.timeline import fault_windows
@@ -18,16 +18,25 @@ from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import check
 from testbed.core.checkers.finding import Checker
 from testbed.core.fields import json_values, text
-from testbed.core.records.event import Event
 from testbed.core.records.process_end import read_ends
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
-from testbed.core.report import answers, faults_section, fidelity_section, hypothesis, restarts_section
+from testbed.core.report import (
+    answers,
+    events_section,
+    faults_section,
+    fidelity_section,
+    hypothesis,
+    rank_seconds_section,
+    restarts_section,
+)
 from testbed.core.report.answers import Answer
+from testbed.core.report.events_section import EventLine
 from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
+from testbed.core.report.rank_seconds_section import TimeShares
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
 
@@ -66,13 +75,6 @@ class Training:
     peer_wait_s: float
     network_s: float
     recovery_s: float | None
-
-
-@dataclass(frozen=True)
-class EventLine:
-    t_s: float
-    event: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Report:
     steady: tuple[Steady, ...] = ()
     attempts: tuple[AttemptLine, ...] = ()
     checkers: tuple[Checker, ...] = ()
+    rank_seconds: TimeShares | None = None
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
 
@@ -132,9 +135,9 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """Pace relative to the fault-free pace: committed tokens x fault-free seconds per token / wall time.
+        """(Productive + fault-free exposed communication) / (world size x wall time), 0..1; None if unknown.
 
-        0..1 but for noise: the fault-free pace is a median of this job's own steps, and may be a little too slow.
+        Checkpoints, lost work, restarts and what faults slowed are in the wall time; :attr:`rank_seconds` has them.
         """
         return self.training.goodput
 
@@ -162,7 +165,7 @@ def build(run: RunData) -> Report:
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event == "job-ended"]
     logs = attempt_history.fenced(run.ranks)
-    job = evaluate(logs, windows, max(ended, default=None))
+    job = evaluate(logs, windows, max(ended, default=None), attempt_history.detections(run.events))
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
@@ -204,7 +207,7 @@ def build(run: RunData) -> Report:
         fidelity=under_load,
         wire=crossed,
         topology=run.topology,
-        events=tuple(EventLine(event.t - origin, event.event, _event_text(event)) for event in run.events),
+        events=events_section.lines(run.events, origin),
         steps=StepSeries(
             step=tuple(commit.step for commit in job.commits),
             t_s=tuple(commit.t - origin for commit in job.commits),
@@ -217,6 +220,7 @@ def build(run: RunData) -> Report:
         steady=checks,
         attempts=tried,
         checkers=found.checkers,
+        rank_seconds=_rank_seconds(run, job, origin),
         missing=run.missing,
         malformed=run.malformed,
     )
@@ -267,6 +271,12 @@ def _training(job: JobEvidence) -> Training:
     )
 
 
+def _rank_seconds(run: RunData, job: JobEvidence, origin: float) -> TimeShares | None:
+    if job.world_size or not text(run.info.workload, "command"):
+        return rank_seconds_section.measure(job.world_size or 0, job.spans, origin)
+    return rank_seconds_section.measure(*launched_seconds.account(run.info), origin)
+
+
 def _throughput(fibers: Iterable[FiberSample], origin: float) -> tuple[FiberSeries, ...]:
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
@@ -282,21 +292,3 @@ def _throughput(fibers: Iterable[FiberSample], origin: float) -> tuple[FiberSeri
                 rates.append(8.0 * moved / (after.t - before.t))
         series.append(FiberSeries(direction, tuple(times), tuple(rates)))
     return tuple(series)
-
-
-def _event_text(event: Event) -> str:
-    fields = event.fields
-    if event.event in ("fault-began", "fault-ended"):
-        said = f"{text(fields, 'type')} {text(fields, 'target')}".strip()
-        links = fields.get("links")
-        if isinstance(links, list | tuple) and links:
-            said += f" (links: {', '.join(str(link) for link in links)})"
-        return said
-    if event.event == "carrier":
-        state = "carrier" if fields.get("up") is True else "no carrier"
-        return f"{text(fields, 'site')} gateway, {text(fields, 'link')}: {state}"
-    rest = {key: value for key, value in fields.items() if key not in ("t", "event")}
-    if len(rest) == 1:
-        return str(next(iter(rest.values())))
-    said_of = {key: value for key, value in rest.items() if isinstance(value, str | int | float) and value != ""}
-    return ", ".join(f"{key} {value}" for key, value in said_of.items())

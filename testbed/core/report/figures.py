@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from testbed.core.analysis.rank_seconds import RankSeconds
 from testbed.core.analysis.recovery import BACK
 from testbed.core.fields import json_values
-from testbed.core.report import formats
+from testbed.core.report import formats, rank_seconds_section
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.hypothesis import Steady
 
@@ -24,10 +25,16 @@ Json = dict[str, object]
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
 # page.js has a brighter form of each for dark paper.
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE)
+GREY, YELLOW = "#888888", "#D5C711"
+_COLOR_OF_CLASS = (GREEN, BLUE, SKY, PURPLE, ORANGE, VERMILLION, GREY, YELLOW)
+"""Of the classes of rank-seconds, in their order."""
+_SHOWN_ATTEMPTS = 12
 _SHADE = "rgba(213, 94, 0, 0.16)"
 _SHOWN_RANKS = 16
 _ROOM_OF_A_NAME, _ROOM_OF_NUMBERS = 0.2, 0.08
 """Of the width of a plot."""
+_ROOM_OF_A_SHARE = 8
+"""Per cent: a narrower part of a bar has no room for its number."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,14 @@ class Marks:
 
 def figures(report: Report) -> tuple[Figure, ...]:
     """Return every plot that there is data for, in the order of the page."""
-    drawn = (_train_loss(report), _time_of_ranks(report), _step_time(report), _throughput(report), _lateness(report))
+    drawn = (
+        _train_loss(report),
+        _time_of_ranks(report),
+        _rank_seconds(report),
+        _step_time(report),
+        _throughput(report),
+        _lateness(report),
+    )
     return tuple(figure for figure in drawn if figure is not None)
 
 
@@ -290,6 +304,56 @@ def _time_of_ranks(report: Report) -> Figure | None:
             "legend": {"traceorder": "normal"},
             "xaxis": axis("rank-seconds"),
             "yaxis": axis(name, type="category", autorange="reversed"),
+            "showlegend": True,
+            "bargap": 0.35,
+        },
+    )
+
+
+def _rank_seconds(report: Report) -> Figure | None:
+    shares = report.rank_seconds
+    if shares is None or shares.total.total_s <= 0:
+        return None
+    spans = [each for each in shares.spans if not each.restart and each.seconds.total_s > 0]
+    rows: dict[str, RankSeconds] = {"over all": shares.total}
+    if 1 < len(spans) <= _SHOWN_ATTEMPTS:
+        rows |= {each.label: each.seconds for each in spans}
+    classes = rank_seconds_section.shown_classes(shares)
+    colors = dict(zip(rank_seconds_section.CLASSES, _COLOR_OF_CLASS, strict=True))
+    bars: list[Json] = []
+    for key, name in classes.items():
+        seconds = [each.by_class()[key] for each in rows.values()]
+        percent = [100.0 * part / each.total_s for part, each in zip(seconds, rows.values(), strict=True)]
+        bars.append(
+            {
+                "type": "bar",
+                "x": percent,
+                "y": list(rows),
+                "customdata": [formats.duration(part) for part in seconds],
+                "text": [f"{value:.0f} %" if value >= _ROOM_OF_A_SHARE else "" for value in percent],
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "name": name,
+                "orientation": "h",
+                "marker": {"color": colors[key]},
+                "hovertemplate": "%{y}: %{x:.1f} %, %{customdata}",
+            }
+        )
+    left_out = len(spans) > _SHOWN_ATTEMPTS
+    return made(
+        "rank-seconds",
+        "Rank-seconds by class",
+        "Share of each class in world size × wall time"
+        + (", over all and per attempt" if len(rows) > 1 else "")
+        + ("; the table has the attempts" if left_out else "")
+        + f": {rank_seconds_section.sentence(shares)}.",
+        bars,
+        {
+            "barmode": "stack",
+            "legend": {"traceorder": "normal", "y": -0.3, "yanchor": "top"},
+            "xaxis": axis("share of rank-seconds (%)", range=[0, 100]),
+            "yaxis": axis("job" if len(rows) == 1 else "attempt", type="category", autorange="reversed"),
             "showlegend": True,
             "bargap": 0.35,
         },

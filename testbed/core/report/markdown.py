@@ -5,14 +5,16 @@ from __future__ import annotations
 from testbed.core.report import (
     certification_section,
     checkers_section,
+    events_section,
     faults_section,
     formats,
     hypothesis,
+    rank_seconds_section,
     restarts_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.report_table import Table
-from testbed.core.report.run_page import events_table, facts, shortcomings
+from testbed.core.report.run_page import facts, shortcomings
 
 __all__ = ["escape", "markdown", "section", "table"]
 
@@ -43,13 +45,15 @@ def markdown(report: Report) -> str:
         ("wall time", formats.duration(training.wall_s)),
     )
     blocks += ["## Training", table(Table(("quantity", "value"), measured))]
+    shown = rank_seconds_section.table(report.rank_seconds)
+    blocks += section("## Rank-seconds", rank_seconds_section.LEAD, shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
     blocks += section("## Attempts", shown=restarts_section.table(report.attempts))
     blocks += section("## Checkers", checkers_section.LEAD, shown=checkers_section.table(report.checkers))
     blocks += section(shown=checkers_section.found_table(report.checkers))
     blocks += section("## Steady state", shown=hypothesis.table(report.steady))
-    blocks += section("## Events", shown=events_table(report))
+    blocks += section("## Events", shown=events_section.table(report.events))
     blocks += ["## Run and host", table(Table(("fact", "value"), facts(report)))]
     blocks += [escape(sentence) for sentence in shortcomings(report)]
     return "\n\n".join(blocks) + "\n"

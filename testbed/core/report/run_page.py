@@ -8,17 +8,18 @@ from testbed.core.report import (
     certification_section,
     checkers_section,
     drawing,
+    events_section,
     faults_section,
     formats,
     html_page,
     hypothesis,
+    rank_seconds_section,
     restarts_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.figures import figures
-from testbed.core.report.report_table import Table
 
-__all__ = ["events_table", "facts", "html", "shortcomings"]
+__all__ = ["facts", "html", "shortcomings"]
 
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}
 
@@ -39,13 +40,15 @@ def html(report: Report) -> str:
         tiles=_tiles(report),
         drawing=drawing.draw(report.topology, report.faults) if report.topology else None,
         **_fidelity(report),
+        rank_seconds_lead=rank_seconds_section.LEAD,
+        rank_seconds_table=rank_seconds_section.table(report.rank_seconds),
         faults_table=faults_section.table(report.faults),
         attempts_table=restarts_section.table(report.attempts),
         checkers_lead=checkers_section.LEAD,
         checkers_table=checkers_section.table(report.checkers),
         found_table=checkers_section.found_table(report.checkers),
         steady_table=hypothesis.table(report.steady),
-        events_table=events_table(report),
+        events_table=events_section.table(report.events),
         host_facts=(lost, *facts(report)),
         shortcomings=shortcomings(report),
     )
@@ -98,12 +101,6 @@ def _fidelity(report: Report) -> dict[str, object]:
     return values
 
 
-def events_table(report: Report) -> Table | None:
-    """The events of the run; None if there are none."""
-    rows = ((f"{each.t_s:.3f}", each.event, each.text) for each in report.events)
-    return Table.of(("time s", "event", "what"), rows, "Events", (0,))
-
-
 def facts(report: Report) -> tuple[tuple[str, str], ...]:
     """Return names and values of the software, the workload and the machine."""
     run, training = report.run, report.training
@@ -121,7 +118,8 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
             formats.UNKNOWN if report.machine.emulator_cores is None else f"{report.machine.emulator_cores:.2f}",
         ),
     ]
-    listed += _flat("", run.workload)
+    # The times of ranks are those of the run's clock, which tell a reader nothing.
+    listed += _flat("", {name: it for name, it in run.workload.items() if name not in ("began_t", "ended_t")})
     listed += _flat("scheduling of ", run.scheduling)
     listed += _flat("", run.host)
     if report.certificate:

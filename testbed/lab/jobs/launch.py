@@ -82,7 +82,8 @@ def launch(
     Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
     the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended on KeyboardInterrupt, when
     ``stop`` is set, and when ``echo`` raises, as in ``testbed launch -- yes | head``; that error is raised here.
-    run.json records the command, the status of each rank (None: ended by the testbed), and who ended it.
+    run.json records the command, the status of each rank (None: ended by the testbed), who ended it, and when its
+    process began and ended.
     """
     folder = Path.cwd()
     client.ask(lab, protocol.ShareFolder(folder=str(folder)))
@@ -100,10 +101,12 @@ def launch(
     ends = _Ends(lab)
     children: dict[int, subprocess.Popen[bytes]] = {}
     readers: list[threading.Thread] = []
+    began_t: dict[int, float] = {}
     try:
         for rank in build.ranks(topology):
             where, variables = place(lab, rank.node, isolated=True, job=True), environment(topology, rank, extra)
             line = where.enter(argv, folder, variables)
+            began_t[rank.rank] = time.monotonic()
             child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
             children[rank.rank] = child
             ends.watch(rank, Path("/proc", str(child.pid)), where.watched)
@@ -114,13 +117,24 @@ def launch(
         _wait(children, ends, broken, stop or threading.Event())
         if len(ends.codes) < len(children):
             _end(children)
+        all_ended_t = time.monotonic()
         for reader in readers:
             reader.join(GRACE_S)  # a grandchild may keep the pipe open forever
     finally:
         _end(children)
     codes = {rank: runner.shell_status(code) for rank, code in ends.codes.items()}
-    statuses = [codes.get(rank) for rank in sorted(children)]
-    run_metadata.amend(run, workload={"command": command, "statuses": statuses, "ends": ends.told()})
+    ranks, told = sorted(children), ends.told()
+    ended_t = {end["rank"]: end["t"] for end in told}
+    run_metadata.amend(
+        run,
+        workload={
+            "command": command,
+            "statuses": [codes.get(rank) for rank in ranks],
+            "ends": told,
+            "began_t": [began_t[rank] for rank in ranks],
+            "ended_t": [ended_t.get(rank, all_ended_t) for rank in ranks],
+        },
+    )
     if broken:
         run_metadata.end(
             run, run_metadata.Ending("interrupted", f"the output could not be shown any more: {broken[0]}")

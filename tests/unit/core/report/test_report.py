@@ -262,13 +262,20 @@ def test_report_json_is_as_its_schema_says(tmp_path, status):
 
 def test_figures_are_plotly_figures_with_units_on_their_axes(run):
     made = figures(report_of(run))
-    assert [figure.id for figure in made] == ["train-loss", "time-of-ranks", "step-time", "throughput", "lateness"]
+    assert [figure.id for figure in made] == [
+        "train-loss",
+        "time-of-ranks",
+        "rank-seconds",
+        "step-time",
+        "throughput",
+        "lateness",
+    ]
     for figure in made:
         checked = go.Figure(figure.spec)  # plotly refuses what is not of its schema
         assert checked.layout.xaxis.title.text
         assert checked.layout.yaxis.title.text
         assert figure.summary
-    shaded = [shape for shape in made[2].spec["layout"]["shapes"] if shape["type"] == "rect"]
+    shaded = [shape for shape in made[3].spec["layout"]["shapes"] if shape["type"] == "rect"]
     assert shaded[0]["x1"] - shaded[0]["x0"] == pytest.approx(run_factory.CUT_FOR_S)
 
 
