@@ -179,7 +179,7 @@ def _deaths(events: Sequence[Event], began_t: float, detected_t: float) -> list[
 
 
 def _goodput(attempt: int, job: JobEvidence, began_t: float, ended_t: float | None) -> float | None:
-    good_s = sum(it.seconds.good_s for it in job.spans if it.attempt == attempt)
+    good_s = sum(it.seconds.good_s for it in job.spans if it.attempt == attempt and not it.restart)
     return job.share_of(good_s, None if ended_t is None else ended_t - began_t)
 
 
