@@ -25,9 +25,9 @@ Json = dict[str, object]
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
 # page.js has a brighter form of each for dark paper.
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE)
-GREY, YELLOW = "#888888", "#D5C711"
-_COLOR_OF_CLASS = (GREEN, BLUE, SKY, PURPLE, ORANGE, VERMILLION, GREY, YELLOW)
-"""Of the classes of rank-seconds, in their order."""
+GREY, YELLOW = "#888888", "#F0E442"
+_COLOR_OF_CLASS = (GREEN, BLUE, YELLOW, PURPLE, SKY, VERMILLION, GREY, ORANGE)
+"""Of the classes of rank-seconds, in their order: neighbors in a bar differ most."""
 _SHOWN_ATTEMPTS = 12
 _SHADE = "rgba(213, 94, 0, 0.16)"
 _SHOWN_RANKS = 16
@@ -322,6 +322,8 @@ def _rank_seconds(report: Report) -> Figure | None:
     colors = dict(zip(rank_seconds_section.CLASSES, _COLOR_OF_CLASS, strict=True))
     bars: list[Json] = []
     for key, name in classes.items():
+        if not shares.total.by_class()[key]:
+            continue
         seconds = [each.by_class()[key] for each in rows.values()]
         percent = [100.0 * part / each.total_s for part, each in zip(seconds, rows.values(), strict=True)]
         bars.append(
@@ -351,7 +353,7 @@ def _rank_seconds(report: Report) -> Figure | None:
         bars,
         {
             "barmode": "stack",
-            "legend": {"traceorder": "normal", "y": -0.3, "yanchor": "top"},
+            "legend": {"traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"},
             "xaxis": axis("share of rank-seconds (%)", range=[0, 100]),
             "yaxis": axis("job" if len(rows) == 1 else "attempt", type="category", autorange="reversed"),
             "showlegend": True,
