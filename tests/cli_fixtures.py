@@ -157,5 +157,11 @@ def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
     answer = SimpleNamespace(
         id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1.", lines=()
     )
-    report = SimpleNamespace(verdict="pass" if exit_code == 0 else "fail", headline="It trained.", answers=(answer,))
+    report = SimpleNamespace(
+        verdict="pass" if exit_code == 0 else "fail",
+        headline="It trained.",
+        answers=(answer,),
+        goodput=None,
+        rank_seconds=None,
+    )
     return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)
