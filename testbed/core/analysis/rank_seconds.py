@@ -22,6 +22,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from testbed.core.analysis.commits import checkpoint_time, lineage
 from testbed.core.records.rank_log import CheckpointRecord, RankLog, StepRecord
@@ -85,8 +86,7 @@ class Span:
     seconds: RankSeconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
+class _Tile(NamedTuple):
     """A stretch of one rank's time.
 
     ``step`` is set if it is part of a committed step: the attempt, and whether a fault or its aftermath affected it.

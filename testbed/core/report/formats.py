@@ -101,7 +101,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def goodput_means(goodput: float | None) -> str:
-    """Return what goodput means; beyond 1, why that can happen."""
+    """Return what goodput means; beyond 1, as run.json of an earlier version may have it, why that could happen."""
     if goodput is None or goodput <= 1:
         return "productive time and fault-free exposed communication ÷ (ranks × wall time)"
     return (
