@@ -87,7 +87,13 @@ def _job_ended(fields: Fields) -> str:
 def _rank_died(fields: Fields) -> str:
     signal, code = integer(fields, "signal"), integer(fields, "code")
     how = f" of signal {signal}" if signal is not None else f" with exit status {code}" if code is not None else ""
-    return f"{_rank(fields)} died{how}"
+    return f"{_rank(fields)} died{how}{_sender(fields)}"
+
+
+def _sender(fields: Fields) -> str:
+    if fields.get("out_of_memory") is True:
+        return ", out of memory"
+    return ", sent by the testbed" if fields.get("by_testbed") is True and "signal" in fields else ""
 
 
 def _attempt(fields: Fields) -> str:

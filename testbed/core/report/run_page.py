@@ -21,6 +21,9 @@ from testbed.core.report.figures import figures
 
 __all__ = ["facts", "html", "shortcomings"]
 
+_RECORDS = frozenset({"began_t", "ended_t", "ends"})
+"""Of a launched program's workload: records that the rank-seconds and the answers are made from, no words for a reader.
+"""
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}
 
 
@@ -118,8 +121,7 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
             formats.UNKNOWN if report.machine.emulator_cores is None else f"{report.machine.emulator_cores:.2f}",
         ),
     ]
-    # The times of ranks are those of the run's clock, which tell a reader nothing.
-    listed += _flat("", {name: it for name, it in run.workload.items() if name not in ("began_t", "ended_t")})
+    listed += _flat("", {name: it for name, it in run.workload.items() if name not in _RECORDS})
     listed += _flat("scheduling of ", run.scheduling)
     listed += _flat("", run.host)
     if report.certificate:

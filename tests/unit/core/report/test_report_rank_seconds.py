@@ -249,6 +249,16 @@ def test_no_headroom_is_said_as_none(least: float, words: str) -> None:
         ("job-ended", {"rank": 0, "job": "j1", "status": "ok", "reason": "", "storage": False}, "rank 0 completed"),
         ("job-ended", {"rank": 0, "status": "failed", "reason": "peer closed", "storage": False}, "failed: peer"),
         ("rank-died", {"rank": 2, "pid": 77, "signal": 9}, "rank 2 died of signal 9"),
+        (
+            "rank-died",
+            {"rank": 2, "pid": 77, "signal": 9, "by_testbed": True, "out_of_memory": False},
+            "rank 2 died of signal 9, sent by the testbed",
+        ),
+        (
+            "rank-died",
+            {"rank": 2, "pid": 77, "signal": 9, "by_testbed": False, "out_of_memory": True},
+            "rank 2 died of signal 9, out of memory",
+        ),
         ("rank-died", {"rank": 2, "pid": 77, "code": 1}, "rank 2 died with exit status 1"),
         ("attempt-began", {"attempt": 2, "resumed_from": 40}, "attempt 2, resumed from step 40"),
         ("attempt-began", {"attempt": 1, "resumed_from": 0}, "attempt 1, from the beginning"),
