@@ -103,7 +103,7 @@ def listed(names: Sequence[str]) -> str:
 def goodput_means(goodput: float | None) -> str:
     """Return what goodput means; beyond 1, as run.json of an earlier version may have it, why that could happen."""
     if goodput is None or goodput <= 1:
-        return "productive time and fault-free exposed communication ÷ (ranks × wall time)"
+        return "(productive + fault-free exposed) ÷ all rank-seconds"
     return (
         "over 100 %: nothing was lost, to within the noise of step times; the fault-free pace comes from the steps"
         " outside the faults, which happened to be the slower ones"
