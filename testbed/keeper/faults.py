@@ -11,11 +11,11 @@ import contextlib
 import heapq
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.faults.power import WARNED
@@ -29,6 +29,9 @@ from testbed.keeper.protocol import CompiledFault, FaultRecord
 __all__ = ["Faults", "plan_of"]
 
 T = TypeVar("T")
+
+MOST_ENDED: Final = 10_000
+"""Ended faults whose records are kept: a lab that is cut and healed for days must not fill the memory."""
 
 
 class Do(Protocol):
@@ -70,12 +73,14 @@ class Faults:
         self._journal = engine.journal
         self._records: dict[str, FaultRecord] = {}
         self._active: dict[str, _Active] = {}
+        self._over: deque[str] = deque()
         self._began: Counter[str] = Counter()
         self._timers: list[tuple[float, str]] = []
         self._timers_changed = threading.Condition()
 
     def records(self) -> list[FaultRecord]:
-        """Return a copy of the record of every fault, in the order in which they began."""
+        """Return a copy of the record of every fault, in the order in which they began; of those that have ended, the
+        latest :data:`MOST_ENDED`."""
         return [it.copy() for it in list(self._records.values())]
 
     def counts(self) -> tuple[list[tuple[str, str]], dict[str, int]]:
@@ -100,7 +105,7 @@ class Faults:
         def work() -> list[FaultRecord]:
             if self._journal.state in ("going", "down"):
                 raise LabError("the lab is being taken down")
-            number = 1 + sum(1 for note in self._journal.notes if note["note"] == "fault")
+            number = 1 + self._journal.faults_begun
             now = {"began_unix_s": time.time(), "command_t": time.monotonic()}
             records = [
                 cast(FaultRecord, {**fault, "id": f"f{number + index}", **now})
@@ -251,6 +256,9 @@ class Faults:
         self._events.add("fault-ended", t=record["ended_t"], **{**_of(record), **times})
         with contextlib.suppress(StorageError):  # it has ended, even if a full disk keeps that from being recorded
             self._journal.note("fault-ended", id=fault, t=record["ended_t"])
+        self._over.append(fault)
+        while len(self._over) > MOST_ENDED:
+            del self._records[self._over.popleft()]
         return record
 
 

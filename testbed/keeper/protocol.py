@@ -318,7 +318,8 @@ class ProtectionStates(Request[dict[str, str]]):
 
 @dataclass(frozen=True)
 class Faults(Request[list[FaultRecord]]):
-    """Return every fault since the lab came up, in the order in which they began."""
+    """Return every fault since the lab came up, in the order in which they began; of thousands that have ended, the
+    latest."""
 
     verb: ClassVar = "faults"
 

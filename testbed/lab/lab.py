@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from testbed.lab.injected_fault import Fault
 from testbed.lab.jobs import launch, run_metadata
 from testbed.lab.jobs.job import Job, Workload
 from testbed.lab.jobs.recorder import Recorder
+from testbed.lab.log_tail import LogTail
 
 
 def runs_root() -> Path:
@@ -187,15 +187,10 @@ class Lab:
                 raise UnknownName("node or rank", what, [*nodes, *(str(rank) for rank in range(len(nodes)))])
             latest = self._latest_run()
             places = [latest.ranks / f"rank-{number}.log"] if latest else []
-        offsets = dict.fromkeys(places, 0)
+        tails = [LogTail(it, folder.older_keeper_log if it == folder.keeper_log else None) for it in places]
         while True:
-            for path in places:
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
-                    stream.seek(offsets[path])
-                    data = stream.read()
-                    whole = data if not follow else data[: data.rfind(b"\n") + 1]
-                    offsets[path] += len(whole)
-                    yield from whole.decode(errors="replace").splitlines()
+            for tail in tails:
+                yield from tail.lines(torn=not follow)
             if not follow:
                 return
             self._folder.refuse_gone()

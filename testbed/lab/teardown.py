@@ -181,9 +181,10 @@ def active_faults(journal: Journal) -> list[ActiveFault]:
 
 
 def faults_ever(lab: LabFolder) -> set[str]:
-    """Return ids and targets of all faults in a lab's journal, including ended ones. Raises LabError."""
-    notes = _journal_to_heal_by(lab).notes
-    return {it[key] for it in notes if it["note"] == "fault" for key in ("id", "target")}
+    """Return the ids of all faults that began in a lab, and the targets that its journal has. Raises LabError."""
+    journal = _journal_to_heal_by(lab)
+    targets = {it["target"] for it in journal.notes if it["note"] == "fault"}
+    return targets | {f"f{number}" for number in range(1, 1 + journal.faults_begun)}
 
 
 def keeper_alive(lab: LabFolder) -> bool:
