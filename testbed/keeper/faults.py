@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.faults.power import WARNED
 from testbed.core.physics.protection_selector import PathCut
-from testbed.errors import LabError, StorageError, TestbedError
+from testbed.errors import LabError, StorageError, TestbedError, raise_all
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
@@ -125,6 +125,7 @@ class Faults:
                         self._engine.undo(record["id"])
                     with contextlib.suppress(TestbedError):
                         self._cut(record["id"], ())
+                    with contextlib.suppress(TestbedError):
                         self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
             ack_t = time.monotonic()
@@ -150,19 +151,18 @@ class Faults:
         self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record))
 
     def heal(self, ids: list[str]) -> list[FaultRecord]:
-        """Undo these faults; return the records of those that were active. Every one is tried, then the first failure
-        is raised."""
+        """Undo these faults; return the records of those that were active. Every one is tried, then all failures are
+        raised."""
         ended: list[FaultRecord] = []
-        failures: list[TestbedError] = []
+        failures: list[Exception] = []
         for fault in ids:
             try:
                 record = self._do(partial(self._end, fault))
-            except TestbedError as error:
+            except Exception as error:
                 failures.append(error)
             else:
                 ended += [] if record is None else [record.copy()]
-        if failures:
-            raise failures[0]
+        raise_all(failures)
         return ended
 
     def run(self, ended: threading.Event) -> None:
@@ -242,14 +242,16 @@ class Faults:
             return None
         record = active.record
         command_t = time.monotonic()
-        try:
-            if active.half_undone:
-                self._engine.settle()
-            self._engine.undo(fault)
-            self._cut(fault, ())
-        except TestbedError:
+        failures: list[Exception] = []
+        works = (partial(self._engine.undo, fault), partial(self._cut, fault, ()))
+        for work in ((self._engine.settle, *works) if active.half_undone else works):
+            try:
+                work()
+            except Exception as error:
+                failures.append(error)
+        if failures:
             active.half_undone, active.due = True, None
-            raise
+            raise_all(failures)
         del self._active[fault]
         record["ended_t"] = time.monotonic()
         times = {"command_t": command_t, "ack_t": record["ended_t"]}

@@ -14,7 +14,7 @@ from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed
-from testbed.errors import HostError, LabError, UserError
+from testbed.errors import HostError, LabError, UserError, raise_all
 from testbed.host.drivers import containerlab
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.linux import cgroup, process
@@ -22,7 +22,6 @@ from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper import protocol
 from testbed.keeper.engine import LAB
 from testbed.keeper.event_log import log
-from testbed.keeper.journal import EMULATOR_DIED
 from testbed.keeper.protocol import CompiledFault, DirectionCounters, FaultRecord, FaultSpec, Request
 from testbed.keeper.reachability import unreachable_sites
 from testbed.keeper.service import Caller
@@ -82,7 +81,7 @@ class Verbs:
             "emulator": emulator.info.name if emulator else "none",
             "scheduling": emulator.info.scheduling if emulator else "",
             "emulator_pid": emulator.pid if emulator else None,
-            "emulator_died": bool(self._keeper.journal.owned(EMULATOR_DIED)),
+            "emulator_died": self._keeper.emulator_died,
             "segmented": list(emulator.segmented()) if emulator else [],
             "dead_containers": self._keeper.dead_containers,
             "waits": list(self._keeper.waits.values()),
@@ -148,14 +147,19 @@ class Verbs:
         return cast(CompiledFault, {**fault, **touched}), compiled
 
     def _heal(self, request: protocol.Heal, caller: Caller) -> list[FaultRecord]:
-        try:
-            healed = self._keeper.faults.heal(request.ids)
-        finally:
-            if request.everything:
-                self._keeper.do(self._keeper.protection.restore)
+        healed: list[FaultRecord] = []
+        failures: list[Exception] = []
+        works: list[Callable[[], object]] = [lambda: healed.extend(self._keeper.faults.heal(request.ids))]
         if request.everything:
+            works.append(lambda: self._keeper.do(self._keeper.protection.restore))
             # Values of a fault that could neither begin nor be undone.
-            self._keeper.do(self._keeper.engine.settle)
+            works.append(lambda: self._keeper.do(self._keeper.engine.settle))
+        for work in works:
+            try:
+                work()
+            except Exception as error:
+                failures.append(error)
+        raise_all(failures)
         return healed
 
     def _protection_states(self, request: protocol.ProtectionStates, caller: Caller) -> dict[str, str]:

@@ -13,8 +13,8 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from testbed.host.files import beneath
 
@@ -55,7 +55,7 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _opened(folder: Path, name: str) -> BinaryIO:
+def _opened(folder: Path, name: str) -> BufferedReader:
     return os.fdopen(beneath.open_file(folder, name), "rb")
 
 

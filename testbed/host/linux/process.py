@@ -92,7 +92,7 @@ def end_all(targets: Iterable[tuple[int, int]], *, grace_s: float = 0.0, bound_s
 
 
 def send(pid: int, began: int, number: signal.Signals) -> None:
-    """Send a signal to the process that started at ``began``; to none where it has ended or ``began`` is unknown (0)."""
+    """Send a signal to the process that started at ``began``; to none if it has ended or ``began`` is unknown (0)."""
     if (handle := _opened(pid, began)) is not None:
         _signal({handle: pid}, number)
         os.close(handle)
