@@ -267,7 +267,7 @@ class AgentPool:
                 state |= {"saved": False, "storage": False}
         for key, server in list(self._all_servers().items()):
             ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
-            server.say({"do": "train", "ranks": ranks, **message})
+            server.say({**message, "do": "train", "ranks": ranks})
 
     def stop(self, job: str, save: bool = False) -> None:
         """Have all ranks end a job after their current step; ``save``: with a checkpoint of it."""

@@ -32,9 +32,10 @@ class EventLog:
         self._forgotten = 0
         self._changed = threading.Condition()
 
-    def add(self, kind: str, t: float | None = None, **content: Any) -> None:
+    def add(self, kind: str, /, t: float | None = None, **content: Any) -> None:
         """Add an event, also to the log; ``t`` is a time of CLOCK_MONOTONIC, by default now."""
-        event: Event = {"t": time.monotonic() if t is None else t, "event": kind, **content}
+        # Whatever the content says, the kind is ``kind``.
+        event: Event = {"t": time.monotonic() if t is None else t, "event": kind, **content} | {"event": kind}
         with self._changed:
             self._events.append(event)
             if len(self._events) > 2 * self._most:  # dropped in blocks, so that each event is moved once at most

@@ -244,7 +244,7 @@ class Faults:
         command_t = time.monotonic()
         failures: list[Exception] = []
         works = (partial(self._engine.undo, fault), partial(self._cut, fault, ()))
-        for work in ((self._engine.settle, *works) if active.half_undone else works):
+        for work in (self._engine.settle, *works) if active.half_undone else works:
             try:
                 work()
             except Exception as error:

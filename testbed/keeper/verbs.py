@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -95,7 +96,12 @@ class Verbs:
         self._keeper.load_topology()
 
     def _open(self, request: protocol.Open, caller: Caller) -> None:
-        self._keeper.do(lambda: self._keeper.journal.set_state(request.state))
+        def opened() -> None:
+            if (state := self._keeper.journal.state) != "building":  # a lab that is going must not count as up again
+                raise LabError(f"lab {self._keeper.lab.name} is not being built: its state is '{state}'")
+            self._keeper.journal.set_state(request.state)
+
+        self._keeper.do(opened)
         log(f"lab {self._keeper.lab.name} is {request.state}")
         # The objects of a lab live as long as it does: a collector that traversed them all would delay faults.
         self._keeper.do(gc.freeze)
@@ -175,6 +181,7 @@ class Verbs:
         return self._keeper.rank_states()
 
     def _train(self, request: protocol.Train, caller: Caller) -> None:
+        _refuse_unreadable(request.message, len(self._keeper.agents.ranks))
         self._keeper.do(self._keeper.agents.revive)
         # Outside the engine's thread: deploying takes up to seconds, and faults that are due need that thread.
         self._keeper.agents.train(request.message)
@@ -191,6 +198,8 @@ class Verbs:
         return self._keeper.dead_containers
 
     def _add_event(self, request: protocol.AddEvent, caller: Caller) -> None:
+        if taken := sorted({"t", "event", "self"} & request.fields.keys()):
+            raise LabError(f"malformed argument 'fields' of 'tell': the keeper itself sets '{taken[0]}'")
         self._keeper.events.add(request.event, **request.fields)
 
     def _await_restart(self, request: protocol.AwaitRestart, caller: Caller) -> None:
@@ -206,6 +215,32 @@ class Verbs:
 
     def _down(self, request: protocol.Down, caller: Caller) -> None:
         self._keeper.down()
+
+
+_JOB: Final[Mapping[str, type]] = {
+    "job": str, "world_size": int, "master": list, "interface": str, "directory": str, "steps": int,
+}  # fmt: skip
+"""What the agents cannot do without in the message of a job (docs/design.md)."""
+
+MOST_JOB_BYTES: Final = 48 * 1024
+"""A rank reads its message at once, in 64 KiB."""
+
+
+def _refuse_unreadable(message: Mapping[str, Any], ranks: int) -> None:
+    """Raise LabError for the message of a job that ranks could not read: they would count as training for ever."""
+
+    def refuse(why: str) -> LabError:
+        return LabError(f"malformed argument 'message' of 'train': {why}")
+
+    for key, kind in _JOB.items():
+        if not isinstance(message.get(key), kind) or isinstance(message[key], bool):
+            raise refuse(f"expected {kind.__name__} at '{key}', got {message.get(key)!r:.60}")
+    if message["world_size"] != ranks:
+        raise refuse(f"expected a world_size of {ranks}, the lab's ranks, got {message['world_size']}")
+    if not Path(message["directory"]).is_absolute() or not isinstance(message.get("data"), str | None):
+        raise refuse("expected an absolute path at 'directory', and a path or nothing at 'data'")
+    if len(json.dumps(message)) > MOST_JOB_BYTES:
+        raise refuse(f"it is longer than {MOST_JOB_BYTES} bytes")
 
 
 def _counters(stats: DirectionStats) -> DirectionCounters:

@@ -18,6 +18,7 @@ from testbed.core.faults.fault_target import all_targets
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
+from testbed.core.units import MOST_DURATION_S
 from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
 from testbed.host import lab_nodes
 from testbed.host.files import store
@@ -85,8 +86,11 @@ class Lab:
 
         Raises UserError or UnknownName before anything is changed.
         """
-        if for_s is not None and not 0 < for_s < float("inf"):
-            raise UserError(f"expected a fault duration greater than 0 s, got {for_s:g} s")
+        if for_s is not None and not 0 < for_s <= MOST_DURATION_S:
+            raise UserError(
+                f"expected a fault duration greater than 0 s and at most {MOST_DURATION_S:g} s (7 days), "
+                f"got {for_s:g} s; omit it to keep the fault until it is healed"
+            )
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
         compile_fault(self.topology, fault, target, written)  # validates; the keeper compiles it again and applies it
         record = client.ask(
@@ -110,7 +114,8 @@ class Lab:
     def heal(self, what: str | None = None) -> tuple[Fault, ...]:
         """End one fault (by id), all faults of one target, link or node, or all; return those that ended now.
 
-        If the keeper is gone, heals the lab from its journal. Raises UnknownName.
+        If the keeper is gone, heals the lab from its journal. Every fault is tried; the error lists all that failed.
+        Raises UnknownName, HostError.
         """
         if not client.answers(self._folder):
             left = teardown.heal(self._folder, what)
@@ -129,8 +134,14 @@ class Lab:
         if what.partition(":")[0] not in (known := faults | all_targets(self.topology)):
             raise UnknownName("fault, link, node or site", what, sorted(known))
 
+    def without_keeper(self) -> str:
+        """Return what is left of a lab whose keeper is dead, and what to do; empty while a keeper is alive."""
+        if client.answers(self._folder) or teardown.keeper_alive(self._folder):
+            return ""
+        return status.without_keeper(self._folder)[0]
+
     def faults(self) -> tuple[Fault, ...]:
-        """Return all faults since the lab came up, including ended ones."""
+        """Return all faults since the lab came up, including ended ones (of thousands of those, the latest)."""
         return tuple(Fault.of(it, self) for it in client.ask(self._folder, protocol.Faults()))
 
     # ---- looking

@@ -187,11 +187,14 @@ def test_one_that_has_no_memory_to_begin_with_says_so(lab: Lab, tmp_path: Path) 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     near, far = lab.ends()
     binary, netns = client.find_binary(), f"/run/netns/{lab.plant}"
-    with ours, subprocess.Popen(
-        [binary, "--netns", netns, "--parent", str(os.getpid())],
-        stdin=theirs.fileno(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (1 << 20, 1 << 20)),
-    ) as child:
+    with (
+        ours,
+        subprocess.Popen(
+            [binary, "--netns", netns, "--parent", str(os.getpid())],
+            stdin=theirs.fileno(),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (1 << 20, 1 << 20)),
+        ) as child,
+    ):
         theirs.close()
         ours.sendall(f"add l0:b {near} {far}\n".encode())
         ours.settimeout(5)

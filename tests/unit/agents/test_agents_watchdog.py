@@ -73,10 +73,10 @@ def test_a_visitor_is_signalled_by_a_handle_that_no_other_process_can_have(monke
     reader, writer = os.pipe()
     os.close(writer)
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "TESTBED_VISIT": "a-token-of-this-test"}) as visitor:
-        before = set(os.listdir("/proc/self/fd"))
+        before = set(Path("/proc/self/fd").iterdir())
         assert stand_beside("a-token-of-this-test", reader) == 0
         assert visitor.wait(5) == -signal.SIGHUP
-        assert set(os.listdir("/proc/self/fd")) == before, "no handle is left open"
+        assert set(Path("/proc/self/fd").iterdir()) == before, "no handle is left open"
     os.close(reader)
 
 
