@@ -22,6 +22,8 @@ from testbed.lab.log_tail import LogTail
 
 LIT, DARK = Carrier("plant", "north-a", True), Carrier("plant", "north-a", False)
 
+ROOT = Path(__file__).resolve().parents[3]
+
 FLAP = """
 import sys, threading
 from pathlib import Path
@@ -76,7 +78,11 @@ def grown(tmp_path: Path, phases: int) -> int:
     """Play a flap of that many phases, its process's stderr being the keeper's log; return what it left, in bytes."""
     with (tmp_path / "keeper.log").open("ab") as log:
         done = subprocess.run(
-            [sys.executable, "-c", FLAP, str(tmp_path), str(phases)], stdout=subprocess.PIPE, stderr=log, text=True
+            [sys.executable, "-c", FLAP, str(tmp_path), str(phases)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
         )
     assert done.returncode == 0, (tmp_path / "keeper.log").read_text()[-2000:]
     assert int(done.stdout) >= phases, "each phase sets the carrier"
