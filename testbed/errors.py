@@ -24,7 +24,7 @@ Exceptions of other libraries are translated at the boundary (``testbed.host``),
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "UnknownName",
     "UserError",
     "WireError",
+    "raise_all",
 ]
 
 
@@ -155,3 +156,14 @@ class Interrupted(TestbedError):
     """Ctrl-C or SIGTERM; raised after every change was undone."""
 
     exit_code = 130
+
+
+def raise_all(failures: Sequence[Exception]) -> None:
+    """Raise what failed among things that were all tried: nothing, the only failure, or a HostError that lists them."""
+    if not failures:
+        return
+    if len(failures) == 1:
+        raise failures[0]
+    # One cause, such as a full disk, makes many fail with the same words.
+    words = dict.fromkeys(str(it) if isinstance(it, TestbedError) else repr(it) for it in failures)
+    raise HostError("; ".join(words)) from failures[0]

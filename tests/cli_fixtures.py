@@ -84,6 +84,7 @@ class FakeLab:
     certificate: Certificate | None = None
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     child_status: int = 0
+    trouble: str = ""
     allow_uncertified: bool = False
 
     def _fault(self, kind: str, target: str, ended: float | None = None) -> api.Fault:
@@ -98,6 +99,9 @@ class FakeLab:
     def heal(self, what: str | None = None) -> tuple[api.Fault, ...]:
         self.asked.append(("heal", what))
         return (self._fault("cut", "north", 103.0),) if what != "south" else ()
+
+    def without_keeper(self) -> str:
+        return self.trouble
 
     def exec(self, node: str, argv: Sequence[str]) -> int:
         self.asked.append(("exec", node, list(argv)))

@@ -137,11 +137,14 @@ def heal(
     as_json: AsJson = False,
 ) -> None:
     """End one fault, all faults of a target, link or node, or all faults of the lab."""
-    ended = verb.attach(lab).heal(what)
+    attached = verb.attach(lab)
+    ended = attached.heal(what)
     if as_json:
         console.show_json([_fault_as_data(fault) for fault in ended])
-        return
-    for fault in ended:
-        _show_fault(fault)
-    if not ended:
-        console.say("no active faults")
+    else:
+        for fault in ended:
+            _show_fault(fault)
+        if not ended:
+            console.say("no active faults")
+    if trouble := attached.without_keeper():
+        console.say(trouble)  # otherwise a lab whose fibers stay dark would pass for a healed one

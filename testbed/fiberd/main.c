@@ -42,6 +42,10 @@ enum { FLOOD_PACKETS = 20, /* a window */ MAX_EVENTS = 64 };
 
 static const uint64_t TRIM_AFTER_NS = NANOSECONDS;
 
+/* A socket that is ready again and again, and gives nothing, would take a whole core at real-time priority. */
+enum { FRUITLESS_ROUNDS = 1000 };
+static const uint64_t FRUITLESS_PAUSE_NS = 1000 * MICROSECOND_NS;
+
 /* Data of an epoll event: a port's number, or one of these. */
 enum { SIGNAL_EVENT = MAX_PORTS, CONTROL_EVENT };
 
@@ -175,13 +179,16 @@ static bool is_flood(uint64_t now, int packets) {
 static void run(struct daemon *daemon) {
     struct epoll_event events[MAX_EVENTS];
     bool trimmed = false;
-    int received = 0;
+    int received = 0, fruitless = 0;
     while (!daemon->ending) {
         const uint64_t next = plant_send_due(&daemon->plant);
         const uint64_t now = now_ns();
+        /* A packet that could not be sent is late already. Spinning until it may be tried again would only keep the core from
+         * those who must make room for it. */
+        const uint64_t spin_ns = daemon->plant.next_is_retry ? 0 : daemon->spin_ns;
         uint64_t timeout = UINT64_MAX;
         if (next != UINT64_MAX)
-            timeout = next > now + daemon->spin_ns ? next - now - daemon->spin_ns : 0;
+            timeout = next > now + spin_ns ? next - now - spin_ns : 0;
         else if (!trimmed)
             timeout = TRIM_AFTER_NS;
         if (is_flood(now, received) && daemon->plant.shortest_delay_ns >= 3 * FLOOD_PAUSE_NS) {
@@ -196,16 +203,24 @@ static void run(struct daemon *daemon) {
             trimmed = true;
         }
         received = 0;
+        bool asked = false;
         for (int i = 0; i < count; i++) {
             const uint32_t about = events[i].data.u32;
             if (about == SIGNAL_EVENT) {
                 read_signal(daemon);
+                asked = true;
             } else if (about == CONTROL_EVENT) {
                 work_control(daemon);
+                asked = true;
             } else {
                 received += plant_receive(&daemon->plant, about);
                 trimmed = false;
             }
+        }
+        fruitless = count == 0 || received > 0 || asked ? 0 : fruitless + 1;
+        if (fruitless >= FRUITLESS_ROUNDS) {
+            const struct timespec pause = to_timespec(FRUITLESS_PAUSE_NS);
+            nanosleep(&pause, NULL);
         }
     }
 }

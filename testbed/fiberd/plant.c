@@ -166,7 +166,10 @@ uint64_t plant_send_due(struct plant *plant) {
             send_due(plant->fibers[i]);
             plant->next[i] = fiber_next(plant->fibers[i]);
         }
-        next = plant->next[i] < next ? plant->next[i] : next;
+        if (plant->next[i] < next) {
+            next = plant->next[i];
+            plant->next_is_retry = plant->fibers[i]->retries > 0;
+        }
     }
     return next;
 }

@@ -10,6 +10,7 @@ enum { MAX_FIBERS = 512, MAX_PORTS = 2 * MAX_FIBERS };
 struct plant {
     struct fiber *fibers[MAX_FIBERS]; /* in the order they were added */
     uint64_t next[MAX_FIBERS];        /* fiber_next() of each, contiguous because it is scanned in every iteration */
+    bool next_is_retry;               /* of the earliest: its egress has refused the packet before */
     size_t fiber_count;
     struct port *ports[MAX_PORTS];
     size_t port_count;

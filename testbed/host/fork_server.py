@@ -83,7 +83,7 @@ class ForkServer:
             # While it imports torch it reads no stdin; it has no ranks yet, so SIGKILL is safe.
             self._child.wait(2.0 if self._warm else 0.0)
         except subprocess.TimeoutExpired:
-            process.end(self.pid, self.began)
+            self._child.kill()  # not reaped, so the pid is its own even if its start time could not be read
             self._child.wait()
 
     def _listen(self) -> None:

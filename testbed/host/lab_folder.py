@@ -55,6 +55,11 @@ class LabFolder:
         return self.path / "keeper.log"
 
     @property
+    def older_keeper_log(self) -> Path:
+        """The keeper's log before the current one; missing until that one has grown too large."""
+        return self.path / "keeper.log.1"
+
+    @property
     def emulator_log(self) -> Path:
         return self.path / "emulator.log"
 

@@ -70,6 +70,8 @@ class AgentPool:
         self._memory = OomWatch()
         self._signalled: Counter[int] = Counter()
         """How many signals to each rank its fork server has confirmed."""
+        self._replaced: dict[int, int] = {}
+        """For each rank, the pid of its process before the present one."""
         self.ranks: dict[int, Rank] = {}
         self.states: dict[int, AgentState] = {}
 
@@ -227,6 +229,8 @@ class AgentPool:
         """Request a fresh process; :meth:`refresh` waits for it."""
         rank = self.ranks[number]
         with self._changed:
+            if (before := self.states.get(number)) is not None and before["pid"]:
+                self._replaced[number] = before["pid"]
             self.states[number] = {"state": "starting", "pid": 0, "reason": "", "ended_t": None}
         self._server(rank).say(
             {
@@ -254,12 +258,16 @@ class AgentPool:
             if message.get("data"):
                 self._containers.show(Path(message["data"]).absolute().parent, nodes)
         with self._changed:
+            # Since all of them were ready, one may have been killed; it would be waited for as if it trained.
+            if lost := {number: it["reason"] for number, it in self.states.items() if it["state"] != "waiting"}:
+                why = "; ".join(dict.fromkeys(filter(None, lost.values()))) or "no reason is known"
+                raise LabError(f"ranks {sorted(lost)} ended before the job began: {why}")
             for state in self.states.values():
                 state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
                 state |= {"saved": False, "storage": False}
         for key, server in list(self._all_servers().items()):
             ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
-            server.say({"do": "train", "ranks": ranks, **message})
+            server.say({**message, "do": "train", "ranks": ranks})
 
     def stop(self, job: str, save: bool = False) -> None:
         """Have all ranks end a job after their current step; ``save``: with a checkpoint of it."""
@@ -341,6 +349,8 @@ class AgentPool:
                     "saved": event["status"] == "saved",  # kept when its process is gone later
                     "storage": event.get("storage", False),
                 }
+            elif event["event"] == "died" and event["pid"] == self._replaced.get(event["rank"]):
+                pass  # the process before, whose end was reported while its successor was being requested
             elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
                 how = process.how_ended(-event["signal"] if event.get("signal") else event.get("code", 0))
                 reason = f"the process of rank {event['rank']} {how}"

@@ -11,7 +11,7 @@ from testbed.core.physics.impairment import Direction
 from testbed.core.plan.properties import Shape, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
-from testbed.errors import LabError
+from testbed.errors import LabError, TestbedError, raise_all
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.driver import Facts, Handler
 from testbed.host.drivers.netns import NetnsDriver
@@ -96,9 +96,14 @@ class ThrottleCleanup(Cleanup):
         self._throttle = throttle
 
     def assign(self, properties: Sequence[Property]) -> None:
+        failures: list[TestbedError] = []
         for it in properties:
             if isinstance(it, Throttled):
-                self._throttle.set(it.node, it.cpu)
+                try:
+                    self._throttle.set(it.node, it.cpu)
+                except TestbedError as error:
+                    failures.append(error)
+        raise_all(failures)
 
 
 def of_keeper(

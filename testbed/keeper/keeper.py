@@ -66,6 +66,7 @@ class Keeper:
             Containerlab(lab.name, lab.path, lab_nodes.docker(lab), self._container_died) if containers else None
         )
         self.dead_containers: list[str] = []
+        self.emulator_died = False
         container_path = self.containers.path if self.containers else nowhere
         self.driver = NetnsDriver(lab.name, lab.handles, container_path)
         self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
@@ -148,17 +149,28 @@ class Keeper:
     # ---- events
 
     def _emulator_died(self, status: int | None) -> None:
-        """Take both ends of every fiber down: without an emulator it must neither forward freely nor drop silently."""
+        """Take both ends of every fiber down: without an emulator it must neither forward freely nor drop silently.
+
+        The event is first: a run is void from here on, whatever becomes of the ends.
+        """
+        self.emulator_died = True
+        self.events.add("emulator-died", status=status)
         ends = [it for entry in self.journal.owned(LAB) for it in _fiber_ends(entry.step)]
         plan = tuple(Carrier(PLANT, end, False) for end in ends)
 
         def work() -> None:
             if self.journal.state != "down":
-                self.engine.apply(EMULATOR_DIED, plan)
+                try:
+                    self.engine.apply(EMULATOR_DIED, plan)
+                except StorageError:
+                    self.driver.assign(plan)  # unrecorded rather than not at all: `down` removes the ends anyway
 
-        with contextlib.suppress(RuntimeError):  # the engine's thread has ended, and the lab with it
+        try:
             self.do(work)
-        self.events.add("emulator-died", status=status)
+        except RuntimeError:
+            return  # the engine's thread has ended, and the lab with it
+        except Exception as error:
+            self.events.add("note", text=f"the emulator died, and its fibers could not be taken down: {error}")
 
     def _prometheus_died(self, how: str) -> None:
         self.events.add("note", text=f"prometheus {how}; the lab continues without monitoring")

@@ -10,6 +10,7 @@ from pathlib import Path
 from testbed.errors import TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
+from testbed.keeper.event_log import bound_log
 from testbed.keeper.keeper import Keeper
 from testbed.keeper.service import Service
 from testbed.keeper.verbs import Verbs
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():
         return 3  # the lab was taken down meanwhile: nothing of it may come back
+    bound_log(folder.keeper_log, folder.older_keeper_log)
     try:
         keeper = Keeper(folder, agents="--agents" in arguments, containers="--containers" in arguments)
     except FileNotFoundError:

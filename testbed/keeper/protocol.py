@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, NotRequired, Self, TypedDict, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Literal, NotRequired, Self, TypedDict, TypeVar, cast
 
 from testbed import errors
 from testbed.core.plan import codec
@@ -240,10 +241,10 @@ class Build(Request[None]):
 
 @dataclass(frozen=True)
 class Open(Request[None]):
-    """Declare the lab complete (``up``), or ``kept``: partial, and left for inspection."""
+    """Declare a lab that is being built complete (``up``), or ``kept``: partial, and left for inspection."""
 
     verb: ClassVar = "open"
-    state: str = "up"
+    state: Literal["up", "kept"] = "up"
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,8 @@ class ProtectionStates(Request[dict[str, str]]):
 
 @dataclass(frozen=True)
 class Faults(Request[list[FaultRecord]]):
-    """Return every fault since the lab came up, in the order in which they began."""
+    """Return every fault since the lab came up, in the order in which they began; of thousands that have ended, the
+    latest."""
 
     verb: ClassVar = "faults"
 
@@ -344,7 +346,7 @@ class Train(Request[None]):
     """Start a job on all ranks, in fresh processes where the old ones have run a job. Raises StorageError.
 
     ``message`` goes to the agents as it is (docs/design.md); the keeper reads ``job``, ``directory`` and
-    ``data``.
+    ``data``, and refuses one that the agents could not read.
     """
 
     verb: ClassVar = "train"
@@ -377,7 +379,7 @@ class DeadContainers(Request[list[str]]):
 
 @dataclass(frozen=True)
 class AddEvent(Request[None]):
-    """Add an event of a job to the lab's events."""
+    """Add an event of a job to the lab's events; ``t`` and ``event`` are the keeper's and not among ``fields``."""
 
     verb: ClassVar = "tell"
     event: str
@@ -529,6 +531,11 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             key in value and _fits(value[key], it) for key, it in _hints(hint).items()
         )
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
     if isinstance(value, bool):
         return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+    if hint is float:
+        # JSON as Python reads it has NaN, Infinity, 1e999 and integers of any size; no time is one of them.
+        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return isinstance(value, hint)

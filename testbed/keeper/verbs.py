@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed
-from testbed.errors import HostError, LabError, UserError
+from testbed.errors import HostError, LabError, UserError, raise_all
 from testbed.host.drivers import containerlab
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.linux import cgroup, process
@@ -22,7 +23,6 @@ from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper import protocol
 from testbed.keeper.engine import LAB
 from testbed.keeper.event_log import log
-from testbed.keeper.journal import EMULATOR_DIED
 from testbed.keeper.protocol import CompiledFault, DirectionCounters, FaultRecord, FaultSpec, Request
 from testbed.keeper.reachability import unreachable_sites
 from testbed.keeper.service import Caller
@@ -82,7 +82,7 @@ class Verbs:
             "emulator": emulator.info.name if emulator else "none",
             "scheduling": emulator.info.scheduling if emulator else "",
             "emulator_pid": emulator.pid if emulator else None,
-            "emulator_died": bool(self._keeper.journal.owned(EMULATOR_DIED)),
+            "emulator_died": self._keeper.emulator_died,
             "segmented": list(emulator.segmented()) if emulator else [],
             "dead_containers": self._keeper.dead_containers,
             "waits": list(self._keeper.waits.values()),
@@ -96,7 +96,12 @@ class Verbs:
         self._keeper.load_topology()
 
     def _open(self, request: protocol.Open, caller: Caller) -> None:
-        self._keeper.do(lambda: self._keeper.journal.set_state(request.state))
+        def opened() -> None:
+            if (state := self._keeper.journal.state) != "building":  # a lab that is going must not count as up again
+                raise LabError(f"lab {self._keeper.lab.name} is not being built: its state is '{state}'")
+            self._keeper.journal.set_state(request.state)
+
+        self._keeper.do(opened)
         log(f"lab {self._keeper.lab.name} is {request.state}")
         # The objects of a lab live as long as it does: a collector that traversed them all would delay faults.
         self._keeper.do(gc.freeze)
@@ -148,14 +153,19 @@ class Verbs:
         return cast(CompiledFault, {**fault, **touched}), compiled
 
     def _heal(self, request: protocol.Heal, caller: Caller) -> list[FaultRecord]:
-        try:
-            healed = self._keeper.faults.heal(request.ids)
-        finally:
-            if request.everything:
-                self._keeper.do(self._keeper.protection.restore)
+        healed: list[FaultRecord] = []
+        failures: list[Exception] = []
+        works: list[Callable[[], object]] = [lambda: healed.extend(self._keeper.faults.heal(request.ids))]
         if request.everything:
+            works.append(lambda: self._keeper.do(self._keeper.protection.restore))
             # Values of a fault that could neither begin nor be undone.
-            self._keeper.do(self._keeper.engine.settle)
+            works.append(lambda: self._keeper.do(self._keeper.engine.settle))
+        for work in works:
+            try:
+                work()
+            except Exception as error:
+                failures.append(error)
+        raise_all(failures)
         return healed
 
     def _protection_states(self, request: protocol.ProtectionStates, caller: Caller) -> dict[str, str]:
@@ -171,6 +181,7 @@ class Verbs:
         return self._keeper.rank_states()
 
     def _train(self, request: protocol.Train, caller: Caller) -> None:
+        _refuse_unreadable(request.message, len(self._keeper.agents.ranks))
         self._keeper.do(self._keeper.agents.revive)
         # Outside the engine's thread: deploying takes up to seconds, and faults that are due need that thread.
         self._keeper.agents.train(request.message)
@@ -187,6 +198,8 @@ class Verbs:
         return self._keeper.dead_containers
 
     def _add_event(self, request: protocol.AddEvent, caller: Caller) -> None:
+        if taken := sorted({"t", "event", "self"} & request.fields.keys()):
+            raise LabError(f"malformed argument 'fields' of 'tell': the keeper itself sets '{taken[0]}'")
         self._keeper.events.add(request.event, **request.fields)
 
     def _await_restart(self, request: protocol.AwaitRestart, caller: Caller) -> None:
@@ -202,6 +215,32 @@ class Verbs:
 
     def _down(self, request: protocol.Down, caller: Caller) -> None:
         self._keeper.down()
+
+
+_JOB: Final[Mapping[str, type]] = {
+    "job": str, "world_size": int, "master": list, "interface": str, "directory": str, "steps": int,
+}  # fmt: skip
+"""What the agents cannot do without in the message of a job (docs/design.md)."""
+
+MOST_JOB_BYTES: Final = 48 * 1024
+"""A rank reads its message at once, in 64 KiB."""
+
+
+def _refuse_unreadable(message: Mapping[str, Any], ranks: int) -> None:
+    """Raise LabError for the message of a job that ranks could not read: they would count as training for ever."""
+
+    def refuse(why: str) -> LabError:
+        return LabError(f"malformed argument 'message' of 'train': {why}")
+
+    for key, kind in _JOB.items():
+        if not isinstance(message.get(key), kind) or isinstance(message[key], bool):
+            raise refuse(f"expected {kind.__name__} at '{key}', got {message.get(key)!r:.60}")
+    if message["world_size"] != ranks:
+        raise refuse(f"expected a world_size of {ranks}, the lab's ranks, got {message['world_size']}")
+    if not Path(message["directory"]).is_absolute() or not isinstance(message.get("data"), str | None):
+        raise refuse("expected an absolute path at 'directory', and a path or nothing at 'data'")
+    if len(json.dumps(message)) > MOST_JOB_BYTES:
+        raise refuse(f"it is longer than {MOST_JOB_BYTES} bytes")
 
 
 def _counters(stats: DirectionStats) -> DirectionCounters:

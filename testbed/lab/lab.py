@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from testbed.core.faults.fault_target import all_targets
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
+from testbed.core.units import MOST_DURATION_S
 from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
 from testbed.host import lab_nodes
 from testbed.host.files import store
@@ -32,6 +32,7 @@ from testbed.lab.injected_fault import Fault
 from testbed.lab.jobs import launch, run_metadata
 from testbed.lab.jobs.job import Job, Workload
 from testbed.lab.jobs.recorder import Recorder
+from testbed.lab.log_tail import LogTail
 
 
 def runs_root() -> Path:
@@ -85,8 +86,11 @@ class Lab:
 
         Raises UserError or UnknownName before anything is changed.
         """
-        if for_s is not None and not 0 < for_s < float("inf"):
-            raise UserError(f"expected a fault duration greater than 0 s, got {for_s:g} s")
+        if for_s is not None and not 0 < for_s <= MOST_DURATION_S:
+            raise UserError(
+                f"expected a fault duration greater than 0 s and at most {MOST_DURATION_S:g} s (7 days), "
+                f"got {for_s:g} s; omit it to keep the fault until it is healed"
+            )
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
         compile_fault(self.topology, fault, target, written)  # validates; the keeper compiles it again and applies it
         record = client.ask(
@@ -110,7 +114,8 @@ class Lab:
     def heal(self, what: str | None = None) -> tuple[Fault, ...]:
         """End one fault (by id), all faults of one target, link or node, or all; return those that ended now.
 
-        If the keeper is gone, heals the lab from its journal. Raises UnknownName.
+        If the keeper is gone, heals the lab from its journal. Every fault is tried; the error lists all that failed.
+        Raises UnknownName, HostError.
         """
         if not client.answers(self._folder):
             left = teardown.heal(self._folder, what)
@@ -129,8 +134,14 @@ class Lab:
         if what.partition(":")[0] not in (known := faults | all_targets(self.topology)):
             raise UnknownName("fault, link, node or site", what, sorted(known))
 
+    def without_keeper(self) -> str:
+        """Return what is left of a lab whose keeper is dead, and what to do; empty while a keeper is alive."""
+        if client.answers(self._folder) or teardown.keeper_alive(self._folder):
+            return ""
+        return status.without_keeper(self._folder)[0]
+
     def faults(self) -> tuple[Fault, ...]:
-        """Return all faults since the lab came up, including ended ones."""
+        """Return all faults since the lab came up, including ended ones (of thousands of those, the latest)."""
         return tuple(Fault.of(it, self) for it in client.ask(self._folder, protocol.Faults()))
 
     # ---- looking
@@ -187,15 +198,10 @@ class Lab:
                 raise UnknownName("node or rank", what, [*nodes, *(str(rank) for rank in range(len(nodes)))])
             latest = self._latest_run()
             places = [latest.ranks / f"rank-{number}.log"] if latest else []
-        offsets = dict.fromkeys(places, 0)
+        tails = [LogTail(it, folder.older_keeper_log if it == folder.keeper_log else None) for it in places]
         while True:
-            for path in places:
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
-                    stream.seek(offsets[path])
-                    data = stream.read()
-                    whole = data if not follow else data[: data.rfind(b"\n") + 1]
-                    offsets[path] += len(whole)
-                    yield from whole.decode(errors="replace").splitlines()
+            for tail in tails:
+                yield from tail.lines(torn=not follow)
             if not follow:
                 return
             self._folder.refuse_gone()

@@ -196,7 +196,7 @@ def _ask(lab: LabFolder) -> _Found:
         if teardown.keeper_alive(lab):
             found.why.append("the keeper is alive but does not answer")
         else:
-            found.why += [*_without_keeper(lab), *_containers(lab)]
+            found.why += [*without_keeper(lab), *_containers(lab)]
         return found
     if hello["emulator_died"]:
         found.why.append(f"{FIBERS_DARK}; take it down with: testbed down {lab.name}")
@@ -220,7 +220,7 @@ def _containers(lab: LabFolder) -> list[str]:
         return [str(error)]
 
 
-def _without_keeper(lab: LabFolder) -> list[str]:
+def without_keeper(lab: LabFolder) -> list[str]:
     """Describe a lab whose keeper is dead: its fibers, and the faults that the keeper can no longer end."""
     gone, down = "the keeper is gone", f"take it down with: testbed down {lab.name}"
     try:

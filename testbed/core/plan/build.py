@@ -60,6 +60,14 @@ _QUIET_IPV6 = tuple(
     for key, value in (("accept_ra", "0"), ("accept_dad", "0"), ("router_solicitations", "0"))
 )
 
+# Linux begins with 64: in a ring of 64 sites one cut leads neighbours through 64 gateways, and the last one drops the
+# packet. The largest value passes every path of the most sites that a topology may have.
+_HOPS = (
+    ("net/ipv4/ip_default_ttl", "255"),
+    ("net/ipv6/conf/all/hop_limit", "255"),
+    ("net/ipv6/conf/default/hop_limit", "255"),
+)
+
 _HOST_TCP = (
     # Windows must hold rate x RTT of the longest fiber; metrics of an old connection must not affect a new one.
     ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
@@ -149,11 +157,11 @@ def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
     )
     for site in topology.sites:
         yield Namespace(site.gateway)
-        yield Sysctls(site.gateway, _QUIET_IPV6 + _ROUTER)
+        yield Sysctls(site.gateway, _QUIET_IPV6 + _HOPS + _ROUTER)
         yield Sysctls(site.gateway, _FAILOVER, optional=True)
         for node in site.node_names:
             yield Namespace(node, isolated=True, hosts=net.hosts)
-            yield Sysctls(node, _QUIET_IPV6)
+            yield Sysctls(node, _QUIET_IPV6 + _HOPS)
             yield Sysctls(node, _HOST_TCP, optional=True)
 
 

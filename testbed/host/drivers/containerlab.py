@@ -270,8 +270,9 @@ class Containerlab:
             meanwhile()
             words_said, _ = child.communicate(timeout=bound_s)
         except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            if child.returncode is None:  # once it is reaped, another process group may have its number
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise HostError(f"containerlab {words[0]} did not finish within {bound_s:.0f} s") from error

@@ -11,7 +11,7 @@ from testbed.core.plan import addressing
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Address, Bridge, Namespace, Redirect, Route, Sysctls, Veth
 from testbed.core.plan.step import Property, Step
-from testbed.errors import HostError, NameTaken
+from testbed.errors import HostError, NameTaken, TestbedError, raise_all
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, netlink, process
 
@@ -98,8 +98,13 @@ class NetnsDriver:
         for setting in settings:
             assert isinstance(setting, Carrier)
             by_namespace[setting.namespace][setting.interface] = setting.up
+        failures: list[TestbedError] = []
         for name, states in by_namespace.items():
-            self._space(name).set_carriers(states)
+            try:
+                self._space(name).set_carriers(states)
+            except TestbedError as error:
+                failures.append(error)
+        raise_all(failures)
 
     def _clean_mounts(self) -> namespace.CleanMounts:
         if self._mounts is None:

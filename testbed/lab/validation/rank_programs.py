@@ -81,9 +81,7 @@ class Program:
 
     def signal(self, number: signal.Signals) -> None:
         """Send only if the pid still belongs to the known process: pids are reused."""
-        if self.began and process.is_same(self.pid, self.began):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        process.send(self.pid, self.began, number)
 
     def end(self) -> None:
         """SIGKILL; return when it is gone."""

@@ -202,6 +202,15 @@ def test_heal(cli: Cli, fake_lab: FakeLab) -> None:
     assert "no active faults" in said.err
 
 
+@pytest.mark.parametrize("words", [("heal",), ("heal", "south"), ("heal", "--json")])
+def test_a_heal_without_a_keeper_says_so(cli: Cli, fake_lab: FakeLab, words: tuple[str, ...]) -> None:
+    """Nothing was active, or all was healed: either sounds as if the fibers were lit."""
+    fake_lab.trouble = "the keeper is gone, so all fibers are dark; take it down with: testbed down fake"
+    said = cli(*words)
+    assert said.status == 0
+    assert " ".join(said.err.split()).endswith(fake_lab.trouble)
+
+
 # ---- exec, launch, logs
 
 
