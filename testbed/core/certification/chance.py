@@ -9,13 +9,13 @@ distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.physics.impairment import GilbertElliott, Impairment
 
-__all__ = ["Interval", "binomial", "continuing", "lost", "runs", "would_show"]
+__all__ = ["Interval", "binomial", "continuing", "lost", "needed", "needed_shares", "runs", "would_show"]
 
 MISS: Final = 1e-6
 """Probability that an interval does not hold the true value, both sides together."""
@@ -25,6 +25,13 @@ _SIGMAS: Final = 4.9
 
 _EXACT: Final = 600.0
 """Expected events up to which counts are summed one by one; e^-600 is still a number, and 600 events are normal."""
+
+_FAR: Final = 12.0
+"""Standard deviations below the mean from which counts are summed: fewer have a probability below 1e-30. A sum from 0
+would begin with a probability that underflows (0.5^1100)."""
+
+_MOST: Final = 10**15
+"""Packets beyond which none are said to be needed."""
 
 _RARE: Final = 0.1
 """Share of lost packets up to which bursts begin independently."""
@@ -54,13 +61,16 @@ def binomial(count: int, share: float) -> Interval:
         deviation = math.sqrt(count * share * (1.0 - share))
         return _normal(count, count * share, deviation, (1.0 - 2.0 * share) / deviation)
 
+    first = max(0, math.floor(count * share - _FAR * math.sqrt(count * share * (1.0 - share))))
+
     def chances() -> Iterator[float]:
-        chance = math.exp(count * math.log1p(-share))
-        for hit in range(count + 1):
+        ways = math.fsum(math.log((count - it) / (it + 1)) for it in range(first))
+        chance = math.exp(ways + first * math.log(share) + (count - first) * math.log1p(-share))
+        for hit in range(first, count + 1):
             yield chance
             chance *= (count - hit) / (hit + 1) * share / (1.0 - share)
 
-    return _summed(chances(), count)
+    return _summed(chances(), count, first)
 
 
 def lost(count: int, impairment: Impairment) -> Interval:
@@ -147,10 +157,35 @@ def would_show(count: int, accepted: float = 0.0) -> float:
     return high
 
 
-def _summed(chances: Iterator[float], most: float) -> Interval:
-    """Return the ends, from the probabilities of 0, 1, 2, …, beyond each of which at most half of :data:`MISS` lies."""
-    below, low, value = 0.0, None, 0
-    for value, chance in enumerate(chances):
+def needed(impairment: Impairment) -> int | None:
+    """Return the least number of consecutive packets of which some must be lost: as many distinguish the impairment's
+    loss from none. None where it loses nothing, or no number of packets tells."""
+    return None if impairment.mean_loss <= 0 else _least(lambda count: lost(count, impairment).low > 0)
+
+
+def needed_shares(share: float) -> int | None:
+    """Return the least number of packets of which some must be hit, each with the probability ``share`` (0..1)."""
+    return None if share <= 0 else _least(lambda count: binomial(count, share).low > 0)
+
+
+def _least(tells: Callable[[int], bool]) -> int | None:
+    high = 1
+    while not tells(high):
+        high *= 2
+        if high > _MOST:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if tells(middle) else (middle, high)
+    return high
+
+
+def _summed(chances: Iterator[float], most: float, first: int = 0) -> Interval:
+    """Return the ends beyond each of which at most half of :data:`MISS` lies, from the probabilities of ``first`` and
+    the counts that follow; those of smaller counts must be negligible."""
+    below, low, value = 0.0, None, first
+    for value, chance in enumerate(chances, first):
         below += chance
         if low is None and below > MISS / 2:
             low = value
