@@ -47,11 +47,11 @@ def _line_by_line(found: LinkCertificate) -> Iterator[Row]:
             _jitter(each.check("jitter")),
             _lost(each),
             _rate([each]),
-            verdict("ok" if each.ok else "bad"),
+            verdict(each.verdict),
         ]
     if found.rtt is not None:
         trip = found.rtt
-        word = "bad" if trip.why else "ok" if trip.measured else "not measured"
+        word = trip.verdict if trip.measured or not trip.ok else "not measured"
         yield [f"{found.name}, RTT", format_delay(trip.target_s, 4), _error(trip), "", "", "", verdict(word)]
 
 
@@ -66,7 +66,7 @@ def _in_one_line(link: Link, found: LinkCertificate) -> Row:
         _jitter(jitter),
         f"{lost} of {sent}",
         _rate(both),
-        verdict("ok" if found.ok else "bad"),
+        verdict(found.verdict),
     ]
 
 

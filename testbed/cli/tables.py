@@ -39,7 +39,7 @@ _STYLES = {
     **dict.fromkeys(
         ("bad", "down", "no", "fail", "does not hold", "missing", "degraded", "dead", "failed", "not viable"), BAD
     ),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "biased"), UNSURE),
+    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "biased", "not told"), UNSURE),
     "another user's": UNSURE,
 }
 

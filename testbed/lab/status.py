@@ -145,7 +145,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     lab.refuse_gone()
     found = _ask(lab)
     carriers = _carriers(lab, topology, found)
-    verdicts = {it.name: "ok" if it.ok else "bad" for it in certificate.links} if certificate else {}
+    verdicts = {it.name: it.verdict for it in certificate.links} if certificate else {}
     hello = found.hello
     links = []
     for link in topology.links:

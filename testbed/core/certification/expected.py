@@ -19,10 +19,10 @@ from testbed.core.certification.spread import median_deviation
 from testbed.core.physics.distribution import quantiles
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 
-__all__ = ["Expected", "expected", "overtakable"]
+__all__ = ["MOST_PACKETS", "Expected", "expected", "overtakable"]
 
 _SAMPLES: Final = 40
-_MOST_PACKETS: Final = 1000
+MOST_PACKETS: Final = 1000
 """Size of a drawn sample; a longer measurement has less spread, and the spread of this size is allowed to it."""
 
 
@@ -53,7 +53,7 @@ def expected(impairments: tuple[Impairment, ...], interval_s: float, count: int)
     if not any(it.jitter_s or it.reorder for it in impairments) or count < 1:
         return Expected()
     chance = random.Random(1)
-    number = min(count, _MOST_PACKETS)
+    number = min(count, MOST_PACKETS)
     medians, deviations = [], []
     for _ in range(_SAMPLES):
         late = [0.0] * number

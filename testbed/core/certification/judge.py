@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.certification import chance
-from testbed.core.certification.expected import Expected, expected, overtakable
+from testbed.core.certification.expected import MOST_PACKETS, Expected, expected, overtakable
 from testbed.core.certification.link_certificate import (
     RATE_TOLERANCE,
     Check,
@@ -37,6 +37,9 @@ FEWEST_PROBES: Final = 20
 """Delays needed for a meaningful median absolute deviation."""
 FEWEST_RUNS: Final = 20
 """Runs of lost packets needed for a meaningful mean length."""
+
+_SCATTER_MARGIN: Final = 1.5
+"""The scatter of a jitter's statistic is that of a few drawn samples, and itself known to a tenth only."""
 
 _HEADERS_SHARE: Final = 0.05
 """Upper limit on the headers' share of a full frame; a bit flipped there loses the packet instead of corrupting it."""
@@ -221,12 +224,27 @@ def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], 
     measured = deviation * scale
     if low <= measured <= high:
         if target.jitter_s and low == 0.0:
-            why = f"jitter: {len(delays)} probes cannot distinguish {target.jitter_s * 1e6:.0f} us from none"
-            return Check("jitter", target.jitter_s, measured, low, high, "inconclusive", why)
+            would_tell = _probes_needed(target.jitter_s, len(delays), like)
+            why = (
+                f"jitter: {len(delays)} probes cannot distinguish {target.jitter_s * 1e6:.0f} us from none,"
+                f" {_would(would_tell)}"
+            )
+            return Check("jitter", target.jitter_s, measured, low, high, "inconclusive", why, would_tell)
         return Check("jitter", target.jitter_s, measured, low, high, "ok")
     why = f"jitter {measured * 1e6:.0f} us, expected {target.jitter_s * 1e6:.0f} us"
     limit = f"at most {high * 1e6:.0f} us" if measured > high else f"at least {low * 1e6:.0f} us"
     return Check("jitter", target.jitter_s, measured, low, high, "bad", f"{why} ({limit})")
+
+
+def _probes_needed(jitter_s: float, probes: int, like: Expected) -> int | None:
+    """Return the probes that distinguish a jitter from none, as the deviation of a sample's statistic falls with the
+    root of its size; None where even a perfect measurement of it is within the tolerance of no jitter."""
+    room = (1.0 - _JITTER_SHARE) * jitter_s - JITTER_TOLERANCE_S
+    if room <= 0:
+        return None
+    scatter = _SIGMAS * like.deviation_sigma_s * jitter_s / like.deviation_s
+    wanted = math.ceil(_SCATTER_MARGIN * probes * (scatter / room) ** 2)
+    return wanted if wanted <= MOST_PACKETS else None
 
 
 def _packets(target: Impairment, sent: int, lost: int, stream: Stream | None, own_drops: int) -> Iterator[Check]:
@@ -266,11 +284,12 @@ def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int)
             why += f"; the emulator reports {own_drops} drops of its own"
         return Check("loss", share, measured, low, high, "bad", why)
     if share and allowed.low == 0:
+        would_tell = chance.needed(target)
         why = (
-            f"loss: {sent} packets cannot distinguish {_percent(share)} from none;"
+            f"loss: {sent} packets cannot distinguish {_percent(share)} from none, {_would(would_tell)};"
             f" the detection limit is {_percent(chance.would_show(sent, allowed.high))}"
         )
-        return Check("loss", share, measured, low, high, "inconclusive", why)
+        return Check("loss", share, measured, low, high, "inconclusive", why, would_tell)
     return Check("loss", share, measured, low, high, "ok")
 
 
@@ -282,15 +301,18 @@ def _burst(target: Impairment, runs: Sequence[int]) -> Check:
         why = "burst: with losses in the good state too, the length of a run has no expected value"
         return Check("burst", None, mean, verdict="inconclusive", why=why)
     should = 1.0 / (1.0 - goes_on) if goes_on < 1 else math.inf
+    # A run begins with a packet that is lost after one that is not.
+    would_tell = math.ceil(FEWEST_RUNS / (target.mean_loss * (1.0 - goes_on))) if goes_on < 1 else None
     if mean is None:
-        return Check("burst", should, None, verdict="inconclusive", why="burst: no packet was lost, so there was none")
+        why = f"burst: no packet was lost, so there was none, {_would(would_tell)}"
+        return Check("burst", should, None, verdict="inconclusive", why=why, would_tell=would_tell)
     allowed = chance.runs(len(runs), goes_on)
     if mean not in allowed:
         why = f"mean run of lost packets {mean:.3g}, expected {should:.3g}"
         return Check("burst", should, mean, allowed.low, allowed.high, "bad", why)
     if len(runs) < FEWEST_RUNS:
-        why = f"burst: {len(runs)} runs of lost packets are too few"
-        return Check("burst", should, mean, allowed.low, allowed.high, "inconclusive", why)
+        why = f"burst: {len(runs)} runs of lost packets are too few, {_would(would_tell)}"
+        return Check("burst", should, mean, allowed.low, allowed.high, "inconclusive", why, would_tell)
     return Check("burst", should, mean, allowed.low, allowed.high, "ok")
 
 
@@ -322,8 +344,9 @@ def _share(
         why = f"{hit} of {count} packets {how}, expected {_counted(count * share)}"
         return Check(what, share, measured, low / count, high / count, "bad", why)
     if share and not low:
-        why = f"{what}: {count} packets cannot distinguish {_percent(share)} from none"
-        return Check(what, share, measured, low / count, high / count, "inconclusive", why)
+        would_tell = chance.needed_shares(share)
+        why = f"{what}: {count} packets cannot distinguish {_percent(share)} from none, {_would(would_tell)}"
+        return Check(what, share, measured, low / count, high / count, "inconclusive", why, would_tell)
     return Check(what, share, measured, low / count, high / count, "ok")
 
 
@@ -350,6 +373,10 @@ def _verdict(ok: bool) -> str:
 
 def _counted(number: float) -> str:
     return f"{number:.0f}" if number >= 10 or number == round(number) else f"{number:.2g}"
+
+
+def _would(packets: int | None) -> str:
+    return "and no number would" if packets is None else f"{packets} would"
 
 
 def _percent(share: float) -> str:

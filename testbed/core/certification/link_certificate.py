@@ -18,6 +18,7 @@ __all__ = [
     "Check",
     "DirectionCertificate",
     "LinkCertificate",
+    "NOT_TOLD",
     "RateCertificate",
     "RoundTrip",
     "tolerance_s",
@@ -25,6 +26,10 @@ __all__ = [
 
 RATE_TOLERANCE = 0.05
 """A rate may be off by this share of its target: a packet train is no more precise on a loaded host."""
+
+
+NOT_TOLD = "not told"
+"""Verdict where nothing is outside tolerance, but too little was observed to say ok."""
 
 
 def tolerance_s(target_s: float) -> float:
@@ -38,7 +43,8 @@ class Check:
 
     ``target``, ``measured`` and the ends of the accepted range, ``low`` and ``high``, are in SI units: seconds, shares
     (0..1), packets, bits per second. ``measured`` of a delay is less the baseline already. ``verdict`` is ok, bad or
-    inconclusive; ``why`` says in a sentence what is wrong, or what could not be decided.
+    inconclusive (shown as "not told"); ``why`` says in a sentence what is wrong, or what could not be decided.
+    ``would_tell`` is the number of packets that would decide it; None where it is decided, or no number would.
     """
 
     what: str
@@ -48,13 +54,21 @@ class Check:
     high: float | None = None
     verdict: str = "ok"
     why: str = ""
+    would_tell: int | None = None
+
+    @property
+    def shown_verdict(self) -> str:
+        """The verdict as a word for people."""
+        return NOT_TOLD if self.verdict == "inconclusive" else self.verdict
 
     @classmethod
     def from_dict(cls, fields: Fields) -> Check:
         target, measured, low, high = (number(fields, key) for key in ("target", "measured", "low", "high"))
         verdict = text(fields, "verdict")
         known = verdict if verdict in ("ok", "inconclusive") else "bad"
-        return cls(text(fields, "what"), target, measured, low, high, known, text(fields, "why"))
+        packets = number(fields, "would_tell")
+        would_tell = None if packets is None else int(packets)
+        return cls(text(fields, "what"), target, measured, low, high, known, text(fields, "why"), would_tell)
 
 
 def _checks(fields: Fields) -> tuple[Check, ...]:
@@ -87,6 +101,18 @@ class _Judged:
     measured: Spread | None
     bare: Spread | None
     checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is outside tolerance; what could not be told does not count against it."""
+        return self.verdict != "bad"
+
+    @property
+    def verdict(self) -> str:
+        """``ok`` only if every quantity is; ``bad`` if one is outside tolerance; else ``not told``."""
+        if getattr(self, "why", ()):
+            return "bad"
+        return NOT_TOLD if any(check.verdict == "inconclusive" for check in self.checks) else "ok"
 
     @property
     def error_min_s(self) -> float | None:
@@ -135,10 +161,6 @@ class DirectionCertificate(_Judged):
     why: tuple[str, ...] = ()
     """What is wrong, as sentences; empty when nothing is."""
 
-    @property
-    def ok(self) -> bool:
-        return not self.why
-
     def to_dict(self) -> dict[str, object]:
         return {
             "direction": self.direction,
@@ -149,7 +171,7 @@ class DirectionCertificate(_Judged):
             "rate": asdict(self.rate) if self.rate else None,
             "checks": _finite(self.checks),
             "segmentation": self.segmentation,
-            "verdict": "ok" if self.ok else "bad",
+            "verdict": self.verdict,
             "why": list(self.why),
         }
 
@@ -238,6 +260,14 @@ class LinkCertificate:
         return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.why if self.rtt else ())))
 
     @property
+    def verdict(self) -> str:
+        """The worst verdict of its directions and its round trip: bad, not told, ok."""
+        if not self.ok:
+            return "bad"
+        found = [each.verdict for each in self.directions] + ([self.rtt.verdict] if self.rtt else [])
+        return NOT_TOLD if NOT_TOLD in found else "ok"
+
+    @property
     def inconclusive(self) -> tuple[str, ...]:
         undecided = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
         return (*undecided, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
@@ -266,4 +296,4 @@ class LinkCertificate:
 
 def _why(fields: Fields) -> tuple[str, ...]:
     why = texts(fields, "why")
-    return ("verdict is not ok",) if not why and text(fields, "verdict") != "ok" else why
+    return ("verdict is not ok",) if not why and text(fields, "verdict") not in ("ok", NOT_TOLD) else why

@@ -47,11 +47,15 @@ def _rows(certificate: Certificate) -> Iterator[Row]:
                 formats.microseconds(jitter.measured if jitter else None),
                 f"{formats.count(each.lost)} of {formats.count(each.probes)}",
                 formats.bits_per_s(rate.measured_bps if rate else None),
-                "certified" if each.ok else "outside tolerance",
+                _told(each),
             )
         if link.rtt:
-            told = "outside tolerance" if link.rtt.why else "certified" if link.rtt.measured else formats.UNKNOWN
+            told = _told(link.rtt) if link.rtt.measured or not link.rtt.ok else formats.UNKNOWN
             yield (f"{link.name}, round trip", *_times(link.rtt, link.rtt.tolerance_s), "", "", "", told)
+
+
+def _told(each: DirectionCertificate | RoundTrip) -> str:
+    return {"ok": "certified", "bad": "outside tolerance"}.get(each.verdict, each.verdict)
 
 
 def _times(each: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
@@ -76,7 +80,7 @@ def _check_rows(certificate: Certificate) -> Iterator[Row]:
                 low, high = _value(check, check.low), _value(check, check.high)
                 accepted = low if low == high else f"{low} to {high}"
             target = _value(check, check.target)
-            yield name, check.what, target, _value(check, check.measured), accepted, check.verdict, check.why
+            yield name, check.what, target, _value(check, check.measured), accepted, check.shown_verdict, check.why
 
 
 def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:

@@ -61,3 +61,14 @@ def test_a_link_that_the_certificate_does_not_know_was_not_measured() -> None:
     table = links_measured(topology, dataclasses.replace(found, links=found.links[:1]))
     assert column(table, "verdict")[-1] == "not measured"
     assert set(column(links_measured(topology, None), "rate")) == {"-"}
+
+
+@pytest.mark.parametrize("name", ["metro-40km", "ring-64"])
+def test_ok_is_not_printed_for_what_could_not_be_told(name: str) -> None:
+    topology = catalog.load_topology(name)
+    told = links_measured(topology, changed(certificate_of(topology), checks=(RATE,), why=()))
+    assert set(column(told, "verdict")) == {"ok"}
+    untold = links_measured(topology, changed(certificate_of(topology), checks=(RATE, UNTOLD), why=()))
+    assert set(column(untold, "verdict")) == {"not told"}
+    bad = links_measured(topology, changed(certificate_of(topology), checks=(UNTOLD,), why=("rate 1 Mb/s",)))
+    assert set(column(bad, "verdict")) == {"bad"}

@@ -254,6 +254,57 @@ def test_a_loss_too_rare_for_the_count_is_said_to_be_untold():
     assert found.check("burst").verdict == "inconclusive"
 
 
+def test_a_direction_is_ok_only_if_every_quantity_could_be_told():
+    """0.05 % of 2,100 packets: a fiber that loses none of them may be right, or may lose nothing at all."""
+    target = doing(loss=0.0005)
+    found = verdict(target, measured(doing(), packets=2000, probes=100))
+    assert (found.ok, found.verdict) == (True, "not told")
+    check = found.check("loss")
+    # Of n packets none is lost with (1 - 0.0005)^n, which is to be half of one in a million.
+    assert check.would_tell == pytest.approx(math.log(0.5e-6) / math.log1p(-0.0005), abs=1.0)
+    assert f"2100 packets cannot distinguish 0.05 % from none, {check.would_tell} would;" in check.why
+    assert verdict(target, measured(target, packets=check.would_tell, probes=100)).check("loss").verdict == "ok"
+    assert verdict(target, measured(doing(), packets=check.would_tell, probes=100)).check("loss").verdict == "bad"
+    assert verdict(HEALTHY, measured(HEALTHY)).verdict == "ok"
+    assert verdict(HEALTHY, measured(doing(loss=0.01))).verdict == "bad"
+    written = LinkCertificate("north", 40.0, (found,))
+    assert written.verdict == "not told"
+    document = json.loads(json.dumps(certificate(written).to_dict()))
+    assert document["verdict"] == "certified"
+    assert document["links"][0]["directions"][0]["verdict"] == "not told"
+    read = Certificate.from_dict(document)
+    assert read == certificate(written)
+    assert read.certified
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"duplicate": 0.0005}, "duplication"),
+        ({"corrupt": 0.0005, "corrupt_survives": True}, "corruption"),
+        ({"reorder": 0.0005, "reorder_by_s": 1e-3}, "reordering"),
+        ({"loss": 0.004, "burst": 4.0}, "burst"),
+        ({"delay_s": 1e-3, "jitter_s": 75e-6}, "jitter"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_what_was_not_told_says_how_many_packets_would_tell(asked, what):
+    target = doing(**asked)
+    few = {"probes": 100} if what == "jitter" else {"packets": 1000}
+    check = verdict(target, measured(target, **few)).check(what)
+    assert check.verdict == "inconclusive"
+    assert f"{check.would_tell} would" in check.why
+    enough = {"probes": check.would_tell} if what == "jitter" else {"packets": round(1.2 * check.would_tell)}
+    assert verdict(target, measured(target, **enough)).check(what).verdict == "ok"
+
+
+def test_a_jitter_below_what_is_tolerated_of_none_is_told_by_no_number_of_probes():
+    target = doing(jitter_s=40e-6)
+    check = verdict(target, measured(target)).check("jitter")
+    assert (check.verdict, check.would_tell) == ("inconclusive", None)
+    assert "no number would" in check.why
+
+
 def test_few_bursts_are_too_few_to_tell_their_length():
     target = doing(loss=0.004, burst=4.0)
     check = verdict(target, measured(target)).check("burst")
