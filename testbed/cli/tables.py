@@ -39,8 +39,9 @@ _STYLES = {
     **dict.fromkeys(
         ("bad", "down", "no", "fail", "does not hold", "missing", "degraded", "dead", "failed", "not viable"), BAD
     ),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "biased", "not told"), UNSURE),
+    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "biased"), UNSURE),
     "another user's": UNSURE,
+    "not told": UNSURE,
 }
 
 

@@ -226,8 +226,8 @@ static void do_stats(struct control *control) {
         for (unsigned cause = 0; cause < DROP_CAUSES; cause++)
             answer(control, " drop_%s=%" PRIu64, drop_cause_names[cause],
                    cause == DROP_RECEIVE ? plant_receive_drops(fiber) : stats->drops[cause]);
-        answer(control, " corrupted=%" PRIu64 " duplicated=%" PRIu64 " held_back=%" PRIu64, stats->corrupted,
-               stats->duplicated, stats->held_back);
+        answer(control, " corrupted=%" PRIu64 " duplicated=%" PRIu64 " held_back=%" PRIu64 " emptied=%" PRIu64,
+               stats->corrupted, stats->duplicated, stats->held_back, stats->emptied);
         answer(control, " queue_bytes=%" PRIu64 " in_flight_packets=%" PRIu64 " lateness_bounds_us=",
                fiber_backlog(fiber, now), fiber->packets_under_way);
         for (unsigned bin = 0; bin < LATENESS_BOUNDS; bin++)

@@ -123,6 +123,7 @@ static uint32_t wire_bytes_of(const struct fiber *fiber, const struct packet_sha
 static void enqueue(struct fiber *fiber, struct frame *frame, uint32_t wire_bytes, uint64_t arrival, bool held) {
     uint64_t depart = arrival;
     if (fiber->impairment.rate_bps > 0) {
+        fiber->stats.emptied += arrival > fiber->next_free;
         depart = later(arrival, fiber->next_free) + (uint64_t)(wire_bytes * 8e9 / fiber->impairment.rate_bps);
         fiber->next_free = depart;
     }

@@ -44,6 +44,7 @@ struct fiber_stats {
     uint64_t packets, segments, bytes; /* delivered; bytes are L2 */
     uint64_t drops[DROP_CAUSES];       /* MTU segments */
     uint64_t corrupted, duplicated, held_back; /* MTU segments */
+    uint64_t emptied;                  /* packets that found the queue of a limited rate empty */
     uint64_t lateness[LATENESS_BOUNDS + 1];
 };
 

@@ -86,7 +86,7 @@ class Lateness(TypedDict):
 class DirectionCounters(TypedDict):
     """Counters of one direction of a fiber since the emulator started; see ``emulator.DirectionStats``.
 
-    ``corrupted``, ``duplicated`` and ``held_back`` are None where the emulator does not count them.
+    ``corrupted``, ``duplicated``, ``held_back`` and ``emptied`` are None where the emulator does not count them.
     """
 
     direction: str
@@ -97,6 +97,7 @@ class DirectionCounters(TypedDict):
     corrupted: int | None
     duplicated: int | None
     held_back: int | None
+    emptied: int | None
     queue_bytes: int
     lateness: Lateness
 

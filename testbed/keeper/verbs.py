@@ -253,6 +253,7 @@ def _counters(stats: DirectionStats) -> DirectionCounters:
         "corrupted": stats.corrupted,
         "duplicated": stats.duplicated,
         "held_back": stats.held_back,
+        "emptied": stats.emptied,
         "queue_bytes": stats.queue_bytes,
         "lateness": {"bounds_s": list(stats.lateness_bounds_s), "counts": list(stats.lateness_counts)},
     }

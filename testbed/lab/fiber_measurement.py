@@ -1,33 +1,41 @@
 """Measure the fibers of a lab: which packets go over which paths, how many, and what became of them.
 
 First small packets and echoes, interleaved on all paths at once; then full-sized packets on all paths, within one CPU
-budget; then packet trains, one direction at a time. ``testbed.host.measure`` sends and receives;
+budget; then packet trains (``rate_measurement.py``). ``testbed.host.measure`` sends and receives;
 ``testbed.core.certification.judge`` judges the result.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 
-from testbed.core.analysis.fidelity import OWN_DROPS
-from testbed.core.certification.judge import DirectionSample, RoundTripSample, Stream, judge_direction, judge_round_trip
-from testbed.core.certification.link_certificate import RATE_TOLERANCE, LinkCertificate
-from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
+from testbed.core.certification.judge import (
+    DirectionSample,
+    RoundTripSample,
+    Stream,
+    judge_delays,
+    judge_direction,
+    judge_round_trip,
+)
+from testbed.core.certification.link_certificate import LinkCertificate
+from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.addressing import Addressing
-from testbed.core.topology.model import Link, Topology
+from testbed.core.topology.model import Topology
 from testbed.errors import HostError
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure import packet_trains
 from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
 from testbed.keeper import client, protocol
+from testbed.lab import emulator_counters
+from testbed.lab.rate_measurement import TRIES, RateSample, longest_s, measure_rates
 
 __all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Load", "Measuring", "Tell", "longest_s"]
 
@@ -41,15 +49,9 @@ RESOLVING_S = 2.5
 now and then, and the kernel repeats it after one second (two, if that is lost as well); packets that waited for the
 reply would be measured as late."""
 
-TRAINS = 3
-TRAIN_S, TRAINS_S = 0.02, 2.5
-"""Duration of a train on the wire, and of all trains together. A train is shorter if the queue holds less, and in labs
-of many links, whose directions are measured one after the other."""
-LEAST_TRAIN_S = 0.008
-MOST_TRAIN_BYTES = 20_000_000
-"""Enough to expose a rate that no computer forwards; 20 ms at 800 Gb/s are 2 GB, which would take a second."""
-JITTERS_OF_TRAIN = 40
-"""Duration of a train in units of its path's jitter, which displaces the train's ends."""
+LATE_S, STARVED_SHARE = 20e-6, 0.25
+"""Delays are starved if the prober was held up, or the emulator sent later than this, for a larger share of packets:
+the median is off by less otherwise."""
 
 EVENTS = 30
 """Expected lost (or duplicated, …) packets of a stream: enough to tell their share from zero and from its double."""
@@ -102,6 +104,24 @@ class Load:
     stolen: float
 
 
+@dataclass(frozen=True)
+class _Delays:
+    """Small packets of one path: those that ``came`` in the latest of ``tries``, and how many came in earlier ones.
+    ``starved`` says what proves that the latest try was starved of CPU."""
+
+    came: Sequence[Arrival] = ()
+    tries: int = 1
+    earlier_arrived: int = 0
+    starved: str = ""
+
+    @property
+    def all_s(self) -> list[float]:
+        return [it.delay_s for it in self.came]
+
+
+_NO_RATE = RateSample()
+
+
 class Measuring:
     """One certification: the probes of all paths and their results."""
 
@@ -113,7 +133,6 @@ class Measuring:
         self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
         self._count = effort.probes_of(topology)
         self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 3))
-        self._train_s = TRAIN_S
 
     def measure(self, bare: Sequence[ProbePath]) -> tuple[tuple[LinkCertificate, ...], Load]:
         """Return all links, judged, and the machine's load while delays were measured. ``bare`` are both directions of
@@ -122,41 +141,56 @@ class Measuring:
             paths = list(_paths(self._lab, self._topology, self._net))
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
             echoes, no_echoes = self._echoes(opened, paths, bare)
-            before, cpu = _own_drops(self._lab), psutil.cpu_times()
-            times = self._times([*probes.values(), *echoes.values()])
+            before, cpu = emulator_counters.read(self._lab), psutil.cpu_times()
+            delays = self._delays(probes, echoes)
             load = _load(cpu, psutil.cpu_times())
-            streams = self._streams(probes, times)
-            after = _own_drops(self._lab)
-            rates = self._rates(probes, times)
-        bare_s = [it.delay_s for path in bare for it in times[path.name]]
-        bare_rtt_s = [it.delay_s for it in times.get("echo:bare", ())]
+            streams = self._streams(probes, delays)
+            after = emulator_counters.read(self._lab)
+            reached = [path.name for path in paths if delays[path.name].came]
+            rates = measure_rates(self._lab, self._topology, probes, reached, self._effort.train_s, self._tell)
         links = []
         for link in self._topology.links:
-            directions = [
-                judge_direction(
-                    name,
-                    self._impairments[name],
-                    DirectionSample(
-                        delays_s=_first(times[name]),
-                        bare_s=bare_s,
-                        probes=self._count,
-                        interval_s=self._interval_s / 2,  # an echo passes between two probes
-                        stream=streams.get(name),
-                        segmentation=self._segmentation(name),
-                        own_drops=after.get(name, 0) - before.get(name, 0),
-                        **rates[name],
-                    ),
-                )
-                for name in link.directions
-            ]
-            echo = f"echo:{link.name}"
+            directions = []
+            for name in link.directions:
+                sample = self._sample(name, delays, streams.get(name), rates.get(name, _NO_RATE))
+                own_drops = after[name].own_drops - before[name].own_drops if name in before else 0
+                sample = replace(sample, own_drops=own_drops, segmentation=self._segmentation(name))
+                directions.append(judge_direction(name, self._impairments[name], sample))
+            echo = delays.get(f"echo:{link.name}", _Delays())
+            bare_rtt_s = delays["echo:bare"].all_s if "echo:bare" in delays else []
+            earlier = (echo.tries - 1) * self._count, echo.earlier_arrived
             trip = RoundTripSample(
-                _first(times.get(echo, ())), bare_rtt_s, self._count, self._interval_s / 2, no_echoes
+                _first(echo.came), bare_rtt_s, self._count, self._interval_s / 2, no_echoes, *earlier
             )
             there, back = (self._impairments[name] for name in link.directions)
             rtt = judge_round_trip(there, back, trip)
             links.append(LinkCertificate(link.name, link.length_m / 1000, tuple(directions), rtt))
         return tuple(links), load
+
+    def _sample(
+        self,
+        name: str,
+        delays: Mapping[str, _Delays],
+        stream: Stream | None = None,
+        rate: RateSample = _NO_RATE,
+    ) -> DirectionSample:
+        own = delays[name]
+        return DirectionSample(
+            delays_s=_first(own.came),
+            bare_s=[it for path, each in delays.items() if path.startswith("bare:") for it in each.all_s],
+            probes=self._count,
+            interval_s=self._interval_s / 2,  # an echo passes between two probes
+            stream=stream,
+            earlier_probes=(own.tries - 1) * self._count,
+            earlier_arrived=own.earlier_arrived,
+            delay_tries=own.tries,
+            delay_starved=own.starved,
+            rate_bps=rate.bps,
+            rate_why=rate.why,
+            rate_slack=rate.slack,
+            rate_tries=rate.tries,
+            rate_starved=rate.starved,
+        )
 
     def _echoes(
         self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath]
@@ -172,22 +206,64 @@ class Measuring:
             return {}, f"RTT: {error}"
         return found, ""
 
-    def _times(self, probers: list[Prober]) -> dict[str, list[Arrival]]:
-        # The first packets of a path resolve neighbours and warm caches; they are not counted.
+    def _delays(self, probes: Mapping[str, Probe], echoes: Mapping[str, Echo]) -> dict[str, _Delays]:
+        """Return the small packets of every path, of the latest try: only links that are outside tolerance, and of
+        which it is proven that they were starved of CPU, are measured again."""
+        probers: dict[str, Prober] = {**probes, **echoes}
+        self._warm_up(list(probers.values()))
+        found: dict[str, _Delays] = {}
+        again: Collection[str] = probers
+        for attempt in range(1, TRIES + 1):
+            starved_before = ", starved before" if attempt > 1 else ""
+            what = f"{self._count} small packets and echoes per path{starved_before}"
+            self._say(what, self._count * self._interval_s)
+            before, held_up = emulator_counters.read(self._lab), {name: it.held_up for name, it in probes.items()}
+            with realtime_priority():
+                came = rounds([probers[it] for it in again], self._count, self._interval_s, self._patience_s)
+            after = emulator_counters.read(self._lab)
+            held_up = {name: it.held_up - held_up[name] for name, it in probes.items()}
+            for name in again:
+                earlier = found.get(name, _Delays(tries=0))
+                starved = ""
+                late = emulator_counters.late_share(before[name], after[name], LATE_S) if name in before else 0.0
+                if held_up.get(name, 0) > STARVED_SHARE * self._count:
+                    starved = f"{held_up[name]} of {self._count} small packets were held up before they were sent"
+                elif late > STARVED_SHARE:
+                    starved = f"the emulator sent {late:.0%} of the packets more than {LATE_S * 1e6:.0f} us late"
+                arrived = earlier.earlier_arrived + len(_first(earlier.came))
+                found[name] = _Delays(came[name], attempt, arrived, starved)
+            again = self._starved_links(found)
+            if not again:
+                break
+        return found
+
+    def _starved_links(self, delays: Mapping[str, _Delays]) -> list[str]:
+        """Return the paths to measure again: those of links with a bad delay or jitter that was starved."""
+        bare_starved = any(each.starved for name, each in delays.items() if name.startswith("bare:"))
+        links = [
+            link
+            for link in self._topology.links
+            for name in link.directions
+            if (delays[name].starved or bare_starved)
+            and any(it.verdict == "bad" for it in judge_delays(self._impairments[name], self._sample(name, delays)))
+        ]
+        names = {it for link in links for it in (*link.directions, f"echo:{link.name}")}
+        return [it for it in delays if it in names or (names and it in ("bare:a", "bare:b", "echo:bare"))]
+
+    def _warm_up(self, probers: Sequence[Prober]) -> None:
+        """Send the first packets of each path, which resolve neighbours and fill caches; they are not counted."""
         came = rounds(probers, 5, self._interval_s, self._patience_s)
         until = time.monotonic() + RESOLVING_S
         while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
             came |= rounds(silent, 5, max(INTERVAL_S, SLOT_S * len(silent)), self._patience_s)
-        self._say(f"{self._count} small packets and echoes per path", self._count * self._interval_s)
-        return rounds(probers, self._count, self._interval_s, self._patience_s)
 
-    def _streams(self, probes: Mapping[str, Probe], times: Mapping[str, Sequence[Arrival]]) -> dict[str, Stream]:
+    def _streams(self, probes: Mapping[str, Probe], delays: Mapping[str, _Delays]) -> dict[str, Stream]:
         wants = {}
         for link in self._topology.links:
             for name in link.directions:
                 impairment = self._impairments[name]
                 count = self._effort.packets_of(impairment, link.mtu, len(self._impairments))
-                if times[name] and count:
+                if delays[name].came and count:
                     wants[name] = packet_trains.Want(
                         probes[name],
                         count,
@@ -213,50 +289,6 @@ class Measuring:
             for (name, want), it in zip(wants.items(), results, strict=True)
         }
 
-    def _rates(self, probes: Mapping[str, Probe], times: Mapping[str, Sequence[Arrival]]) -> dict[str, dict[str, Any]]:
-        """Return the rate fields of a DirectionSample for each direction."""
-        limited = sum(bool(it.rate_bps) for it in self._impairments.values())
-        self._train_s = max(LEAST_TRAIN_S, min(TRAIN_S, TRAINS_S / max(1, limited)))
-        self._say(f"rate of {limited} directions, one after the other", limited * (self._train_s + 0.005))
-        found: dict[str, dict[str, Any]] = {}
-        for link in self._topology.links:
-            for name in link.directions:
-                found[name] = {}
-                if self._impairments[name].rate_bps:
-                    found[name] = (
-                        self._rate(probes[name], link, self._impairments[name])
-                        if times[name]
-                        else {"rate_why": "rate: no probe came through, so no packet train was sent"}
-                    )
-        return found
-
-    def _rate(self, probe: Probe, link: Link, target: Impairment) -> dict[str, Any]:
-        wanted_s = max(self._train_s, JITTERS_OF_TRAIN * target.jitter_s)
-        frame_bits = 8 * (link.mtu + 14 + target.overhead_bytes)
-        shortest_s = packet_trains.SHORTEST * frame_bits / target.rate_bps
-        if shortest_s > self._effort.train_s:
-            return {
-                "rate_why": f"rate: {packet_trains.SHORTEST} packets take {shortest_s:.3g} s,"
-                " longer than this certificate allows; --thorough allows more"
-            }
-        train_s = min(wanted_s, self._effort.train_s, 0.8 * 8 * target.queue_bytes / target.rate_bps or wanted_s)
-        train_s = max(train_s, shortest_s)
-        # Corrupted packets that fail their checksum take time on the wire and are not counted.
-        seen = 1.0 - target.corrupt if target.corrupt_survives else 1.0
-        slack = 4.0 * target.jitter_s / train_s
-        patience_s = longest_s(target)
-        wire_bytes = min(MOST_TRAIN_BYTES, int(target.rate_bps * train_s / 8))
-        measured: list[float] = []
-        for _ in range(TRAINS):
-            found = packet_trains.rate(probe, link.mtu, wire_bytes, target.rate_bps, patience_s, target.overhead_bytes)
-            if found is None:
-                continue
-            measured.append(found / seen)
-            if abs(measured[-1] - target.rate_bps) <= (RATE_TOLERANCE + slack) * target.rate_bps:
-                return {"rate_bps": measured[-1], "rate_slack": slack}
-            # One undisturbed train is enough; only a result outside tolerance is repeated.
-        return {"rate_bps": statistics.median(measured) if measured else None, "rate_slack": slack}
-
     def _segmentation(self, direction: str) -> str:
         if self._hello["emulator"] == "fiberd":
             return "emulator"
@@ -264,12 +296,6 @@ class Measuring:
 
     def _say(self, what: str, takes_s: float) -> None:
         self._tell(f"{what}, about {takes_s:.1f} s")
-
-
-def longest_s(impairment: Impairment) -> float:
-    """Return the longest delay of a packet in seconds, without queueing."""
-    late = DISTRIBUTIONS.get(impairment.jitter_distribution, 4.0) if impairment.jitter_s else 0.0
-    return impairment.delay_s + max(4.0, late) * impairment.jitter_s + impairment.reorder_by_s
 
 
 def _first(arrivals: Sequence[Arrival]) -> tuple[float, ...]:
@@ -285,13 +311,6 @@ def _load(before: Any, after: Any) -> Load:
     idle = (after.idle - before.idle) + (getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0))
     stolen = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
     return Load(min(1.0, max(0.0, 1.0 - idle / passed)), min(1.0, max(0.0, stolen / passed)))
-
-
-def _own_drops(lab: LabFolder) -> dict[str, int]:
-    return {
-        it["direction"]: sum(it["drops"].get(cause, 0) for cause in OWN_DROPS)
-        for it in client.ask(lab, protocol.Stats())["directions"]
-    }
 
 
 def _paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[ProbePath]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from testbed.core.certification import chance
@@ -19,12 +19,13 @@ from testbed.core.certification.link_certificate import (
     DirectionCertificate,
     RateCertificate,
     RoundTrip,
+    Tries,
     tolerance_s,
 )
 from testbed.core.certification.spread import SIGMAS_OF_DEVIATION, Spread, median_deviation
 from testbed.core.physics.impairment import Impairment
 
-__all__ = ["DirectionSample", "RoundTripSample", "Stream", "judge_direction", "judge_round_trip"]
+__all__ = ["DirectionSample", "RoundTripSample", "Stream", "judge_delays", "judge_direction", "judge_round_trip"]
 
 JITTER_TOLERANCE_S: Final = 50e-6
 """Tolerated jitter of a direction without jitter, beyond the baseline's: wakeups of the host, not the fiber's."""
@@ -96,6 +97,10 @@ class DirectionSample:
     ``interval_s`` is the spacing of two small packets of the direction. ``rate_bps`` is None where no packet train gave
     a rate, and ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are
     packets that the emulator counts as its own failure (no room, not read in time).
+
+    Delays and rate are of the latest of ``delay_tries`` and ``rate_tries``; ``delay_starved`` and ``rate_starved`` say
+    what proves that this try was starved of CPU too. Small packets of earlier tries count as sent and lost:
+    ``earlier_probes``, ``earlier_arrived``.
     """
 
     delays_s: Sequence[float]
@@ -108,17 +113,34 @@ class DirectionSample:
     rate_slack: float = 0.0
     segmentation: str = ""
     own_drops: int = 0
+    earlier_probes: int = 0
+    earlier_arrived: int = 0
+    delay_tries: int = 1
+    delay_starved: str = ""
+    rate_tries: int = 1
+    rate_starved: str = ""
+
+    @property
+    def all_probes(self) -> int:
+        return self.earlier_probes + self.probes
+
+    @property
+    def all_arrived(self) -> int:
+        return self.earlier_arrived + len(self.delays_s)
 
 
 @dataclass(frozen=True)
 class RoundTripSample:
-    """Echoes that the far kernel answers; ``why`` says what prevented the measurement."""
+    """Echoes that the far kernel answers; ``why`` says what prevented the measurement. Times are of the latest try;
+    echoes of earlier ones are counted: ``earlier_probes``, ``earlier_arrived``."""
 
     times_s: Sequence[float] = ()
     bare_s: Sequence[float] = ()
     probes: int = 0
     interval_s: float = 0.004
     why: str = ""
+    earlier_probes: int = 0
+    earlier_arrived: int = 0
 
 
 def judge_direction(direction: str, target: Impairment, sample: DirectionSample) -> DirectionCertificate:
@@ -126,8 +148,8 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
     measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
     stream = sample.stream
     small_count = not target.corrupt_survives  # a flipped bit fails a small probe's checksum, which is no loss
-    sent = (sample.probes if small_count else 0) + (stream.sent if stream else 0)
-    lost = (sample.probes - len(sample.delays_s) if small_count else 0) + (
+    sent = (sample.all_probes if small_count else 0) + (stream.sent if stream else 0)
+    lost = (sample.all_probes - sample.all_arrived if small_count else 0) + (
         stream.sent - stream.distinct if stream else 0
     )
     rate = None
@@ -140,12 +162,10 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         why = "the baseline path was not measured, so the error is unknown"
         checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why=why))
     else:
-        like = expected((target,), sample.interval_s, len(sample.delays_s))
-        checks += _delay(target.delay_s, tolerance_s(target.delay_s), measured, bare, like)
-        checks.append(_jitter(target, sample.delays_s, sample.bare_s, like))
+        checks += [_starved(check, sample.delay_tries, sample.delay_starved) for check in judge_delays(target, sample)]
         checks += _packets(target, sent, max(0, lost), stream, sample.own_drops)
     if measured is not None:
-        checks += _rate(target, rate, sample.rate_why)
+        checks += _rate(target, rate, sample)
     return DirectionCertificate(
         direction=direction,
         target_s=target.delay_s,
@@ -158,7 +178,28 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         checks=tuple(checks),
         segmentation=sample.segmentation,
         why=tuple(check.why for check in checks if check.verdict == "bad"),
+        tries=Tries(sample.delay_tries, sample.rate_tries),
     )
+
+
+def judge_delays(target: Impairment, sample: DirectionSample) -> Iterator[Check]:
+    """Judge delay and jitter; no checks without probes or a baseline."""
+    measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
+    if measured is not None and bare is not None:
+        like = expected((target,), sample.interval_s, len(sample.delays_s))
+        yield from _delay(target.delay_s, tolerance_s(target.delay_s), measured, bare, like)
+        yield _jitter(target, sample.delays_s, sample.bare_s, like)
+
+
+def _starved(check: Check, tries: int, starved: str) -> Check:
+    """Return the check with the cause, if it is bad and its measurement was starved."""
+    if check.verdict != "bad" or not starved:
+        return check
+    return replace(check, why=f"{check.why}; {_no_cpu(tries, starved)}")
+
+
+def _no_cpu(tries: int, starved: str) -> str:
+    return f"the measurement was starved of CPU, {tries} times of {tries} ({starved})"
 
 
 def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSample) -> RoundTrip:
@@ -174,7 +215,9 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
     else:
         like = expected((there, back), sample.interval_s, len(sample.times_s))
         checks = tuple(_delay(target, limit, measured, bare, like, "RTT"))
-    return RoundTrip(target, measured, bare, limit, sample.probes, max(0, sample.probes - len(sample.times_s)), checks)
+    sent = sample.earlier_probes + sample.probes
+    unanswered = max(0, sent - sample.earlier_arrived - len(sample.times_s))
+    return RoundTrip(target, measured, bare, limit, sent, unanswered, checks)
 
 
 def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
@@ -350,12 +393,17 @@ def _share(
     return Check(what, share, measured, low / count, high / count, "ok")
 
 
-def _rate(target: Impairment, rate: RateCertificate | None, why_not: str) -> Iterator[Check]:
+def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSample) -> Iterator[Check]:
     if not target.rate_bps:
         return
     if rate is None:
-        verdict, why = ("inconclusive", why_not) if why_not else ("bad", "the rate was not measured")
+        verdict, why = ("inconclusive", sample.rate_why) if sample.rate_why else ("bad", "the rate was not measured")
         yield Check("rate", target.rate_bps, None, verdict=verdict, why=why)
+        return
+    if sample.rate_starved and rate.measured_bps <= (1 + rate.tolerance) * rate.target_bps:
+        # A starved train is too slow, never too fast: nothing is known but that the rate is not lower.
+        why = f"the rate could not be measured: {_no_cpu(sample.rate_tries, sample.rate_starved)}"
+        yield Check("rate", target.rate_bps, None, verdict="bad", why=why)
         return
     low, high = (1 - rate.tolerance) * rate.target_bps, (1 + rate.tolerance) * rate.target_bps
     why = (

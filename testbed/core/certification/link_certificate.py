@@ -14,13 +14,14 @@ from testbed.core.certification.spread import Spread
 from testbed.core.fields import Fields, mapping, number, sequence, text, texts
 
 __all__ = [
+    "NOT_TOLD",
     "RATE_TOLERANCE",
     "Check",
     "DirectionCertificate",
     "LinkCertificate",
-    "NOT_TOLD",
     "RateCertificate",
     "RoundTrip",
+    "Tries",
     "tolerance_s",
 ]
 
@@ -94,6 +95,19 @@ class RateCertificate:
         return abs(self.measured_bps - self.target_bps) <= self.tolerance * self.target_bps
 
 
+@dataclass(frozen=True)
+class Tries:
+    """How often delay (with jitter) and rate were measured: again only where the try before was starved of CPU."""
+
+    delay: int = 1
+    rate: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> Tries:
+        """Read back; an older certificate, which does not have it, measured all once."""
+        return cls(int(number(fields, "delay") or 1), int(number(fields, "rate") or 1))
+
+
 class _Judged:
     """What directions and round trips have in common."""
 
@@ -160,6 +174,17 @@ class DirectionCertificate(_Judged):
     segmentation: str = ""
     why: tuple[str, ...] = ()
     """What is wrong, as sentences; empty when nothing is."""
+    tries: Tries = Tries()
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """What was measured more than once, as sentences."""
+        tries = (("delay and jitter", self.tries.delay), ("rate", self.tries.rate))
+        return tuple(
+            f"{what} measured {number} times, because the measurement was starved of CPU"
+            for what, number in tries
+            if number > 1
+        )
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -173,6 +198,7 @@ class DirectionCertificate(_Judged):
             "segmentation": self.segmentation,
             "verdict": self.verdict,
             "why": list(self.why),
+            "tries": asdict(self.tries),
         }
 
     @classmethod
@@ -195,6 +221,7 @@ class DirectionCertificate(_Judged):
             checks=_checks(fields),
             segmentation=text(fields, "segmentation"),
             why=_why(fields),
+            tries=Tries.from_dict(mapping(fields, "tries")),
         )
 
 
@@ -266,6 +293,10 @@ class LinkCertificate:
             return "bad"
         found = [each.verdict for each in self.directions] + ([self.rtt.verdict] if self.rtt else [])
         return NOT_TOLD if NOT_TOLD in found else "ok"
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        return tuple(f"{each.direction}: {what}" for each in self.directions for what in each.repeated)
 
     @property
     def inconclusive(self) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ class DirectionStats:
         in_flight_packets: gauge; packets queued or under way.
         corrupted, duplicated, held_back: MTU segments delivered with a flipped bit, delivered twice, or delayed by
             ``reorder``; None if the emulator does not count them.
+        emptied: packets that found the queue of the rate limit empty: packets sent back to back without a gap add one,
+            and each time that the sender let the queue run empty meanwhile adds another; None if not counted.
         lateness_bounds_s: upper bounds of the lateness histogram, ascending.
         lateness_counts: packets per bucket of lateness (sent - due); one more entry than bounds, for everything later.
     """
@@ -54,6 +56,7 @@ class DirectionStats:
     corrupted: int | None = None
     duplicated: int | None = None
     held_back: int | None = None
+    emptied: int | None = None
     lateness_bounds_s: tuple[float, ...] = ()
     lateness_counts: tuple[int, ...] = ()
 

@@ -273,6 +273,7 @@ def _parse_stats(line: str) -> DirectionStats:
         corrupted=int(values["corrupted"]),
         duplicated=int(values["duplicated"]),
         held_back=int(values["held_back"]),
+        emptied=int(values["emptied"]),
         in_flight_packets=int(values["in_flight_packets"]),
         lateness_bounds_s=tuple(int(bound) / 1e6 for bound in values["lateness_bounds_us"].split(",")),
         lateness_counts=tuple(int(count) for count in values["lateness_counts"].split(",")),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["PRIORITY", "use_realtime_priority"]
+__all__ = ["PRIORITY", "realtime_priority", "use_realtime_priority"]
 
 PRIORITY: Final = 30
 """SCHED_FIFO priority of the threads that begin and end faults: above every rank, below fiberd (40), whose packets go
@@ -26,3 +27,21 @@ def use_realtime_priority() -> None:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+
+
+@contextlib.contextmanager
+def realtime_priority() -> Iterator[None]:
+    """Give the calling thread the priority of :func:`use_realtime_priority` while the body runs, if permitted.
+
+    For measurements: a prober that waits for other processes, or for an emulator that spins on its core, measures them.
+    """
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameter)

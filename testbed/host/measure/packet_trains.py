@@ -1,19 +1,17 @@
-"""Send full-sized packets through paths between namespaces: streams to measure loss, packet trains to measure a rate.
+"""Send streams of full-sized packets through paths between namespaces, to measure loss, order, duplicates, corruption.
 
 A stream stays below the rate and the queue of its path, so that its losses are random losses and not overflows; the
-streams of all paths share one budget of the machine. A packet train fills the queue and leaves at the path's rate. Both
-are sent as super-packets (UDP segmentation offload), which every path splits into segments.
+streams of all paths share one budget of the machine. Packets are sent as super-packets (UDP segmentation offload),
+which every path splits into segments. ``rate_trains.py`` has the packet trains that measure a rate.
 """
 
 from __future__ import annotations
 
 import heapq
-import selectors
 import socket
 import struct
 import time
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,7 +19,7 @@ from typing import Final
 from testbed.core.physics.impairment import WIRE_OVERHEAD_BYTES
 from testbed.host.measure.probing import Probe, received
 
-__all__ = ["HEADERS", "Result", "Want", "rate", "stream"]
+__all__ = ["CAPACITY_BPS", "HEADERS", "MOST_AT_ONCE", "SOL_UDP", "UDP_GRO", "UDP_SEGMENT", "Result", "Want", "stream"]
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 SO_NO_CHECK, SO_RXQ_OVFL = 11, 40
@@ -31,8 +29,6 @@ CAPACITY_BPS: Final = 2e9
 """Total rate of all streams, bounded for the machine's sake: about 160 000 packets per second."""
 SHARE_OF_RATE: Final = 0.5
 SHARE_OF_QUEUE: Final = 0.25
-SHORTEST: Final = 32
-"""Minimum number of packets in a train."""
 MOST_AT_ONCE: Final = 40
 BURST_S: Final = 0.002
 """Maximum transmission time of one super-packet."""
@@ -200,51 +196,3 @@ def _take(want: Want, result: Result, body: bytes) -> None:
                 last = result.arrived[-1] if result.arrived else 0
                 result.arrived.append(one if abs(one - last) <= abs(two - last) else two)
                 result.wrong += 1
-
-
-def rate(
-    probe: Probe, mtu: int, wire_bytes: int, rate_bps: float, delay_s: float, overhead_bytes: int = WIRE_OVERHEAD_BYTES
-) -> float | None:
-    """Measure the rate at which a packet train leaves the path, in bit/s on the wire; None if too few packets arrive.
-
-    The train enters far faster than it leaves (UDP segmentation offload); its dispersion at the far end gives the rate
-    of the bottleneck (Dovrolis et al., "What do packet dispersion techniques measure?", INFOCOM 2001, section III: a
-    long train).
-    """
-    payload = mtu - 28
-    frame = payload + HEADERS + overhead_bytes
-    count = max(SHORTEST, wire_bytes // frame)
-    per_send = min(MOST_AT_ONCE, 65000 // payload)
-    received(probe.receiver)
-    probe.sender.setsockopt(SOL_UDP, UDP_SEGMENT, payload)
-    try:
-        sent = 0
-        while sent < count:
-            number = min(per_send, count - sent)
-            probe.sender.sendto(bytes(payload) * number, probe.to)
-            sent += number
-    except OSError:
-        return None
-    finally:
-        probe.sender.setsockopt(SOL_UDP, UDP_SEGMENT, 0)
-    until = time.monotonic() + delay_s + 1.5 * count * frame * 8 / rate_bps + 0.2
-    arrived: dict[int, int] = defaultdict(int)
-    got = 0
-    with selectors.DefaultSelector() as selector:
-        selector.register(probe.receiver, selectors.EVENT_READ)
-        quiet_s = delay_s + max(0.05, 20 * frame * 8 / rate_bps)
-        while got < count and time.monotonic() < until:
-            if not selector.select(min(quiet_s, max(0.0, until - time.monotonic()))) and got:
-                break  # the remaining packets were lost
-            for data, at_ns in received(probe.receiver):
-                if len(data) == payload:
-                    arrived[at_ns] += 1
-                    got += 1
-    times = sorted(arrived)
-    if len(times) < 3:
-        return None
-    # Packets with the same arrival time left together, stamped when the last bit was out. The head of the train is
-    # excluded: it includes the wake-up latency of the forwarding process.
-    head = len(times) // 10
-    passed = sum(arrived[at] for at in times[head + 1 :])
-    return passed * frame * 8 / ((times[-1] - times[head]) * 1e-9)

@@ -25,6 +25,8 @@ SO_SNDBUFFORCE = 32
 SOL_RAW, ICMP_FILTER = 255, 1
 ECHO_REQUEST, ECHO_REPLY = 8, 0
 CONNECT_S = 2.0
+HELD_UP_NS = 150_000
+"""A packet whose sending takes longer was held up: it takes 20 to 50 us, unless its sender loses the CPU meanwhile."""
 
 _SMALL = struct.Struct("=Qq6x")
 """Number and time of sending in ns: gives a frame of 64 bytes with its check sequence, Ethernet's minimum."""
@@ -70,10 +72,14 @@ class Prober(Protocol):
 
 
 class Probe:
-    """A pair of UDP sockets over one path. Must be closed."""
+    """A pair of UDP sockets over one path. Must be closed.
+
+    ``held_up`` counts the small packets whose sender lost the CPU between their time stamp and their sending.
+    """
 
     def __init__(self, path: ProbePath) -> None:
         self.path = path
+        self.held_up = 0
         try:
             self.receiver = namespace.inside(path.receiver, lambda: _udp(path.destination))
             self.sender = namespace.inside(path.sender, lambda: _udp(path.source, path.device))
@@ -91,10 +97,12 @@ class Probe:
         self.sender.close()
 
     def send(self, number: int) -> bool:
+        at_ns = time.time_ns()
         try:
-            self.sender.sendto(_SMALL.pack(number, time.time_ns()), self.to)
+            self.sender.sendto(_SMALL.pack(number, at_ns), self.to)
         except OSError:
             return False
+        self.held_up += time.time_ns() - at_ns > HELD_UP_NS
         return True
 
     def receive(self) -> list[Arrival]:

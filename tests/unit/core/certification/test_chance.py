@@ -15,7 +15,9 @@ from testbed.core.physics.impairment import Impairment
 HALF = Fraction(chance.MISS).limit_denominator(10**9) / 2
 
 COUNTS = (1, 2, 10, 100, 599, 745, 1024, 1074, 1075, 1100, 1200, 1500, 2100)
-SHARES = tuple(Fraction(it) for it in ("1/100000", "1/2000", "1/100", "1/10", "3/10", "49/100", "1/2", "51/100", "9/10"))
+SHARES = tuple(
+    Fraction(it) for it in ("1/100000", "1/2000", "1/100", "1/10", "3/10", "49/100", "1/2", "51/100", "9/10")
+)
 
 
 @lru_cache
