@@ -117,7 +117,14 @@ class MeasuredBad(TestbedError):
 
 
 class FidelityError(MeasuredBad):
-    """A fiber is outside tolerance, or was not measured."""
+    """A fiber is outside tolerance, or was not measured.
+
+    ``certificate`` is the measurement, a :class:`~testbed.core.certification.certificate.Certificate`, if one was made.
+    """
+
+    def __init__(self, message: str, certificate: object = None) -> None:
+        super().__init__(message)
+        self.certificate = certificate
 
 
 class WireError(MeasuredBad):

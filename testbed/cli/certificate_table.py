@@ -19,6 +19,9 @@ MOST_LINKS = 12
 """With more links than this, each link gets one row, with the worst of its measurements."""
 MOST_NOTES = 4
 
+_HEADS = ("fiber", "target", "error", "jitter", "lost", "rate", "verdict")
+_RIGHT = ("target", "error", "jitter", "lost")
+
 JUDGED = "delay, RTT, jitter, loss, bursts, order, duplicates, corruption, rate"
 
 
@@ -34,8 +37,16 @@ def links_measured(topology: Topology, certificate: Certificate | None) -> Table
             rows.append(_in_one_line(link, found))
         else:
             rows += _line_by_line(found)
-    heads = ("fiber", "target", "error", "jitter", "lost", "rate", "verdict")
-    return table(heads, rows, right=("target", "error", "jitter", "lost"))
+    return table(_HEADS, rows, right=_RIGHT)
+
+
+def refused(certificate: Certificate) -> Table:
+    """Return the same table of the links outside tolerance alone, the first :data:`MOST_LINKS`, for a refusal."""
+    bad = [link for link in certificate.links if not link.ok]
+    rows = [row for link in bad[:MOST_LINKS] for row in _line_by_line(link)]
+    if len(bad) > MOST_LINKS:
+        rows.append([f"{len(bad) - MOST_LINKS} more", "", "", "", "", "", verdict("bad")])
+    return table(_HEADS, rows, right=_RIGHT)
 
 
 def _line_by_line(found: LinkCertificate) -> Iterator[Row]:

@@ -16,7 +16,7 @@ import typer
 
 from testbed.cli import console, streams
 from testbed.cli.streams import OutputError, ReaderGone
-from testbed.errors import Interrupted, TestbedError, UserError
+from testbed.errors import FidelityError, Interrupted, TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -106,6 +106,8 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
             streams.discard_output()
         if console.verbose():
             sys.stderr.write(traceback.format_exc())
+        if isinstance(error, FidelityError):
+            _show_refused(error.certificate)
         console.error(str(error) or type(error).__name__)
         return error.exit_code if own_status is None or isinstance(error, Interrupted) else own_status
     except (typer.Exit, typer.BadParameter):
@@ -116,6 +118,17 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
             return UserError.exit_code if own_status is None else own_status
         _report_bug(error)
         return TestbedError.exit_code if own_status is None else own_status
+
+
+def _show_refused(certificate: object) -> None:
+    """Show the measurement for which a lab was refused, if there is one."""
+    from testbed.cli import certificate_table
+    from testbed.core.certification.certificate import Certificate
+
+    if not isinstance(certificate, Certificate):
+        return
+    console.err().print(certificate_table.refused(certificate))
+    console.say(certificate_table.footnote(certificate), style="dim")
 
 
 def _has_current_directory() -> bool:

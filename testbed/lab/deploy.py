@@ -102,7 +102,7 @@ def up(
                 certificate = lab.certify()
                 progress.certificate(certificate)
                 if not certificate.certified and not allow_uncertified:
-                    raise FidelityError("the lab is outside tolerance: " + "; ".join(certificate.why))
+                    raise FidelityError(certificate.refusal, certificate)
             except BaseException as error:
                 # A dead container is the root cause of any other failure.
                 dead = _dead_containers(builder) if isinstance(error, HostError | LabError) else []

@@ -16,6 +16,8 @@ __all__ = ["Certificate", "ConcurrentFault", "Headroom"]
 
 BUSY = 0.95
 """Share of all cores above which a machine measures itself rather than its fibers."""
+MOST_REASONS = 6
+"""Reasons that a refusal lists; the table has all of them."""
 STOLEN = 0.1
 """Share of the cores' time taken by other guests of the same hardware above which the same is true."""
 
@@ -92,6 +94,19 @@ class Certificate:
         # Also a fault too slight to be measured: the lab was not in its healthy state.
         reasons += [f"{', '.join(it.links)}: fault {it.name} is active" for it in self.faults if it.links]
         return tuple(reasons)
+
+    @property
+    def refusal(self) -> str:
+        """Why the lab is refused, whether the machine is the cause, and what to do; for a lab that is not certified."""
+        reasons = "; ".join(self.why[:MOST_REASONS])
+        if len(self.why) > MOST_REASONS:
+            reasons += f"; and {len(self.why) - MOST_REASONS} more"
+        free = f"the CPU was {self.headroom.free:.0%} free while it was measured"
+        if any(each.starved for link in self.links for each in link.directions):
+            cause = f"{free}, too little to measure: let other programs end and try again"
+        else:
+            cause = f"{free}: if other programs needed it, let them end and try again; else correct the topology"
+        return f"the lab is outside tolerance: {reasons}\n{cause}, or continue with --allow-uncertified"
 
     @property
     def headroom(self) -> Headroom:

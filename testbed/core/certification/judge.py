@@ -42,6 +42,8 @@ FEWEST_RUNS: Final = 20
 _SCATTER_MARGIN: Final = 1.5
 """The scatter of a jitter's statistic is that of a few drawn samples, and itself known to a tenth only."""
 
+_STARVED: Final = "the measurement was starved of CPU"
+
 _HEADERS_SHARE: Final = 0.05
 """Upper limit on the headers' share of a full frame; a bit flipped there loses the packet instead of corrupting it."""
 
@@ -179,6 +181,7 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         segmentation=sample.segmentation,
         why=tuple(check.why for check in checks if check.verdict == "bad"),
         tries=Tries(sample.delay_tries, sample.rate_tries),
+        starved=any(check.verdict == "bad" and _STARVED in check.why for check in checks),
     )
 
 
@@ -199,7 +202,7 @@ def _starved(check: Check, tries: int, starved: str) -> Check:
 
 
 def _no_cpu(tries: int, starved: str) -> str:
-    return f"the measurement was starved of CPU, {tries} times of {tries} ({starved})"
+    return f"{_STARVED}, {tries} times of {tries} ({starved})"
 
 
 def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSample) -> RoundTrip:

@@ -175,6 +175,8 @@ class DirectionCertificate(_Judged):
     why: tuple[str, ...] = ()
     """What is wrong, as sentences; empty when nothing is."""
     tries: Tries = Tries()
+    starved: bool = False
+    """Whether something could not be measured, because the measurement had no CPU."""
 
     @property
     def repeated(self) -> tuple[str, ...]:
@@ -199,6 +201,7 @@ class DirectionCertificate(_Judged):
             "verdict": self.verdict,
             "why": list(self.why),
             "tries": asdict(self.tries),
+            "starved": self.starved,
         }
 
     @classmethod
@@ -222,6 +225,7 @@ class DirectionCertificate(_Judged):
             segmentation=text(fields, "segmentation"),
             why=_why(fields),
             tries=Tries.from_dict(mapping(fields, "tries")),
+            starved=fields.get("starved") is True,
         )
 
 
