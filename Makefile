@@ -9,7 +9,7 @@ VENV := .venv
 # -W --keep-going: every warning is an error, and all of them are shown; -n: unresolved references are warnings.
 BUILD_DOCS = $(VENV)/bin/python -m sphinx -W --keep-going -n -q -j auto -b html -d build/doctrees docs build/docs
 
-.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check docs bench soak fuzz clean
+.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check docs bench soak soak-up fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test-thorough  run all tests, including the long-running ones"
 	@echo "make bench   measure the figures of docs/performance.md (root, about half an hour)"
 	@echo "make soak    run a job under random faults for SOAK_SECONDS (3600), checked from outside (root; docs/soak.md)"
+	@echo "make soak-up bring SOAK_UPS (100) labs up and down with every core busy: at most one in a hundred is refused (root; docs/soak.md)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets; FUZZ_KEEP=1 merges the corpus (docs/fuzzing.md)"
 	@echo "make clean   remove generated files: $(VENV), the compiled helper, caches, build/; keeps runs/"
 
@@ -77,6 +78,11 @@ soak:
 	@tools/setup.sh soak
 	@tools/verdict.sh soak "no leftovers, no growth, no wrong sums: see build/soak" \
 	    $(VENV)/bin/python tests/soak.py --seconds $(or $(SOAK_SECONDS),3600) --out build/soak
+
+soak-up:
+	@tools/setup.sh soak
+	@tools/verdict.sh soak-up "at most one lab in a hundred was refused: see build/soak-up" \
+	    $(VENV)/bin/python tests/soak_up.py --ups $(or $(SOAK_UPS),100) --out build/soak-up
 
 fuzz:
 	@tools/verdict.sh fuzz "no property was violated; new inputs are in build/fuzz" tools/fuzz.sh $(FUZZ_SECONDS)
