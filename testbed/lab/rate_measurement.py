@@ -16,6 +16,7 @@ from typing import Final
 from testbed.core.certification.dispersion import rate_bps, slopes_bps
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 from testbed.core.topology.model import Link, Topology
+from testbed.core.units import format_rate
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure.packet_trains import CAPACITY_BPS
@@ -194,6 +195,9 @@ def _sample(plan: _Plan, passages: Sequence[Passage], before: Counters, after: C
                 why = why or "the queue ran empty before the train was through"
                 last_bits = None
         slopes += slopes_bps(passage.arrivals, plan.edge_s, last_bits)
+    if why and passages:
+        slowest = min(passage.handed_bps for passage in passages)
+        why += f", packets were handed over at {format_rate(slowest, 3)} and more"
     measured = rate_bps(slopes)
     return RateSample(
         bps=None if measured is None else measured / plan.seen,

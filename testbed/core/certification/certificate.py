@@ -103,7 +103,10 @@ class Certificate:
             reasons += f"; and {len(self.why) - MOST_REASONS} more"
         free = f"the CPU was {self.headroom.free:.0%} free while it was measured"
         if any(each.starved for link in self.links for each in link.directions):
-            cause = f"{free}, too little to measure: let other programs end and try again"
+            cause = (
+                f"{free}, and the measurement had too little of it: let other programs end and try again;"
+                " a rate that this machine cannot fill needs a larger scale"
+            )
         else:
             cause = f"{free}: if other programs needed it, let them end and try again; else correct the topology"
         return f"the lab is outside tolerance: {reasons}\n{cause}, or continue with --allow-uncertified"

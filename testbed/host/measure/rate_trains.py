@@ -66,12 +66,14 @@ class Train:
 class Passage:
     """What became of a train: ``arrivals`` are (seconds since ``epoch_ns`` by the kernel's clock, bits on the wire).
 
-    ``queued_bytes`` is what ``queued`` of :func:`send_trains` returned after the last packet was handed over.
+    ``handed_bps`` is the rate at which the sender handed the train over. ``queued_bytes`` is what ``queued`` of
+    :func:`send_trains` returned after the last packet was handed over.
     """
 
     epoch_ns: int = field(default_factory=time.time_ns)
     arrivals: list[tuple[float, float]] = field(default_factory=list)
     packets: int = 0
+    handed_bps: float = 0.0
     queued_bytes: float | None = None
     due: float = 0.0
     heard: float = 0.0
@@ -99,8 +101,9 @@ def send_trains(trains: Sequence[Train], queued: Callable[[int], float | None] |
             if (number := next(fitting, None)) is not None:
                 waiting.remove(number)
                 _take(trains[number], Passage())  # stragglers of an earlier train
-                if _send(trains[number]):
+                if (took_s := _send(trains[number])) is not None:
                     passage = passages[number]
+                    passage.handed_bps = trains[number].count * trains[number].frame_bits / max(took_s, 1e-9)
                     if queued is not None:
                         passage.queued_bytes = queued(number)
                     passage.heard = time.monotonic()
@@ -117,12 +120,13 @@ def send_trains(trains: Sequence[Train], queued: Callable[[int], float | None] |
     return passages
 
 
-def _send(train: Train) -> bool:
-    """Hand the train over; False if the path refuses it (no carrier)."""
+def _send(train: Train) -> float | None:
+    """Hand the train over; return how long that took in seconds, or None if the path refuses it (no carrier)."""
     sender, to = train.probe.sender, train.probe.to
     at_once = min(MOST_AT_ONCE, 65000 // train.payload)
     whole = bytes(train.payload * at_once)
     sender.setsockopt(SOL_UDP, UDP_SEGMENT, train.payload)
+    began = time.monotonic()
     try:
         left = train.count
         while left > 0:
@@ -130,10 +134,10 @@ def _send(train: Train) -> bool:
             sender.sendto(whole if number == at_once else whole[: number * train.payload], to)
             left -= number
     except OSError:
-        return False
+        return None
     finally:
         sender.setsockopt(SOL_UDP, UDP_SEGMENT, 0)
-    return True
+    return time.monotonic() - began
 
 
 def _take(train: Train, passage: Passage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,40 @@ def test_up_outside_tolerance_is_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     said = cli("up", "metro-40km")
     assert said.status == 1
     assert "north:west" in said.err
+
+
+def test_a_refused_lab_is_shown_with_its_table_the_cpu_that_was_free_and_the_way_out(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = dataclasses.replace(certificate_of(api.load("metro-40km"), error_s=90e-6), cpu_busy=0.97)
+
+    def up(topology: Topology, **words: Any) -> FakeLab:
+        raise FidelityError(found.refusal, found)
+
+    monkeypatch.setattr(api, "up", up)
+    said = cli("up", "metro-40km")
+    assert said.status == 1
+    assert said.out == ""
+    row = next(line for line in said.err.splitlines() if line.strip().startswith("north →"))
+    assert row.split()[-1] == "bad"
+    assert "CPU 3% free" in said.err
+    message = said.err.partition("testbed: ")[2]
+    assert message.startswith("the lab is outside tolerance: north:west: ")
+    assert "the CPU was 3% free while it was measured" in message
+    assert message.rstrip().endswith("or continue with --allow-uncertified")
+
+
+def test_a_refusal_for_want_of_cpu_says_so() -> None:
+    found = certificate_of(api.load("metro-40km"), error_s=90e-6)
+    assert "else correct the topology" in found.refusal
+    links = tuple(
+        dataclasses.replace(link, directions=tuple(dataclasses.replace(it, starved=True) for it in link.directions))
+        for link in found.links
+    )
+    assert (
+        "the measurement had too little of it: let other programs end"
+        in dataclasses.replace(found, links=links).refusal
+    )
 
 
 def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
