@@ -46,6 +46,9 @@ JITTERS_OF_TRAIN: Final = 40
 SETTLING_JITTERS: Final = 4.0
 """The latest a jittered packet is, in units of the jitter."""
 
+MOST_LOSS: Final = 0.75
+"""Loss above which what is left of a train may not fill the queue, however fast it is sent."""
+
 LEAST_FED_SHARE: Final = 0.25
 """Share of a train that must still be queued when its last packet was handed over: so much left without a gap."""
 LATE_S: Final = 200e-6
@@ -133,6 +136,8 @@ def measure_rates(
 def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: float) -> _Plan | str:
     """Return how to measure a direction, or why that would take too long."""
     target = link.impairment(name)
+    if target.mean_loss > MOST_LOSS:
+        return f"rate: with {target.mean_loss:.0%} of its packets lost, no train fills the queue"
     frame_bits = 8 * (link.mtu + 14 + target.overhead_bytes)
     shortest_s = SHORTEST * frame_bits / target.rate_bps
     if shortest_s > longest_train_s:
