@@ -193,21 +193,22 @@ def test_lateness_is_counted(lab: Lab, start: Starter) -> None:
     assert within_1_ms > stats.packets / 2
 
 
-def test_packets_that_find_the_queue_empty_are_counted(lab: Lab, start: Starter, stream: Stream) -> None:
+def test_packets_that_find_the_queue_empty_are_counted(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+    packets = stream()
     emulator = start(lab, Impairment(delay_s=1e-3, rate_bps=10e6))
     for trains in (1, 2, 3):
         before = quiet(emulator).emptied
         assert before is not None
         for _ in range(trains):
             for _ in range(3):
-                stream.send_super(20, 1000)  # each lasts 17 ms on the wire
+                packets.send_super(20, 1000)  # each lasts 17 ms on the wire
             quiet(emulator)
         after = quiet(emulator).emptied
         assert after is not None
         assert after - before == trains
     emulator.set({"l0:b": Impairment(delay_s=1e-3)})  # without a rate there is no queue
     before = quiet(emulator).emptied
-    stream.send()
+    packets.send()
     assert quiet(emulator).emptied == before
 
 
