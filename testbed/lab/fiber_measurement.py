@@ -218,7 +218,7 @@ class Measuring:
             what = f"{self._count} small packets and echoes per path{starved_before}"
             self._say(what, self._count * self._interval_s)
             before, held_up = emulator_counters.read(self._lab), {name: it.held_up for name, it in probes.items()}
-            with realtime_priority():
+            with realtime_priority(wanted=self._hello["emulator"] == "fiberd"):
                 came = rounds([probers[it] for it in again], self._count, self._interval_s, self._patience_s)
             after = emulator_counters.read(self._lab)
             held_up = {name: it.held_up - held_up[name] for name, it in probes.items()}

@@ -126,8 +126,7 @@ def measure_rates(
         together_s = sum(plan.count * plan.train.lasts_s * plan.train.load_bps for plan in plans) / CAPACITY_BPS
         what = f"rate of {len(plans)} directions" + (", starved before" if attempt > 1 else "")
         tell(f"{what}, about {together_s:.1f} s")
-        with realtime_priority():
-            samples = _measure(lab, plans, attempt)
+        samples = _measure(lab, plans, attempt)
         found |= samples
         plans = [plan for plan in plans if samples[plan.name].starved]
     return found
@@ -175,7 +174,8 @@ def _measure(lab: LabFolder, plans: Sequence[_Plan], attempt: int) -> dict[str, 
         time.sleep(plan.train.longest_s)
         return emulator_counters.read(lab)[plan.name].queued_bytes
 
-    passages = send_trains([plan.train for plan in order], None if counts else queued)
+    with realtime_priority(wanted=counts):
+        passages = send_trains([plan.train for plan in order], None if counts else queued)
     after = emulator_counters.read(lab)
     return {
         plan.name: _sample(

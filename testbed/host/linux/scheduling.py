@@ -30,11 +30,15 @@ def use_realtime_priority() -> None:
 
 
 @contextlib.contextmanager
-def realtime_priority() -> Iterator[None]:
+def realtime_priority(wanted: bool = True) -> Iterator[None]:
     """Give the calling thread the priority of :func:`use_realtime_priority` while the body runs, if permitted.
 
     For measurements: a prober that waits for other processes, or for an emulator that spins on its core, measures them.
+    Not ``wanted`` where the kernel emulates: its softirqs may wait in a thread (ksoftirqd) that has no such priority.
     """
+    if not wanted:
+        yield
+        return
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
