@@ -4,9 +4,10 @@ It holds the lab's lock and its journal, runs the engine, supervises the emulato
 of every fiber go down), deploys and watches the agents, advances faults, and listens to link events. Commands send
 requests over a socket in the lab's folder (``protocol.py``, ``service.py``, ``verbs.py``).
 
-Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events, active
-faults, scheduled faults, protection, the emulator and the agents. If the keeper dies its children die with it; `down`
-and `heal` then work from the journal alone (``testbed.lab.teardown``).
+Threads: one for the engine (netlink sockets belong to it alone), one that reads the socket, those that answer, one that
+pushes to subscribers, one each for link events, active faults, scheduled faults, protection, the emulator and the
+agents. If the keeper dies its children die with it; `down` and `heal` then work from the journal alone
+(``testbed.lab.teardown``).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from testbed.keeper.journal import EMULATOR_DIED, Journal
 from testbed.keeper.prometheus_handler import PrometheusHandler
 from testbed.keeper.protection import Protection
 from testbed.keeper.protocol import RankState
+from testbed.keeper.publisher import Publisher, State
 from testbed.keeper.schedule import Schedule
 from testbed.keeper.service import Caller
 
@@ -82,6 +84,7 @@ class Keeper:
         self.faults = Faults(self.engine, self.do, self.events, self.protection.cut)
         self.schedule = Schedule(self.faults, self.events)
         self.carriers = Carriers(self.engine, self._worker.submit, self.events)
+        self.publisher = Publisher(self.events, self._state)
         self.waits: dict[Caller, str] = {}
         """What each job that is to restart waits for, by the connection of the command that runs it."""
         self._ended = threading.Event()
@@ -99,6 +102,7 @@ class Keeper:
         threading.Thread(target=self.faults.run, args=(self._ended,), name="faults", daemon=True).start()
         threading.Thread(target=self.schedule.run, args=(self._ended,), name="schedule", daemon=True).start()
         threading.Thread(target=self.protection.run, args=(self._ended,), name="protection", daemon=True).start()
+        threading.Thread(target=self.publisher.run, args=(self._ended,), name="publisher", daemon=True).start()
         print("ready", flush=True)
         self._ended.wait(BUILDER_PATIENCE_S)
         if self.builder is None:
@@ -113,6 +117,7 @@ class Keeper:
         """Release what belongs to a connection that has ended."""
         self.schedule.cancel(caller)  # the command that planned these faults is gone and would not end them
         self.waits.pop(caller, None)
+        self.publisher.drop(caller)
         if self.builder is caller and self.journal.state == "building":
             # The command that built this lab is gone before it was complete: a failed `up` undoes itself.
             self.down()
@@ -145,6 +150,11 @@ class Keeper:
             for number, rank in sorted(self.agents.ranks.items())
             if number in self.agents.states  # otherwise its fork server is still starting
         ]
+
+    def _state(self) -> State:
+        return State(
+            {it["rank"]: it for it in self.rank_states()}, sorted(self.carriers.dark()), [*self.dead_containers]
+        )
 
     # ---- events
 
@@ -195,6 +205,7 @@ class Keeper:
 
     def _agent_event(self, event: dict[str, Any]) -> None:
         kinds = {"began": "job-began", "finished": "job-ended", "died": "rank-died", "gone": "agents-gone"}
+        self.publisher.changed()  # the state of a rank, also where the event is none of the lab's
         if event["event"] in kinds:
             self.events.add(kinds[event["event"]], **{key: value for key, value in event.items() if key != "event"})
 

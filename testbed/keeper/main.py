@@ -10,6 +10,7 @@ from pathlib import Path
 from testbed.errors import TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
+from testbed.keeper import protocol
 from testbed.keeper.event_log import bound_log
 from testbed.keeper.keeper import Keeper
 from testbed.keeper.service import Service
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
         print(error, flush=True)
         return error.exit_code
     signal.signal(signal.SIGTERM, lambda *_: keeper.terminate())
-    service = Service(folder.socket, Verbs(keeper).answer, keeper.closed)
+    service = Service(folder.socket, Verbs(keeper).answer, keeper.closed, protocol.decode_request)
     keeper.serve()
     service.close()
     gc.freeze()  # `down` waits for this process to end: skip collecting garbage on exit

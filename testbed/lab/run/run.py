@@ -224,7 +224,7 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
         job = lab.train(prepared.steps, **prepared.workload)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
-        live = LiveMetrics(folder, topology, job, lab.recorder)
+        live = LiveMetrics(topology, job, lab.recorder)
         with FaultPlayer(folder, prepared.planned) as player:
             Follower(job, live, lab.recorder, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:
