@@ -15,9 +15,11 @@ from testbed.core.report import (
     hypothesis,
     rank_seconds_section,
     restarts_section,
+    scraped_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.figures import figures
+from testbed.core.report.scraped_figures import scraped_figures
 
 __all__ = ["facts", "html", "shortcomings"]
 
@@ -35,7 +37,7 @@ def html(report: Report) -> str:
     lost = ("steps lost", formats.count(report.training.steps_lost))  # Markdown shows it with the training
     return html_page.render(
         "run.html",
-        figures(report),
+        figures(report) + scraped_figures(report),
         title=f"{run.name or 'Run'}: {verdict}",
         eyebrow=" · ".join(each for each in eyebrow if each),
         report=report,
@@ -51,6 +53,7 @@ def html(report: Report) -> str:
         checkers_table=checkers_section.table(report.checkers),
         found_table=checkers_section.found_table(report.checkers),
         steady_table=hypothesis.table(report.steady),
+        **_scraped(report),
         events_table=events_section.table(report.events),
         host_facts=(lost, *facts(report)),
         shortcomings=shortcomings(report),
@@ -81,6 +84,15 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
             f"all ranks; median step {formats.duration(training.median_step_s)}",
         ),
     )
+
+
+def _scraped(report: Report) -> dict[str, object]:
+    """The ranks' scraped metrics."""
+    return {
+        "scraped_lead": scraped_section.lead(report.scraped),
+        "scraped_table": scraped_section.table(report.scraped),
+        "gaps_table": scraped_section.gaps_table(report.scraped),
+    }
 
 
 def _fidelity(report: Report) -> dict[str, object]:

@@ -47,11 +47,11 @@ def test_a_lost_journal_is_no_restart_of_the_machine(lab: LabFolder, content: by
 
 
 def test_a_lab_that_goes_while_it_is_looked_at(lab: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody_answers(lab: LabFolder, request: object) -> None:
+    def nobody_answers(lab: LabFolder) -> None:
         shutil.rmtree(lab.path)
         raise LabError("nobody answers")
 
-    monkeypatch.setattr(client, "ask", nobody_answers)
+    monkeypatch.setattr(client, "Connection", nobody_answers)
     monkeypatch.setattr(teardown, "keeper_alive", lambda lab: False)
     with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
         why(lab)
