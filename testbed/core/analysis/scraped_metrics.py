@@ -72,8 +72,8 @@ class RankTrack:
 class Comparison:
     """A quantity by the last scrape of each rank and attempt, and by the records of the same steps, summed up.
 
-    ``disagreement`` is the largest of any scrape, relative to the records: 0 if none disagrees; of ``rank``. A scrape
-    that falls into the end of a step may have either step's value.
+    ``disagreement`` is the largest of any scrape, relative to the records, and of ``rank``; 0 if none disagrees. A
+    scrape that falls into the end of a step may have either step's value.
     """
 
     quantity: str
@@ -329,4 +329,6 @@ def _comparison(quantity: _Quantity, attempts: Iterable[_Attempt], worst: _Worst
         if value is not None:
             scraped += value
             recorded += attempt.sums[quantity.name][attempt.last.steps or 0]
-    return Comparison(quantity.name, quantity.unit, scraped, recorded, worst.disagreement, worst.rank)
+    return Comparison(
+        quantity.name, quantity.unit, scraped, recorded, worst.disagreement, worst.rank if worst.disagreement else None
+    )

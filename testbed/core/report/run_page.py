@@ -34,10 +34,11 @@ def html(report: Report) -> str:
     run = report.run
     verdict = _VERDICTS[report.verdict]
     eyebrow = (run.name, str(run.experiment.get("name") or ""), formats.moment(run.started_unix_s))
+    scraped = scraped_figures(report)
     lost = ("steps lost", formats.count(report.training.steps_lost))  # Markdown shows it with the training
     return html_page.render(
         "run.html",
-        figures(report) + scraped_figures(report),
+        figures(report) + scraped,
         title=f"{run.name or 'Run'}: {verdict}",
         eyebrow=" · ".join(each for each in eyebrow if each),
         report=report,
@@ -53,6 +54,7 @@ def html(report: Report) -> str:
         checkers_table=checkers_section.table(report.checkers),
         found_table=checkers_section.found_table(report.checkers),
         steady_table=hypothesis.table(report.steady),
+        scraped_ids=[figure.id for figure in scraped],
         **_scraped(report),
         events_table=events_section.table(report.events),
         host_facts=(lost, *facts(report)),

@@ -94,7 +94,7 @@ def _over_time(report: Report, quantity: _Quantity) -> Figure:
     return made(
         quantity.id,
         quantity.title,
-        f"{quantity.summary}{grouped} From the ranks' scraped metrics.",
+        f"{quantity.summary}{grouped}",
         lines,
         {
             "xaxis": axis("time since the job began (s)", rangemode="tozero"),

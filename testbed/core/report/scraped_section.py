@@ -40,8 +40,8 @@ def table(found: ScrapedMetrics) -> Table | None:
     """The comparison with the step records; None if there is none."""
     rows = [_row(it) for it in found.comparisons]
     if rows and found.late_s is not None:
-        late = f"{formats.duration(found.late_s)} late at most (rank {found.late_rank})"
-        rows.append(("end of steps", "", "", late, "ok" if found.late_s < (found.interval_s or 1.0) else "bad"))
+        late = f"counted up to {formats.duration(found.late_s)} after their end (rank {found.late_rank})"
+        rows.append(("steps", "", "", late, "ok" if found.late_s < (found.interval_s or 1.0) else "bad"))
     head = ("quantity", "scraped", "step records", "largest disagreement of a scrape", "verdict")
     return Table.of(head, rows, "Scraped metrics against step records", (1, 2), 4)
 
@@ -50,7 +50,7 @@ def _row(it: Comparison) -> tuple[str, str, str, str, str]:
     def value(number: float) -> str:
         return f"{formats.count(number)}" if it.unit == "tokens" else f"{number:.2f} s"
 
-    of = f" (rank {it.rank})" if it.disagreement else ""
+    of = "" if it.rank is None else f" (rank {it.rank})"
     verdict = "ok" if it.disagreement <= AGREES else "bad"
     return it.quantity, value(it.scraped), value(it.recorded), f"{100 * it.disagreement:.2f} %{of}", verdict
 
