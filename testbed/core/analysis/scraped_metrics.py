@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from testbed.core.records.rank_log import RankLog, StepRecord
-from testbed.core.records.samples import RankSample
+from testbed.core.records.samples import DECIMALS, DIGITS, RankSample
 
 __all__ = ["Comparison", "RankTrack", "ScrapeGap", "ScrapedMetrics", "evaluate"]
 
@@ -23,9 +23,6 @@ MOST_ROWS: Final = 500
 
 MISSED: Final = 1.5
 """A time between two answers is a gap from this many intervals on."""
-
-_ROUNDED_S: Final = 0.001
-"""Seconds in metrics.jsonl have three decimals."""
 
 
 @dataclass(frozen=True)
@@ -236,14 +233,18 @@ class _Quantity:
     unit: str
     scraped: Callable[[RankSample], float | None]
     recorded: Callable[[StepRecord], float]
-    rounded: float
+    summands: int
+    """How many rounded numbers of metrics.jsonl it is the sum of."""
+
+    def rounding(self, value: float) -> float:
+        """Return how far a stored value may be from the scraped one."""
+        return self.summands * max(10**-DECIMALS, 10 ** (1 - DIGITS) * value)
 
 
 _QUANTITIES: Final = (
-    _Quantity("tokens", "tokens", lambda it: it.tokens, lambda it: it.tokens, 0.0),
-    _Quantity("compute", "s", lambda it: it.compute_s, lambda it: it.compute_s, _ROUNDED_S),
-    # Sum of two rounded counters.
-    _Quantity("exposed communication", "s", lambda it: it.exposed_s, lambda it: it.exposed_s, 2 * _ROUNDED_S),
+    _Quantity("tokens", "tokens", lambda it: it.tokens, lambda it: it.tokens, 0),
+    _Quantity("compute", "s", lambda it: it.compute_s, lambda it: it.compute_s, 1),
+    _Quantity("exposed communication", "s", lambda it: it.exposed_s, lambda it: it.exposed_s, 2),
 )
 
 
@@ -314,7 +315,8 @@ def _compare(sample: RankSample, attempt: _Attempt, tally: _Tally) -> None:
             continue
         sums = attempt.sums[quantity.name]
         # The count of steps is the last counter that a step adds to: the others may be one step ahead.
-        low, high = sums[done] - quantity.rounded, sums[min(done + 1, len(attempt.steps))] + quantity.rounded
+        rounding = quantity.rounding(value)
+        low, high = sums[done] - rounding, sums[min(done + 1, len(attempt.steps))] + rounding
         outside = max(low - value, value - high, 0.0)
         tally.worst[quantity.name].note(outside / sums[done] if sums[done] > 0 else float(outside > 0), sample.rank)
     if done < len(attempt.steps):

@@ -11,7 +11,7 @@ from typing import Final
 
 from testbed.core.fields import Fields, integer, mapping, need_number, need_text, number, numbers, parse, text
 
-__all__ = ["SCRAPED", "FiberSample", "HostSample", "RankSample", "read_metrics"]
+__all__ = ["DECIMALS", "DIGITS", "SCRAPED", "FiberSample", "HostSample", "RankSample", "read_metrics"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ SCRAPED: Final[Mapping[str, tuple[str, str]]] = {
 }
 """What is recorded of a rank's metrics: field, and (name, label) of the series that it is read from."""
 
-_DIGITS: Final = 3
-"""Decimals of recorded seconds: a line stays below 200 bytes, also after weeks."""
+DECIMALS: Final = 3
+DIGITS: Final = 9
+"""Of recorded seconds, whichever is shorter: a line has at most 200 bytes, also after weeks."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,11 @@ class RankSample:
         """Return the line of metrics.jsonl; what is unknown is left out."""
         values = {name: getattr(self, name) for name in SCRAPED}
         rounded = {
-            name: round(value, _DIGITS) if isinstance(value, float) else value
+            name: float(f"{round(value, DECIMALS):.{DIGITS}g}") if isinstance(value, float) else value
             for name, value in values.items()
             if value is not None
         }
-        line: dict[str, object] = {"t": round(self.t, _DIGITS), "kind": "rank", "rank": self.rank, **rounded}
+        line: dict[str, object] = {"t": round(self.t, DECIMALS), "kind": "rank", "rank": self.rank, **rounded}
         return {**line, "why": self.why} if self.why else line
 
 

@@ -20,7 +20,7 @@ K = TypeVar("K")
 
 REQUEST: Final = b"GET /metrics HTTP/1.0\r\n\r\n"
 MOST_BYTES: Final = 1 << 20
-"""A longer answer is not read to its end."""
+"""A longer answer is malformed."""
 CHUNK_BYTES: Final = 1 << 16
 
 
@@ -70,7 +70,9 @@ class _Exchange(Generic[K]):
             self._fail(error.errno or errno.EIO)
             return
         self.received += data
-        if not data or len(self.received) > MOST_BYTES:
+        if len(self.received) > MOST_BYTES:
+            self.done = Scraped(time.monotonic(), why="malformed")
+        elif not data:
             self.done = _read(bytes(self.received), names)
 
     def _fail(self, code: int) -> None:
