@@ -238,7 +238,7 @@ class _Quantity:
 
     def rounding(self, value: float) -> float:
         """Return how far a stored value may be from the scraped one."""
-        return self.summands * max(10**-DECIMALS, 10 ** (1 - DIGITS) * value)
+        return self.summands * max(10.0**-DECIMALS, 10.0 ** (1 - DIGITS) * value)
 
 
 _QUANTITIES: Final = (
