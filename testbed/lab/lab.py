@@ -99,11 +99,17 @@ class Lab:
         )
         mine = Fault.of(record, self)
         if wait and mine.lasts_s is not None:
-            until = time.monotonic() + mine.lasts_s + 5.0
-            while mine.ended is None and time.monotonic() < until:
-                time.sleep(min(0.05, mine.lasts_s))
-                mine.refresh()
+            self._await_end(mine, time.monotonic() + mine.lasts_s + 5.0)
         return mine
+
+    def _await_end(self, fault: Fault, until: float) -> None:
+        """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
+        with client.Connection(self._folder) as keeper:
+            since = keeper.ask(protocol.Events())["next"]
+            fault.refresh()
+            while fault.ended is None and (left_s := until - time.monotonic()) > 0:
+                since = keeper.ask(protocol.Events(since=since, wait_s=left_s))["next"]
+                fault.refresh()
 
     def cut(self, target: str, *, for_s: float | None = None, carrier: str | None = None) -> Fault:
         """Cut a link, one direction of it, or every link in a duct; ``carrier`` as in ``inject cut``."""
