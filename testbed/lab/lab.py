@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.faults.fault_registry import compile_fault
@@ -51,6 +51,10 @@ class SavableReport(Report):
     def save(self, folder: Path | str) -> None:
         """Write index.html, report.json and report.md into ``folder``, created if missing. Raises StorageError."""
         store.save_report(self, Path(folder))
+
+
+_FUTURE: Final = 1 << 53
+"""A number that no event has yet."""
 
 
 class Lab:
@@ -105,7 +109,7 @@ class Lab:
     def _await_end(self, fault: Fault, until: float) -> None:
         """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
         with client.Connection(self._folder) as keeper:
-            since = keeper.ask(protocol.Events())["next"]
+            since = keeper.ask(protocol.Events(since=_FUTURE))["next"]
             fault.refresh()
             while fault.ended is None and (left_s := until - time.monotonic()) > 0:
                 since = keeper.ask(protocol.Events(since=since, wait_s=left_s))["next"]
