@@ -195,6 +195,7 @@ def test_both_ways_of_watching_see_the_same_series(lab: testbed.Lab) -> None:
     said = json.loads((lab.run_directory.path / "report.json").read_text())["scraped"]
     assert [each["disagreement"] for each in said["comparisons"]] == [0.0] * 3
 
+
 def test_a_fiber_is_counted_for_the_site_that_it_leaves(lab: testbed.Lab) -> None:
     """50 datagrams of 1400 B from east to west, and nothing back."""
     gateways = {site: oracle.netns(lab.name, f"{site}-gw") for site in ("east", "west")}
