@@ -18,7 +18,7 @@ from testbed.core.report import formats, rank_seconds_section
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.hypothesis import Steady
 
-__all__ = ["CYCLE", "SHOWN_RANKS", "Figure", "Json", "axis", "figures", "last_s", "made", "plain", "shaded"]
+__all__ = ["CYCLE", "Figure", "Json", "axis", "figures", "last_s", "made", "plain", "shaded"]
 
 Json = dict[str, object]
 
@@ -30,8 +30,7 @@ _COLOR_OF_CLASS = (GREEN, BLUE, YELLOW, PURPLE, SKY, VERMILLION, GREY, ORANGE)
 """Of the classes of rank-seconds, in their order: neighbors in a bar differ most."""
 _SHOWN_ATTEMPTS = 12
 _SHADE = "rgba(213, 94, 0, 0.16)"
-SHOWN_RANKS = 16
-"""Up to so many ranks are drawn one by one, more by site."""
+_SHOWN_RANKS = 16
 _ROOM_OF_A_NAME, _ROOM_OF_NUMBERS = 0.2, 0.08
 """Of the width of a plot."""
 _ROOM_OF_A_SHARE = 8
@@ -275,7 +274,7 @@ def _throughput(report: Report) -> Figure | None:
 def _time_of_ranks(report: Report) -> Figure | None:
     if not report.ranks:
         return None
-    if len(report.ranks) <= SHOWN_RANKS:
+    if len(report.ranks) <= _SHOWN_RANKS:
         groups = {f"{each.rank} · {each.node}": [each] for each in report.ranks}
         name = "rank"
     else:

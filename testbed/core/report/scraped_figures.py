@@ -1,6 +1,8 @@
 """The plots of the ranks' scraped metrics over time: throughput, exposed share, CPU, memory, and gaps in scraping.
 
-Up to 16 ranks have a line each. Of more ranks each site has one, the median, within the range of its ranks.
+Up to eight ranks have a line each. Of more ranks each site has one, the median, within the range of its ranks; where
+there are more than eight sites, all ranks together have one. More lines cannot be told apart, and their legend would
+fill the plot on a phone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from testbed.core.report.document import Report
 from testbed.core.report.figures import (
     BLUE,
     CYCLE,
-    SHOWN_RANKS,
     VERMILLION,
     Figure,
     Json,
@@ -30,6 +31,7 @@ __all__ = ["scraped_figures"]
 
 
 _DASHES = ("solid", "dot", "dash")
+MOST_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,15 @@ def scraped_figures(report: Report) -> tuple[Figure, ...]:
 
 def _over_time(report: Report, quantity: _Quantity) -> Figure:
     tracks = report.scraped.ranks
-    lines = _lines_of_ranks(tracks, quantity) if len(tracks) <= SHOWN_RANKS else _lines_of_sites(tracks, quantity)
-    grouped = " Per site: the median of its ranks, and their range." if len(tracks) > SHOWN_RANKS else ""
+    grouped = ""
+    if len(tracks) <= MOST_LINES:
+        lines = _lines_of_ranks(tracks, quantity)
+    elif len(sites := dict.fromkeys(track.site for track in tracks)) <= MOST_LINES:
+        grouped = " Per site: the median of its ranks, and their range."
+        lines = _lines_of_groups({site: [it for it in tracks if it.site == site] for site in sites}, quantity)
+    else:
+        grouped = " The median of all ranks, and their range."
+        lines = _lines_of_groups({"all ranks": tracks}, quantity)
     return made(
         quantity.id,
         quantity.title,
@@ -100,6 +109,7 @@ def _over_time(report: Report, quantity: _Quantity) -> Figure:
             "xaxis": axis("time since the job began (s)", rangemode="tozero"),
             "yaxis": axis(quantity.unit, rangemode="tozero"),
             "showlegend": True,
+            "legend": {"traceorder": "normal"},
         },
         shaded(report.faults, last_s(report), lambda t_s: t_s),
     )
@@ -121,11 +131,11 @@ def _lines_of_ranks(tracks: Iterable[RankTrack], quantity: _Quantity) -> list[Js
     ]
 
 
-def _lines_of_sites(tracks: Sequence[RankTrack], quantity: _Quantity) -> list[Json]:
+def _lines_of_groups(groups: Mapping[str, Sequence[RankTrack]], quantity: _Quantity) -> list[Json]:
     lines: list[Json] = []
-    for number, site in enumerate(dict.fromkeys(track.site for track in tracks)):
+    for number, (name, tracks) in enumerate(groups.items()):
         color = CYCLE[number % len(CYCLE)]
-        found = _spread([track for track in tracks if track.site == site], quantity)
+        found = _spread(tracks, quantity)
         times = list(found)
         bare: Json = {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "connectgaps": False}
         lines.append({**_line(times, [low for low, _, _ in found.values()]), **bare})
@@ -134,7 +144,7 @@ def _lines_of_sites(tracks: Sequence[RankTrack], quantity: _Quantity) -> list[Js
         lines.append(
             {
                 **_line(times, [middle for _, middle, _ in found.values()]),
-                "name": plain(site),
+                "name": plain(name),
                 "line": {"color": color, "dash": _DASHES[number // len(CYCLE) % len(_DASHES)], "width": 2},
                 "hovertemplate": f"%{{x:.1f}} s: median %{{y:.{quantity.digits}f}} {quantity.unit}",
             }
@@ -171,7 +181,7 @@ def _faint(color: str) -> str:
 
 def _gaps(report: Report) -> Figure:
     tracks = report.scraped.ranks
-    worst = sorted(tracks, key=lambda it: (it.answered - it.asked, it.rank))[:SHOWN_RANKS]
+    worst = sorted(tracks, key=lambda it: (it.answered - it.asked, it.rank))[:MOST_LINES]
     shown = sorted(worst, key=lambda it: it.rank)
     names = [plain(f"{it.rank} · {it.node}") for it in shown]
     ends = [max([*it.t_s, *(gap.ended_s for gap in it.gaps)], default=0.0) for it in shown]
@@ -213,7 +223,7 @@ def _gaps(report: Report) -> Figure:
         {
             "barmode": "overlay",
             "xaxis": axis("time since the job began (s)"),
-            "yaxis": axis("rank", type="category", autorange="reversed"),
+            "yaxis": axis("rank", type="category", autorange="reversed", dtick=1),
             "showlegend": True,
             "bargap": 0.5,
         },
