@@ -93,7 +93,8 @@ class Verbs:
     def _build(self, request: protocol.Build, caller: Caller) -> None:
         self._keeper.builder = caller
         self._keeper.do(lambda: self._keeper.engine.apply(LAB, request.plan, caller.notice))
-        self._keeper.load_topology()
+        # In the engine's thread too, which has no real-time priority before the lab is up: this takes a moment.
+        self._keeper.do(self._keeper.load_topology)
 
     def _open(self, request: protocol.Open, caller: Caller) -> None:
         def opened() -> None:
