@@ -345,6 +345,7 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
         huts=huts,
         impairments=tuple(link_impairments.resolved(own, each) for each in over) if any(over) else (),
         second_path=link_protection.second_path(protection, _second_length_m(protection, content) or 0.0),
+        calibrate=next((it for it in (link.calibrate, default.calibrate) if it is not None), True),
     )
 
 

@@ -122,6 +122,12 @@ def _optics_latency(value: object) -> float:
     return parse_delay_s(value, natural="us", most_s=1.0)
 
 
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Unreadable(*expected("true or false", value, "write calibrate: false, or leave the key out"))
+    return value
+
+
 def _scale(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < float("inf"):
         raise Unreadable(*expected("a finite number above 0", value, "write 1000 to run 800G as 800 Mb/s"))
@@ -153,6 +159,7 @@ class LinkDefaults(_Part):
     optics_latency: Annotated[float | None, BeforeValidator(_optics_latency)] = None
     huts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
     mtu: Annotated[int | None, BeforeValidator(whole(1280, 9216))] = None
+    calibrate: Annotated[bool | None, BeforeValidator(_switch)] = None
     protection: Annotated[ProtectionText | None, BeforeValidator(link_protection.parse)] = None
     impair: Any = None
     toward: Any = None
