@@ -17,6 +17,7 @@ import socket
 import statistics
 import struct
 import time
+from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NANOSECOND_STAMPS = 35  # SO_TIMESTAMPNS, asm-generic/socket.h
@@ -87,8 +88,7 @@ def idle_share(seconds: float) -> float:
     """Return the share of the cores' time that was idle."""
 
     def read() -> tuple[int, int]:
-        with open("/proc/stat") as stat:
-            fields = [int(it) for it in stat.readline().split()[1:9]]
+        fields = [int(it) for it in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
         return fields[3] + fields[4], sum(fields)
 
     idle, total = read()

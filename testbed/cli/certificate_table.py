@@ -103,11 +103,7 @@ def footnote(certificate: Certificate) -> str:
     """Explain what is checked and what the columns mean, and give the host's load during the measurement."""
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
-    return (
-        f"Checked: {JUDGED}.\n"
-        f"{_meaning(certificate)}"
-        f"CPU {certificate.headroom.free:.0%} free{took}; {around}."
-    )
+    return f"Checked: {JUDGED}.\n{_meaning(certificate)}CPU {certificate.headroom.free:.0%} free{took}; {around}."
 
 
 def _meaning(certificate: Certificate) -> str:
@@ -121,7 +117,9 @@ def _meaning(certificate: Certificate) -> str:
             inside = format_delay(max(rtts), 3)
             lines.append(f"nodes = RTT from node to node - RTT inside a site ({inside}).")
         low, high = (f"{it * 1e6:.1f}" for it in (min(off), max(off)))
-        whose = "all delays" if len(off) == len(directions) else f"the delays of {len(off)} of {len(directions)} directions"
+        whose = (
+            "all delays" if len(off) == len(directions) else f"the delays of {len(off)} of {len(directions)} directions"
+        )
         lines.append(f"taken off {whose}: {low if low == high else f'{low} to {high}'} us (calibration).")
     bare = [each.bare.median for each in directions if each.bare and each.between != "nodes"]
     if bare:

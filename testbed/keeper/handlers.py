@@ -67,8 +67,10 @@ class EmulatorHandler:
         calibrations = [it for it in properties if isinstance(it, Calibrated)]
         self._impairments |= {it.direction: it.impairment for it in shapes}
         self._calibrations |= {it.direction: it for it in calibrations}
-        changed = dict.fromkeys(it.direction for it in (*shapes, *calibrations))
-        emulator.set({it: self._applied(it) for it in changed}, flush={it.direction for it in shapes if it.flush})
+        changed = [*(it.direction for it in shapes), *(it.direction for it in calibrations)]
+        emulator.set(
+            {it: self._applied(it) for it in dict.fromkeys(changed)}, flush={it.direction for it in shapes if it.flush}
+        )
 
     @property
     def taken_off_s(self) -> dict[str, float]:

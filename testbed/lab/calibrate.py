@@ -6,7 +6,8 @@ runs while a lab comes up, before it is certified; the certificate's packets are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 
 from testbed.core.physics import calibration
@@ -17,7 +18,7 @@ from testbed.core.topology.model import Link, Topology
 from testbed.errors import HostError
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
-from testbed.host.measure.probing import Echo, Probe, Prober, ProbePath, rounds
+from testbed.host.measure.probing import Echo, Probe, ProbePath, Prober, rounds
 from testbed.keeper import client, protocol
 from testbed.lab.fiber_measurement import RESOLVING_S, SETTLE_S, Tell
 
@@ -26,30 +27,41 @@ __all__ = ["NodePaths", "calibrate", "idle_nodes", "links_to_probe"]
 OWNER = "calibration"
 """Owner of what is taken off, as long as the lab lives."""
 
-MOST_ROUNDS, LEAST_ROUNDS, ALL_PACKETS = 100, 10, 4000
+MOST_ROUNDS, LEAST_ROUNDS, ALL_PACKETS = 100, 4, 2400
 """Packets per path, and of all paths together: with many links, fewer of each instead of a longer wait."""
 INTERVAL_S, SLOT_S = 0.001, 0.0001
 """Least interval between two packets of a path, and of the sender."""
+INSIDE_ROUNDS, INSIDE_INTERVAL_S = 200, 0.0002
 CORRECTIONS = 2
 """How often early packets may reduce what is taken off: the second time for a delay that the emulator's own wake-up had
 hidden, which is one of a few microseconds."""
 
 
 class NodePaths:
-    """The paths from node to node over ``links``, while certification's Steps provide them.
+    """Probes from node to node over ``links``, while certification's Steps provide the paths. Must be closed.
 
-    ``nodes`` has the node to use of each site.
+    ``nodes``: the node to use of each site. ``inside``: a path inside a site; None without links. Raises HostError.
     """
 
     def __init__(self, lab: LabFolder, topology: Topology, links: Sequence[Link], nodes: Mapping[str, str]) -> None:
         self._lab = lab
-        found = (path for link in links for path in node_paths.node_paths(topology, link, nodes))
-        self._across = {path.name: self._path(path) for path in found}
+        self._opened = ExitStack()
+        self._probes: dict[str, Probe] = {}
         self.inside = self._path(node_paths.inside(topology, nodes)) if links else None
+        try:
+            for link in links:
+                for path in node_paths.node_paths(topology, link, nodes):
+                    self._probes[path.name] = self._opened.enter_context(closing(Probe(self._path(path))))
+        except HostError:
+            self.close()
+            raise
 
-    def of(self, directions: Collection[str]) -> dict[str, ProbePath]:
-        """Return the paths of these directions, by name; without those that have none."""
-        return {name: path for name, path in self._across.items() if name in directions}
+    def close(self) -> None:
+        self._opened.close()
+
+    def of(self, directions: Collection[str]) -> dict[str, Probe]:
+        """Return the probes of these directions, by name; without those that have none."""
+        return {name: probe for name, probe in self._probes.items() if name in directions}
 
     def _path(self, path: NodePath) -> ProbePath:
         sender, receiver = (lab_nodes.netns(self._lab, node) for node in (path.sender, path.receiver))
@@ -64,9 +76,7 @@ def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
     return {site: nodes[0] for site, nodes in idle.items() if nodes}
 
 
-def links_to_probe(
-    lab: LabFolder, topology: Topology, nodes: Mapping[str, str], calibrated: bool
-) -> tuple[Link, ...]:
+def links_to_probe(lab: LabFolder, topology: Topology, nodes: Mapping[str, str], calibrated: bool) -> tuple[Link, ...]:
     """Return the links to measure from node to node: those that are ``calibrated``, or that are to be."""
     if calibrated:
         known = client.ask(lab, protocol.Hello()).get("taken_off_s", {})
@@ -96,40 +106,44 @@ def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) 
     if not targets or paths.inside is None:
         return {}
     tell(f"calibrate {len(targets)} directions")
-    with ExitStack() as opened:
-        probes = [opened.enter_context(closing(Probe(path))) for path in across.values()]
-        try:
-            echo = opened.enter_context(closing(Echo(paths.inside)))
-        except HostError as error:
-            tell(f"not calibrated: {error}")
-            return {}
-        _apply(lab, {name: Calibrated(name, 0.0, plain_s=0.0) for name in targets})
-        least = _least([*probes, echo], 0.0)
-        inside_s = least.pop(paths.inside.name, None)
-        if inside_s is None:
-            _apply(lab, {})
-            return {}
-        off = {name: calibration.taken_off_s(targets[name], least[name], inside_s) for name in least}
-        off = {name: value for name, value in off.items() if value}
-        wrong = set(off)
-        for _ in range(CORRECTIONS):
-            checked = [it for it in probes if it.path.name in wrong]
-            if not checked:
-                break
-            plain = {name: Calibrated(name, off[name], plain_s=targets[name] - off[name]) for name in off}
-            _apply(lab, plain)
-            found = _least(checked, max(targets[name] for name in wrong))
-            early = {name: calibration.early_s(targets[name], found[name]) for name in found}
-            off |= {name: max(0.0, off[name] - by) for name, by in early.items()}
-            wrong = {name for name, by in early.items() if by}
-        off = {name: value for name, value in off.items() if value}
-        _apply(lab, {name: Calibrated(name, value) for name, value in off.items()})
+    inside_s = _inside(paths.inside, tell)
+    if inside_s is None:
+        return {}
+    _apply(lab, (Calibrated(name, 0.0, plain_s=0.0) for name in targets))
+    least = calibration.alike(_least(list(across.values()), 0.0))
+    off = {name: calibration.taken_off_s(targets[name], least[name], inside_s) for name in least}
+    off = {name: value for name, value in off.items() if value}
+    early = set(off)
+    for _ in range(CORRECTIONS):
+        if not early:
+            break
+        _apply(lab, (Calibrated(name, off[name], plain_s=targets[name] - off[name]) for name in off))
+        checked = [across[name] for name in off if name in early]
+        found = _least(checked, max(targets[name] for name in early))
+        beyond = calibration.alike({name: found[name] - (targets[name] - off[name]) for name in found})
+        by = {name: calibration.early_s(off[name], beyond[name]) for name in beyond}
+        off |= {name: max(0.0, off[name] - by[name]) for name in by}
+        early = {name for name in by if by[name]}
+    off = {name: value for name, value in off.items() if value}
+    _apply(lab, (Calibrated(name, value) for name, value in off.items()))
     return off
 
 
-def _apply(lab: LabFolder, plan: Mapping[str, Calibrated]) -> None:
+def _apply(lab: LabFolder, plan: Iterable[Calibrated]) -> None:
     client.ask(lab, protocol.Undo(owner=OWNER))
-    client.ask(lab, protocol.Apply(owner=OWNER, plan=tuple(plan.values())))
+    client.ask(lab, protocol.Apply(owner=OWNER, plan=tuple(plan)))
+
+
+def _inside(path: ProbePath, tell: Tell) -> float | None:
+    """Return the least RTT inside a site in seconds; None if it cannot be measured."""
+    try:
+        with closing(Echo(path)) as echo:
+            rounds([echo], 2, INTERVAL_S, SETTLE_S)
+            arrivals = rounds([echo], INSIDE_ROUNDS, INSIDE_INTERVAL_S, SETTLE_S)[path.name]
+    except HostError as error:
+        tell(f"not calibrated: {error}")
+        return None
+    return min((it.delay_s for it in arrivals), default=None)
 
 
 def _least(probers: Sequence[Prober], delay_s: float) -> dict[str, float]:
@@ -137,11 +151,10 @@ def _least(probers: Sequence[Prober], delay_s: float) -> dict[str, float]:
     interval_s = max(INTERVAL_S, SLOT_S * len(probers))
     patience_s = SETTLE_S + 2 * delay_s
     # The first packets of a path resolve neighbours and warm caches.
-    came = rounds(probers, 2, interval_s, patience_s)
-    silent, left_s = [it for it in probers if not came[it.path.name]], RESOLVING_S
-    while silent and left_s > 0:
-        came |= rounds(silent, 2, interval_s, patience_s)
-        silent, left_s = [it for it in silent if not came[it.path.name]], left_s - patience_s
+    came = rounds(probers, 1, interval_s, patience_s)
+    until = time.monotonic() + RESOLVING_S
+    while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
+        came |= rounds(silent, 1, SLOT_S * len(silent), patience_s)
     count = max(LEAST_ROUNDS, min(MOST_ROUNDS, ALL_PACKETS // len(probers)))
     found = rounds(probers, count, interval_s, patience_s)
     return {name: min(it.delay_s for it in arrivals) for name, arrivals in found.items() if arrivals}

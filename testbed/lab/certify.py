@@ -11,7 +11,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -60,16 +60,19 @@ def certify(
 ) -> Certificate:
     """Measure every link of a running lab. Takes about a second, longer with many links or ``thorough``.
 
-    ``calibrate_first`` calibrates the links before, as while a lab comes up. ``tell`` receives the current activity and its estimated duration. Raises LabError or HostError when nothing can be
-    measured; measurements outside tolerance are in the certificate.
+    ``calibrate_first`` calibrates the links before, as while a lab comes up. ``tell`` receives the current activity and
+    its estimated duration. Raises LabError or HostError when nothing can be measured; measurements outside tolerance
+    are in the certificate.
     """
     tell = tell or (lambda text: None)
     began = time.monotonic()
     with FileLock(lab_folder.root() / "certification.lock"):
         nodes = calibrate.idle_nodes(lab, topology)
         probed = calibrate.links_to_probe(lab, topology, nodes, not calibrate_first)
-        with _reference(lab, topology, tuple(node_paths.steps(topology, probed, nodes))) as bare:
-            paths = calibrate.NodePaths(lab, topology, probed, nodes)
+        with (
+            _reference(lab, topology, tuple(node_paths.steps(topology, probed, nodes))) as bare,
+            closing(calibrate.NodePaths(lab, topology, probed, nodes)) as paths,
+        ):
             if calibrate_first:
                 calibrate.calibrate(lab, topology, paths, tell)
             measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
@@ -99,7 +102,8 @@ def certify(
 
 @contextmanager
 def _reference(lab: LabFolder, topology: Topology, beside: Plan) -> Iterator[tuple[ProbePath, ...]]:
-    """Provide the baseline path, and the Steps ``beside``, while the body runs. The keeper owns its Steps, so that no crash leaves it behind."""
+    """Provide the baseline path, and the Steps ``beside``, while the body runs. The keeper owns all of them, so that no
+    crash leaves any behind."""
     if not topology.links:
         yield ()
         return

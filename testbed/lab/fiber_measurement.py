@@ -119,19 +119,19 @@ class Measuring:
         self._train_s = TRAIN_S
 
     def measure(
-        self, bare: Sequence[ProbePath], across: Mapping[str, ProbePath], inside: ProbePath | None
+        self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
     ) -> tuple[tuple[LinkCertificate, ...], Load]:
         """Return all links, judged, and the machine's load while delays were measured.
 
-        ``bare`` are both directions of the baseline path; its echo uses the first. ``across`` are the paths from node
-        to node of calibrated directions, ``inside`` is one inside a site.
+        ``bare`` are both directions of the baseline path; its echo uses the first. ``across`` are probes from node
+        to node of calibrated directions, ``inside`` is a path inside a site.
         """
         with ExitStack() as opened:
             paths = list(_paths(self._lab, self._topology, self._net))
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
-            small = probes | {name: opened.enter_context(closing(Probe(path))) for name, path in across.items()}
+            small = {**probes, **across}
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
-            trips = [across[it.name] if it.name.partition(":")[0] in whole else it for it in paths]
+            trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
             echoes, no_echoes = self._echoes(opened, trips, [*bare, *([inside] if inside else [])])
             before, cpu = _own_drops(self._lab), psutil.cpu_times()
             times = self._times([*small.values(), *echoes.values()])

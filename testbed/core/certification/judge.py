@@ -92,8 +92,8 @@ class DirectionSample:
 
     ``interval_s`` is the spacing of two small packets of the direction. ``rate_bps`` is None where no packet train gave
     a rate, and ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are
-    packets that the emulator counts as its own failure (no room, not read in time). ``between`` and ``taken_off_s``: see
-    :class:`DirectionCertificate`; delays between nodes are judged without a subtraction.
+    packets that the emulator counts as its own failure (no room, not read in time). ``between`` and ``taken_off_s`` are
+    those of :class:`DirectionCertificate`; from delays between nodes nothing is subtracted.
     """
 
     delays_s: Sequence[float]

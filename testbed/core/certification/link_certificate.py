@@ -2,8 +2,8 @@
 
 A calibrated direction (``core/physics/calibration.py``) is measured from node to node; its error is measured - target.
 Another one is measured from gateway to gateway; its error is measured - target - baseline, where the baseline (*bare*)
-is the same path with a zero-delay redirect in place of the emulator: the error is the emulator's own. ``judge.py`` judges; docs/certificate.md justifies
-its tolerances.
+is the same path with a zero-delay redirect in place of the emulator: the error is the emulator's own. ``judge.py``
+judges; docs/certificate.md justifies its tolerances.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class _Judged:
 class DirectionCertificate(_Judged):
     """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe arrived.
 
-    ``between`` says where delays were measured: ``nodes`` or ``gateways``. ``taken_off_s`` is what calibration takes off
-    the direction's delays; 0: not calibrated. ``bare`` is the baseline path, which the error of a direction between
+    ``between`` says where delays were measured: ``nodes`` or ``gateways``. ``taken_off_s`` is what calibration takes
+    off the direction's delays; 0: not calibrated. ``bare`` is the baseline path, which the error of a direction between
     nodes does not subtract.
 
     ``probes`` and ``lost`` count packets of all sizes. ``segmentation`` says what splits a sender's super-packets into
@@ -214,7 +214,7 @@ class DirectionCertificate(_Judged):
 class RoundTrip(_Judged):
     """Echoes over both directions of a link, answered by the kernel of the far gateway or node. Times in seconds.
 
-    ``between`` as in a direction; ``bare`` between gateways is the RTT of the baseline, between nodes that inside a site.
+    ``between`` as in a direction; ``bare`` is the RTT of the baseline between gateways, inside a site between nodes.
     """
 
     target_s: float

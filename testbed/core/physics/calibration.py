@@ -8,14 +8,18 @@ packet may be early for that: where the shortened fiber lets one arrive sooner t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 
-__all__ = ["GUARD_S", "applied", "early_s", "taken_off_s"]
+__all__ = ["ALIKE_S", "GUARD_S", "alike", "applied", "early_s", "taken_off_s"]
 
 GUARD_S = 2e-6
 """How far above the fiber's delay the earliest packet of a calibration stays: the minimum of thousands of packets is
 about 1 us below that of a hundred."""
+
+ALIKE_S = 3e-6
+"""How far the minima of two directions of a lab differ, with enough packets."""
 
 
 def taken_off_s(delay_s: float, across_s: float, inside_rtt_s: float) -> float:
@@ -30,9 +34,19 @@ def taken_off_s(delay_s: float, across_s: float, inside_rtt_s: float) -> float:
     return off if delay_s > off else 0.0
 
 
-def early_s(delay_s: float, across_s: float) -> float:
-    """Return by how many seconds too much is taken off, where the least time from node to node is ``across_s``."""
-    return max(0.0, delay_s + GUARD_S - across_s)
+def early_s(off_s: float, beyond_s: float) -> float:
+    """Return by how many seconds too much is taken off, where the earliest packet took ``beyond_s`` seconds more from
+    node to node than the shortened fiber's delay."""
+    return max(0.0, off_s + GUARD_S - beyond_s)
+
+
+def alike(least_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the minima of paths that are built alike, none above the least of all by more than :data:`ALIKE_S`.
+
+    The minimum of a few packets on a busy machine is above that of many, and what it exceeds must not be taken off.
+    """
+    bound = min(least_s.values(), default=0.0) + ALIKE_S
+    return {name: min(value, bound) for name, value in least_s.items()}
 
 
 def applied(impairment: Impairment, off_s: float) -> Impairment:

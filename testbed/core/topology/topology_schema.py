@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -17,6 +17,7 @@ from testbed.core.physics.fiber import FIBERS
 from testbed.core.physics.optics import OPTICS
 from testbed.core.physics.parameters import PARAMETERS, parse
 from testbed.core.topology import link_protection
+from testbed.core.topology.limits import MOST_NODES_PER_SITE
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.units import (
     Unreadable,
@@ -33,7 +34,6 @@ from testbed.core.yamltext import MOST_FINDINGS, Document, Path
 from testbed.errors import FileMistakes, Finding
 
 __all__ = [
-    "MOST_NODES_PER_SITE",
     "Buffer",
     "DefaultsText",
     "LinkDefaults",
@@ -47,7 +47,6 @@ __all__ = [
     "whole",
 ]
 
-MOST_NODES_PER_SITE: Final = 256
 
 Model = TypeVar("Model", bound=BaseModel)
 LinkPart = TypeVar("LinkPart", bound="LinkDefaults")
