@@ -372,3 +372,16 @@ def test_whatever_is_written_is_resolved_or_refused_with_its_place(written: dict
         assert all(it.line == 1 and "link 'north'" in it.message for it in error.findings), str(error)
     else:
         assert not [finding for name in link.directions for finding in link.impairment(name).findings()]
+
+
+def test_calibration_is_on_unless_a_link_or_the_default_says_otherwise() -> None:
+    text = METRO.decode()
+    assert [link.calibrate for link in load(text).links] == [True, True]
+    assert [link.calibrate for link in load(text, **{"links.north.calibrate": False}).links] == [False, True]
+    off = load(text, **{"defaults.link.calibrate": False, "links.south.calibrate": True})
+    assert [link.calibrate for link in off.links] == [False, True]
+    with pytest.raises(FileMistakes, match="calibrate of link 'north': expected true or false"):
+        load(text, **{"links.north.calibrate": "sometimes"})
+    told = topology_to_dict(load(text))
+    del told["links"][0]["calibrate"]  # as an older version wrote it
+    assert topology_from_dict(told) == load(text)
