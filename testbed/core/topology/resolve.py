@@ -13,11 +13,11 @@ from typing import Final
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
 from testbed.core.topology import link_impairments, link_protection, override
-from testbed.core.topology.limits import BRIDGE_PORTS, MOST_DUCTS, MOST_LINKS, MOST_SITES
 from testbed.core.topology.link_impairments import LEAST_RATE_BPS
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import check_name
+from testbed.core.topology.topology_limits import BRIDGE_PORTS, MOST_DUCTS, MOST_LINKS, MOST_SITES
 from testbed.core.topology.topology_schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
 from testbed.core.units import Unreadable, format_length, format_rate
 from testbed.core.user_text import shown, unknown

@@ -17,8 +17,8 @@ from testbed.core.physics.fiber import FIBERS
 from testbed.core.physics.optics import OPTICS
 from testbed.core.physics.parameters import PARAMETERS, parse
 from testbed.core.topology import link_protection
-from testbed.core.topology.limits import MOST_NODES_PER_SITE
 from testbed.core.topology.link_protection import ProtectionText
+from testbed.core.topology.topology_limits import MOST_NODES_PER_SITE
 from testbed.core.units import (
     Unreadable,
     parse_choice,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from testbed.core.topology.limits import BRIDGE_PORTS
+from testbed.core.topology.topology_limits import BRIDGE_PORTS
 from testbed.host.doctor.check import Check, read
 from testbed.host.files import store
 

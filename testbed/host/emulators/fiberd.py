@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.topology.limits import MOST_DIRECTIONS
+from testbed.core.topology.topology_limits import MOST_DIRECTIONS
 from testbed.errors import HostError, LabError, MissingTool
 from testbed.host.emulators.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo, refuse_impossible
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.topology import limits, names, override
+from testbed.core.topology import names, override, topology_limits
 from testbed.core.topology.model import topology_from_dict, topology_to_dict
 from testbed.core.topology.resolve import load_text
 from testbed.core.units import Unreadable
@@ -169,22 +169,23 @@ def test_allowed_names_fit_an_interface(name: str) -> None:
 
 
 def test_the_largest_topology_loads_in_seconds() -> None:
-    sites = "".join(f"  s{i}: {{nodes: {5 if i < 23 else 4}}}\n" for i in range(limits.MOST_SITES))
+    sites = "".join(f"  s{i}: {{nodes: {5 if i < 23 else 4}}}\n" for i in range(topology_limits.MOST_SITES))
     # each site to the next, then to the one after it
     links = "".join(
-        f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n" for i in range(limits.MOST_LINKS)
+        f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n"
+        for i in range(topology_limits.MOST_LINKS)
     )
     found = load(f"sites:\n{sites}links:\n{links}")
-    assert len(found.links) == limits.MOST_LINKS
-    assert len(found.node_names) + len(found.sites) == limits.BRIDGE_PORTS
+    assert len(found.links) == topology_limits.MOST_LINKS
+    assert len(found.node_names) + len(found.sites) == topology_limits.BRIDGE_PORTS
 
 
 def test_a_lab_has_at_most_as_many_links_as_fiberd_makes_room_for() -> None:
-    links = "".join(f"  l{i}: {{between: [a1, b1], km: 10}}\n" for i in range(limits.MOST_LINKS + 1))
+    links = "".join(f"  l{i}: {{between: [a1, b1], km: 10}}\n" for i in range(topology_limits.MOST_LINKS + 1))
     with pytest.raises(FileMistakes) as error:
         load(f"sites: {{a1: {{}}, b1: {{}}}}\nlinks:\n{links}")
     assert [str(it) for it in error.value.findings] == ["lab.yaml:2: too many links: 257; use at most 256"]
-    assert limits.MOST_DIRECTIONS == 2 * limits.MOST_LINKS
+    assert topology_limits.MOST_DIRECTIONS == 2 * topology_limits.MOST_LINKS
 
 
 def many(entry: str, count: int) -> str:

@@ -17,7 +17,7 @@ from noop import NoopEmulator
 
 from testbed.core.physics import impairment
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.topology import limits, names
+from testbed.core.topology import names, topology_limits
 from testbed.errors import HostError, LabError, MissingTool, UnknownName
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import Emulator
@@ -207,13 +207,13 @@ def test_it_is_told_the_limit_of_topologies_and_no_more_are_started(tmp_path: Pa
         raise OSError("not started")
 
     monkeypatch.setattr(subprocess, "Popen", record)
-    many = [Direction(f"l{i}:b", f"a{i}", f"b{i}", Impairment()) for i in range(2 * limits.MOST_LINKS + 1)]
+    many = [Direction(f"l{i}:b", f"a{i}", f"b{i}", Impairment()) for i in range(2 * topology_limits.MOST_LINKS + 1)]
     with pytest.raises(LabError, match="513 directions are too many for fiberd; use at most 512"):
         Fiberd.start("/nowhere", many, 0, tmp_path / "log")
     assert not started
     with pytest.raises(HostError, match="not started"):
         Fiberd.start("/nowhere", many[1:], 0, tmp_path / "log")
-    assert started[0][started[0].index("--directions") + 1] == str(2 * limits.MOST_LINKS)
+    assert started[0][started[0].index("--directions") + 1] == str(2 * topology_limits.MOST_LINKS)
 
 
 def test_limits_that_c_declares_as_well_are_the_same() -> None:
@@ -231,7 +231,7 @@ def test_limits_that_c_declares_as_well_are_the_same() -> None:
     assert names.LONGEST["link"] + len(":") + names.LONGEST["site"] < int(name[1])
     # Interface names (IFNAMSIZ 16, with the final zero): the ends of a link, a gateway, the last node of a site.
     assert names.LONGEST["link"] + len("-a") < 16
-    assert names.LONGEST["site"] + max(len("-gw"), len(f"-{limits.MOST_NODES_PER_SITE - 1}")) < 16
+    assert names.LONGEST["site"] + max(len("-gw"), len(f"-{topology_limits.MOST_NODES_PER_SITE - 1}")) < 16
 
 
 @pytest.mark.parametrize(
