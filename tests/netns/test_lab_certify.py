@@ -190,9 +190,10 @@ def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: testbed.Lab, 
 def test_the_table_fits_and_says_what_is_judged(lab: testbed.Lab, command: oracle.Command) -> None:
     said = command("certify", "-l", lab.name)
     assert "north → west" in said.stdout
-    assert "north, RTT" in said.stdout
+    assert "north, nodes" in said.stdout
     assert max(len(line) for line in (said.stdout + said.stderr).splitlines() if "note:" not in line) <= 80
     assert "Checked: delay, RTT, jitter, loss" in said.stderr
+    assert "taken off all delays: " in said.stderr
 
 
 @pytest.mark.thorough
