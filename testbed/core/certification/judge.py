@@ -33,6 +33,10 @@ _JITTER_SHARE: Final = 0.05
 _SIGMAS: Final = 4.9
 """A two-sided 1e-6 for a normal distribution: a thousand certifications do not fail by chance."""
 
+_HOPS_OF_BASELINE: Final = 2.0
+"""Hops from node to node over those of the baseline path: two bridges and two routers more. On a busy machine a packet
+waits at each, by what the baseline's median exceeds its minimum."""
+
 FEWEST_PROBES: Final = 20
 """Delays needed for a meaningful median absolute deviation."""
 FEWEST_RUNS: Final = 20
@@ -145,8 +149,10 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why=why))
     else:
         like = expected((target,), sample.interval_s, len(sample.delays_s))
-        less = Spread(0.0, 0.0, 0.0) if sample.between == "nodes" else bare
-        checks += _delay(target.delay_s, tolerance_s(target.delay_s), measured, less, like)
+        less, wait_s = bare, 0.0
+        if sample.between == "nodes":
+            less, wait_s = Spread(0.0, 0.0, 0.0), _HOPS_OF_BASELINE * (bare.median - bare.min)
+        checks += _delay(target.delay_s, tolerance_s(target.delay_s), measured, less, like, wait_s=wait_s)
         checks.append(_jitter(target, sample.delays_s, sample.bare_s, like))
         checks += _packets(target, sent, max(0, lost), stream, sample.own_drops)
     if measured is not None:
@@ -194,17 +200,23 @@ def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
 
 
 def _delay(
-    target: float, limit: float, measured: Spread, bare: Spread, like: Expected, what: str = "delay"
+    target: float,
+    limit: float,
+    measured: Spread,
+    bare: Spread,
+    like: Expected,
+    what: str = "delay",
+    wait_s: float = 0.0,
 ) -> Iterator[Check]:
     """Judge by the minimum, which the path can reach, and the median, which it usually has; not by the maximum, which
-    is due to the host's scheduler."""
+    is due to the host's scheduler. The median may be longer by ``wait_s``, the machine's own waits at that time."""
     for word, value, low, high in (
         ("minimum", measured.min - bare.min, like.least_s, max(0.0, like.median_s + _SIGMAS * like.median_sigma_s)),
         (
             "median",
             measured.median - bare.median,
             like.median_s - _SIGMAS * like.median_sigma_s,
-            like.median_s + _SIGMAS * like.median_sigma_s,
+            like.median_s + _SIGMAS * like.median_sigma_s + wait_s,
         ),
     ):
         lowest, highest = target + low - limit, target + high + limit

@@ -456,6 +456,18 @@ def test_nothing_is_subtracted_from_what_two_nodes_see() -> None:
     assert bad(verdict(HEALTHY, between_nodes(60e-6))) == ["delay, minimum", "delay, median"]
 
 
+def test_the_machines_own_waits_excuse_a_median_between_nodes_and_never_a_minimum() -> None:
+    """A busy machine delays the baseline as well, at the same time; the error is told as it is."""
+    busy = dataclasses.replace(between_nodes(0.0), bare_s=[5e-6, 40e-6, 41e-6, 42e-6, 90e-6])
+    delays = [busy.delays_s[0], *(it + 100e-6 for it in busy.delays_s[1:])]
+    found = verdict(HEALTHY, dataclasses.replace(busy, delays_s=delays))
+    assert "delay, median" not in bad(found)
+    assert found.error_median_s == pytest.approx(107e-6)
+    assert bad(verdict(HEALTHY, dataclasses.replace(busy, delays_s=[it + 60e-6 for it in busy.delays_s]))) == [
+        "delay, minimum"
+    ]
+
+
 def test_a_packet_that_is_early_from_node_to_node_is_a_note() -> None:
     early = verdict(HEALTHY, between_nodes(-9e-6))
     assert early.ok and early.early == "a packet was 3.0 us early from node to node"
