@@ -62,6 +62,7 @@ class HelloAnswer(TypedDict):
         dead_containers: nodes whose containers have ended.
         waits: for each job that waits to restart, the reason.
         prometheus: ``address:port`` in the management network; empty where there is no server.
+        taken_off_s: by direction, what calibration takes off its delays; lacks directions that are not calibrated.
         prometheus_ended: how the Prometheus server ended; empty while it runs, and where there never was one.
     """
 
@@ -78,6 +79,7 @@ class HelloAnswer(TypedDict):
     waits: list[str]
     prometheus: str
     prometheus_ended: str
+    taken_off_s: NotRequired[dict[str, float]]
 
 
 class Lateness(TypedDict):

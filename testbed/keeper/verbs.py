@@ -88,6 +88,7 @@ class Verbs:
             "waits": list(self._keeper.waits.values()),
             "prometheus": self._keeper.prometheus.address,
             "prometheus_ended": self._keeper.prometheus.ended,
+            "taken_off_s": self._keeper.emulator.taken_off_s,
         }
 
     def _build(self, request: protocol.Build, caller: Caller) -> None:

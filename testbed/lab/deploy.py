@@ -99,7 +99,7 @@ def up(
                 lab = Lab(folder)
                 lab.allow_uncertified = allow_uncertified
                 progress.phase("certify", f"{len(topology.links)} links, both directions")
-                certificate = lab.certify()
+                certificate = lab.certify(calibrate_first=True)
                 progress.certificate(certificate)
                 if not certificate.certified and not allow_uncertified:
                     raise FidelityError("the lab is outside tolerance: " + "; ".join(certificate.why))

@@ -159,12 +159,21 @@ class Lab:
     def status(self) -> status.LabStatus:
         return status.status(self._folder, self.topology, self.certificate)
 
-    def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
+    def certify(
+        self,
+        thorough: bool = False,
+        tell: Callable[[str], None] | None = None,
+        *,
+        calibrate_first: bool = False,
+    ) -> Certificate:
         """Measure all fibers now and store the certificate with the lab, whatever its verdict.
 
-        ``tell`` receives the current measurement and its estimated duration.
+        ``tell`` receives the current measurement and its estimated duration. ``calibrate_first`` measures anew what
+        calibration takes off each delay, as while the lab came up.
         """
-        self.certificate = certification.certify(self._folder, self.topology, thorough=thorough, tell=tell)
+        self.certificate = certification.certify(
+            self._folder, self.topology, thorough=thorough, calibrate_first=calibrate_first, tell=tell
+        )
         try:
             store.write_whole(self._folder.certificate, json.dumps(self.certificate.to_dict(), indent=1))
         except OSError as error:

@@ -102,7 +102,8 @@ class Certificate:
         """What does not count against the lab, but limits the trust in the numbers: sentences."""
         undecided = [why for link in self.links for why in link.inconclusive]
         beside = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
-        return (*([self.headroom.note] if self.headroom.note else []), *beside, *undecided)
+        early = [note for link in self.links for note in link.early]
+        return (*([self.headroom.note] if self.headroom.note else []), *beside, *early, *undecided)
 
     def __str__(self) -> str:
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""

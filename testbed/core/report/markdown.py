@@ -102,6 +102,7 @@ def _fidelity(report: Report) -> list[str]:
         blocks.append(table(certification_section.table(certificate)))
         said = [
             *certificate.why,
+            certification_section.meaning(certificate),
             *certification_section.notes(certificate),
             certification_section.segmentation(certificate),
         ]

@@ -108,7 +108,11 @@ def _fidelity(report: Report) -> dict[str, object]:
     }
     if certificate := report.certificate:
         around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why
-        sentences = (around, certification_section.segmentation(certificate))
+        sentences = (
+            around,
+            certification_section.meaning(certificate),
+            certification_section.segmentation(certificate),
+        )
         values |= {
             "certificate_table": certification_section.table(certificate),
             "around": " ".join(each for each in sentences if each),
