@@ -31,7 +31,7 @@ CALLER = (4242, 4343)
 
 
 def reachable(path: str) -> bool:
-    return all(above.stat().st_mode & 0o001 for above in Path(path).resolve().parents)
+    return all(above.stat().st_mode & 0o001 for above in (*Path(path).resolve().parents, *HOSTILE.parents))
 
 
 needs_python = pytest.mark.skipif(
@@ -40,8 +40,16 @@ needs_python = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_sudo() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SUDO_UID", "SUDO_GID", program_user.VARIABLE):
+            patch.delenv(name, raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
-def trained(state_folder: Path) -> Iterator[testbed.Lab]:
+def trained(without_sudo: None, state_folder: Path) -> Iterator[testbed.Lab]:
     """Provide metro-40km with agents."""
     name = oracle.unused_name()
     with testbed.up("metro-40km", name=name) as found:

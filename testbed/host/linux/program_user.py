@@ -25,6 +25,7 @@ __all__ = [
     "NO_USER",
     "OWN_UID",
     "PASSED_OVER",
+    "VARIABLE",
     "ProgramUser",
     "caller",
     "choose",
