@@ -106,17 +106,18 @@ def main() -> None:
         "link to the host": lambda: (own / "link").symlink_to("/etc/hostname"),
         "second name of a file of its own": lambda: os.link(own / "notes", own / "notes-too"),
     }
+    descriptors = {
+        it.name: str(it.readlink())
+        for it in list(Path("/proc/self/fd").iterdir())
+        if it.is_symlink()  # not that of the listing itself
+    }
     answer = {
         "refused": {name: tried(work) for name, work in refused.items()},
         "allowed": {name: tried(work) for name, work in {**allowed, **with_links}.items()},
         "second name of run.json": tried(lambda: os.link(run / "run.json", own / "run.json")),
         "status": status(),
         "pdeathsig": pdeathsig(),
-        "descriptors": {
-            it.name: str(it.readlink())
-            for it in list(Path("/proc/self/fd").iterdir())
-            if it.is_symlink()  # not that of the listing itself
-        },
+        "descriptors": descriptors,
         "environment": {key: os.environ.get(key, "") for key in ("HOME", "USER", "TMPDIR")},
         "user": [os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()],
         "folder": str(Path.cwd()),
