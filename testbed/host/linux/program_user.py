@@ -8,6 +8,7 @@ testbed's own (:data:`OWN_UID`), which needs no account.
 from __future__ import annotations
 
 import contextlib
+import functools
 import grp
 import os
 import pwd
@@ -187,9 +188,20 @@ def start(
     line += ["--pdeathsig", "KILL"] if parent is not None else []
     kept = frozenset(keep)
     values = [f"{key}={value}" for key, value in user.variables(scratch).items() if key not in kept]
+    if "PATH" not in kept:
+        values.append(f"PATH={_reachable(user, os.environ.get('PATH', os.defpath))}")
     unset = [word for name in PASSED_OVER if name not in kept for word in ("-u", name)]
     checked = "" if parent is None else str(parent)
     return [*line, "--", "env", *unset, *values, "sh", "-c", _BEGIN, "sh", checked, str(folder or "."), *argv]
+
+
+@functools.lru_cache(maxsize=16)
+def _reachable(user: ProgramUser, path: str) -> str:
+    """Return ``$PATH`` without folders that ``user`` cannot enter: a shell would report a program that is nowhere as
+    one that cannot be run. Raises HostError."""
+    folders = [it for it in path.split(os.pathsep) if it]
+    barred = set(_failed(user, [("x", Path(it)) for it in folders]))
+    return os.pathsep.join(it for number, it in enumerate(folders) if number not in barred)
 
 
 def first_refused(user: ProgramUser, wanted: Iterable[tuple[Access, Path]]) -> Path | None:
