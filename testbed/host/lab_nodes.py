@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from testbed.core.plan.addressing import namespace_name
@@ -13,10 +14,10 @@ from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import agent_user, container_name, living_netns, topology_file
 from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import namespace
+from testbed.host.linux import graft, namespace
 from testbed.host.linux.program_user import ProgramUser
 
-__all__ = ["docker", "driver", "keep_docker", "netns", "place"]
+__all__ = ["docker", "driver", "keep_docker", "netns", "pin", "place"]
 
 
 def driver(lab: LabFolder) -> str:
@@ -68,6 +69,13 @@ def netns(lab: LabFolder, node: str) -> Path:
     if driver(lab) == "containerlab" and (found := living_netns(lab.name, node)):
         return found
     return namespace.netns_path(namespace_name(lab.name, node))
+
+
+def pin(lab: LabFolder, nodes: Iterable[str], folder: Path) -> None:
+    """Keep programs in nodes that are namespaces from renaming a run's folder. Raises HostError."""
+    if driver(lab) != "containerlab":
+        for node in nodes:
+            graft.pin(folder, lab.handles / node / "mnt")
 
 
 def place(

@@ -262,6 +262,7 @@ class Lab:
                 "Wait until it finishes."
             )
         run = self._unused_run(directory)
+        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         run_metadata.amend(run, program_user=user.to_dict() if user else None)
         how = run_metadata.Ending("interrupted", "interrupted by the user")
         recorder = Recorder(self._folder, self.topology, run)
@@ -302,6 +303,7 @@ class Lab:
             if workload.get("data"):
                 program_rights.refuse_files(user, [Path(workload["data"]).absolute()])
         run = self._unused_run()
+        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         if user is not None:
             run.admit((user.uid, user.gid), len(self.topology.node_names))
         run_metadata.amend(run, program_user=user.to_dict() if user else None)

@@ -161,6 +161,7 @@ class _Validating:
         self._began_t, self._began_unix_s = time.monotonic(), time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self._run = RunDirectory.create(root, f"validate-{lab.topology.name}-{stamp}")
+        lab_nodes.pin(self._folder, lab.topology.node_names, self._run.path)
         self._run.write_json("topology.json", topology_to_dict(lab.topology))
         if lab.certificate is not None:
             self._run.write_json("certificate.json", lab.certificate.to_dict())
