@@ -93,7 +93,7 @@ def launch(
     client.ask(lab, protocol.ShareFolder(folder=str(folder)))
     command = shlex.join(argv)
     run_metadata.amend(run, workload={"command": command})
-    _give_folders(lab, run, ranks := build.ranks(topology), user)
+    _give_folders(lab, run, members := build.ranks(topology), user)
     broken: list[Exception] = []
 
     def tell(line: str) -> None:
@@ -108,7 +108,7 @@ def launch(
     readers: list[threading.Thread] = []
     began_t: dict[int, float] = {}
     try:
-        for rank in ranks:
+        for rank in members:
             where = place(lab, rank.node, isolated=True, job=True, user=user)
             own = {"TESTBED_FOLDER": str(run.ranks / f"rank-{rank.rank}"), **extra}
             variables = environment(topology, rank, own)
