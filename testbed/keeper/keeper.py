@@ -33,6 +33,7 @@ from testbed.host.drivers.netns import NetnsDriver, nowhere
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.linux.file_lock import FileLock
+from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import handlers
 from testbed.keeper.agent_pool import AgentPool
 from testbed.keeper.carriers import Carriers
@@ -59,7 +60,7 @@ T = TypeVar("T")
 class Keeper:
     """Owner of one lab. :meth:`serve` returns when the lab is down."""
 
-    def __init__(self, lab: LabFolder, *, agents: bool, containers: bool) -> None:
+    def __init__(self, lab: LabFolder, *, agents: bool, containers: bool, user: ProgramUser | None = None) -> None:
         self.lab = lab
         self._lock = FileLock(lab.lock, timeout_s=0.0)
         pid = os.getpid()
@@ -72,7 +73,7 @@ class Keeper:
         container_path = self.containers.path if self.containers else nowhere
         self.driver = NetnsDriver(lab.name, lab.handles, container_path)
         self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
-        self.agents = AgentPool(lab.name, self.driver, lab.handles, lab.agents_log, self._agent_event, self.containers)
+        self.agents = AgentPool(lab, self.driver, self._agent_event, self.containers, user)
         self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
         self.engine = Engine(
             self.journal,

@@ -96,6 +96,7 @@ def run(
             emulator=emulator,
             allow_uncertified=allow_uncertified,
             progress=progress,
+            job=deploy.Job(root, tuple(it for it in (prepared.workload.get("data"),) if it)),
         )
         try:
             return _on(lab, prepared, root, progress)
