@@ -7,7 +7,8 @@
     │   ├── FileMistakes         2  invalid topology or experiment file; holds every finding
     │   ├── UnknownName          2  no such lab, topology, link, node…; suggests close matches
     │   ├── NameTaken            2  name in use by a lab or a namespace; choose another, or take that lab down
-    │   └── NotAllowed           2  missing privileges: root, or the named capabilities
+    │   ├── NotAllowed           2  missing privileges: root, or the named capabilities
+    │   └── ProgramBarred        2  the user that programs run as cannot read or write a path; nothing was started
     ├── MeasuredBad              1  measured, and not good enough
     │   ├── FidelityError        1  a fiber is outside tolerance
     │   ├── WireError            1  a collective's bytes did not cross the fiber
@@ -39,6 +40,7 @@ __all__ = [
     "MissingTool",
     "NameTaken",
     "NotAllowed",
+    "ProgramBarred",
     "StorageError",
     "TestbedError",
     "UnknownName",
@@ -108,6 +110,10 @@ class NameTaken(UserError):
 
 class NotAllowed(UserError):
     """This process lacks the privileges: root, or the capabilities that the message names."""
+
+
+class ProgramBarred(UserError):
+    """The user that ranks, launched programs and libraries run as cannot read or write a path; nothing was started."""
 
 
 class MeasuredBad(TestbedError):

@@ -103,13 +103,22 @@ class FakeLab:
     def without_keeper(self) -> str:
         return self.trouble
 
+    runs_as_root = True
+
     def exec(self, node: str, argv: Sequence[str]) -> int:
         self.asked.append(("exec", node, list(argv)))
         if node not in self.topology.node_names:
             raise UnknownName("node", node, self.topology.node_names)
         return self.child_status
 
-    def launch(self, argv: Sequence[str], *, directory: Path | None = None, echo: Callable[[str], None]) -> int:
+    def launch(
+        self,
+        argv: Sequence[str],
+        *,
+        directory: Path | None = None,
+        echo: Callable[[str], None],
+        as_root: bool = False,
+    ) -> int:
         self.asked.append(("launch", list(argv), directory))
         echo("[0] hello")
         return self.child_status

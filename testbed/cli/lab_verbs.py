@@ -242,13 +242,16 @@ def exec_(
 ) -> int:
     """Run a program inside a node, attached to this terminal, and return its exit status.
 
-    Exit status 125: an error of the testbed itself; 126: the command cannot be executed; 127: command not found.
+    In a namespace the program runs as root, unlike those of launch: it can change every file of this host. Exit
+    status 125: an error of the testbed itself; 126: the command cannot be executed; 127: command not found.
     Options of exec itself come before NODE.
     """
     argv = command[1:] if command[0] == "--" else command
     if not argv:
         raise UserError(f"missing command to run in {node}; write: testbed exec {node} -- COMMAND")
     target = verb.attach(lab)
+    if target.runs_as_root and sys.stderr.isatty():
+        console.say(f"note: runs as root, in {node} and on the files of this host")
     with _leave_ctrl_c_to_child():
         return target.exec(node, argv)
 

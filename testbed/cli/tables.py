@@ -236,6 +236,8 @@ def _link_value(topology: Topology, link: Link, field: str) -> str:
             return format_delay(link.optics_latency_s)
         case "loss":
             return format_probability(link.loss)
+        case "calibrate":
+            return "true" if link.calibrate else "false"
         case "protection":
             from testbed.core.topology import link_protection
 

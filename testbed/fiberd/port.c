@@ -157,8 +157,8 @@ int port_receive(struct port *port, struct arrival arrivals[PORT_BATCH]) {
     }
 
     /* Kernel timestamps use the wall clock; its offset is read again each time, because it may be adjusted. */
-    const uint64_t now = now_ns();
-    const uint64_t wall_now = clock_ns(CLOCK_REALTIME);
+    const struct clock_pair clocks = clock_pair();
+    const uint64_t now = clocks.now, wall_now = clocks.wall;
     int kept = 0;
     for (int i = 0; i < received; i++) {
         uint32_t length = messages[i].msg_len;

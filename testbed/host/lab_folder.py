@@ -95,6 +95,11 @@ class LabFolder:
         return self.path / "docker"
 
     @property
+    def scratch(self) -> Path:
+        """Path of the folder in /tmp for its programs; exists only once one was needed."""
+        return self.path / "scratch"
+
+    @property
     def handles(self) -> Path:
         return self.path / "handles"
 

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from testbed.keeper.protocol import Event, EventsPage
 __all__ = ["LOG_BYTES", "MOST_EVENTS", "EventLog", "bound_log", "log"]
 
 MOST_EVENTS: Final = 100_000
-"""Events that are kept: a fiber that flaps for days must not fill the memory. Recorders poll several times a second."""
+"""Events that are kept: a fiber that flaps for days must not fill the memory. Recorders get each at once."""
 
 STDERR: Final = 2
 
@@ -31,6 +32,14 @@ class EventLog:
         self._events: list[Event] = []
         self._forgotten = 0
         self._changed = threading.Condition()
+        self.added: Callable[[], None] = lambda: None
+        """Called after each :meth:`add`."""
+
+    @property
+    def next(self) -> int:
+        """The number of the next event."""
+        with self._changed:
+            return self._forgotten + len(self._events)
 
     def add(self, kind: str, /, t: float | None = None, **content: Any) -> None:
         """Add an event, also to the log; ``t`` is a time of CLOCK_MONOTONIC, by default now."""
@@ -42,6 +51,7 @@ class EventLog:
                 self._forgotten += len(self._events) - self._most
                 del self._events[: -self._most]
             self._changed.notify_all()
+        self.added()
         log(kind + "".join(f" {key}={_short(value)}" for key, value in content.items() if value not in (None, "")))
 
     def since(self, number: int, wait_s: float = 0.0) -> EventsPage:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.core.physics.impairment import Direction
-from testbed.core.plan.properties import Shape, Throttled
+from testbed.core.physics import calibration
+from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.plan.properties import Calibrated, Shape, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError, TestbedError, raise_all
@@ -34,10 +35,14 @@ class EmulatorHandler:
         self._driver, self._log, self._died = driver, log, died
         self.emulator: Emulator | None = None
         self._stopping = False
+        self._impairments: dict[str, Impairment] = {}
+        """What each direction is to have, before calibration."""
+        self._calibrations: dict[str, Calibrated] = {}
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Fibers)
         plant = self._driver.path(step.plant)
+        self._impairments = {it.name: it.impairment for it in step.directions}
         emulator: Emulator
         if step.emulator == "netem":
             emulator = Netem.start(plant, step.directions, self._senders(step.directions), step.seed)
@@ -59,8 +64,27 @@ class EmulatorHandler:
         if (emulator := self.emulator) is None:
             return  # it has died: the ends of all fibers are down
         shapes = [it for it in properties if isinstance(it, Shape)]
-        changes = {it.direction: it.impairment for it in shapes}
-        emulator.set(changes, flush={it.direction for it in shapes if it.flush})
+        calibrations = [it for it in properties if isinstance(it, Calibrated)]
+        self._impairments |= {it.direction: it.impairment for it in shapes}
+        self._calibrations |= {it.direction: it for it in calibrations}
+        changed = [*(it.direction for it in shapes), *(it.direction for it in calibrations)]
+        emulator.set(
+            {it: self._applied(it) for it in dict.fromkeys(changed)}, flush={it.direction for it in shapes if it.flush}
+        )
+
+    @property
+    def taken_off_s(self) -> dict[str, float]:
+        """What comes off the delays of each calibrated direction, in seconds."""
+        return {it.direction: it.taken_off_s for it in list(self._calibrations.values()) if it.taken_off_s}
+
+    def _applied(self, direction: str) -> Impairment:
+        """Return what the emulator gets: the one place where calibration changes a delay."""
+        found = self._calibrations.get(direction)
+        if found is None:
+            return self._impairments[direction]
+        if found.plain_s is not None:
+            return Impairment(found.plain_s)
+        return calibration.applied(self._impairments[direction], found.taken_off_s)
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
         """Return the gateway's end of each cable of the plant, by the plant's end; it is named after the link."""
@@ -121,6 +145,7 @@ def of_keeper(
     residents: dict[type[Step], Handler] = {
         Fibers: emulator,
         Shape: emulator,
+        Calibrated: emulator,
         Agents: agents,
         Prometheus: prometheus,
     }
@@ -135,7 +160,7 @@ def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab
         drivers |= dict.fromkeys(containers.kinds, containers)
     return {
         **drivers,
-        **dict.fromkeys((Fibers, Shape, Agents, *rank_faults.KINDS), residue),
+        **dict.fromkeys((Fibers, Shape, Calibrated, Agents, *rank_faults.KINDS), residue),
         Throttled: ThrottleCleanup(Throttle(lab.name, driver.path)),
         Prometheus: PrometheusCleanup(lab),
     }

@@ -5,6 +5,7 @@ One JSON object per line, over the Unix socket in the lab's folder::
     {"call": "inject", "fault": {…}}                       a request: its verb and its arguments
     {"notice": "Fibers"}                                   progress, any number of times before the answer
     {"ok": {…}}                                            the answer
+    {"update": {…}}                                        what changed, any number of times after ``subscribe``
     {"error": "the lab is going down", "kind": "LabError"} or an error of ``testbed.errors``
 
 Verbs and keys are stable: a lab that was brought up before an upgrade must keep answering. An optional argument is sent
@@ -40,6 +41,9 @@ A_co = TypeVar("A_co", covariant=True)
 C = TypeVar("C")
 """What a handler learns of the connection that a request came over."""
 
+HEARTBEAT_S: Final = 0.25
+"""How old ``t`` of a subscriber's newest :class:`Update` may become: a run judges its steady state that often."""
+
 # ---- answers
 
 
@@ -58,6 +62,7 @@ class HelloAnswer(TypedDict):
         dead_containers: nodes whose containers have ended.
         waits: for each job that waits to restart, the reason.
         prometheus: ``address:port`` in the management network; empty where there is no server.
+        taken_off_s: by direction, what calibration takes off its delays; lacks directions that are not calibrated.
         prometheus_ended: how the Prometheus server ended; empty while it runs, and where there never was one.
     """
 
@@ -74,6 +79,7 @@ class HelloAnswer(TypedDict):
     waits: list[str]
     prometheus: str
     prometheus_ended: str
+    taken_off_s: NotRequired[dict[str, float]]
 
 
 class Lateness(TypedDict):
@@ -207,6 +213,24 @@ class EventsPage(TypedDict):
     next: int
 
 
+class Update(TypedDict):
+    """What changed in a lab, pushed over the connection of a :class:`Subscribe`; the first one has everything.
+
+    Attributes:
+        t: every event, and every change of state, from before this time is in this update or an earlier one.
+        events: new ones, in their order.
+        ranks: those whose state changed.
+        dark: all links without a carrier at either end or both, if that changed.
+        dead_containers: all nodes whose containers have ended, if that changed.
+    """
+
+    t: float
+    events: list[Event]
+    ranks: NotRequired[list[RankState]]
+    dark: NotRequired[list[str]]
+    dead_containers: NotRequired[list[str]]
+
+
 # ---- requests
 
 
@@ -333,6 +357,18 @@ class Events(Request[EventsPage]):
     verb: ClassVar = "events"
     since: int = 0
     wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Subscribe(Request[None]):
+    """Push an :class:`Update` over this connection at once, as soon as anything changes, and every
+    :data:`HEARTBEAT_S` if nothing does, until the connection ends. The answer may come after the first updates.
+
+    ``since``: number of the first event; None: only events from now on. A subscriber that does not read is dropped.
+    """
+
+    verb: ClassVar = "subscribe"
+    since: int | None = None
 
 
 @dataclass(frozen=True)
@@ -490,6 +526,17 @@ def decode_notice(message: Mapping[str, Any]) -> str | None:
     """The text of a notice; None for an answer or an error."""
     text: str | None = message.get("notice")
     return text
+
+
+def updated(update: Update) -> dict[str, Any]:
+    """The message of an update."""
+    return {"update": update}
+
+
+def decode_update(message: Mapping[str, Any]) -> Update | None:
+    """The update of a message; None for an answer or an error."""
+    # Not verified, as in :func:`decode_answer`.
+    return cast(Update, message["update"]) if "update" in message else None
 
 
 def decode_answer(request: Request[A], message: Mapping[str, Any]) -> A:

@@ -35,7 +35,7 @@ __all__ = ["Verbs"]
 
 
 class Verbs:
-    """Answers the requests of all connections, each from its connection's thread."""
+    """Answers the requests of all connections, from the threads of ``workers.py``."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -54,6 +54,7 @@ class Verbs:
                 protocol.ProtectionStates.handled_by(self._protection_states),
                 protocol.Faults.handled_by(self._faults),
                 protocol.Events.handled_by(self._events),
+                protocol.Subscribe.handled_by(self._subscribe),
                 protocol.Ranks.handled_by(self._ranks),
                 protocol.Train.handled_by(self._train),
                 protocol.DarkLinks.handled_by(self._dark_links),
@@ -67,9 +68,8 @@ class Verbs:
             )
         )
 
-    def answer(self, message: object, caller: Caller) -> Any:
-        """Return the answer to a message. Raises TestbedError."""
-        request = protocol.decode_request(message)
+    def answer(self, request: Request[Any], caller: Caller) -> Any:
+        """Return the answer to a request. Raises TestbedError."""
         return self.handlers[type(request)](request, caller)
 
     def _hello(self, request: protocol.Hello, caller: Caller) -> protocol.HelloAnswer:
@@ -88,12 +88,14 @@ class Verbs:
             "waits": list(self._keeper.waits.values()),
             "prometheus": self._keeper.prometheus.address,
             "prometheus_ended": self._keeper.prometheus.ended,
+            "taken_off_s": self._keeper.emulator.taken_off_s,
         }
 
     def _build(self, request: protocol.Build, caller: Caller) -> None:
         self._keeper.builder = caller
         self._keeper.do(lambda: self._keeper.engine.apply(LAB, request.plan, caller.notice))
-        self._keeper.load_topology()
+        # In the engine's thread too, which has no real-time priority before the lab is up: this takes a moment.
+        self._keeper.do(self._keeper.load_topology)
 
     def _open(self, request: protocol.Open, caller: Caller) -> None:
         def opened() -> None:
@@ -177,6 +179,9 @@ class Verbs:
     def _events(self, request: protocol.Events, caller: Caller) -> protocol.EventsPage:
         return self._keeper.events.since(request.since, request.wait_s)
 
+    def _subscribe(self, request: protocol.Subscribe, caller: Caller) -> None:
+        self._keeper.publisher.subscribe(caller, request.since)
+
     def _ranks(self, request: protocol.Ranks, caller: Caller) -> list[protocol.RankState]:
         return self._keeper.rank_states()
 
@@ -184,7 +189,10 @@ class Verbs:
         _refuse_unreadable(request.message, len(self._keeper.agents.ranks))
         self._keeper.do(self._keeper.agents.revive)
         # Outside the engine's thread: deploying takes up to seconds, and faults that are due need that thread.
-        self._keeper.agents.train(request.message)
+        try:
+            self._keeper.agents.train(request.message)
+        finally:
+            self._keeper.publisher.changed()  # the ranks are training, or fresh
 
     def _dark_links(self, request: protocol.DarkLinks, caller: Caller) -> list[str]:
         return sorted(self._keeper.carriers.dark())

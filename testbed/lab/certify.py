@@ -11,15 +11,16 @@ import math
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
 
 from testbed.core.certification import chance
 from testbed.core.certification.certificate import Certificate, ConcurrentFault
-from testbed.core.plan import build, routing
+from testbed.core.plan import build, node_paths, routing
 from testbed.core.plan.addressing import Addressing
+from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Topology
 from testbed.host import lab_folder, lab_nodes
 from testbed.host.lab_folder import LabFolder
@@ -27,6 +28,7 @@ from testbed.host.linux import netlink
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.measure.probing import Probe, ProbePath, congestion_control, rounds
 from testbed.keeper import client, protocol
+from testbed.lab import calibrate
 from testbed.lab.fiber_measurement import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
 
 REFERENCE = "certification"
@@ -48,19 +50,34 @@ SYSCTLS = (
 )
 
 
-def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell: Tell | None = None) -> Certificate:
+def certify(
+    lab: LabFolder,
+    topology: Topology,
+    *,
+    thorough: bool = False,
+    calibrate_first: bool = False,
+    tell: Tell | None = None,
+) -> Certificate:
     """Measure every link of a running lab. Takes about a second, longer with many links or ``thorough``.
 
-    ``tell`` receives the current activity and its estimated duration. Raises LabError or HostError when nothing can be
-    measured; measurements outside tolerance are in the certificate.
+    ``calibrate_first`` calibrates the links before, as while a lab comes up. ``tell`` receives the current activity and
+    its estimated duration. Raises LabError or HostError when nothing can be measured; measurements outside tolerance
+    are in the certificate.
     """
     tell = tell or (lambda text: None)
     began = time.monotonic()
     with FileLock(lab_folder.root() / "certification.lock"):
-        measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
-        with _reference(lab, topology) as bare:
+        nodes = calibrate.idle_nodes(lab, topology)
+        probed = calibrate.links_to_probe(lab, topology, nodes, not calibrate_first)
+        with (
+            _reference(lab, topology, tuple(node_paths.steps(topology, probed, nodes))) as bare,
+            closing(calibrate.NodePaths(lab, topology, probed, nodes)) as paths,
+        ):
+            if calibrate_first:
+                calibrate.calibrate(lab, topology, paths, tell)
+            measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
             around_ok, around_why = _around(lab, topology)
-            links, load = measuring.measure(bare)
+            links, load = measuring.measure(bare, paths.of(measuring.calibrated), paths.inside)
     hello = client.ask(lab, protocol.Hello())
     return Certificate(
         lab=lab.name,
@@ -84,13 +101,14 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
 
 
 @contextmanager
-def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, ...]]:
-    """Provide the baseline path while the body runs. The keeper owns its Steps, so that no crash leaves it behind."""
+def _reference(lab: LabFolder, topology: Topology, beside: Plan) -> Iterator[tuple[ProbePath, ...]]:
+    """Provide the baseline path, and the Steps ``beside``, while the body runs. The keeper owns all of them, so that no
+    crash leaves any behind."""
     if not topology.links:
         yield ()
         return
     client.ask(lab, protocol.Undo(owner=REFERENCE))  # left by a certification that was killed
-    plan = build.reference(topology.links[0])
+    plan = (*build.reference(topology.links[0]), *beside)
     try:
         client.ask(lab, protocol.Apply(owner=REFERENCE, plan=plan))
         a, b = _handle(lab, "ref-a"), _handle(lab, "ref-b")

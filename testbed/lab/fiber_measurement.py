@@ -128,21 +128,32 @@ class Measuring:
     def __init__(self, lab: LabFolder, topology: Topology, effort: Effort, tell: Tell) -> None:
         self._lab, self._topology, self._effort, self._tell = lab, topology, effort, tell
         self._hello = client.ask(lab, protocol.Hello())
+        self._taken_off_s = self._hello.get("taken_off_s", {})
         self._net = Addressing(topology)
         self._impairments = {name: link.impairment(name) for link in topology.links for name in link.directions}
         self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
+        self.calibrated = frozenset(self._taken_off_s)
+        """Names of the calibrated directions."""
         self._count = effort.probes_of(topology)
         self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 3))
 
-    def measure(self, bare: Sequence[ProbePath]) -> tuple[tuple[LinkCertificate, ...], Load]:
-        """Return all links, judged, and the machine's load while delays were measured. ``bare`` are both directions of
-        the baseline path; its echo uses the first."""
+    def measure(
+        self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
+    ) -> tuple[tuple[LinkCertificate, ...], Load]:
+        """Return all links, judged, and the machine's load while delays were measured.
+
+        ``bare`` are both directions of the baseline path; its echo uses the first. ``across`` are probes from node
+        to node of calibrated directions, ``inside`` is a path inside a site.
+        """
         with ExitStack() as opened:
             paths = list(_paths(self._lab, self._topology, self._net))
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
-            echoes, no_echoes = self._echoes(opened, paths, bare)
+            small = {**probes, **across}
+            whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
+            trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
+            echoes, no_echoes = self._echoes(opened, trips, [*bare, *([inside] if inside else [])])
             before, cpu = emulator_counters.read(self._lab), psutil.cpu_times()
-            delays = self._delays(probes, echoes)
+            delays = self._delays(small, echoes, across)
             load = _load(cpu, psutil.cpu_times())
             streams = self._streams(probes, delays)
             after = emulator_counters.read(self._lab)
@@ -152,15 +163,21 @@ class Measuring:
         for link in self._topology.links:
             directions = []
             for name in link.directions:
-                sample = self._sample(name, delays, streams.get(name), rates.get(name, _NO_RATE))
+                sample = self._sample(name, delays, across, streams.get(name), rates.get(name, _NO_RATE))
                 own_drops = after[name].own_drops - before[name].own_drops if name in before else 0
                 sample = replace(sample, own_drops=own_drops, segmentation=self._segmentation(name))
                 directions.append(judge_direction(name, self._impairments[name], sample))
             echo = delays.get(f"echo:{link.name}", _Delays())
-            bare_rtt_s = delays["echo:bare"].all_s if "echo:bare" in delays else []
-            earlier = (echo.tries - 1) * self._count, echo.earlier_arrived
+            nodes = link.name in whole
             trip = RoundTripSample(
-                _first(echo.came), bare_rtt_s, self._count, self._interval_s / 2, no_echoes, *earlier
+                self._seen_s(echo.came, () if nodes else link.directions),
+                delays.get("echo:inside" if nodes else "echo:bare", _Delays()).all_s,
+                self._count,
+                self._interval_s / 2,
+                no_echoes,
+                "nodes" if nodes else "gateways",
+                earlier_probes=(echo.tries - 1) * self._count,
+                earlier_arrived=echo.earlier_arrived,
             )
             there, back = (self._impairments[name] for name in link.directions)
             rtt = judge_round_trip(there, back, trip)
@@ -171,16 +188,19 @@ class Measuring:
         self,
         name: str,
         delays: Mapping[str, _Delays],
+        across: Collection[str],
         stream: Stream | None = None,
         rate: RateSample = _NO_RATE,
     ) -> DirectionSample:
         own = delays[name]
         return DirectionSample(
-            delays_s=_first(own.came),
+            delays_s=self._seen_s(own.came, () if name in across else (name,)),
             bare_s=[it for path, each in delays.items() if path.startswith("bare:") for it in each.all_s],
             probes=self._count,
             interval_s=self._interval_s / 2,  # an echo passes between two probes
             stream=stream,
+            between="nodes" if name in across else "gateways",
+            taken_off_s=self._taken_off_s.get(name, 0.0),
             earlier_probes=(own.tries - 1) * self._count,
             earlier_arrived=own.earlier_arrived,
             delay_tries=own.tries,
@@ -191,6 +211,12 @@ class Measuring:
             rate_tries=rate.tries,
             rate_starved=rate.starved,
         )
+
+    def _seen_s(self, arrivals: Sequence[Arrival], calibrated: Sequence[str]) -> tuple[float, ...]:
+        """Return each packet's delay, without those of duplicates. Gateways see the delay without what calibration took
+        off ``calibrated``, the directions that were crossed, for the sake of nodes: add it again."""
+        off_s = sum(self._taken_off_s.get(name, 0.0) for name in calibrated)
+        return tuple(it + off_s for it in _first(arrivals))
 
     def _echoes(
         self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath]
@@ -206,7 +232,9 @@ class Measuring:
             return {}, f"RTT: {error}"
         return found, ""
 
-    def _delays(self, probes: Mapping[str, Probe], echoes: Mapping[str, Echo]) -> dict[str, _Delays]:
+    def _delays(
+        self, probes: Mapping[str, Probe], echoes: Mapping[str, Echo], across: Collection[str]
+    ) -> dict[str, _Delays]:
         """Return the small packets of every path, of the latest try: only links that are outside tolerance, and of
         which it is proven that they were starved of CPU, are measured again."""
         probers: dict[str, Prober] = {**probes, **echoes}
@@ -232,23 +260,22 @@ class Measuring:
                     starved = f"the emulator sent {late:.0%} of the packets more than {LATE_S * 1e6:.0f} us late"
                 arrived = earlier.earlier_arrived + len(_first(earlier.came))
                 found[name] = _Delays(came[name], attempt, arrived, starved)
-            again = self._starved_links(found)
+            again = self._starved_links(found, across)
             if not again:
                 break
         return found
 
-    def _starved_links(self, delays: Mapping[str, _Delays]) -> list[str]:
+    def _starved_links(self, delays: Mapping[str, _Delays], across: Collection[str]) -> list[str]:
         """Return the paths to measure again: those of links with a bad delay or jitter that was starved."""
         bare_starved = any(each.starved for name, each in delays.items() if name.startswith("bare:"))
-        links = [
-            link
-            for link in self._topology.links
-            for name in link.directions
-            if (delays[name].starved or bare_starved)
-            and any(it.verdict == "bad" for it in judge_delays(self._impairments[name], self._sample(name, delays)))
-        ]
-        names = {it for link in links for it in (*link.directions, f"echo:{link.name}")}
-        return [it for it in delays if it in names or (names and it in ("bare:a", "bare:b", "echo:bare"))]
+        names: set[str] = set()
+        for link in self._topology.links:
+            for name in link.directions:
+                judged = judge_delays(self._impairments[name], self._sample(name, delays, across))
+                if (delays[name].starved or bare_starved) and any(check.verdict == "bad" for check in judged):
+                    names |= {*link.directions, f"echo:{link.name}"}
+        beside = ("bare:a", "bare:b", "echo:bare", "echo:inside") if names else ()
+        return [it for it in delays if it in names or it in beside]
 
     def _warm_up(self, probers: Sequence[Prober]) -> None:
         """Send the first packets of each path, which resolve neighbours and fill caches; they are not counted."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.faults.fault_registry import compile_fault
@@ -21,13 +21,14 @@ from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
 from testbed.host import lab_nodes
-from testbed.host.files import store
+from testbed.host.files import beneath, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
 from testbed.lab import certify as certification
-from testbed.lab import status, teardown
+from testbed.lab import program_rights, status, teardown
 from testbed.lab.injected_fault import Fault
 from testbed.lab.jobs import launch, run_metadata
 from testbed.lab.jobs.job import Job, Workload
@@ -51,6 +52,10 @@ class SavableReport(Report):
     def save(self, folder: Path | str) -> None:
         """Write index.html, report.json and report.md into ``folder``, created if missing. Raises StorageError."""
         store.save_report(self, Path(folder))
+
+
+_FUTURE: Final = 1 << 53
+"""A number that no event has yet."""
 
 
 class Lab:
@@ -99,11 +104,17 @@ class Lab:
         )
         mine = Fault.of(record, self)
         if wait and mine.lasts_s is not None:
-            until = time.monotonic() + mine.lasts_s + 5.0
-            while mine.ended is None and time.monotonic() < until:
-                time.sleep(min(0.05, mine.lasts_s))
-                mine.refresh()
+            self._await_end(mine, time.monotonic() + mine.lasts_s + 5.0)
         return mine
+
+    def _await_end(self, fault: Fault, until: float) -> None:
+        """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
+        with client.Connection(self._folder) as keeper:
+            since = keeper.ask(protocol.Events(since=_FUTURE))["next"]
+            fault.refresh()
+            while fault.ended is None and (left_s := until - time.monotonic()) > 0:
+                since = keeper.ask(protocol.Events(since=since, wait_s=left_s))["next"]
+                fault.refresh()
 
     def cut(self, target: str, *, for_s: float | None = None, carrier: str | None = None) -> Fault:
         """Cut a link, one direction of it, or every link in a duct; ``carrier`` as in ``inject cut``."""
@@ -149,14 +160,24 @@ class Lab:
     def status(self) -> status.LabStatus:
         return status.status(self._folder, self.topology, self.certificate)
 
-    def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
+    def certify(
+        self,
+        thorough: bool = False,
+        tell: Callable[[str], None] | None = None,
+        *,
+        calibrate_first: bool = False,
+    ) -> Certificate:
         """Measure all fibers now and store the certificate with the lab, whatever its verdict.
 
-        ``tell`` receives the current measurement and its estimated duration.
+        ``tell`` receives the current measurement and its estimated duration. ``calibrate_first`` measures anew what
+        calibration takes off each delay, as while the lab came up.
         """
-        self.certificate = certification.certify(self._folder, self.topology, thorough=thorough, tell=tell)
+        self.certificate = certification.certify(
+            self._folder, self.topology, thorough=thorough, calibrate_first=calibrate_first, tell=tell
+        )
         try:
-            store.write_whole(self._folder.certificate, json.dumps(self.certificate.to_dict(), indent=1))
+            content = json.dumps(self.certificate.to_dict(), indent=1).encode()
+            beneath.replace(self._folder.path, self._folder.certificate.name, content)
         except OSError as error:
             raise StorageError(f"cannot write {self._folder.certificate}: {error.strerror}") from error
         return self.certificate
@@ -209,9 +230,14 @@ class Lab:
 
     # ---- working
 
+    @property
+    def runs_as_root(self) -> bool:
+        """Whether :meth:`exec` runs programs as root with this host's files: in namespaces, not in containers."""
+        return lab_nodes.driver(self._folder) != "containerlab" and os.geteuid() == 0
+
     def exec(self, node: str, argv: Sequence[str]) -> int:
         """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt``, attached to this terminal; return
-        its exit status."""
+        its exit status. In namespaces it runs as root."""
         nodes = set(self.topology.node_names)
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
@@ -226,15 +252,27 @@ class Lab:
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
+        as_root: bool = False,
     ) -> int:
         """Run a user's program once per rank with torchrun's environment; return the status of the worst rank.
 
+        In namespaces it runs as the user who called sudo, else the owner of the working directory, else a uid of the
+        testbed's own; ``as_root``: as root, which can change every file of this host, this run's too.
+
         Its output is kept in a new run directory below ``directory`` (default :func:`runs_root`). Another thread may
         end the ranks by setting ``stop``. Raises FidelityError like :meth:`train`, LabError if a node has no power or a
-        training job is running.
+        training job is running, UserError if the user cannot read the program.
         """
         if not argv:
             raise UserError("missing command to launch; write: testbed launch -- python train.py")
+        user = program_rights.of_driver(driver := lab_nodes.driver(self._folder))
+        if as_root and driver == "containerlab":
+            raise UserError("--as-root is for namespaces: in containers programs never run as root")
+        if as_root:
+            user = None
+        if user is not None:
+            program_rights.refuse_program(user, argv, Path.cwd())
+            self._refuse_folder(user, directory)
         self._refuse_uncertified()
         self._refuse_powerless()
         if self.status().training:
@@ -243,12 +281,14 @@ class Lab:
                 "Wait until it finishes."
             )
         run = self._unused_run(directory)
+        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
+        run_metadata.amend(run, program_user=user.to_dict() if user else None)
         how = run_metadata.Ending("interrupted", "interrupted by the user")
         recorder = Recorder(self._folder, self.topology, run)
         recorder.start()
         try:
             status = launch.launch(
-                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop
+                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop, user
             )
             if stop is None or not stop.is_set():
                 how = run_metadata.Ending()
@@ -273,9 +313,19 @@ class Lab:
         self._refuse_uncertified()
         if not client.ask(self._folder, protocol.Ranks()):
             raise LabError(
-                f"lab {self.name} has no training agents: it was brought up with --no-agents, or torch is not installed"
+                f"lab {self.name} has no training agents: it was brought up with --no-agents, torch is not installed,"
+                " or the ranks' user cannot run this Python"
             )
+        user = program_rights.of_driver(lab_nodes.driver(self._folder))
+        if user is not None:
+            self._refuse_folder(user)
+            if workload.get("data"):
+                program_rights.refuse_files(user, [Path(workload["data"]).absolute()])
         run = self._unused_run()
+        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
+        if user is not None:
+            run.admit((user.uid, user.gid), len(self.topology.node_names))
+        run_metadata.amend(run, program_user=user.to_dict() if user else None)
         self.recorder = Recorder(self._folder, self.topology, run)
         self.recorder.start()
         self._jobs += 1
@@ -286,7 +336,16 @@ class Lab:
             run.ranks,
             self._jobs,
             note=lambda attempts: run_metadata.amend(run, attempts=attempts),
+            user=user,
         )
+
+    def _refuse_folder(self, user: ProgramUser, root: Path | None = None) -> None:
+        """Raise UserError if programs of ``user`` cannot write below the next run directory."""
+        if root is None and self.run_directory is not None and not self._used:
+            root = self.run_directory.path.parent
+        root = (root or runs_root()).absolute()
+        store.check_writable(root, 0)
+        program_rights.refuse_folder(user, root)
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
@@ -325,6 +384,7 @@ class Lab:
             self.recorder = None
         if self.run_directory is not None and self._used:
             run_metadata.end(self.run_directory, how)
+            self.run_directory.give_to_caller()
 
     def report(self) -> SavableReport:
         """Return the report of this lab object's last job, and write it into the run directory."""

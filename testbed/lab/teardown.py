@@ -18,7 +18,7 @@ from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Containers, Fibers, Namespace
 from testbed.core.plan.step import Step
 from testbed.errors import HostError, LabError, StorageError, raise_all
-from testbed.host import lab_nodes
+from testbed.host import lab_nodes, scratch
 from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
 from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver, nowhere
@@ -90,6 +90,7 @@ def _remove(lab: LabFolder) -> None:
     until = time.monotonic() + REMOVAL_BOUND_S
     while lab.path.exists():
         try:
+            scratch.remove(lab)
             lab.journal.unlink(missing_ok=True)
             shutil.rmtree(lab.path)
             return  # anything there from now on is another lab of that name

@@ -121,7 +121,8 @@ class Certificate:
         undecided = [why for link in self.links for why in link.inconclusive]
         beside = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
         repeated = [what for link in self.links for what in link.repeated]
-        return (*([self.headroom.note] if self.headroom.note else []), *beside, *repeated, *undecided)
+        early = [note for link in self.links for note in link.early]
+        return (*([self.headroom.note] if self.headroom.note else []), *beside, *early, *repeated, *undecided)
 
     def __str__(self) -> str:
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""

@@ -20,9 +20,9 @@ Arrival = tuple[float, float]
 """(when, bits on the wire): seconds at which the last of these bits arrived."""
 
 _HEAD_SHARE: Final = 0.1
-"""Share of a train's duration that is left out at its head: it has the wake-up latency of the forwarding process."""
+"""Share of a train that is left out at its head: it has the wake-up latency of the forwarding process."""
 _MOST_EDGE_SHARE: Final = 0.25
-"""Share of a train's duration that is left out for jitter, at most, at either end."""
+"""Share of a train that is left out for jitter, at most, at either end."""
 
 
 def slopes_bps(arrivals: Sequence[Arrival], edge_s: float = 0.0, last_bits: float | None = None) -> tuple[float, ...]:
@@ -43,22 +43,28 @@ def slopes_bps(arrivals: Sequence[Arrival], edge_s: float = 0.0, last_bits: floa
     for at in times:
         total += instants[at]
         passed.append(total)
-    span = times[-1] - times[0]
-    edge = min(edge_s, _MOST_EDGE_SHARE * span)
-    first = bisect_left(times, times[0] + max(edge, _HEAD_SHARE * span))
-    if last_bits is not None:
-        first = max(first if last_bits >= total else 0, bisect_left(passed, total - last_bits))
-    last = bisect_left(times, times[-1] - edge) if edge else len(times) - 1
+    # All in bits, not in seconds: a tail that the scheduler held up would stretch the train.
+    span_s = 2.0 * (times[_at(passed, 0.75 * total)] - times[_at(passed, 0.25 * total)])
+    edge = min(edge_s / span_s if span_s > 0 else 0.0, _MOST_EDGE_SHARE) * total
+    skipped = max(edge, _HEAD_SHARE * total)
+    if last_bits is not None and last_bits < total:
+        skipped = max(edge, total - last_bits)
+    first, last = _at(passed, skipped), _at(passed, total - edge)
     if last - first < 2:
         return ()
-    half = (times[last] - times[first]) / 2.0
+    half = (passed[last] - passed[first]) / 2.0
     found = []
     for begin in range(first, last):
-        end = bisect_left(times, times[begin] + half, begin + 1, last + 1)
+        end = bisect_left(passed, passed[begin] + half, begin + 1, last + 1)
         if end > last:
             break
         found.append((passed[end] - passed[begin]) / (times[end] - times[begin]))
     return tuple(found)
+
+
+def _at(passed: Sequence[float], bits: float) -> int:
+    """Return the index of the instant at which so many bits had arrived."""
+    return min(bisect_left(passed, bits), len(passed) - 1)
 
 
 def rate_bps(slopes: Sequence[float]) -> float | None:

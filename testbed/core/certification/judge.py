@@ -34,6 +34,10 @@ _JITTER_SHARE: Final = 0.05
 _SIGMAS: Final = 4.9
 """A two-sided 1e-6 for a normal distribution: a thousand certifications do not fail by chance."""
 
+_HOPS_OF_BASELINE: Final = 2.0
+"""Hops from node to node over those of the baseline path: two bridges and two routers more. On a busy machine a packet
+waits at each, by what the baseline's median exceeds its minimum."""
+
 FEWEST_PROBES: Final = 20
 """Delays needed for a meaningful median absolute deviation."""
 FEWEST_RUNS: Final = 20
@@ -98,7 +102,8 @@ class DirectionSample:
 
     ``interval_s`` is the spacing of two small packets of the direction. ``rate_bps`` is None where no packet train gave
     a rate, and ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are
-    packets that the emulator counts as its own failure (no room, not read in time).
+    packets that the emulator counts as its own failure (no room, not read in time). ``between`` and ``taken_off_s`` are
+    those of :class:`DirectionCertificate`; from delays between nodes nothing is subtracted.
 
     Delays and rate are of the latest of ``delay_tries`` and ``rate_tries``; ``delay_starved`` and ``rate_starved`` say
     what proves that this try was starved of CPU too. Small packets of earlier tries count as sent and lost:
@@ -121,6 +126,8 @@ class DirectionSample:
     delay_starved: str = ""
     rate_tries: int = 1
     rate_starved: str = ""
+    between: str = "gateways"
+    taken_off_s: float = 0.0
 
     @property
     def all_probes(self) -> int:
@@ -133,14 +140,18 @@ class DirectionSample:
 
 @dataclass(frozen=True)
 class RoundTripSample:
-    """Echoes that the far kernel answers; ``why`` says what prevented the measurement. Times are of the latest try;
-    echoes of earlier ones are counted: ``earlier_probes``, ``earlier_arrived``."""
+    """Echoes that the far kernel answers; ``why`` says what prevented the measurement.
+
+    Times are of the latest try; echoes of earlier ones are counted: ``earlier_probes``, ``earlier_arrived``.
+    ``bare_s`` are echoes over the baseline, or inside a site for ``between`` nodes.
+    """
 
     times_s: Sequence[float] = ()
     bare_s: Sequence[float] = ()
     probes: int = 0
     interval_s: float = 0.004
     why: str = ""
+    between: str = "gateways"
     earlier_probes: int = 0
     earlier_arrived: int = 0
 
@@ -182,6 +193,8 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         why=tuple(check.why for check in checks if check.verdict == "bad"),
         tries=Tries(sample.delay_tries, sample.rate_tries),
         starved=any(check.verdict == "bad" and _STARVED in check.why for check in checks),
+        taken_off_s=sample.taken_off_s,
+        between=sample.between,
     )
 
 
@@ -190,7 +203,10 @@ def judge_delays(target: Impairment, sample: DirectionSample) -> Iterator[Check]
     measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
     if measured is not None and bare is not None:
         like = expected((target,), sample.interval_s, len(sample.delays_s))
-        yield from _delay(target.delay_s, tolerance_s(target.delay_s), measured, bare, like)
+        less, wait_s = bare, 0.0
+        if sample.between == "nodes":
+            less, wait_s = Spread(0.0, 0.0, 0.0), _HOPS_OF_BASELINE * (bare.median - bare.min)
+        yield from _delay(target.delay_s, tolerance_s(target.delay_s), measured, less, like, wait_s=wait_s)
         yield _jitter(target, sample.delays_s, sample.bare_s, like)
 
 
@@ -213,14 +229,15 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
     if measured is None or bare is None:
         silent = measured is not None or _none_came(there, back, sample.probes) < chance.MISS
         verdict = "bad" if silent and not sample.why else "inconclusive"
-        why = sample.why or ("no echo came back" if measured is None else "no echo over the baseline path")
+        without = "inside a site" if sample.between == "nodes" else "over the baseline path"
+        why = sample.why or ("no echo came back" if measured is None else f"no echo {without}")
         checks: tuple[Check, ...] = (Check("RTT, median", target, None, verdict=verdict, why=why),)
     else:
         like = expected((there, back), sample.interval_s, len(sample.times_s))
         checks = tuple(_delay(target, limit, measured, bare, like, "RTT"))
     sent = sample.earlier_probes + sample.probes
     unanswered = max(0, sent - sample.earlier_arrived - len(sample.times_s))
-    return RoundTrip(target, measured, bare, limit, sent, unanswered, checks)
+    return RoundTrip(target, measured, bare, limit, sent, unanswered, checks, sample.between)
 
 
 def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
@@ -231,17 +248,23 @@ def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
 
 
 def _delay(
-    target: float, limit: float, measured: Spread, bare: Spread, like: Expected, what: str = "delay"
+    target: float,
+    limit: float,
+    measured: Spread,
+    bare: Spread,
+    like: Expected,
+    what: str = "delay",
+    wait_s: float = 0.0,
 ) -> Iterator[Check]:
     """Judge by the minimum, which the path can reach, and the median, which it usually has; not by the maximum, which
-    is due to the host's scheduler."""
+    is due to the host's scheduler. The median may be longer by ``wait_s``, the machine's own waits at that time."""
     for word, value, low, high in (
         ("minimum", measured.min - bare.min, like.least_s, max(0.0, like.median_s + _SIGMAS * like.median_sigma_s)),
         (
             "median",
             measured.median - bare.median,
             like.median_s - _SIGMAS * like.median_sigma_s,
-            like.median_s + _SIGMAS * like.median_sigma_s,
+            like.median_s + _SIGMAS * like.median_sigma_s + wait_s,
         ),
     ):
         lowest, highest = target + low - limit, target + high + limit

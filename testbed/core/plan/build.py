@@ -75,6 +75,9 @@ _HOST_TCP = (
     ("net/ipv4/tcp_no_metrics_save", "1"),
 )
 
+_PING = (("net/ipv4/ping_group_range", "0 2147483647"),)
+"""Programs have no privileges: without raw sockets, ping needs this (icmp(7); it holds for IPv6 too)."""
+
 _ROUTER = (
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),
@@ -163,6 +166,7 @@ def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
             yield Namespace(node, isolated=True, hosts=net.hosts)
             yield Sysctls(node, _QUIET_IPV6 + _HOPS)
             yield Sysctls(node, _HOST_TCP, optional=True)
+            yield Sysctls(node, _PING, optional=True)
 
 
 def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:

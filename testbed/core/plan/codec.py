@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.plan.properties import Carrier, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.properties import Calibrated, Carrier, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import (
     Address,
     Agents,
@@ -43,6 +43,7 @@ _KINDS: dict[str, type[Step]] = {
         Prometheus,
         Carrier,
         Shape,
+        Calibrated,
         Paused,
         Slowed,
         Throttled,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from testbed.core.analysis import attempt_history, blame, fidelity, launched_seconds, wire_check
+from testbed.core.analysis import attempt_history, blame, fidelity, launched_seconds, scraped_metrics, wire_check
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.rank_times import RankTime
+from testbed.core.analysis.scraped_metrics import ScrapedMetrics
 from testbed.core.analysis.timeline import fault_windows
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import check
@@ -121,6 +122,7 @@ class Report:
     attempts: tuple[AttemptLine, ...] = ()
     checkers: tuple[Checker, ...] = ()
     rank_seconds: TimeShares | None = None
+    scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
 
@@ -221,6 +223,7 @@ def build(run: RunData) -> Report:
         attempts=tried,
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
+        scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         missing=run.missing,
         malformed=run.malformed,
     )

@@ -18,7 +18,7 @@ from testbed.core.report import formats, rank_seconds_section
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.hypothesis import Steady
 
-__all__ = ["CYCLE", "Figure", "Json", "axis", "figures", "made", "plain"]
+__all__ = ["CYCLE", "Figure", "Json", "axis", "figures", "last_s", "made", "plain", "shaded"]
 
 Json = dict[str, object]
 
@@ -89,7 +89,7 @@ def plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _shaded(faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> Marks:
+def shaded(faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> Marks:
     """Mark each fault from its beginning to its end, ``last_s`` if it has none."""
     lefts = [place(fault.began_s) for fault in faults]
     across: Json = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
@@ -152,7 +152,7 @@ def _violations(checks: tuple[Steady, ...]) -> Marks:
     )
 
 
-def _last_s(report: Report) -> float:
+def last_s(report: Report) -> float:
     ends = [report.steps.t_s[-1]] if report.steps.t_s else []
     ends += [series.t_s[-1] for series in report.fibers if series.t_s]
     return max(ends, default=0.0)
@@ -183,7 +183,7 @@ def _train_loss(report: Report) -> Figure | None:
         f" to {formats.loss(report.train_loss_last)}.",
         [line],
         {"xaxis": axis("step"), "yaxis": axis("train_loss (nats per byte)"), "showlegend": False},
-        _shaded(during, steps.t_s[-1], step_at),
+        shaded(during, steps.t_s[-1], step_at),
     )
 
 
@@ -204,7 +204,7 @@ def _step_time(report: Report) -> Figure | None:
         "hovertemplate": "step %{customdata} at %{x:.1f} s: %{y:.0f} ms<extra></extra>",
     }
     marks = _back(median) if median else Marks()
-    marks += _shaded(report.faults, _last_s(report), lambda t_s: t_s) + _violations(report.steady)
+    marks += shaded(report.faults, last_s(report), lambda t_s: t_s) + _violations(report.steady)
     scale: Json = {"type": "log"} if median and max(steps.duration_s) > 20 * median else {}
     return made(
         "step-time",
@@ -267,7 +267,7 @@ def _throughput(report: Report) -> Figure | None:
             "yaxis": axis("throughput (Mb/s)", rangemode="tozero"),
             "showlegend": True,
         },
-        _shaded(report.faults, _last_s(report), lambda t_s: t_s),
+        shaded(report.faults, last_s(report), lambda t_s: t_s),
     )
 
 

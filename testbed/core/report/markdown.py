@@ -11,6 +11,7 @@ from testbed.core.report import (
     hypothesis,
     rank_seconds_section,
     restarts_section,
+    scraped_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.report_table import Table
@@ -53,6 +54,7 @@ def markdown(report: Report) -> str:
     blocks += section("## Checkers", checkers_section.LEAD, shown=checkers_section.table(report.checkers))
     blocks += section(shown=checkers_section.found_table(report.checkers))
     blocks += section("## Steady state", shown=hypothesis.table(report.steady))
+    blocks += _scraped(report)
     blocks += section("## Events", shown=events_section.table(report.events))
     blocks += ["## Run and host", table(Table(("fact", "value"), facts(report)))]
     blocks += [escape(sentence) for sentence in shortcomings(report)]
@@ -62,6 +64,15 @@ def markdown(report: Report) -> str:
 def _goodput(value: float | None) -> str:
     said = formats.share(value)
     return f"{said} ({formats.goodput_means(value)})" if value is not None and value > 1 else said
+
+
+def _scraped(report: Report) -> list[str]:
+    if not (said := scraped_section.lead(report.scraped)):
+        return []
+    shown = section(shown=scraped_section.table(report.scraped)) + section(
+        "Gaps in scraping:", shown=scraped_section.gaps_table(report.scraped)
+    )
+    return ["## Scraped metrics of the ranks", escape(said), *shown]
 
 
 def _links(report: Report) -> list[str]:
@@ -91,6 +102,7 @@ def _fidelity(report: Report) -> list[str]:
         blocks.append(table(certification_section.table(certificate)))
         said = [
             *certificate.why,
+            certification_section.meaning(certificate),
             *certification_section.notes(certificate),
             certification_section.segmentation(certificate),
         ]

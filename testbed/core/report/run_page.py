@@ -15,9 +15,11 @@ from testbed.core.report import (
     hypothesis,
     rank_seconds_section,
     restarts_section,
+    scraped_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.figures import figures
+from testbed.core.report.scraped_figures import scraped_figures
 
 __all__ = ["facts", "html", "shortcomings"]
 
@@ -32,10 +34,11 @@ def html(report: Report) -> str:
     run = report.run
     verdict = _VERDICTS[report.verdict]
     eyebrow = (run.name, str(run.experiment.get("name") or ""), formats.moment(run.started_unix_s))
+    scraped = scraped_figures(report)
     lost = ("steps lost", formats.count(report.training.steps_lost))  # Markdown shows it with the training
     return html_page.render(
         "run.html",
-        figures(report),
+        figures(report) + scraped,
         title=f"{run.name or 'Run'}: {verdict}",
         eyebrow=" · ".join(each for each in eyebrow if each),
         report=report,
@@ -51,6 +54,8 @@ def html(report: Report) -> str:
         checkers_table=checkers_section.table(report.checkers),
         found_table=checkers_section.found_table(report.checkers),
         steady_table=hypothesis.table(report.steady),
+        scraped_ids=[figure.id for figure in scraped],
+        **_scraped(report),
         events_table=events_section.table(report.events),
         host_facts=(lost, *facts(report)),
         shortcomings=shortcomings(report),
@@ -83,6 +88,15 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
     )
 
 
+def _scraped(report: Report) -> dict[str, object]:
+    """The ranks' scraped metrics."""
+    return {
+        "scraped_lead": scraped_section.lead(report.scraped),
+        "scraped_table": scraped_section.table(report.scraped),
+        "gaps_table": scraped_section.gaps_table(report.scraped),
+    }
+
+
 def _fidelity(report: Report) -> dict[str, object]:
     """The certificate, fidelity under load, and the scale model."""
     values: dict[str, object] = {
@@ -94,7 +108,11 @@ def _fidelity(report: Report) -> dict[str, object]:
     }
     if certificate := report.certificate:
         around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why
-        sentences = (around, certification_section.segmentation(certificate))
+        sentences = (
+            around,
+            certification_section.meaning(certificate),
+            certification_section.segmentation(certificate),
+        )
         values |= {
             "certificate_table": certification_section.table(certificate),
             "around": " ".join(each for each in sentences if each),

@@ -78,6 +78,9 @@ class NetnsDriver:
         if isinstance(step, Route):
             self._space(step.namespace).delete_route(step.destination, step.hops, step.metric)
             return
+        if isinstance(step, Address):
+            self._space(step.namespace).delete_address(step.interface, step.cidr)
+            return
         if not isinstance(step, Namespace):
             return  # everything else is inside namespaces and is removed with them
         name = addressing.namespace_name(self._lab, step.name)

@@ -125,6 +125,15 @@ class Namespace:
         with translated(f"give {self.path.name}:{name} the address {cidr}"):
             rtnetlink.exchange(self._raw, [rtnetlink.new_address(self.index(name), cidr)])
 
+    def delete_address(self, name: str, cidr: str) -> None:
+        """Take an address from an interface; a missing one is no error."""
+        with translated(f"take the address {cidr} from {self.path.name}:{name}"):
+            try:
+                rtnetlink.exchange(self._raw, [rtnetlink.old_address(self.index(name), cidr)])
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                    raise
+
     def add_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int, congestion: str = "") -> None:
         """Add a route; ``congestion`` is ignored if the kernel does not have that congestion control."""
         with translated(f"add the route to {destination} in {self.path.name}"):

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
-RTM_NEWLINK, RTM_NEWADDR, RTM_NEWROUTE, RTM_DELROUTE = 16, 20, 24, 25
+RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE = 16, 20, 21, 24, 25
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
 NLMSG_ERROR = 2
 IFF_UP = 1
@@ -94,12 +94,20 @@ def link_state(link: int, up: bool) -> bytes:
 
 def new_address(link: int, cidr: str) -> bytes:
     """Return the request that adds ``cidr`` (``10.1.1.1/16``) to an interface; IPv6 without duplicate detection."""
+    return message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, _address(link, cidr))
+
+
+def old_address(link: int, cidr: str) -> bytes:
+    """Return the request that takes ``cidr`` from an interface."""
+    return message(RTM_DELADDR, 0, _address(link, cidr))
+
+
+def _address(link: int, cidr: str) -> bytes:
     text, _, length = cidr.partition("/")
     address = ip_address(text)
     family, flags = (socket.AF_INET, 0) if address.version == 4 else (socket.AF_INET6, IFA_F_NODAD)
     body = struct.pack("=BBBBI", family, int(length), flags, 0, link)
-    body += attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
-    return message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    return body + attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
 
 
 def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int, congestion: str = "") -> bytes:

@@ -220,7 +220,7 @@ def test_ctrl_c_in_exec_is_the_childs_to_answer() -> None:
     code = (
         "import sys; from types import SimpleNamespace; from testbed.host import runner; from testbed.lab import api\n"
         "from testbed.cli import app\n"
-        "api.attach = lambda name: SimpleNamespace(exec=lambda node, argv: runner.run(argv))\n"
+        "api.attach = lambda name: SimpleNamespace(runs_as_root=True, exec=lambda node, argv: runner.run(argv))\n"
         f"sys.argv = ['testbed', 'exec', 'east-0', sys.executable, '-c', {child_code!r}]; app.main()"
     )
     with subprocess.Popen(

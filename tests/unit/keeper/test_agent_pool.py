@@ -11,6 +11,7 @@ import pytest
 
 from testbed.core.plan.resources import Rank
 from testbed.errors import HostError, LabError
+from testbed.host.lab_folder import LabFolder
 from testbed.keeper.agent_pool import SHARED, AgentPool
 
 
@@ -29,7 +30,7 @@ class Parent:
 @pytest.fixture
 def workers(tmp_path: Path) -> AgentPool:
     driver = SimpleNamespace(path=lambda node: tmp_path / node)
-    made = AgentPool("lab", cast(Any, driver), tmp_path, tmp_path / "log", lambda event: None)
+    made = AgentPool(LabFolder(tmp_path), cast(Any, driver), lambda event: None)
     made.ranks = {0: Rank(0, "east-0", "east", "172.31.0.3", 9100)}
     made.states = {0: {"state": "gone", "pid": 0, "reason": "", "ended_t": None}}
     made._servers[SHARED] = cast(Any, Parent())

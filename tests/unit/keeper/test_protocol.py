@@ -43,6 +43,7 @@ WIRE = {
     "protection": {},
     "faults": {},
     "events": {"since": 0, "wait_s": 0.0},
+    "subscribe": {"since": None},
     "ranks": {},
     "train": {"message": ...},
     "dark": {},
@@ -131,7 +132,7 @@ def test_a_handler_gets_its_request_and_its_caller() -> None:
     verbs = Verbs(typing.cast(Any, SimpleNamespace(waits=waits)))
     one, other = Caller(print), Caller(print)
     for caller, why in ((one, "north is dark"), (other, "its power is about to go"), (one, "rank 2 is down")):
-        assert verbs.answer({"call": "waits", "why": why}, caller) is None
+        assert verbs.answer(protocol.decode_request({"call": "waits", "why": why}), caller) is None
     assert waits == {one: "rank 2 is down", other: "its power is about to go"}
 
 

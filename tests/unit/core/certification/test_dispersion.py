@@ -80,6 +80,17 @@ def test_a_packet_that_the_scheduler_delays_moves_nothing(at: int) -> None:
     assert measured(held) == pytest.approx(RATE, rel=0.01)
 
 
+@pytest.mark.parametrize("from_share", [0.82, 0.9, 0.97])
+def test_a_tail_that_is_held_up_for_long_moves_nothing(from_share: float) -> None:
+    """The emulator lost the CPU for 50 ms and sent the rest at once; of more than a fifth its lateness tells."""
+    arrivals = train()
+    first = round(from_share * len(arrivals))
+    late = arrivals[first][0] + 50e-3
+    held = [(max(when, late + number * 1e-6) if number >= first else when, bits) for number, (when, bits) in
+            enumerate(arrivals)]  # fmt: skip
+    assert measured(held) == pytest.approx(RATE, rel=0.01)
+
+
 def test_only_what_was_queued_at_the_end_is_used_if_no_more_is_known() -> None:
     """The head of the train trickled in at half the rate; its last quarter was queued when the sender was done."""
     slow, fast = train(rate=RATE / 2, packets=390), train(packets=130)
