@@ -186,7 +186,7 @@ class Namespace:
     def carriers(self) -> dict[str, bool]:
         """Return, by interface, whether it is up and has a carrier."""
         with translated(f"list interfaces of {self.path.name}"):
-            return {link.get_attr("IFLA_IFNAME"): bool(link["flags"] & IFF_LOWER_UP) for link in self._ip.get_links()}
+            return {name: bool(flags & IFF_LOWER_UP) for name, flags in rtnetlink.links(self._raw).items()}
 
     def write_sysctls(self, values: tuple[tuple[str, str], ...], optional: bool) -> None:
         """Write files of /proc/sys, which belong to the namespace of the thread that opens them."""

@@ -16,7 +16,8 @@ from ipaddress import ip_address, ip_network
 
 RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE = 16, 20, 21, 24, 25
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
-NLMSG_ERROR = 2
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+RTM_GETLINK, NLM_F_DUMP, IFLA_IFNAME = 18, 0x300, 3
 IFF_UP = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_F_NODAD = 1, 2, 2
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_MULTIPATH = 1, 4, 5, 6, 8, 9
@@ -84,6 +85,36 @@ def index(raw: socket.socket, name: str) -> int:
         return int(struct.unpack_from("i", fcntl.ioctl(raw, SIOCGIFINDEX, request), 16)[0])
     except OSError:
         return 0
+
+
+def links(raw: socket.socket) -> dict[str, int]:
+    """Return the flags (IFF_*) of all interfaces in the socket's namespace, by name. Raises OSError."""
+    _forget_answers(raw)
+    raw.send(struct.pack("=IHHII", 32, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + bytes(16))
+    found: dict[str, int] = {}
+    while True:
+        data = raw.recv(65536)
+        while len(data) >= 16:
+            length, kind = struct.unpack_from("=IH", data)
+            if kind == NLMSG_DONE:
+                return found
+            if kind == NLMSG_ERROR:
+                failed = -struct.unpack_from("=i", data, 16)[0]
+                raise OSError(failed, os.strerror(failed))
+            if kind == RTM_NEWLINK:
+                name = _text(data[32:length], IFLA_IFNAME)
+                found[name] = struct.unpack_from("=I", data, 24)[0]
+            data = data[(length + 3) & ~3 :]
+
+
+def _text(attributes: bytes, wanted: int) -> str:
+    """Return the attribute ``wanted`` as text; empty if it is missing."""
+    while len(attributes) >= 4:
+        length, kind = struct.unpack_from("=HH", attributes)
+        if kind == wanted:
+            return attributes[4:length].rstrip(b"\0").decode(errors="replace")
+        attributes = attributes[max(4, (length + 3) & ~3) :]
+    return ""
 
 
 def link_state(link: int, up: bool) -> bytes:
