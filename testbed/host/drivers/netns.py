@@ -135,7 +135,7 @@ class NetnsDriver:
 
     def _veth(self, step: Veth) -> Facts:
         here, there = self._space(step.a.namespace), self._space(step.b.namespace)
-        here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu)
+        here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu, step.b.mac)
         here.assert_distinct_indices(step.a.name)
         if step.a.up:
             here.up(step.a.name)
@@ -152,7 +152,7 @@ class NetnsDriver:
         return {}
 
     def _address(self, step: Address) -> Facts:
-        self._space(step.namespace).add_address(step.interface, step.cidr)
+        self._space(step.namespace).add_address(step.interface, step.cidr, step.neighbour)
         return {}
 
     def _route(self, step: Route) -> Facts:
