@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from testbed.cli import console, streams
@@ -212,7 +214,7 @@ LabName = Annotated[
         "-l",
         metavar="NAME",
         envvar="TESTBED_LAB",
-        help="Lab to use; may be omitted while only one is up.",
+        help="Lab to use. May be omitted while only one is up, in verbs that change it only if you brought it up.",
         autocompletion=completing(lab_names),
     ),
 ]
@@ -311,10 +313,39 @@ Lasting = Annotated[
 
 
 def attach(name: str | None) -> Lab:
-    """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up."""
+    """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up, to look at it."""
     from testbed.lab import api
 
-    return api.attach(name or None)
+    return api.attach(name or None, changes=False)
+
+
+def attach_to_change(name: str | None) -> Lab:
+    """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up if the same user brought it up.
+
+    Say so where another user or another login session did.
+    """
+    from testbed.lab import api
+
+    lab = api.attach(name or None, changes=True, command=_naming)
+    say_whose(lab.name)
+    return lab
+
+
+def say_whose(lab: str) -> None:
+    """Say who brought a lab up, if it was not this login session."""
+    from testbed.lab import api
+
+    if line := api.strangers(lab):
+        console.say(line, style="yellow")
+
+
+def _naming(lab: str) -> str:
+    """Return the command line as typed, with the lab; ``-l`` comes first, as the rest may belong to a child."""
+    context = click.get_current_context(silent=True)
+    name = (context.info_name or "") if context else ""
+    typed = sys.argv[1:]
+    after = typed[typed.index(name) + 1 :] if name in typed else ["..."]
+    return shlex.join(["testbed", name, "-l", lab, *after])
 
 
 def read_overrides(assignments: Sequence[str] | None) -> dict[str, object]:

@@ -65,7 +65,12 @@ class _Bypass:
 
     def __init__(self, topology: Topology, probes: SiteProbes) -> None:
         self._topology, self._probes = topology, probes
-        self._net = Addressing(topology)
+        self._management = Addressing(topology).management
+        self._addresses = {
+            (node, family): str(address)
+            for node in topology.node_names
+            for family, address in zip(FAMILIES, Addressing(topology).node(node), strict=True)
+        }
         self._direction = {it.ingress: it.name for it in build.directions(topology)}
         self._sent: dict[int, tuple[str, str, str, str]] = {}
         """By number: sort, family, sender, and interface or address."""
@@ -102,7 +107,7 @@ class _Bypass:
 
     def _round(self, others: Sequence[Send], addressed: Sequence[Send]) -> tuple[list[BypassProbe], bool]:
         numbers = {it.number for it in (*others, *addressed)}
-        heard = self._probes.run(others, addressed, patience_s=self._patience_s, settle_s=SETTLE_S)
+        heard = self._probes.run(addressed, others, patience_s=self._patience_s, settle_s=SETTLE_S)
         return list(self._arrived(heard, numbers)), heard.complete
 
     def _arrived(self, heard: Heard, numbers: set[int]) -> Iterator[BypassProbe]:
@@ -115,8 +120,8 @@ class _Bypass:
     # ---- what is sent
 
     def _addressed(self, pair: Pair) -> Send:
-        address = str(self._net.node(pair.receiver)[FAMILIES.index(pair.family)])
-        return self._noted(self._probes.to_address(pair.sender, address), ADDRESSED, pair.family, pair.sender)
+        send = self._probes.to_address(pair.sender, self._addresses[pair.receiver, pair.family])
+        return self._noted(send, ADDRESSED, pair.family, pair.sender)
 
     def _nearby(self) -> Iterator[Send]:
         for place, interfaces in self._probes.interfaces.items():
@@ -136,7 +141,7 @@ class _Bypass:
             yield self._managed(first.node_names[0], site.node_names[0])
 
     def _managed(self, sender: str, receiver: str) -> Send:
-        send = self._probes.to_address(sender, str(self._net.management[receiver]))
+        send = self._probes.to_address(sender, str(self._management[receiver]))
         return self._noted(send, MANAGEMENT, "IPv4", sender)
 
     def _again(self, stray: BypassProbe) -> Send:

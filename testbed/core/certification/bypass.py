@@ -115,12 +115,16 @@ def strays(topology: Topology, arrived: Sequence[BypassProbe]) -> tuple[BypassPr
 
 def _leads(ends: Mapping[str, tuple[str, str]], entered: Collection[str], here: str, there: str) -> bool:
     """Return whether some of the directions ``entered`` form a path from one site to another."""
-    reached, more = {here}, True
-    while more and there not in reached:
-        beyond = {ends[it][1] for it in entered if ends[it][0] in reached} - reached
-        reached |= beyond
-        more = bool(beyond)
-    return there in reached
+    onward: dict[str, list[str]] = {}
+    for direction in entered:
+        first, second = ends[direction]
+        onward.setdefault(first, []).append(second)
+    waiting = [here]
+    while waiting:
+        if (site := waiting.pop()) == there:
+            return True
+        waiting += onward.pop(site, ())
+    return False
 
 
 def silent_pairs(sent: Sequence[Pair], arrived: Sequence[BypassProbe]) -> tuple[Pair, ...]:

@@ -20,8 +20,8 @@ def refuse_taken(name: str) -> None:
     """Raise NameTaken if a network namespace of that name exists: this lab did not create it."""
     if namespace.netns_path(name).exists():
         raise NameTaken(
-            f"network namespace {name} exists, which no lab of this state folder created; "
-            f"choose another --name, or remove it with: ip netns del {name}"
+            f"network namespace {name} exists, which no lab of this state folder created"
+            " (it may belong to a live lab of another TESTBED_STATE); choose another --name"
         )
 
 

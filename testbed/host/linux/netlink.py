@@ -90,9 +90,7 @@ class Namespace:
             self._indices[name] = found
         return self._indices[name]
 
-    def add_veth(
-        self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int, peer_mac: str = ""
-    ) -> None:
+    def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int, peer_mac: str = "") -> None:
         """Create a veth from this namespace into another, both ends down."""
         with translated(f"make the veth {self.path.name}:{name}"), peer_namespace.open("rb") as other:
             request: dict[str, Any] = {"ifname": name, "kind": "veth", "mtu": mtu}

@@ -134,16 +134,13 @@ class SiteProbes:
         packet = _MESSAGE.pack(self._mark, self._next)
         return Send(self._next, lambda: send(packet))
 
-    def run(self, strays: Sequence[Send], expected: Sequence[Send], *, patience_s: float, settle_s: float) -> Heard:
-        """Send ``strays``, which should arrive nowhere, then ``expected`` as fast as the machine forwards them.
+    def run(self, expected: Sequence[Send], strays: Sequence[Send], *, patience_s: float, settle_s: float) -> Heard:
+        """Send ``expected`` as fast as the machine forwards them, then ``strays``, which should arrive nowhere.
 
         Returns when all ``expected`` have arrived, else ``patience_s`` after the last was sent; and not before the
-        ``strays`` had ``settle_s`` to arrive.
+        ``strays`` had ``settle_s`` to arrive. Each interface that sends a stray takes an entry in the host's table of
+        neighbours, so these come last.
         """
-        for each in strays:
-            each.go()
-        settled_t = time.monotonic() + (settle_s if strays else 0.0)
-        self._collect()
         missing: set[int] = set()
         for start in range(0, len(expected), CHUNK):
             for each in expected[start : start + CHUNK]:
@@ -154,6 +151,9 @@ class SiteProbes:
                 if self._collect():
                     quiet_t = time.monotonic() + IDLE_S
                     missing -= self._receivers.keys()
+        for each in strays:
+            each.go()
+        settled_t = time.monotonic() + (settle_s if strays else 0.0)
         until = time.monotonic() + patience_s
         while True:
             self._collect()
@@ -197,7 +197,8 @@ class SiteProbes:
             try:
                 for place in places:
                     self._sockets[place.name], self.interfaces[place.name] = namespace.inside(
-                        place.path, lambda place=place, port=port: _bound(place, port)  # type: ignore[misc]
+                        place.path,
+                        lambda place=place, port=port: _bound(place, port),  # type: ignore[misc]
                     )
                 return port
             except OSError as error:
@@ -284,7 +285,7 @@ def _filter(mark: int) -> list[tuple[int, int, int, int]]:
     def test(place: int, code: int, value: int, otherwise: int = reject) -> tuple[int, int, int, int]:
         return (code, 0, otherwise - place - 1, value)
 
-    program = [
+    return [
         (_LOAD_WORD, 0, 0, _PACKET_TYPE),
         (_JUMP_IF_EQUAL, reject - 2, 0, _OUTGOING),
         (_LOAD_HALF, 0, 0, 12),
@@ -308,7 +309,6 @@ def _filter(mark: int) -> list[tuple[int, int, int, int]]:
         (_RETURN, 0, 0, _REJECT),
         (_RETURN, 0, 0, _ACCEPT),
     ]
-    return program
 
 
 def _attach(end: socket.socket, program: Sequence[tuple[int, int, int, int]]) -> None:
