@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from testbed.cli import console, streams
@@ -341,6 +340,8 @@ def say_whose(lab: str) -> None:
 
 def _naming(lab: str) -> str:
     """Return the command line as typed, with the lab; ``-l`` comes first, as the rest may belong to a child."""
+    import click
+
     context = click.get_current_context(silent=True)
     name = (context.info_name or "") if context else ""
     typed = sys.argv[1:]

@@ -80,6 +80,8 @@ def owner(lab: LabFolder) -> Owner | None:
 def strangers(lab: LabFolder) -> str:
     """Return a line about a lab that another user or another login session brought up, or nobody knows who; else ""."""
     found = owner(lab)
+    if found is None and not lab.path.is_dir():
+        return ""
     if found is None:
         return f"lab {lab.name} was {_UNKNOWN}"
     if not found.mine:

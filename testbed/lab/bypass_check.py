@@ -25,8 +25,8 @@ __all__ = ["check_bypass"]
 
 LEAST_ATTEMPTS, MOST_ATTEMPTS = 3, 60
 """Rounds after which a pair counts as silent; the maximum takes some seconds."""
-AT_ONCE = 5
-"""Packets of a silent pair per further round."""
+AT_ONCE, MANY = 5, 500
+"""Packets of a silent pair per further round, unless there are many such pairs."""
 CONFIRMATIONS = 2
 """How often a packet must come around again before the lab is accused."""
 
@@ -99,7 +99,8 @@ class _Bypass:
             if attempts <= 0 and time.monotonic() > until:
                 break
             attempts -= 1
-            more, complete = self._round([], [self._addressed(it) for it in silent for _ in range(AT_ONCE)])
+            repeats = AT_ONCE if len(silent) < MANY else 1  # many: their neighbours were not resolved yet
+            more, complete = self._round([], [self._addressed(it) for it in silent for _ in range(repeats)])
             arrived += more
             if complete and (astray := bypass.strays(self._topology, more)):
                 return bypass.why_bypassed(astray, ())

@@ -11,6 +11,7 @@ from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_r
 
 from testbed.core.topology.model import Topology
 from testbed.errors import FidelityError, LabError
+from testbed.host import lab_folder, lab_owner
 from testbed.lab import api, containers
 
 __all__ = ["cli", "fake_lab"]  # fixtures
@@ -103,10 +104,19 @@ def summaries(*names: str) -> tuple[api.LabSummary, ...]:
     ],
 )
 def test_down(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, up: list[str], words: tuple[str, ...], removed: list[str], status: int
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    up: list[str],
+    words: tuple[str, ...],
+    removed: list[str],
+    status: int,
 ) -> None:
     gone: list[str] = []
-    monkeypatch.setattr(api, "lab_names", lambda: tuple(up))
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
+    for name in up:
+        (tmp_path / "labs" / name).mkdir(parents=True)
+        lab_owner.record(lab_folder.folder(name))
     monkeypatch.setattr(api, "down", lambda name: gone.append(name) or True)  # type: ignore[func-returns-value]
     said = cli("down", *words)
     assert (said.status, gone) == (status, removed)
@@ -195,11 +205,11 @@ def test_waiting_for_ever_is_refused(cli: Cli, fake_lab: FakeLab) -> None:
 
 
 def test_heal(cli: Cli, fake_lab: FakeLab) -> None:
-    assert "f1: cut north" in cli("heal").out
+    assert "fake: f1: cut north" in cli("heal").out
     assert fake_lab.asked[-1] == ("heal", None)
     said = cli("heal", "south")
     assert (said.status, said.out) == (0, "")
-    assert "no active faults" in said.err
+    assert "fake: no active faults" in said.err
 
 
 @pytest.mark.parametrize("words", [("heal",), ("heal", "south"), ("heal", "--json")])
