@@ -52,9 +52,10 @@ def check_bypass(lab: LabFolder, topology: Topology) -> AroundCheck:
 
 
 def _places(lab: LabFolder, topology: Topology) -> list[Place]:
-    links = frozenset(link.name for link in topology.links)
+    # A gateway's links lead into fibers, and what is in its fabric is reached from its nodes.
+    inner = frozenset((build.FABRIC_BRIDGE, *(link.name for link in topology.links), *topology.node_names))
     return [
-        Place(name, lab_nodes.netns(lab, name), links if name == site.gateway else frozenset())
+        Place(name, lab_nodes.netns(lab, name), inner if name == site.gateway else frozenset())
         for site in topology.sites
         for name in (site.gateway, *site.node_names)
     ]

@@ -126,7 +126,8 @@ def test_a_cable_between_two_nodes_without_an_address_is_found(lab: testbed.Lab,
     with second_path(lab, "c-1", "d-1"):
         found = around(command, lab)
     assert found["ok"] is False
-    assert "c-1 reaches d-1 by link-local IPv6 from leak0" in found["why"]
+    assert "c-1 reaches d-1 by " in found["why"]
+    assert " from leak0" in found["why"]
 
 
 @pytest.mark.thorough

@@ -46,11 +46,11 @@ PORTS, PORT_TRIES = range(40_000, 60_000), 20
 
 @dataclass(frozen=True)
 class Place:
-    """A namespace that takes part; packets are sent by all of its interfaces but ``lo`` and those of ``fibers``."""
+    """A namespace that takes part; everybody nearby is addressed by all its interfaces but ``lo`` and ``skipped``."""
 
     name: str
     path: Path
-    fibers: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _bound(place: Place, port: int) -> tuple[dict[str, socket.socket], dict[str,
             else:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
                 end.bind(("0.0.0.0", port))
-        nearby = {name: index for index, name in socket.if_nameindex() if name != "lo" and name not in place.fibers}
+        nearby = {name: index for index, name in socket.if_nameindex() if name != "lo" and name not in place.skipped}
     except BaseException:
         for each in found.values():
             each.close()
