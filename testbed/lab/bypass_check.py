@@ -87,10 +87,10 @@ class _Bypass:
             if not astray:
                 break
             # A few packets at a time: the first round may have overflowed the capture, which then saw no crossing.
-            repeats = [it for it in astray for _ in range(AT_ONCE)]
+            several = [it for it in astray for _ in range(AT_ONCE)]
             again, complete = self._round(
-                [self._again(it) for it in repeats if it.sort != ADDRESSED],
-                [self._again(it) for it in repeats if it.sort == ADDRESSED],
+                [self._again(it) for it in several if it.sort != ADDRESSED],
+                [self._again(it) for it in several if it.sort == ADDRESSED],
             )
             astray = bypass.strays(self._topology, again) if complete else astray
         if astray:
