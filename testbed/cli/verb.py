@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,9 @@ app = typer.Typer(
 RUNS, LABS, FAULTS, LOOK = PANELS = ("Run jobs", "Labs", "Faults in a running lab", "Files and this host")
 """Headings of ``testbed --help``, in the order shown."""
 
+_running: ContextVar[str] = ContextVar("verb", default="")
+"""The name of the verb that runs."""
+
 BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of stdout has closed it. Not 1, which means that something was measured and is bad."""
 
@@ -53,10 +57,12 @@ def verb(
 
     def register(function: Verb) -> Verb:
         signature = inspect.signature(function, eval_str=True)
+        name = function.__name__.strip("_").replace("_", "-")
 
         @functools.wraps(function)
         def command(*, quiet: bool, verbose: bool, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
+            _running.set(name)
             raise typer.Exit(guarded(lambda: function(**arguments), own_status))
 
         parameters = [
@@ -69,7 +75,7 @@ def verb(
         command.__dict__.pop("__wrapped__")
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         app.command(
-            name=function.__name__.strip("_").replace("_", "-"),
+            name=name,
             rich_help_panel=panel,
             help=_reflowed(function.__doc__ or ""),
             epilog="\n".join(["[bold]Examples[/bold]", *(f"  [cyan]{_escaped(line)}[/cyan]" for line in examples)]),
@@ -340,11 +346,7 @@ def say_whose(lab: str) -> None:
 
 def _naming(lab: str) -> str:
     """Return the command line as typed, with the lab; ``-l`` comes first, as the rest may belong to a child."""
-    import click
-
-    context = click.get_current_context(silent=True)
-    name = (context.info_name or "") if context else ""
-    typed = sys.argv[1:]
+    name, typed = _running.get(), sys.argv[1:]
     after = typed[typed.index(name) + 1 :] if name in typed else ["..."]
     return shlex.join(["testbed", name, "-l", lab, *after])
 

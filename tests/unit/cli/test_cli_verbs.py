@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_r
 from testbed.core.topology.model import Topology
 from testbed.errors import FidelityError, LabError
 from testbed.host import lab_folder, lab_owner
+from testbed.host.linux import login
 from testbed.lab import api, containers
 
 __all__ = ["cli", "fake_lab"]  # fixtures
@@ -407,3 +409,35 @@ def test_doctor_exit_status(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(cli("doctor", "--json").out)["can_run"] is False
     monkeypatch.setattr(doctor, "examine", lambda: (doctor.Check("fiberd", "ok", "/somewhere", needed=True),))
     assert cli("doctor").status == 0
+
+
+# ---- whose lab
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (("cut", "north", "--for", "10s"), "testbed cut -l metro north --for 10s"),
+        (("inject", "flap", "north", "down=0.2 s"), "testbed inject -l metro flap north 'down=0.2 s'"),
+        (("heal",), "testbed heal -l metro"),
+        (("launch", "--", "true"), "testbed launch -l metro -- true"),
+        (("exec", "east-0", "true"), "testbed exec -l metro east-0 true"),
+        (("certify",), "testbed certify -l metro"),
+        (("down",), "testbed down metro"),
+    ],
+)
+def test_a_verb_that_changes_a_lab_takes_no_lab_of_another_user_by_itself(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], suggested: str
+) -> None:
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
+    monkeypatch.setattr(login, "current", lambda: login.Login(4711, None, "/dev/pts/3"))
+    (tmp_path / "labs" / "metro").mkdir(parents=True)
+    lab_owner.record(lab_folder.folder("metro"))
+    monkeypatch.setattr(login, "current", lambda: login.Login(4712))
+    monkeypatch.setattr(sys, "argv", ["testbed", *words])
+    said = cli(*words)
+    assert said.status == (125 if words[0] in ("launch", "exec") else 2)
+    assert said.out == ""
+    assert f" {suggested}  # brought up by uid 4711 at " in said.err
+    assert "from /dev/pts/3" in said.err
+    assert (tmp_path / "labs" / "metro").is_dir()
