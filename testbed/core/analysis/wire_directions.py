@@ -136,9 +136,12 @@ _Group = frozenset[str]
 
 
 def _flows(topology: Topology, sites: Sequence[str]) -> list[tuple[_Group, ...]] | None:
-    """Return the path of each hop of the ring that leaves its site; None if a path is not known."""
+    """Return the path of each hop of the ring that leaves its site; None if a path is not known.
+
+    In gloo's ring each rank sends to the rank before it (gloo/allreduce.cc, ``sendRank``).
+    """
     paths = []
-    for here, there in zip(sites, [*sites[1:], sites[0]], strict=True):
+    for here, there in zip(sites, [sites[-1], *sites[:-1]], strict=True):
         if here != there:
             path = routing.path(topology, here, there)
             if path is None:
