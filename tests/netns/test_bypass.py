@@ -130,6 +130,21 @@ def test_a_cable_between_two_nodes_without_an_address_is_found(lab: testbed.Lab,
     assert " from leak0" in found["why"]
 
 
+def test_gateways_know_their_neighbours_on_the_links_without_resolving_them(lab: testbed.Lab) -> None:
+    """Entries that are resolved share one small table of the whole host; permanent ones do not count."""
+    for site in lab.topology.sites:
+        place = oracle.netns(lab.name, site.gateway)
+        links = [link for link in lab.topology.links if site.name in link.between]
+        for link in links:
+            (other,) = set(link.between) - {site.name}
+            far = oracle.netns(lab.name, f"{other}-gw")
+            (mac,) = [it["address"] for it in oracle.ip(far, "link", "show", "dev", link.name)]
+            for family in ("-4", "-6"):
+                known = oracle.ip(place, family, "neigh", "show", "dev", link.name, "nud", "permanent")
+                address = oracle.addresses(far, link.name)["inet" if family == "-4" else "inet6"]
+                assert [it["lladdr"] for it in known if it["dst"] == address] == [mac]
+
+
 @pytest.mark.thorough
 def test_64_sites_are_probed_within_two_seconds(state_folder: Path, command: oracle.Command) -> None:
     with testbed.up("ring-64", name=oracle.unused_name(), agents=False, allow_uncertified=True) as wide:
