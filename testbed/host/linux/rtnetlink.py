@@ -1,4 +1,5 @@
-"""The rtnetlink requests that a lab makes by the thousand, packed by hand: link states, addresses, routes.
+"""The rtnetlink requests that a lab makes by the thousand, packed by hand: link states, addresses, neighbours,
+routes.
 
 pyroute2 needs half a millisecond for each, this module 0.03 ms; a lab of 64 sites has 8,600 routes. Layouts:
 rtnetlink(7), linux/rtnetlink.h, linux/if_addr.h. Numbers are in host byte order, addresses in network byte order.
@@ -14,13 +15,14 @@ import struct
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
-RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE = 16, 20, 21, 24, 25
+RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE, RTM_NEWNEIGH = 16, 20, 21, 24, 25, 28
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 RTM_GETLINK, NLM_F_DUMP, IFLA_IFNAME = 18, 0x300, 3
 IFF_UP = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_F_NODAD = 1, 2, 2
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_MULTIPATH = 1, 4, 5, 6, 8, 9
+NDA_DST, NDA_LLADDR, NUD_PERMANENT = 1, 2, 0x80
 RTAX_CC_ALGO = 16
 RT_TABLE_MAIN, RTPROT_STATIC, RTN_UNICAST, RTN_BLACKHOLE = 254, 4, 1, 6
 SIOCGIFINDEX = 0x8933
@@ -139,6 +141,15 @@ def _address(link: int, cidr: str) -> bytes:
     family, flags = (socket.AF_INET, 0) if address.version == 4 else (socket.AF_INET6, IFA_F_NODAD)
     body = struct.pack("=BBBBI", family, int(length), flags, 0, link)
     return body + attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
+
+
+def new_neighbour(link: int, address: str, mac: str) -> bytes:
+    """Return the request for a permanent neighbour on an interface (linux/neighbour.h)."""
+    found = ip_address(address)
+    family = socket.AF_INET if found.version == 4 else socket.AF_INET6
+    body = struct.pack("=BxxxiHBB", family, link, NUD_PERMANENT, 0, 0)
+    body += attribute(NDA_DST, found.packed) + attribute(NDA_LLADDR, bytes.fromhex(mac.replace(":", "")))
+    return message(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int, congestion: str = "") -> bytes:
