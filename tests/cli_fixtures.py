@@ -157,11 +157,12 @@ def fake_lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     lab = FakeLab()
     lab.certificate = certificate_of(lab.topology)
 
-    def attach(name: str | None = None) -> FakeLab:
+    def attach(name: str | None = None, **how: object) -> FakeLab:
         lab.asked.append(("attach", name))
         return lab
 
     monkeypatch.setattr(api, "attach", attach)
+    monkeypatch.setattr(api, "strangers", lambda name: "")
     return lab
 
 

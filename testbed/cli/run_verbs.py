@@ -132,7 +132,7 @@ def launch(
     of the rank), HOME, USER and TMPDIR. Output lines are prefixed with the rank and kept. The exit status is that of
     the worst rank; 125 is an error of the testbed itself.
     """
-    target = verb.attach(lab)
+    target = verb.attach_to_change(lab)
     target.allow_uncertified = allow_uncertified
     scale = target.topology.scale
     if scale != 1:

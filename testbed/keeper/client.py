@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from testbed.errors import LabError
+from testbed.host import lab_owner
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import protocol
 from testbed.keeper.protocol import Hello, Request, Subscribe, Update
@@ -36,9 +37,7 @@ class Connection:
             self._socket.close()
             lab.refuse_foreign()
             lab.refuse_gone()
-            raise LabError(
-                f"the keeper of lab {lab.name} does not answer; take it down with: testbed down {lab.name}"
-            ) from error
+            raise LabError(f"the keeper of lab {lab.name} does not answer; {lab_owner.or_down(lab)}") from error
         self._stream = self._socket.makefile("rwb")
 
     def __enter__(self) -> Connection:

@@ -68,9 +68,10 @@ class Verbs:
             )
         )
 
-    def answer(self, request: Request[Any], caller: Caller) -> Any:
-        """Return the answer to a request. Raises TestbedError."""
-        return self.handlers[type(request)](request, caller)
+    def answer(self, request: object, caller: Caller) -> Any:
+        """Return the answer to a request, or to its message. Raises TestbedError."""
+        known = request if isinstance(request, Request) else protocol.decode_request(request)
+        return self.handlers[type(known)](known, caller)
 
     def _hello(self, request: protocol.Hello, caller: Caller) -> protocol.HelloAnswer:
         emulator = self._keeper.emulator.emulator

@@ -23,7 +23,7 @@ from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.user_text import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import fork_server as agent_host
-from testbed.host import lab_folder, lab_nodes, runner
+from testbed.host import lab_folder, lab_nodes, lab_owner, runner
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.drivers.netns import refuse_taken
@@ -241,12 +241,15 @@ def _make_folder(name: str) -> LabFolder:
         if free.f_bavail * free.f_frsize < NEEDED_BYTES:
             raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB free; free some space")
         folder.path.mkdir(mode=0o700)
+        lab_owner.record(folder)
     except FileExistsError as error:
         if folder.path.is_symlink() or not folder.path.is_dir():
             raise StorageError(f"{folder.path} exists and is not a lab's folder; remove it") from error
         state_now = _state_now(folder)
         raise NameTaken(
-            f"lab {name} {state_now}; take it down with: testbed down {name}, or choose another --name"
+            f"lab {name} {state_now}; choose another --name, or: {lab_owner.or_down(folder)}"
+            if (found := lab_owner.owner(folder)) and found.mine
+            else f"lab {name} {state_now}; {lab_owner.or_down(folder)}; choose another --name"
         ) from error
     except OSError as error:
         raise StorageError(f"cannot make {folder.path}: {error.strerror}") from error

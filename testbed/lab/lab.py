@@ -20,10 +20,11 @@ from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
-from testbed.host import lab_nodes
+from testbed.host import lab_nodes, lab_owner
 from testbed.host.files import beneath, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_owner import Owner
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
@@ -72,6 +73,11 @@ class Lab:
         self.recorder: Recorder | None = None
         self._jobs = 0
         self._used = False
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who brought the lab up, when, and from which login; None if that is unknown."""
+        return lab_owner.owner(self._folder)
 
     def __enter__(self) -> Lab:
         return self
@@ -198,7 +204,7 @@ class Lab:
             raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: testbed logs")
         if not hello["prometheus"]:
             raise UserError(
-                f"lab {self.name} runs no Prometheus; take it down, and bring it up again with: testbed up --observe"
+                f"lab {self.name} runs no Prometheus; only a lab brought up with `testbed up --observe` has one"
             )
         address, _, there = hello["prometheus"].rpartition(":")
         return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
@@ -414,8 +420,7 @@ def _read_topology(folder: LabFolder) -> Topology:
         return topology_from_dict(json.loads(folder.topology.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise LabError(
-            f"lab {folder.name} is incomplete: {folder.topology.name} cannot be read; "
-            f"take it down with: testbed down {folder.name}"
+            f"lab {folder.name} is incomplete: {folder.topology.name} cannot be read; {lab_owner.or_down(folder)}"
         ) from error
 
 

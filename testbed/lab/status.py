@@ -12,7 +12,7 @@ from testbed.core.certification.certificate import Certificate
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError, TestbedError
-from testbed.host import lab_nodes
+from testbed.host import lab_nodes, lab_owner
 from testbed.host.drivers import containerlab, docker_client
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import namespace, netlink, process
@@ -204,7 +204,7 @@ def _ask(lab: LabFolder) -> _Found:
             found.why += [*without_keeper(lab), *_containers(lab)]
         return found
     if hello["emulator_died"]:
-        found.why.append(f"{FIBERS_DARK}; take it down with: testbed down {lab.name}")
+        found.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
     if hello["prometheus_ended"]:
         found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]

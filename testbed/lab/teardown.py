@@ -18,7 +18,7 @@ from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Containers, Fibers, Namespace
 from testbed.core.plan.step import Step
 from testbed.errors import HostError, LabError, StorageError, raise_all
-from testbed.host import lab_nodes, scratch
+from testbed.host import lab_nodes, lab_owner, scratch
 from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
 from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver, nowhere
@@ -110,7 +110,7 @@ def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
     lock = _locked(lab, HEAL_BOUND_S)
     if lock is None:
         if keeper_alive(lab):
-            raise LabError(f"the keeper of lab {lab.name} is stuck; take the lab down with: testbed down {lab.name}")
+            raise LabError(f"the keeper of lab {lab.name} is stuck; {lab_owner.or_down(lab)}")
         raise LabError(f"another process is healing lab {lab.name} or taking it down; try again")
     try:
         journal = _journal_to_heal_by(lab)

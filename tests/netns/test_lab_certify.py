@@ -174,12 +174,13 @@ def test_a_dark_fiber_is_not_measured_over_another_one(healthy: testbed.Lab, com
 
 def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: testbed.Lab, command: oracle.Command) -> None:
     """Fibers are measured between gateways: that nothing goes around them can be told only of packets that arrive."""
-    node = oracle.netns(lab.name, "west-0")
-    oracle.run("ip", "-n", node, "link", "set", "fabric0", "down")
+    # The gateway's end of the node's cable: with its own end down, the node would lose its IPv6 address and its routes.
+    gateway = oracle.netns(lab.name, "west-gw")
+    oracle.run("ip", "-n", gateway, "link", "set", "west-0", "down")
     try:
         status, found = certify(command, lab)
     finally:
-        oracle.run("ip", "-n", node, "link", "set", "fabric0", "up")
+        oracle.run("ip", "-n", gateway, "link", "set", "west-0", "up")
     assert status == 1
     assert [why for why in found["why"] if "west-0" in why] == [
         "no packet from east-0 reaches west-0: cannot rule out a bypass path"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from testbed.core.certification.link_certificate import LinkCertificate
-from testbed.core.fields import Fields, mapping, number, sequence, text, texts
+from testbed.core.fields import Fields, integer, mapping, number, sequence, text, texts
 
 __all__ = ["Certificate", "ConcurrentFault", "Headroom"]
 
@@ -62,7 +62,8 @@ class Certificate:
 
     ``taken_unix_s`` is wall-clock time, ``took_s`` the duration of the measurement. ``cpu_busy`` and ``stolen`` are
     shares of all cores, 0..1, while delays were measured: busy, the measurement included, and taken by other guests.
-    ``faults`` were active meanwhile.
+    ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed for a path around the fibers, in
+    ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates of older versions.
     """
 
     lab: str
@@ -78,6 +79,9 @@ class Certificate:
     took_s: float | None = None
     stolen: float = 0.0
     faults: tuple[ConcurrentFault, ...] = ()
+    around_pairs: int = 0
+    around_families: tuple[str, ...] = ()
+    around_took_s: float | None = None
 
     @property
     def certified(self) -> bool:
@@ -145,7 +149,13 @@ class Certificate:
             "why": list(self.why),
             "notes": list(self.notes),
             "links": [link.to_dict() for link in self.links],
-            "around": {"ok": self.around_ok, "why": self.around_why},
+            "around": {
+                "ok": self.around_ok,
+                "why": self.around_why,
+                "pairs": self.around_pairs,
+                "families": list(self.around_families),
+                "took_s": self.around_took_s,
+            },
             "faults": [it.to_dict() for it in self.faults],
             "cpu_busy": self.cpu_busy,
             "headroom": self.headroom.to_dict(),
@@ -176,4 +186,7 @@ class Certificate:
                 for each in sequence(fields, "faults")
                 if isinstance(each, Mapping)
             ),
+            around_pairs=integer(around, "pairs") or 0,
+            around_families=texts(around, "families"),
+            around_took_s=number(around, "took_s"),
         )

@@ -82,6 +82,11 @@ class Addressing:
         """Return the address of ``site``'s first node that other sites reach over ``link`` only, while it is probed."""
         return PROBED_V4[2 * self._link_index[link.name] + link.between.index(site)]
 
+    def link_mac(self, link: Link, site: str) -> str:
+        """Return the MAC of ``site``'s gateway on ``link``, locally administered, unless containerlab makes it."""
+        j = self._link_index[link.name]
+        return f"02:5c:a1:{j >> 8:02x}:{j & 255:02x}:{link.between.index(site):02x}"
+
     @cached_property
     def management(self) -> dict[str, IPAddress]:
         """The management address of every node and gateway; the bridge itself is the first host of the prefix."""

@@ -198,11 +198,13 @@ def _links(topology: Topology, net: Addressing) -> Iterator[Step]:
     for link in topology.links:
         for end, site in zip(link.ends, link.between, strict=True):
             gateway = topology.site(site).gateway
-            yield Veth(End(PLANT, end, index, up=False), End(gateway, link.name), link.mtu)
+            yield Veth(
+                End(PLANT, end, index, up=False), End(gateway, link.name, mac=net.link_mac(link, site)), link.mtu
+            )
             index += 1
-            v4, v6 = net.link_end(link, site)
-            yield Address(gateway, link.name, f"{v4}/31")
-            yield Address(gateway, link.name, f"{v6}/127")
+            other = link.between[1 - link.between.index(site)]
+            for own, remote, length in zip(net.link_end(link, site), net.link_end(link, other), (31, 127), strict=True):
+                yield Address(gateway, link.name, f"{own}/{length}", (str(remote), net.link_mac(link, other)))
 
 
 def _addresses(

@@ -174,7 +174,7 @@ def build(run: RunData) -> Report:
     under_load = tuple(fidelity_section.direction(each, emulator) for each in measured)
     host = fidelity_section.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
-    crossed = wire_check.check(logs, run.fibers, mtu)
+    crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows)
     tried = restarts_section.lines(attempt_history.evaluate(logs, run.events, windows, job), origin)
     faults = faults_section.lines(job.faults, origin)
     checks = hypothesis.steady(run.info, origin)
@@ -235,6 +235,8 @@ def to_json(report: Report) -> dict[str, object]:
     document["certificate"] = json_values(report.certificate.to_dict()) if report.certificate else None
     for line, cut in zip(document["wire"]["cuts"], report.wire.cuts, strict=True):
         line["ok"] = cut.ok
+    for line, direction in zip(document["wire"]["directions"], report.wire.directions, strict=True):
+        line |= {"ratio": direction.ratio, "ok": direction.ok}
     if report.topology:
         document["topology"].pop("origins")
     return document

@@ -20,8 +20,8 @@ def refuse_taken(name: str) -> None:
     """Raise NameTaken if a network namespace of that name exists: this lab did not create it."""
     if namespace.netns_path(name).exists():
         raise NameTaken(
-            f"network namespace {name} exists, which no lab of this state folder created; "
-            f"choose another --name, or remove it with: ip netns del {name}"
+            f"network namespace {name} exists, which no lab of this state folder created"
+            " (it may belong to a live lab of another TESTBED_STATE); choose another --name"
         )
 
 
@@ -135,7 +135,7 @@ class NetnsDriver:
 
     def _veth(self, step: Veth) -> Facts:
         here, there = self._space(step.a.namespace), self._space(step.b.namespace)
-        here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu)
+        here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu, step.b.mac)
         here.assert_distinct_indices(step.a.name)
         if step.a.up:
             here.up(step.a.name)
@@ -152,7 +152,7 @@ class NetnsDriver:
         return {}
 
     def _address(self, step: Address) -> Facts:
-        self._space(step.namespace).add_address(step.interface, step.cidr)
+        self._space(step.namespace).add_address(step.interface, step.cidr, step.neighbour)
         return {}
 
     def _route(self, step: Route) -> Facts:

@@ -45,7 +45,7 @@ from testbed.errors import (
     TestbedError,
     UserError,
 )
-from testbed.host import collective_libraries, lab_folder, lab_nodes
+from testbed.host import collective_libraries, lab_folder, lab_nodes, lab_owner
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import catalog, store, validations
 from testbed.host.files.store import RunDirectory
@@ -315,7 +315,7 @@ def _refuse_beside_lab(**given: bool) -> None:
 
 def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
     """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
-    lab = Lab(lab_folder.chosen(name))
+    lab = Lab(lab_owner.chosen(name, changes=True))
     _with_fibers(lab.topology)
     status = lab.status()
     for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):

@@ -179,8 +179,14 @@ def keeper(state: str = "building", ranks: int = 4) -> tuple[Verbs, list[Any]]:
     journal = SimpleNamespace(state=state, set_state=lambda it: told.append(("state", it)))
     agents = SimpleNamespace(ranks=dict.fromkeys(range(ranks)), revive=lambda: None, train=told.append)
     events = EventLog()
+    publisher = SimpleNamespace(changed=lambda: None)
     made = SimpleNamespace(
-        journal=journal, agents=agents, events=events, lab=SimpleNamespace(name="metro"), do=lambda work: work()
+        journal=journal,
+        agents=agents,
+        events=events,
+        publisher=publisher,
+        lab=SimpleNamespace(name="metro"),
+        do=lambda work: work(),
     )
     return Verbs(typing.cast(Any, made)), told
 
