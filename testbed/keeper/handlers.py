@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.physics.impairment import Direction
-from testbed.core.plan.properties import Shape, Throttled
+from testbed.core.plan.properties import Changed, Shape, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError
@@ -116,6 +116,7 @@ def of_keeper(
     residents: dict[type[Step], Handler] = {
         Fibers: emulator,
         Shape: emulator,
+        Changed: emulator,
         Agents: agents,
         Prometheus: prometheus,
     }
@@ -130,7 +131,7 @@ def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab
         drivers |= dict.fromkeys(containers.kinds, containers)
     return {
         **drivers,
-        **dict.fromkeys((Fibers, Shape, Agents, *rank_faults.KINDS), residue),
+        **dict.fromkeys((Fibers, Shape, Changed, Agents, *rank_faults.KINDS), residue),
         Throttled: ThrottleCleanup(Throttle(lab.name, driver.path)),
         Prometheus: PrometheusCleanup(lab),
     }

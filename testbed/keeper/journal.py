@@ -14,12 +14,12 @@ Step that is not there is no error.
     {"state": "up"}
     {"note": "fault", …}
 
-A property that is withdrawn is *forgotten* first: it no longer competes for its key, but the key has yet to be set to
-the value that wins now. Once that is done the property is *undone*. So the journal lists at any moment every key that
+A property that is withdrawn is *forgotten* first: it has no say in its key any more, but the key has yet to be set to
+the value in force now. Once that is done the property is *undone*. So the journal lists at any moment every key that
 may have a wrong value on the host, including keys that no owner sets any more.
 
-Owners are ordered by their first line. Of two faults that set the same key the one that began later wins, however often
-the earlier one changes its value.
+Owners are ordered by their first line, and their properties of one key are folded in that order, however often a fault
+changes its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.core.plan import codec
-from testbed.core.plan.step import Step
+from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError, StorageError
 
 VERSION = 2
@@ -180,9 +180,21 @@ class Journal:
             self._order.setdefault(it.owner, it.id)
             self._next = it.id + 1
 
-    def precedence(self, entry: Entry) -> tuple[int, int]:
-        """Return the rank of an entry among those that set the same key: the greatest wins."""
-        return self._order[entry.owner], entry.id
+    def properties(self, keys: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], list[tuple[str, Property]]]:
+        """Return the (owner, property) in force for each of ``keys``, in the order in which the owners began.
+
+        One of each owner, its newest: a crash between two phases may leave both. Safe from any thread.
+        """
+        found: dict[tuple[str, ...], dict[str, tuple[int, Property]]] = {key: {} for key in keys}
+        for entry in list(self.entries.values()):
+            if isinstance(entry.step, Property) and (owners := found.get(entry.step.key)) is not None:
+                number, _ = owners.get(entry.owner, (0, None))
+                if entry.id > number:
+                    owners[entry.owner] = (entry.id, entry.step)
+        return {
+            key: [(owner, owners[owner][1]) for owner in sorted(owners, key=self._order.__getitem__)]
+            for key, owners in found.items()
+        }
 
     def done(self, entries: Iterable[Entry]) -> None:
         """Record that these are in force, with the facts that undoing them needs. Raises StorageError."""

@@ -4,8 +4,9 @@ Faults name the paths that they cut (``Phase.cuts``). A :class:`Selector` per pr
 the traffic; the Steps for that are owned by ``protection LINK`` in the journal. So the switch back outlives the fault
 that caused the switch, two faults on one link combine, and `down` needs no knowledge of protection.
 
-The Steps: none on the working path; the second path's delay on the protection path; during a switch both directions
-drop all packets that enter and all in flight; and where the carrier is lost both ends are down.
+The Steps: none on the working path; the second path's delay on the protection path, below the faults in force; during
+a switch both directions drop all packets that enter and all in flight; and where the carrier is lost both ends are
+down.
 """
 
 from __future__ import annotations
