@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from testbed.core.physics.change import BurstLoss, Change, Jitter, Reordering
 from testbed.core.physics.impairment import Impairment
-from testbed.core.physics.parameters import text
+from testbed.core.physics.parameters import PARAMETERS, text
 from testbed.core.units import format_delay
 
 __all__ = ["LINK", "Folded", "Named", "Value", "fold", "together"]
@@ -35,7 +35,7 @@ LINK: Final = "link"
 Named = tuple[str, Change]
 """A change with the name of its fault."""
 
-T = TypeVar("T", int, float)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,22 @@ def together(chances: Iterable[float]) -> float:
     return 1.0 if 1.0 in found else -math.expm1(math.fsum(math.log1p(-it) for it in found))
 
 
-def fold(own: Impairment, changes: Sequence[Named] = (), link: str = LINK) -> Folded:
+def fold(own: Impairment, changes: Sequence[Named] = (), makers: Mapping[str, str] | None = None) -> Folded:
     """Return the impairment of a direction.
 
     Args:
-        own: that of the healthy link; ``link`` names its maker.
+        own: that of the healthy link.
         changes: in the order in which their faults began.
+        makers: the makers of those fields of ``own`` that are not the link's.
     """
-    return _Fold(own, changes, link).result()
+    return _Fold(own, changes, makers or {}).result()
 
 
 class _Fold:
     """One use of :func:`fold`: the makers of values are collected on the way."""
 
-    def __init__(self, own: Impairment, changes: Sequence[Named], link: str) -> None:
-        self._own, self._changes, self._link = own, changes, link
+    def __init__(self, own: Impairment, changes: Sequence[Named], makers: Mapping[str, str]) -> None:
+        self._own, self._changes, self._makers = own, changes, makers
         self._values: list[Value] = []
         self._masked: list[tuple[str, str]] = []
 
@@ -93,24 +94,18 @@ class _Fold:
         if dark:
             self._values.append(Value("dark", "no packet passes", tuple(dark)))
         delay_s = self._delay()
-        rate_bps = self._least("rate", own.rate_bps, [(name, it.rate_bps) for name, it in self._changes])
-        queue = self._newest("queue", own.queue_bytes, [(name, it.queue_bytes) for name, it in self._changes])
-        overhead = self._newest(
-            "overhead", own.overhead_bytes, [(name, it.overhead_bytes) for name, it in self._changes], shown=False
-        )
-        loss = self._chance("loss", 0.0 if own.chain else own.loss, [(name, it.loss) for name, it in self._changes])
+        jitter = self._jitter()
+        rate_bps = self._least("rate", own.rate_bps, [it.rate_bps for _, it in self._changes])
+        queue = self._newest("queue", own.queue_bytes, [it.queue_bytes for _, it in self._changes])
+        overhead = self._newest("overhead", own.overhead_bytes, [it.overhead_bytes for _, it in self._changes])
+        loss = self._chance("loss", 0.0 if own.chain else own.loss, [it.loss for _, it in self._changes])
         bursts = self._bursts()
-        caught = self._chance(
-            "corrupt", 0.0 if own.corrupt_survives else own.corrupt, [(name, it.corrupt) for name, it in self._changes]
-        )
-        surviving = self._chance(
-            "corrupt_survives",
-            own.corrupt if own.corrupt_survives else 0.0,
-            [(name, it.corrupt_surviving) for name, it in self._changes],
-        )
-        duplicate = self._chance("duplicate", own.duplicate, [(name, it.duplicate) for name, it in self._changes])
-        jitter, reordering = self._jitter(), self._reordering()
-        largest = self._least("largest", own.largest_bytes, [(name, it.largest_bytes) for name, it in self._changes])
+        own_caught, own_surviving = (0.0, own.corrupt) if own.corrupt_survives else (own.corrupt, 0.0)
+        caught = self._chance("corrupt", own_caught, [it.corrupt for _, it in self._changes])
+        surviving = self._chance("corrupt_survives", own_surviving, [it.corrupt_surviving for _, it in self._changes])
+        duplicate = self._chance("duplicate", own.duplicate, [it.duplicate for _, it in self._changes])
+        reordering = self._reordering()
+        largest = int(self._least("largest", own.largest_bytes, [it.largest_bytes for _, it in self._changes]))
         if surviving and caught:
             loss, caught = together([loss, caught]), 0.0
         if dark or loss >= 1.0:
@@ -132,72 +127,56 @@ class _Fold:
         return Folded(impairment, tuple(self._values), tuple(self._masked))
 
     def _delay(self) -> float:
-        absolute = [(self._link, self._own.delay_s)]
-        absolute += [(name, it.delay_s) for name, it in self._changes if it.delay_s is not None]
+        base_s, maker = self._newest_of("delay", self._own.delay_s, [it.delay_s for _, it in self._changes])
         extra = [(name, it.extra_s) for name, it in self._changes if it.extra_s]
-        maker, base_s = absolute[-1]
-        self._masked += [(name, "delay") for name, _ in absolute[1:-1]]
         delay_s = math.fsum([base_s, *(it for _, it in extra)])
-        makers = tuple(dict.fromkeys([maker, *(name for name, _ in extra)]))
-        self._values.append(Value("delay", format_delay(delay_s, 4), makers))
+        makers = dict.fromkeys([maker, *(name for name, _ in extra)])
+        self._values.append(Value("delay", format_delay(delay_s, 4), tuple(makers)))
         return delay_s
 
-    def _chance(self, key: str, own: float, stated: list[tuple[str, float]]) -> float:
-        found = [(name, it) for name, it in [(self._link, own), *stated] if it]
+    def _chance(self, key: str, own: float, stated: Sequence[float]) -> float:
+        makers = [self._maker("corrupt" if key == "corrupt_survives" else key), *(name for name, _ in self._changes)]
+        found = [(name, it) for name, it in zip(makers, [own, *stated], strict=True) if it]
         total = together(it for _, it in found)
         if found:
             shown = text("corrupt" if key == "corrupt_survives" else key, total)
             self._values.append(Value(key, shown, tuple(name for name, _ in found)))
         return total
 
-    def _least(self, key: str, own: T, stated: list[tuple[str, T]]) -> T:
+    def _least(self, key: str, own: float, stated: Sequence[float]) -> float:
         """Return the least of the limits; 0 is none. Of several least ones the oldest made it."""
-        limits: list[tuple[str, T]] = [(self._link, own)]
-        limits = [(name, it) for name, it in limits + stated if it]
-        if not limits:
-            return own
-        maker, least = min(limits, key=lambda it: it[1])
-        self._masked += [(name, key) for name, _ in limits if name not in (maker, self._link)]
-        self._values.append(Value(key, text(key, least), (maker,)))
+        makers = [name for name, _ in self._changes]
+        least = min((it for it in [own, *stated] if it), default=own)
+        if least:
+            named = zip([own, *stated], [self._maker(key), *makers], strict=True)
+            maker = next(name for it, name in named if it == least)
+            self._masked += [(name, key) for it, name in zip(stated, makers, strict=True) if it and name != maker]
+            self._values.append(Value(key, text(key, least), (maker,)))
         return least
 
-    def _newest(self, key: str, own: T, stated: list[tuple[str, T | None]], shown: bool = True) -> T:
-        found: list[tuple[str, T]] = [(self._link, own)]
-        found += [(name, it) for name, it in stated if it is not None]
-        self._masked += [(name, key) for name, _ in found[1:-1]]
-        maker, value = found[-1]
-        if value != own or (shown and value):
+    def _newest(self, key: str, own: int, stated: Sequence[int | None]) -> int:
+        value, maker = self._newest_of(key, own, stated)
+        if maker != self._maker(key) or key == "queue":
             self._values.append(Value(key, text(key, value), (maker,)))
         return value
 
     def _bursts(self) -> BurstLoss | None:
         own = self._own
-        found = [(self._link, BurstLoss(own.loss, own.burst, own.p, own.r, own.h, own.k))] if own.chain else []
-        found += [(name, it.burst_loss) for name, it in self._changes if it.burst_loss is not None]
-        if not found:
-            return None
-        self._mask("burst", found)
-        maker, bursts = found[-1]
-        chain = bursts.chain
-        # A chain that lets packets pass in its bad state has stays there, not runs of lost packets.
-        runs = (
-            f"runs of {chain.mean_burst:.4g}" if chain.h == 0 and chain.k == 1 else f"stays of {chain.mean_burst:.4g}"
-        )
-        self._values.append(Value("burst", f"{text('loss', chain.mean_loss)} in {runs}", (maker,)))
+        mine = BurstLoss(own.loss, own.burst, own.p, own.r, own.h, own.k) if own.chain else None
+        bursts, maker = self._newest_of("burst", mine, [it.burst_loss for _, it in self._changes])
+        if bursts is not None:
+            chain = bursts.chain
+            # A chain that lets packets pass in its bad state has stays there, not runs of lost packets.
+            runs = "runs" if chain.h == 0 and chain.k == 1 else "stays"
+            words = f"{text('loss', chain.mean_loss)} in {runs} of {chain.mean_burst:.4g}"
+            self._values.append(Value("burst", words, (maker,)))
         return bursts
 
     def _jitter(self) -> Jitter:
         own = self._own
-        found = [
-            (
-                self._link,
-                Jitter(own.jitter_s, own.jitter_distribution, own.jitter_correlation, own.jitter_reorders),
-            )
-        ]
-        found += [(name, it.jitter) for name, it in self._changes if it.jitter is not None]
-        self._mask("jitter", found)
-        maker, jitter = found[-1]
-        if jitter.jitter_s or maker != self._link:
+        mine = Jitter(own.jitter_s, own.jitter_distribution, own.jitter_correlation, own.jitter_reorders)
+        jitter, maker = self._newest_of("jitter", mine, [it.jitter for _, it in self._changes])
+        if jitter.jitter_s or jitter is not mine:
             words = f"{text('jitter', jitter.jitter_s)} {jitter.jitter_distribution}"
             words += f", correlation {text('correlation', jitter.jitter_correlation)}" * bool(jitter.jitter_correlation)
             words += ", reorders" * jitter.jitter_reorders
@@ -205,18 +184,23 @@ class _Fold:
         return jitter
 
     def _reordering(self) -> Reordering:
-        found = [(self._link, Reordering(self._own.reorder, self._own.reorder_by_s))]
-        found += [(name, it.reordering) for name, it in self._changes if it.reordering is not None]
-        self._mask("reorder", found)
-        maker, reordering = found[-1]
-        if reordering.reorder or maker != self._link:
+        mine = Reordering(self._own.reorder, self._own.reorder_by_s)
+        reordering, maker = self._newest_of("reorder", mine, [it.reordering for _, it in self._changes])
+        if reordering.reorder or reordering is not mine:
             words = f"{text('reorder', reordering.reorder)} by {text('reorder_by', reordering.reorder_by_s)}"
             self._values.append(Value("reorder", words, (maker,)))
         return reordering
 
-    def _mask(self, key: str, found: Sequence[tuple[str, object]]) -> None:
-        """Note all but the newest, except the link's own, which any fault may replace."""
-        self._masked += [(name, key) for name, _ in found[:-1] if name != self._link]
+    def _newest_of(self, key: str, own: V, stated: Sequence[V | None]) -> tuple[V, str]:
+        """Return the newest of what is stated, else ``own``, with its maker. Older ones are masked, and so is nothing
+        of the link's own: any fault may replace that."""
+        found = [(it, name) for it, (name, _) in zip(stated, self._changes, strict=True) if it is not None]
+        self._masked += [(name, key) for _, name in found[:-1]]
+        return found[-1] if found else (own, self._maker(key))
+
+    def _maker(self, key: str) -> str:
+        """Return the maker of the link's own value."""
+        return self._makers.get("loss" if key == "burst" else PARAMETERS[key].field, LINK)
 
 
 def _thinned(bursts: BurstLoss | None, loss: float) -> BurstLoss:

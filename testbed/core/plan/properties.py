@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.core.physics.change import Change
-from testbed.core.physics.fold import LINK, Folded, fold
+from testbed.core.physics.fold import Folded, fold
 from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.step import Property
 
@@ -94,11 +95,13 @@ def fold_of(in_force: Sequence[tuple[str, Property]]) -> Folded:
     Changes are folded onto the newest Shape, whenever they began: a second path is another link below the same faults.
     Without any Shape they are folded onto a direction without impairments.
     """
-    maker, own = LINK, Impairment()
+    own, makers = Impairment(), dict[str, str]()
     for name, step in in_force:
         if isinstance(step, Shape):
-            maker, own = name, step.impairment
-    return fold(own, [(name, step.change) for name, step in in_force if isinstance(step, Changed)], maker)
+            before, own = own, step.impairment
+            fields = (it.name for it in dataclasses.fields(own))
+            makers |= {it: name for it in fields if getattr(own, it) != getattr(before, it)}
+    return fold(own, [(name, step.change) for name, step in in_force if isinstance(step, Changed)], makers)
 
 
 def _shape(direction: str, in_force: Sequence[Property]) -> Shape:
