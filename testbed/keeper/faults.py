@@ -152,9 +152,8 @@ class Faults:
             return
         beside = [Begun(_named(it.record), it.compiled) for it in self._active.values()]
         for record, compiled in zip(records, wanted, strict=True):
-            begun = Begun(_named(record), compiled)
-            refuse_overlap(self._topology, beside, begun)
-            beside.append(begun)
+            refuse_overlap(self._topology, beside, Begun(f"{record['type']} {record['target']}", compiled))
+            beside.append(Begun(_named(record), compiled))
 
     def _told(self, steps: Iterable[Step]) -> dict[str, Any]:
         """Return what an event tells of the directions that ``steps`` act on; nothing if there are none."""

@@ -134,7 +134,7 @@ class DirectionInForce(TypedDict):
 class InForceAnswer(TypedDict):
     """What is in force on every direction; ``differences`` are values of the emulator that are not those, as sentences.
 
-    Only directions that a fault or protection changes are compared: reading one back stops its packets for microseconds.
+    Only directions that a fault or protection changes are compared: reading one back stops packets for microseconds.
     """
 
     directions: list[DirectionInForce]

@@ -23,11 +23,19 @@ from testbed.core.records.process_end import read_ends
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
-from testbed.core.report import answers, faults_section, fidelity_section, hypothesis, restarts_section
+from testbed.core.report import (
+    answers,
+    faults_section,
+    fidelity_section,
+    hypothesis,
+    in_force_section,
+    restarts_section,
+)
 from testbed.core.report.answers import Answer
 from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
+from testbed.core.report.in_force_section import InForce
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
 
@@ -117,6 +125,7 @@ class Report:
     machine: Machine
     steady: tuple[Steady, ...] = ()
     attempts: tuple[AttemptLine, ...] = ()
+    in_force: tuple[InForce, ...] = ()
     checkers: tuple[Checker, ...] = ()
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
@@ -216,6 +225,7 @@ def build(run: RunData) -> Report:
         machine=host,
         steady=checks,
         attempts=tried,
+        in_force=in_force_section.lines(run.events, origin),
         checkers=found.checkers,
         missing=run.missing,
         malformed=run.malformed,

@@ -12,6 +12,7 @@ from testbed.core.report import (
     formats,
     html_page,
     hypothesis,
+    in_force_section,
     restarts_section,
 )
 from testbed.core.report.document import Report
@@ -40,6 +41,7 @@ def html(report: Report) -> str:
         drawing=drawing.draw(report.topology, report.faults) if report.topology else None,
         **_fidelity(report),
         faults_table=faults_section.table(report.faults),
+        in_force_table=in_force_section.table(report.in_force, report.faults),
         attempts_table=restarts_section.table(report.attempts),
         checkers_lead=checkers_section.LEAD,
         checkers_table=checkers_section.table(report.checkers),
