@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -58,8 +58,6 @@ class _Active:
     due: Phase | None
     ends_t: float | None
     half_undone: bool = False
-    touched: list[Step] = field(default_factory=list)
-    """Its Steps when its end was first attempted."""
 
     @property
     def next_t(self) -> float | None:
@@ -268,7 +266,6 @@ class Faults:
             return None
         record = active.record
         command_t = time.monotonic()
-        active.touched += [it.step for it in self._journal.owned(fault)]
         try:
             if active.half_undone:
                 self._engine.settle()
@@ -280,7 +277,8 @@ class Faults:
         del self._active[fault]
         record["ended_t"] = time.monotonic()
         times = {"command_t": command_t, "ack_t": record["ended_t"]}
-        told = self._told(active.touched)
+        # Of all its phases: one that ends between two outages has no Steps now.
+        told = self._told(step for phase in active.compiled.phases for step in phase.steps)
         self._events.add("fault-ended", t=record["ended_t"], **{**_of(record), **times, **told})
         with contextlib.suppress(StorageError):  # it has ended, even if a full disk keeps that from being recorded
             self._journal.note("fault-ended", id=fault, t=record["ended_t"])
