@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from testbed.core.faults.fault_kind import Compiled, Phase
-from testbed.core.faults.overlap import Begun, refuse_overlap
+from testbed.core.faults.overlap import Begun, refuse_overlap, stated_by
 from testbed.core.faults.power import WARNED
+from testbed.core.physics.change import Change
 from testbed.core.physics.protection_selector import PathCut
 from testbed.core.plan.step import Step
 from testbed.core.topology.model import Topology
@@ -45,6 +46,10 @@ Cut = Callable[[str, tuple[PathCut, ...]], None]
 """(fault, the paths that it cuts from now on) to ``protection.py``, which switches the links."""
 
 
+Stated = Mapping[str, tuple[Change, ...]]
+"""What a fault states of each direction over all of its phases."""
+
+
 @dataclass
 class _Active:
     """A fault in force. ``due`` is its next phase, ``ahead`` are those after it; times are of CLOCK_MONOTONIC.
@@ -54,6 +59,7 @@ class _Active:
 
     record: FaultRecord
     compiled: Compiled
+    stated: Stated
     ahead: Iterator[Phase]
     due: Phase | None
     ends_t: float | None
@@ -107,6 +113,8 @@ class Faults:
     def begin(self, wanted: Sequence[tuple[CompiledFault, Compiled]]) -> list[FaultRecord]:
         """Begin faults together: journalled in one write, set in one call; all or none begin. Raises TestbedError."""
 
+        stated = [stated_by(compiled) for _, compiled in wanted]  # here: the engine's thread is for what is due
+
         def work() -> list[FaultRecord]:
             if self._journal.state in ("going", "down"):
                 raise LabError("the lab is being taken down")
@@ -116,7 +124,7 @@ class Faults:
                 cast(FaultRecord, {**fault, "id": f"f{number + index}", **now})
                 for index, (fault, _) in enumerate(wanted)
             ]
-            self._refuse_overlaps(records, [compiled for _, compiled in wanted])
+            self._refuse_overlaps(records, stated)
             self._journal.note_all("fault", records)
             timelines = [compiled.timeline() for _, compiled in wanted]
             firsts = [next(it) for it in timelines]
@@ -134,9 +142,9 @@ class Faults:
                         self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
             ack_t = time.monotonic()
-            for record, first, ahead, (_, compiled) in zip(records, firsts, timelines, wanted, strict=True):
+            for number, (record, first, ahead) in enumerate(zip(records, firsts, timelines, strict=True)):
                 record |= {"command_t": command_t, "ack_t": ack_t, "ended_t": None, "phase": first.name}
-                self._activate(record, compiled, ahead, self._told(first.steps))
+                self._activate(record, wanted[number][1], stated[number], ahead, self._told(first.steps))
             return records
 
         records = self._do(work)
@@ -144,14 +152,14 @@ class Faults:
             self._set_timer(record["id"])
         return [record.copy() for record in records]
 
-    def _refuse_overlaps(self, records: Sequence[FaultRecord], wanted: Sequence[Compiled]) -> None:
+    def _refuse_overlaps(self, records: Sequence[FaultRecord], wanted: Sequence[Stated]) -> None:
         """Raise UserError if one of ``wanted`` cannot be beside the faults in force, or beside one before it."""
         if self._topology is None:
             return
-        beside = [Begun(_named(it.record), it.compiled) for it in self._active.values()]
-        for record, compiled in zip(records, wanted, strict=True):
-            refuse_overlap(self._topology, beside, Begun(f"{record['type']} {record['target']}", compiled))
-            beside.append(Begun(_named(record), compiled))
+        beside = [Begun(_named(it.record), it.stated) for it in self._active.values()]
+        for record, stated in zip(records, wanted, strict=True):
+            refuse_overlap(self._topology, beside, Begun(f"{record['type']} {record['target']}", stated))
+            beside.append(Begun(_named(record), stated))
 
     def _told(self, steps: Iterable[Step]) -> dict[str, Any]:
         """Return what an event tells of the directions that ``steps`` act on; nothing if there are none."""
@@ -159,7 +167,7 @@ class Faults:
         return {"in_force": found} if found else {}
 
     def _activate(
-        self, record: FaultRecord, compiled: Compiled, ahead: Iterator[Phase], told: Mapping[str, Any]
+        self, record: FaultRecord, compiled: Compiled, stated: Stated, ahead: Iterator[Phase], told: Mapping[str, Any]
     ) -> None:
         """Register a fault that has begun, and add its event; in the engine's thread."""
         lasts_s = record["lasts_s"] = min(
@@ -167,7 +175,7 @@ class Faults:
         )
         ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
         self._records[record["id"]] = record
-        self._active[record["id"]] = _Active(record, compiled, ahead, next(ahead, None), ends_t)
+        self._active[record["id"]] = _Active(record, compiled, stated, ahead, next(ahead, None), ends_t)
         self._began[record["type"]] += 1
         self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record), **told)
 

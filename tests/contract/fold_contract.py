@@ -37,7 +37,7 @@ from testbed.keeper.journal import PROTECTED, Journal
 ReadBack = Callable[[str], Mapping[str, Any]]
 """Values of a direction, read from the emulator itself, by the keys of ``fold_oracle.expected``."""
 
-PLANS = st.lists(fold_oracle.MOVES, min_size=3, max_size=14)
+PLANS = st.lists(fold_oracle.MOVES, min_size=8, max_size=20)
 ENDS = ("l0-a", "l0-b")
 
 
@@ -128,8 +128,8 @@ class World:
             fold_oracle.conflict(mine, theirs)
             for it in self.standing.values()
             if set(it.directions) & set(drawn.directions)
-            for mine in drawn.phases
-            for theirs in it.phases
+            for mine in drawn.phases[-2:]
+            for theirs in it.phases[-2:]
         )
         try:
             record = self.faults.inject(cast(Any, {**spec, "links": ["l0"], "nodes": []}), compiled)

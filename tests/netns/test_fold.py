@@ -13,7 +13,7 @@ import pytest
 from contract.emulator_contract import directions, lab  # noqa: F401
 from contract.fold_contract import PLANS, RealPorts, World
 from fold_oracle import TOPOLOGY
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from netns.fiberd_lab import Lab
 
 from testbed.core.topology.resolve import load_text
@@ -65,6 +65,7 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(
     @settings(
         max_examples=300 if os.environ.get("TESTBED_THOROUGH") else 60,
         deadline=None,
+        phases=(Phase.explicit, Phase.generate),
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from contract.fold_contract import PLANS, Ports, World
 from fold_oracle import OWN, Fault
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from noop import NoopEmulator
 
 from testbed.core.physics.impairment import Direction, Impairment
@@ -55,8 +55,9 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(tmp_path: Path
     seen = {"begin": 0, "standing together": 0}
 
     @settings(
-        max_examples=2000 if os.environ.get("TESTBED_THOROUGH") else 200,
+        max_examples=2000 if os.environ.get("TESTBED_THOROUGH") else 120,
         deadline=None,
+        phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
     )
     @given(moves=PLANS, order=st.lists(st.integers(0, 20), max_size=8))
@@ -73,7 +74,7 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(tmp_path: Path
         world.journal.path.unlink()
 
     play()
-    assert seen["begin"] > 300 and seen["standing together"] >= 5, "there was something to fold"
+    assert seen["begin"] > 150 and seen["standing together"] >= 4, "there was something to fold"
 
 
 @pytest.fixture
