@@ -80,12 +80,38 @@ def _close(key: str, found: Any, wanted: Any) -> bool:
     return bool(abs(found - wanted) <= tolerance)
 
 
-def read_back(plant: str, direction: str) -> Mapping[str, Any]:
-    records = json.loads(run("tc", "-n", plant, "-r", "-j", "qdisc", "show", "dev", EGRESS[direction]))
-    kinds = {it["kind"]: it["options"] for it in records}
+class Reader:
+    """Reads all at once when asked for the first direction: a start of tc takes 45 ms in this machine."""
+
+    def __init__(self, plant: str, folder: Path) -> None:
+        self.plant, self.batch, self.found = plant, folder / "batch", dict[str, Mapping[str, Any]]()
+        filters = [f"filter show dev {INGRESS[it]} ingress" for it in EGRESS]
+        self.batch.write_text("\n".join(["qdisc show", *filters]) + "\n")
+
+    def __call__(self, direction: str) -> Mapping[str, Any]:
+        if direction == next(iter(EGRESS)):
+            said = run("tc", "-n", self.plant, "-r", "-j", "-batch", self.batch)
+            qdiscs, *filters = _documents(said)
+            self.found = {
+                it: _values({record["kind"]: record["options"] for record in qdiscs if record["dev"] == EGRESS[it]}, of)
+                for it, of in zip(EGRESS, filters, strict=True)
+            }
+        return self.found[direction]
+
+
+def _documents(said: str) -> list[Any]:
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while at < len(said.rstrip()):
+        document, at = decoder.raw_decode(said, at)
+        found.append(document)
+        while at < len(said) and said[at].isspace():
+            at += 1
+    return found
+
+
+def _values(kinds: Mapping[str, Any], filters: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     netem, tbf = kinds["netem"], kinds["tbf"]
     chain = netem.get("loss-gemodel", {})
-    filters = json.loads(run("tc", "-n", plant, "-j", "filter", "show", "dev", INGRESS[direction], "ingress") or "[]")
     return {
         "delay": netem.get("delay", {}).get("delay", 0.0),
         "table": netem.get("delay", {}).get("jitter", 0.0) > 0,
@@ -111,7 +137,7 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(
     numbers = itertools.count()
 
     @settings(
-        max_examples=60 if os.environ.get("TESTBED_THOROUGH") else 8,
+        max_examples=60 if os.environ.get("TESTBED_THOROUGH") else 5,
         deadline=None,
         phases=(Phase.explicit, Phase.generate),
         derandomize=True,
@@ -120,7 +146,7 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(
     @given(moves=PLANS, order=st.lists(st.integers(0, 20), max_size=8))
     def play(moves: Sequence[tuple[str, Any]], order: Sequence[int]) -> None:
         path = tmp_path / f"journal{next(numbers)}.jsonl"
-        world = OnNetem(RealPorts(lab), netem, lambda direction: read_back(lab.plant, direction), path)
+        world = OnNetem(RealPorts(lab), netem, Reader(lab.plant, tmp_path), path)
         world.check()
         world.play(moves)
         assert world.in_force.differences(netem) == []

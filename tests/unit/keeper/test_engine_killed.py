@@ -208,8 +208,8 @@ def test_whenever_it_is_killed(seed: int, tmp_path: Path) -> None:
         action = chance.choice(("begin", "lead on", "end")) if standing else "begin"
         owner = f"f{number}" if action == "begin" else chance.choice(standing)
         plan = () if action == "end" else some(chance, owner)
-        # What was refused to another owner before: only the keeper knew, and a kill before the journal's next line leaves
-        # it to whoever reconciles.
+        # What was refused to another owner before: only the keeper knew, and a kill before the journal's next line
+        # leaves it to whoever reconciles.
         refused = {key for key, value in model.values.items() if hand.values[key] != value}
         begin = Moment(path.read_bytes(), dict(hand.values), frozenset(hand.made))
         hand.moments.clear()
