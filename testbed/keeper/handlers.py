@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.core.physics.impairment import Direction
+from testbed.core.physics.impairment import Direction, Impairment
 from testbed.core.plan.properties import Changed, Shape, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
@@ -61,6 +61,13 @@ class EmulatorHandler:
         shapes = [it for it in properties if isinstance(it, Shape)]
         changes = {it.direction: it.impairment for it in shapes}
         emulator.set(changes, flush={it.direction for it in shapes if it.flush})
+
+    def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
+        """Read the emulator's values back; return one sentence per difference from what it gets for ``expected``.
+
+        Raises LabError: the emulator does not answer.
+        """
+        return [] if (emulator := self.emulator) is None else emulator.differences(expected)
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
         """Return the gateway's end of each cable of the plant, by the plant's end; it is named after the link."""

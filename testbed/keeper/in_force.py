@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from testbed.core.physics.fold import LINK
 from testbed.core.physics.impairment import Impairment
@@ -11,7 +11,6 @@ from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.properties import Carrier, Changed, Shape, fold_of
 from testbed.core.plan.step import Step
 from testbed.core.topology.model import Topology
-from testbed.host.emulators.emulator import Emulator
 from testbed.keeper.engine import LAB
 from testbed.keeper.journal import PROTECTED, Journal
 from testbed.keeper.protocol import DirectionInForce, ValueInForce
@@ -43,12 +42,13 @@ class InForce:
             del it["impairment"]
         return found
 
-    def differences(self, emulator: Emulator | None) -> list[str]:
-        """Compare the directions that are not the link's alone with the emulator's own values. Raises LabError."""
+    def differences(self, compare: Callable[[Mapping[str, Impairment]], list[str]]) -> list[str]:
+        """Have the directions that are not the link's alone compared with the emulator's own values.
+
+        ``compare`` is that of the emulator's handler. Raises LabError.
+        """
         changed = [it for it in self.all() if any(value["by"] != [LINK] for value in it["values"]) or it["dark_by"]]
-        if emulator is None or not changed:
-            return []
-        return emulator.differences({it["direction"]: Impairment(**it["impairment"]) for it in changed})
+        return compare({it["direction"]: Impairment(**it["impairment"]) for it in changed}) if changed else []
 
     def _read(self, directions: Iterable[str]) -> list[DirectionInForce]:
         directions = list(directions)

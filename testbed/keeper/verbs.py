@@ -126,9 +126,9 @@ class Verbs:
         if in_force is None:
             return {"directions": [], "differences": []}
         found = in_force.all()
-        wrong = in_force.differences(self._keeper.emulator.emulator)
+        wrong = in_force.differences(self._keeper.emulator.differences)
         # A fault may have begun in between: what is wrong stays wrong.
-        return {"directions": found, "differences": wrong and in_force.differences(self._keeper.emulator.emulator)}
+        return {"directions": found, "differences": wrong and in_force.differences(self._keeper.emulator.differences)}
 
     def _inject(self, request: protocol.Inject, caller: Caller) -> FaultRecord:
         return self._keeper.faults.inject(*self._compiled(request.fault))

@@ -75,7 +75,7 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(
         world = World(RealPorts(lab), fiberd, lambda direction: read_back(fiberd, direction), path)
         world.check()
         world.play(moves)
-        assert world.in_force.differences(fiberd) == []
+        assert world.in_force.differences(fiberd.differences) == []
         world.heal_from_the_journal(order)
 
     play()

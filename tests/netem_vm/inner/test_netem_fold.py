@@ -149,7 +149,7 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(
         world = OnNetem(RealPorts(lab), netem, Reader(lab.plant, tmp_path), path)
         world.check()
         world.play(moves)
-        assert world.in_force.differences(netem) == []
+        assert world.in_force.differences(netem.differences) == []
         world.heal_from_the_journal(order)
 
     play()
