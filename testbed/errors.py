@@ -7,7 +7,8 @@
     │   ├── FileMistakes         2  invalid topology or experiment file; holds every finding
     │   ├── UnknownName          2  no such lab, topology, link, node…; suggests close matches
     │   ├── NameTaken            2  name in use by a lab or a namespace; choose another, or take that lab down
-    │   └── NotAllowed           2  missing privileges: root, or the named capabilities
+    │   ├── NotAllowed           2  missing privileges: root, or the named capabilities
+    │   └── ProgramBarred        2  the user that programs run as cannot read or write a path; nothing was started
     ├── MeasuredBad              1  measured, and not good enough
     │   ├── FidelityError        1  a fiber is outside tolerance
     │   ├── WireError            1  a collective's bytes did not cross the fiber
@@ -24,7 +25,7 @@ Exceptions of other libraries are translated at the boundary (``testbed.host``),
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -39,11 +40,13 @@ __all__ = [
     "MissingTool",
     "NameTaken",
     "NotAllowed",
+    "ProgramBarred",
     "StorageError",
     "TestbedError",
     "UnknownName",
     "UserError",
     "WireError",
+    "raise_all",
 ]
 
 
@@ -109,6 +112,10 @@ class NotAllowed(UserError):
     """This process lacks the privileges: root, or the capabilities that the message names."""
 
 
+class ProgramBarred(UserError):
+    """The user that ranks, launched programs and libraries run as cannot read or write a path; nothing was started."""
+
+
 class MeasuredBad(TestbedError):
     """Something was measured and is not good enough."""
 
@@ -155,3 +162,14 @@ class Interrupted(TestbedError):
     """Ctrl-C or SIGTERM; raised after every change was undone."""
 
     exit_code = 130
+
+
+def raise_all(failures: Sequence[Exception]) -> None:
+    """Raise what failed among things that were all tried: nothing, the only failure, or a HostError that lists them."""
+    if not failures:
+        return
+    if len(failures) == 1:
+        raise failures[0]
+    # One cause, such as a full disk, makes many fail with the same words.
+    words = dict.fromkeys(str(it) if isinstance(it, TestbedError) else repr(it) for it in failures)
+    raise HostError("; ".join(words)) from failures[0]

@@ -84,6 +84,7 @@ class FakeLab:
     certificate: Certificate | None = None
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     child_status: int = 0
+    trouble: str = ""
     allow_uncertified: bool = False
 
     def _fault(self, kind: str, target: str, ended: float | None = None) -> api.Fault:
@@ -99,13 +100,25 @@ class FakeLab:
         self.asked.append(("heal", what))
         return (self._fault("cut", "north", 103.0),) if what != "south" else ()
 
+    def without_keeper(self) -> str:
+        return self.trouble
+
+    runs_as_root = True
+
     def exec(self, node: str, argv: Sequence[str]) -> int:
         self.asked.append(("exec", node, list(argv)))
         if node not in self.topology.node_names:
             raise UnknownName("node", node, self.topology.node_names)
         return self.child_status
 
-    def launch(self, argv: Sequence[str], *, directory: Path | None = None, echo: Callable[[str], None]) -> int:
+    def launch(
+        self,
+        argv: Sequence[str],
+        *,
+        directory: Path | None = None,
+        echo: Callable[[str], None],
+        as_root: bool = False,
+    ) -> int:
         self.asked.append(("launch", list(argv), directory))
         echo("[0] hello")
         return self.child_status
@@ -144,11 +157,12 @@ def fake_lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     lab = FakeLab()
     lab.certificate = certificate_of(lab.topology)
 
-    def attach(name: str | None = None) -> FakeLab:
+    def attach(name: str | None = None, **how: object) -> FakeLab:
         lab.asked.append(("attach", name))
         return lab
 
     monkeypatch.setattr(api, "attach", attach)
+    monkeypatch.setattr(api, "strangers", lambda name: "")
     return lab
 
 
@@ -157,5 +171,11 @@ def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
     answer = SimpleNamespace(
         id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1.", lines=()
     )
-    report = SimpleNamespace(verdict="pass" if exit_code == 0 else "fail", headline="It trained.", answers=(answer,))
+    report = SimpleNamespace(
+        verdict="pass" if exit_code == 0 else "fail",
+        headline="It trained.",
+        answers=(answer,),
+        goodput=None,
+        rank_seconds=None,
+    )
     return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)

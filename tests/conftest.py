@@ -26,6 +26,28 @@ REASONS = pytest.StashKey[dict[str, str]]()
 """By node id, why a timing test may be repeated."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Put temporary folders where programs without privileges can reach them: pytest's own are root's alone."""
+    if os.geteuid() == 0 and config.option.basetemp is None:
+        config.option.basetemp = tempfile.mkdtemp(prefix="testbed-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(config.option.basetemp, ignore_errors=True))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reachable_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let every user enter the temporary folders of tests."""
+    tmp_path_factory.getbasetemp().chmod(0o711)
+    make = tmp_path_factory.mktemp
+
+    def mktemp(basename: str, numbered: bool = True) -> Path:
+        made = make(basename, numbered)
+        made.chmod(0o711)
+        return made
+
+    tmp_path_factory.mktemp = mktemp  # type: ignore[method-assign]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip thorough tests, allow timing tests to be repeated, order folders.
 

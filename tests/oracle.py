@@ -447,6 +447,7 @@ def left_behind(lab: str, state: Path) -> list[str]:
             found.append(f"process {pid}: {' '.join(words)}")
     if Path(folder).exists():
         found.append(f"folder {folder}")
+    found += [f"scratch {path}" for path in Path("/tmp").glob(f"testbed-{lab}-*")]
     return found
 
 

@@ -236,7 +236,8 @@ def fidelity() -> list[Any]:
                 "verdict": (f"{by} (testbed_certificate_within_tolerance{{{SITE}}})", "short"),
             },
             "The last certificate of the direction that leaves the site: one-way delay without faults, measured error"
-            " (median delay minus target and baseline), and tolerance. The verdict covers all measured quantities.",
+            " (median delay minus target, and minus the baseline where it is not calibrated), and tolerance. The"
+            " verdict covers all measured quantities.",
             texts={"verdict": WITHIN},
             width=16,
         ),

@@ -11,7 +11,20 @@ readonly venv=.venv
 readonly stamp=$venv/.set-up            # line 1: fingerprint of the sources; line 2: installed extras
 readonly log=$venv/set-up.log
 readonly tools_log=build/set-up         # .apt, .containerlab; not in .venv, which may be recreated meanwhile
-readonly python=${PYTHON:-python3}
+# Ranks do not run as root. Where python3 lies in a folder that only root may enter, as pyenv's in /root, the system's
+# Python is used instead if it can be.
+python=${PYTHON:-python3}
+if [ -z "${PYTHON:-}" ] && [ "$(id -u)" -eq 0 ] && command -v python3 >/dev/null; then
+    barred=0
+    python3 -c 'import os, pathlib, sys
+above = pathlib.Path(os.path.realpath(sys.executable)).parents
+sys.exit(0 if all(it.stat().st_mode & 1 for it in above) else 86)' 2>/dev/null || barred=$?
+    if [ "$barred" -eq 86 ] &&
+        /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=/usr/bin/python3
+    fi
+fi
+readonly python
 readonly torch_index=https://download.pytorch.org/whl/cpu
 readonly torch_requirement='torch>=2.4' # as in pyproject.toml's extra `agents`
 

@@ -2,8 +2,13 @@
 
 Each is a folder ``step-<n>.a<attempt>`` with the files of torch.distributed.checkpoint and a manifest with the SHA-256
 of each file. It is written under a temporary name, synced to disk, then renamed, so it is complete or absent; later
-corruption on disk is detected by the checksums. The two newest are kept: ranks do not all reach the same step before a
-failure, so the newest that all ranks have may be the last but one.
+corruption on disk is detected by the checksums.
+
+A checkpoint that all ranks have is removed only when a newer one that all have is *confirmed*: ranks do not all reach
+the same step before a failure, and any number of attempts may fail while they write. A checkpoint is confirmed when the
+rank writes its next one: the steps in between needed every rank's gradients, and a rank goes on only after its own
+checkpoint is on disk. Confirmed is also the one that an attempt resumed from. So two are kept in the long run, and more
+only after attempts that ended before they had confirmed one of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,6 @@ from testbed_agents.data import Windows
 from testbed_agents.fence import Fence, Fenced
 
 MANIFEST = "manifest.json"
-KEPT = 2
 _NAME = re.compile(r"step-(\d+)\.a(\d+)")
 
 
@@ -59,9 +62,15 @@ class Checkpoints:
 
     def __init__(self, folder: Path, fence: Fence) -> None:
         self.folder, self._fence = folder, fence
+        self._confirmed: str | None = None
+        """The newest that all ranks are known to have."""
+        self._written: str | None = None
 
     def save(self, step: int, state: State) -> int:
-        """Write the checkpoint after ``step``; return its size in bytes. Raises CheckpointError."""
+        """Write the checkpoint after ``step``; return its size in bytes. Raises CheckpointError.
+
+        All ranks must have taken part in every step since the last one.
+        """
         name = _name(step, self._fence.attempt)
         unfinished = self.folder / f"unfinished-{name}"
         try:
@@ -70,14 +79,15 @@ class Checkpoints:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # no_dist is intended
                 state_dict_saver.save(state.tensors(), checkpoint_id=unfinished, no_dist=True)
-            files = {file.name: file.read_bytes() for file in sorted(unfinished.iterdir())}
+            files = sorted(unfinished.iterdir())
+            size = sum(file.stat().st_size for file in files)
             manifest = {
                 "version": 1,
                 "step": step,
                 "attempt": self._fence.attempt,
                 "drawn": state.windows.drawn,
                 "python_rng": random.getstate(),
-                "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+                "files": {file.name: _sha256(file) for file in files},
             }
             (unfinished / MANIFEST).write_text(json.dumps(manifest))
             for file in unfinished.iterdir():
@@ -95,8 +105,11 @@ class Checkpoints:
             raise CheckpointError(f"cannot write the checkpoint of step {step}: {error}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+        if self._written is not None and self._written != name:
+            self._confirmed = self._written
+        self._written = name
         self._forget_older()
-        return sum(map(len, files.values()))
+        return size
 
     def load(self, step: int, attempt: int, state: State) -> None:
         """Fill ``state`` from the checkpoint that ``attempt`` wrote after ``step``. Raises CheckpointError."""
@@ -116,17 +129,17 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {folder.name} does not fit this job: {_first_cause(error)}") from error
         except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"checkpoint {folder.name} does not fit this job: {error}") from error
+        self._confirmed = folder.name
 
     def _forget_older(self) -> None:
-        found = sorted(self._named(), key=lambda entry: entry[:2])
-        for _, _, folder in found[:-KEPT]:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _named(self) -> Iterator[tuple[int, int, Path]]:
+        """Remove what no attempt will resume from, now that all ranks have the confirmed one."""
+        if self._confirmed is None:
+            return
         for folder in self.folder.iterdir():
-            if match := _NAME.fullmatch(folder.name):
-                # Attempt first: one that resumed from an older checkpoint supersedes later steps of earlier attempts.
-                yield int(match[2]), int(match[1]), folder
+            # Later attempts' are not ours to judge: this process may have been paused while they began.
+            ours = (match := _NAME.fullmatch(folder.name)) is not None and int(match[2]) <= self._fence.attempt
+            if ours and folder.name not in (self._confirmed, self._written):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _first_cause(error: CheckpointException) -> str:
@@ -144,13 +157,19 @@ def verified(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         for name, digest in manifest["files"].items():
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            if _sha256(folder / name) != digest:
                 raise CheckpointError(f"checkpoint {folder.name} is corrupted: checksum mismatch of {name}")
     except OSError as error:
         raise CheckpointError(f"cannot read checkpoint {folder.name}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder.name} has an invalid manifest") from error
     return manifest
+
+
+def _sha256(path: Path) -> str:
+    """Hash a file as a stream: a checkpoint may be larger than the memory that is left."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _make_moments(state: State) -> None:

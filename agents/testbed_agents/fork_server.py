@@ -145,6 +145,7 @@ class ForkServer:
                 os.close(agent.pidfd)
             os.close(self._commands)
             os.close(self._events)
+            _close_all_but(channel.fileno())
             rank.live(message, parent, channel)
             code = 0
         except (OSError, ValueError) as error:
@@ -195,6 +196,14 @@ class ForkServer:
         agent.channel.close()
         os.close(agent.pidfd)
         del self._agents[agent.rank]
+
+
+def _close_all_but(kept: int) -> None:
+    """Close what a library may have opened as root: a rank has its output and one channel, and no more."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) > 2 and int(name) != kept:
+            with contextlib.suppress(OSError):  # the descriptor of this very list
+                os.close(int(name))
 
 
 def warm_up() -> str:

@@ -5,6 +5,7 @@ Conventions: https://prometheus.io/docs/practices/naming/ (base units, counters 
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -61,6 +62,31 @@ class _Interfaces(Collector):
         yield received
 
 
+class _Process(Collector):
+    """Reads CPU time and memory of this process at each scrape; named as prometheus_client's ProcessCollector does,
+    which knows no labels."""
+
+    def __init__(self, labels: tuple[str, ...]) -> None:
+        self._labels = labels
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        cpu = CounterMetricFamily("testbed_process_cpu_seconds", "CPU time of the rank's process.", labels=_LABELS)
+        cpu.add_metric(self._labels, time.process_time())
+        yield cpu
+        memory = GaugeMetricFamily(
+            "testbed_process_resident_memory_bytes",
+            "Memory in RAM of the rank's process, with the pages that it shares.",
+            labels=_LABELS,
+        )
+        memory.add_metric(self._labels, resident_bytes())
+        yield memory
+
+
+def resident_bytes() -> int:
+    """Return the resident set of this process (proc_pid_statm(5)); pages shared with other processes count in full."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 class RankMetrics:
     """The metrics of one rank, in a registry of their own, without those of the process's default registry."""
 
@@ -100,6 +126,7 @@ class RankMetrics:
         agent = Info("testbed_agent", "The program behind this rank.", _LABELS, registry=self.registry)
         job = Info("testbed_job", "What the rank is doing.", _LABELS, registry=self.registry)
         self.registry.register(_Interfaces(self._values))
+        self.registry.register(_Process(self._values))
 
         self._steps, self._step = steps.labels(*self._values), step.labels(*self._values)
         self._train_loss, self._tokens = train_loss.labels(*self._values), tokens.labels(*self._values)

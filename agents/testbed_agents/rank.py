@@ -38,8 +38,10 @@ REASONS = {"ok": "", "stopped": "asked to stop", "saved": "asked to save its sta
 
 def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> None:
     """Run as the rank that ``message`` describes, until the fork server at the other end of ``channel`` ends."""
-    namespaces.die_with(parent)
     namespaces.enter(message["namespaces"])
+    if user := message.get("user"):
+        namespaces.become(user)
+    namespaces.die_with(parent)
     seat = Seat(rank=int(message["rank"]), node=str(message["node"]), site=str(message["site"]))
     metrics = RankMetrics(site=seat.site, node=seat.node, rank=seat.rank, torch_version=torch.__version__)
     address, port = message["metrics"]

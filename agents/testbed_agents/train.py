@@ -42,9 +42,14 @@ from testbed_agents.metrics import RankMetrics, interface_bytes
 from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
 from testbed_agents.records import Records
 from testbed_agents.sync import TimedAllReduce
+from testbed_agents.tcp_info import retransmitted
 
 TALK_S = 1.0
 """Minimum interval between two lines of progress."""
+
+
+ALGORITHM = "gloo ring"
+"""How gloo sums gradients: a ring over the rank order, unless asked otherwise (gloo/allreduce.cc)."""
 
 
 class TrainingFailed(Exception):
@@ -201,6 +206,7 @@ def train(
             node=seat.node,
             site=seat.site,
             scheme="ddp",
+            algorithm=ALGORITHM,
             parameters=parameter_count(model),
             gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
             tokens_per_step=tokens,
@@ -245,6 +251,7 @@ def train(
                 tokens=tokens,
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
+                **({"retransmitted": resent} if (resent := retransmitted()) else {}),
             )
             # Other ranks' requests to save arrive with the gradients, so all ranks leave after the same step.
             leaves = told.save and not told.stop and step + 1 < job.steps

@@ -55,7 +55,8 @@ def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
     watched = os.pidfd_open(child.pid)
     feed = None if child.stdin is None else Feed(child.stdin)
     held = True
-    while child.poll() is None:
+    # Not poll(), which would reap it: then another session could have its number before the rest of this one is killed.
+    while os.waitid(os.P_PIDFD, watched, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         poll = select.poll()
         poll.register(watched, select.POLLIN)
         if held:
@@ -76,6 +77,7 @@ def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
         elif not ready:
             _signal(child.pid, signal.SIGKILL)
     _signal(child.pid, signal.SIGKILL)  # its remaining child processes
+    child.wait()
     return 128 - child.returncode if child.returncode < 0 else child.returncode
 
 
@@ -88,9 +90,10 @@ def stand_beside(token: str, stdin: int = 0) -> int:
         return 0
     number, until = signal.SIGHUP, time.monotonic() + GRACE_S
     while visitors := _visitors(token):
-        for pid in visitors:
+        for visitor in visitors:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+                signal.pidfd_send_signal(visitor, number)
+            os.close(visitor)
         if number == signal.SIGKILL:
             break
         time.sleep(0.1)
@@ -99,13 +102,19 @@ def stand_beside(token: str, stdin: int = 0) -> int:
 
 
 def _visitors(token: str) -> list[int]:
-    """Return the processes with this token in their environment (proc(5)), which child processes inherit."""
+    """Return pidfds of the processes with this token in their environment (proc(5)), which child processes inherit."""
     mark = f"TESTBED_VISIT={token}".encode()
     found = []
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError), contextlib.ExitStack() as undone:
+            # Opened first: a pid that is recycled after the check is not signalled.
+            pidfd = os.pidfd_open(int(entry.name))
+            undone.callback(os.close, pidfd)
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                undone.pop_all()
+                found.append(pidfd)
     return found
 
 

@@ -4,7 +4,7 @@ Run ``chaos run --rollback-strategy=always experiment.json``: with any other str
 an activity fails. ``testbed heal`` and ``testbed down`` undo whatever it leaves. Example: docs/chaostoolkit.md.
 
 The lab is the argument ``lab`` of an activity, else ``testbed_lab`` in the experiment's configuration, else the only
-lab that is up.
+lab that is up, for actions only if the same user brought it up.
 """
 
 from __future__ import annotations

@@ -12,19 +12,19 @@ __all__ = ["certified", "faults_standing", "job_alive", "links_lit", "ranks_up",
 def links_lit(lab: str | None = None, configuration: Configuration = None) -> int:
     """Return the number of links with carrier at both ends."""
     with translated():
-        return sum(all(link.carrier.values()) for link in lab_of(lab, configuration).status().links)
+        return sum(all(link.carrier.values()) for link in lab_of(lab, configuration, changes=False).status().links)
 
 
 def ranks_up(lab: str | None = None, configuration: Configuration = None) -> int:
     """Return the number of ranks that have a process."""
     with translated():
-        return sum(rank.state != "gone" for rank in lab_of(lab, configuration).status().ranks)
+        return sum(rank.state != "gone" for rank in lab_of(lab, configuration, changes=False).status().ranks)
 
 
 def faults_standing(lab: str | None = None, configuration: Configuration = None) -> int:
     """Return the number of active faults."""
     with translated():
-        return sum(fault.ended is None for fault in lab_of(lab, configuration).faults())
+        return sum(fault.ended is None for fault in lab_of(lab, configuration, changes=False).faults())
 
 
 def certified(thorough: bool = False, lab: str | None = None, configuration: Configuration = None) -> bool:
@@ -55,5 +55,5 @@ def job_alive(lab: str | None = None, configuration: Configuration = None) -> bo
 
 
 def _job(lab: str | None, configuration: Configuration) -> Job:
-    where: Lab = lab_of(lab, configuration)
+    where: Lab = lab_of(lab, configuration, changes=False)
     return job_of(where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ __all__ = ["Configuration", "job_of", "lab_of", "remember", "translated"]
 Configuration = Mapping[str, Any] | None
 """The experiment's ``configuration``; ``testbed_lab`` names the lab."""
 
+_log = logging.getLogger("chaostoolkit")
+"""The toolkit's own logger: its lines appear in the output and the log of `chaos run`."""
+
 _labs: dict[str, Lab] = {}
 _jobs: dict[str, Job] = {}
 
@@ -31,11 +35,21 @@ def translated() -> Iterator[None]:
         raise ActivityFailed(str(error)) from error
 
 
-def lab_of(lab: str | None, configuration: Configuration) -> Lab:
-    """Return the lab of an activity, the same object for all activities of a run. Raises UserError."""
+def lab_of(lab: str | None, configuration: Configuration, *, changes: bool = True) -> Lab:
+    """Return the lab of an activity, the same object for all activities of a run. Raises UserError.
+
+    ``changes``: the activity changes the lab, so one that is not named must be the only one, and brought up by the same
+    user. That another login session brought it up is logged.
+    """
     name = lab or (configuration or {}).get("testbed_lab") or None
-    found = api.attach(name)
+    found = api.attach(name, changes=changes, command=_naming)
+    if changes and found.name not in _labs and (whose := api.strangers(found.name)):
+        _log.warning(whose)
     return _labs.setdefault(found.name, found)
+
+
+def _naming(lab: str) -> str:
+    return f'"configuration": {{"testbed_lab": "{lab}"}}'
 
 
 def remember(lab: Lab, job: Job | None = None) -> None:

@@ -116,7 +116,7 @@ def _show_measured(measured: Measured) -> None:
         ]
         for it in measured.impacts
     ]
-    heads = ("duct cut", "links", "for", "steps/s before", "during", "goodput", "longest gap", "recovery after heal")
+    heads = ("duct cut", "links", "for", "steps/s before", "during", "kept", "longest gap", "recovery after heal")
     if rows:
         console.show(tables.table(heads, rows, right=heads[2:], title="Measured"))
     if measured.left:

@@ -52,7 +52,8 @@ def _line_by_line(found: LinkCertificate) -> Iterator[Row]:
     if found.rtt is not None:
         trip = found.rtt
         word = "bad" if trip.why else "ok" if trip.measured else "not measured"
-        yield [f"{found.name}, RTT", format_delay(trip.target_s, 4), _error(trip), "", "", "", verdict(word)]
+        name = f"{found.name}, {'nodes' if _nodes(trip) else 'RTT'}"
+        yield [name, format_delay(trip.target_s, 4), _error(trip), "", "", "", verdict(word)]
 
 
 def _in_one_line(link: Link, found: LinkCertificate) -> Row:
@@ -100,15 +101,36 @@ def _rate(directions: Sequence[DirectionCertificate]) -> str:
 
 def footnote(certificate: Certificate) -> str:
     """Explain what is checked and what the columns mean, and give the host's load during the measurement."""
-    bare = [each.bare.median for link in certificate.links for each in link.directions if each.bare]
-    baseline = f"baseline: {format_delay(max(bare), 3)} over a zero-delay redirect.\n" if bare else ""
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
-    return (
-        f"Checked: {JUDGED}.\n"
-        f"error = measured median - target - baseline; jitter likewise.\n{baseline}"
-        f"CPU {certificate.headroom.free:.0%} free{took}; {around}."
-    )
+    return f"Checked: {JUDGED}.\n{_meaning(certificate)}CPU {certificate.headroom.free:.0%} free{took}; {around}."
+
+
+def _meaning(certificate: Certificate) -> str:
+    """Say what the error is, and what was taken off the delays."""
+    directions = [each for link in certificate.links for each in link.directions]
+    lines = []
+    if off := [each.taken_off_s for each in directions if each.taken_off_s]:
+        rtts = [link.rtt.bare.median for link in certificate.links if link.rtt and link.rtt.bare and _nodes(link.rtt)]
+        lines.append("error = measured median - target, from node to node.")
+        if rtts:
+            inside = format_delay(max(rtts), 3)
+            lines.append(f"nodes = RTT from node to node - RTT inside a site ({inside}).")
+        low, high = (f"{it * 1e6:.1f}" for it in (min(off), max(off)))
+        whose = (
+            "all delays" if len(off) == len(directions) else f"the delays of {len(off)} of {len(directions)} directions"
+        )
+        lines.append(f"taken off {whose}: {low if low == high else f'{low} to {high}'} us (calibration).")
+    bare = [each.bare.median for each in directions if each.bare and each.between != "nodes"]
+    if bare:
+        what = "not calibrated: error" if off else "error"
+        lines.append(f"{what} = measured median - target - baseline; jitter likewise.")
+        lines.append(f"baseline: {format_delay(max(bare), 3)} over a zero-delay redirect.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _nodes(measured: DirectionCertificate | RoundTrip) -> bool:
+    return measured.between == "nodes"
 
 
 def notes(certificate: Certificate) -> Sequence[str]:

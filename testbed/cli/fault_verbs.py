@@ -19,16 +19,17 @@ MOMENT_S = 0.01
 """A shorter fault has ended by the time its line is read."""
 
 
-def _show_fault(fault: Fault) -> None:
+def _show_fault(lab: str, fault: Fault) -> None:
     began = time.strftime("%H:%M:%S", time.localtime(fault.began_unix_s))
-    line = f"{fault.id}: {fault.type} {fault.target}, began {began}"
+    line = f"{lab}: {fault.id}: {fault.type} {fault.target}, began {began}"
     if fault.ended is not None:
         line += f", lasted {fault.ended - fault.began:.3f} s"
     console.show(line)
 
 
-def _fault_as_data(fault: Fault) -> dict[str, object]:
-    return {key: getattr(fault, key) for key in ("id", "type", "target", "began", "ended", "began_unix_s")}
+def _fault_as_data(lab: str, fault: Fault) -> dict[str, object]:
+    keys = ("id", "type", "target", "began", "ended", "began_unix_s")
+    return {"lab": lab, **{key: getattr(fault, key) for key in keys}}
 
 
 def _inject(
@@ -42,11 +43,12 @@ def _inject(
         raise UserError("--wait needs a fault that ends by itself; add a duration, e.g. --for 10s --wait")
     if taken := {"for_s", "wait"} & parameters.keys():
         raise UnknownName(f"{fault} parameter", min(taken))
-    made = verb.attach(lab).inject(fault, target, for_s=for_s, wait=wait, **parameters)
+    where = verb.attach_to_change(lab)
+    made = where.inject(fault, target, for_s=for_s, wait=wait, **parameters)
     if as_json:
-        console.show_json(_fault_as_data(made))
+        console.show_json(_fault_as_data(where.name, made))
         return
-    _show_fault(made)
+    _show_fault(where.name, made)
     if made.ended is None:
         lasts_s = made.lasts_s or for_s
         if lasts_s and lasts_s < MOMENT_S:
@@ -54,7 +56,7 @@ def _inject(
         elif lasts_s:
             hint = f"it ends by itself after {format_duration(lasts_s)}"
         else:
-            hint = f"end it with: testbed heal {made.id}"
+            hint = f"end it with: testbed heal {made.id}" + (f" -l {lab}" if lab else "")
         console.say(hint, style="dim")
 
 
@@ -137,11 +139,14 @@ def heal(
     as_json: AsJson = False,
 ) -> None:
     """End one fault, all faults of a target, link or node, or all faults of the lab."""
-    ended = verb.attach(lab).heal(what)
+    where = verb.attach_to_change(lab)
+    ended = where.heal(what)
     if as_json:
-        console.show_json([_fault_as_data(fault) for fault in ended])
-        return
-    for fault in ended:
-        _show_fault(fault)
-    if not ended:
-        console.say("no active faults")
+        console.show_json([_fault_as_data(where.name, fault) for fault in ended])
+    else:
+        for fault in ended:
+            _show_fault(where.name, fault)
+        if not ended:
+            console.say(f"{where.name}: no active faults")
+    if trouble := where.without_keeper():
+        console.say(trouble)  # otherwise a lab whose fibers stay dark would pass for a healed one

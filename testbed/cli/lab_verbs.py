@@ -7,7 +7,7 @@ import dataclasses
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -157,11 +157,14 @@ def down(
 
     if all_ and labs:
         raise UserError("name labs or use --all, not both")
-    names = api.lab_names() if all_ else labs or ([lab] if lab else _only_lab())
+    names = api.lab_names() if all_ else labs or ([lab] if lab else api.only_mine())
     failed: list[TestbedError] = []
     for name in dict.fromkeys(names):
+        whose = api.strangers(name)
         try:
             if api.down(name):
+                if whose:
+                    console.say(whose, style="yellow")
                 console.say(f"{name}: down")
         except TestbedError as error:  # one failure must not leave the other labs up
             failed.append(error)
@@ -170,15 +173,6 @@ def down(
         console.error(str(each))
     if failed:
         raise failed[-1]
-
-
-def _only_lab() -> Sequence[str]:
-    from testbed.lab import api
-
-    names = api.lab_names()
-    if len(names) > 1:
-        raise UserError(f"{len(names)} labs are up: {', '.join(names)}; name those to take down, or use --all")
-    return names
 
 
 @verb.verb(verb.LABS, "testbed status", "testbed status -l metro-40km --watch", "testbed status --json")
@@ -242,13 +236,16 @@ def exec_(
 ) -> int:
     """Run a program inside a node, attached to this terminal, and return its exit status.
 
-    Exit status 125: an error of the testbed itself; 126: the command cannot be executed; 127: command not found.
+    In a namespace the program runs as root, unlike those of launch: it can change every file of this host. Exit
+    status 125: an error of the testbed itself; 126: the command cannot be executed; 127: command not found.
     Options of exec itself come before NODE.
     """
     argv = command[1:] if command[0] == "--" else command
     if not argv:
         raise UserError(f"missing command to run in {node}; write: testbed exec {node} -- COMMAND")
-    target = verb.attach(lab)
+    target = verb.attach_to_change(lab)
+    if target.runs_as_root and sys.stderr.isatty():
+        console.say(f"note: runs as root, in {node} and on the files of this host")
     with _leave_ctrl_c_to_child():
         return target.exec(node, argv)
 
@@ -296,7 +293,7 @@ def certify(
     resolves 0.1 %. The reference is the healthy topology, so an active fault puts its fiber outside tolerance. Ranks
     are not checked; see testbed status.
     """
-    target = verb.attach(lab)
+    target = verb.attach_to_change(lab)
     measured = target.certify(thorough, (lambda text: console.say(text, style="dim")) if thorough else None)
     if as_json:
         console.show_json(measured.to_dict())

@@ -91,6 +91,8 @@ def run(
     console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
     if not console.quiet():
         console.show(tables.answers(report))
+        if told := tables.rank_seconds(report):
+            console.show(told)
     console.show(f"report: {outcome.directory / 'index.html'}")
     return outcome.exit_code
 
@@ -114,14 +116,23 @@ def launch(
     ],
     lab: LabName = None,
     runs: RunsFolder = None,
+    as_root: Annotated[
+        bool,
+        typer.Option(
+            "--as-root", help="Run the program as root, which can change every file of this host.", show_default=False
+        ),
+    ] = False,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
 
-    Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and TESTBED_SITE. Output lines are
-    prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the testbed itself.
+    It runs without privileges: as the user who called sudo, else the owner of the working directory, else uid 60700.
+
+    Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files
+    of the rank), HOME, USER and TMPDIR. Output lines are prefixed with the rank and kept. The exit status is that of
+    the worst rank; 125 is an error of the testbed itself.
     """
-    target = verb.attach(lab)
+    target = verb.attach_to_change(lab)
     target.allow_uncertified = allow_uncertified
     scale = target.topology.scale
     if scale != 1:
@@ -129,7 +140,7 @@ def launch(
             f"note: links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
             f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
         )
-    return target.launch(command, directory=runs, echo=console.show_line)
+    return target.launch(command, directory=runs, echo=console.show_line, as_root=as_root)
 
 
 @verb.verb(
@@ -160,6 +171,8 @@ def report(
         console.show(tables.verdict(document.verdict).append(f": {document.headline}", style="bold default"))
         if not console.quiet():
             console.show(tables.answers(document))
+            if told := tables.rank_seconds(document):
+                console.show(told)
         console.show(f"report: {page}")
     if open_:
         _open(page)

@@ -236,6 +236,8 @@ def _link_value(topology: Topology, link: Link, field: str) -> str:
             return format_delay(link.optics_latency_s)
         case "loss":
             return format_probability(link.loss)
+        case "calibrate":
+            return "true" if link.calibrate else "false"
         case "protection":
             from testbed.core.topology import link_protection
 
@@ -380,6 +382,14 @@ def answers(report: Report) -> Table:
     made = table(("", "", ""), rows)
     made.show_header = False
     return made
+
+
+def rank_seconds(report: Report) -> str:
+    """Return goodput and the classes of rank-seconds that it is made from in a line; empty if nothing is known."""
+    from testbed.core.report import formats, rank_seconds_section
+
+    told = rank_seconds_section.sentence(report.rank_seconds)
+    return told if not told or report.goodput is None else f"goodput {formats.share(report.goodput)}; {told}"
 
 
 def checks(found: Sequence[Check]) -> Table:

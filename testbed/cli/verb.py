@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shlex
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ import typer
 
 from testbed.cli import console, streams
 from testbed.cli.streams import OutputError, ReaderGone
-from testbed.errors import Interrupted, TestbedError, UserError
+from testbed.errors import Interrupted, ProgramBarred, TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -33,6 +35,9 @@ app = typer.Typer(
 
 RUNS, LABS, FAULTS, LOOK = PANELS = ("Run jobs", "Labs", "Faults in a running lab", "Files and this host")
 """Headings of ``testbed --help``, in the order shown."""
+
+_running: ContextVar[str] = ContextVar("verb", default="")
+"""The name of the verb that runs."""
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of stdout has closed it. Not 1, which means that something was measured and is bad."""
@@ -52,10 +57,12 @@ def verb(
 
     def register(function: Verb) -> Verb:
         signature = inspect.signature(function, eval_str=True)
+        name = function.__name__.strip("_").replace("_", "-")
 
         @functools.wraps(function)
         def command(*, quiet: bool, verbose: bool, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
+            _running.set(name)
             raise typer.Exit(guarded(lambda: function(**arguments), own_status))
 
         parameters = [
@@ -68,7 +75,7 @@ def verb(
         command.__dict__.pop("__wrapped__")
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         app.command(
-            name=function.__name__.strip("_").replace("_", "-"),
+            name=name,
             rich_help_panel=panel,
             help=_reflowed(function.__doc__ or ""),
             epilog="\n".join(["[bold]Examples[/bold]", *(f"  [cyan]{_escaped(line)}[/cyan]" for line in examples)]),
@@ -91,7 +98,8 @@ def _escaped(line: str) -> str:
 def guarded(work: Callable[[], int | None], own_status: int | None = None) -> int:
     """Call ``work`` and return its exit status; report a failure as a message on stderr.
 
-    ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case.
+    ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case, and 2 is a
+    program that its user cannot run (ProgramBarred).
     """
     try:
         return work() or 0
@@ -107,7 +115,7 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
         if console.verbose():
             sys.stderr.write(traceback.format_exc())
         console.error(str(error) or type(error).__name__)
-        return error.exit_code if own_status is None or isinstance(error, Interrupted) else own_status
+        return error.exit_code if own_status is None or isinstance(error, Interrupted | ProgramBarred) else own_status
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
@@ -211,7 +219,7 @@ LabName = Annotated[
         "-l",
         metavar="NAME",
         envvar="TESTBED_LAB",
-        help="Lab to use; may be omitted while only one is up.",
+        help="Lab to use. May be omitted while only one is up, in verbs that change it only if you brought it up.",
         autocompletion=completing(lab_names),
     ),
 ]
@@ -310,10 +318,37 @@ Lasting = Annotated[
 
 
 def attach(name: str | None) -> Lab:
-    """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up."""
+    """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up, to look at it."""
     from testbed.lab import api
 
-    return api.attach(name or None)
+    return api.attach(name or None, changes=False)
+
+
+def attach_to_change(name: str | None) -> Lab:
+    """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up if the same user brought it up.
+
+    Say so where another user or another login session did.
+    """
+    from testbed.lab import api
+
+    lab = api.attach(name or None, changes=True, command=_naming)
+    say_whose(lab.name)
+    return lab
+
+
+def say_whose(lab: str) -> None:
+    """Say who brought a lab up, if it was not this login session."""
+    from testbed.lab import api
+
+    if line := api.strangers(lab):
+        console.say(line, style="yellow")
+
+
+def _naming(lab: str) -> str:
+    """Return the command line as typed, with the lab; ``-l`` comes first, as the rest may belong to a child."""
+    name, typed = _running.get(), sys.argv[1:]
+    after = typed[typed.index(name) + 1 :] if name in typed else ["..."]
+    return shlex.join(["testbed", name, "-l", lab, *after])
 
 
 def read_overrides(assignments: Sequence[str] | None) -> dict[str, object]:

@@ -121,9 +121,13 @@ def parse_delay_s(value: object, *, natural: str = "s", most_s: float = 60.0) ->
     return _within(si, value, 0.0, most_s, "0", format_duration(most_s))
 
 
+MOST_DURATION_S: Final = 7 * 24 * 3600.0
+"""The longest duration or timeout: 7 days."""
+
+
 def parse_duration_s(value: object, *, natural: str = "s") -> float:
     """Return seconds of a duration or timeout, 0 to 7 days; a bare number is in ``natural`` units."""
-    return parse_delay_s(value, natural=natural, most_s=7 * 24 * 3600.0)
+    return parse_delay_s(value, natural=natural, most_s=MOST_DURATION_S)
 
 
 def parse_rate_bps(value: object, *, natural: str = "G") -> float:

@@ -35,7 +35,7 @@ __all__ = ["MOST_BYTES", "MOST_DEPTH", "MOST_FINDINGS", "MOST_NODES", "Document"
 
 MOST_BYTES: Final = 1 << 20
 MOST_DEPTH: Final = 32
-MOST_NODES: Final = 50_000  # 200 sites and 1000 links with every field written out take about 25 000
+MOST_NODES: Final = 50_000  # 200 sites and 256 links with every field written out take about 10 000
 MOST_FINDINGS: Final = 100  # more than a hundred findings help no reader
 
 Path = tuple[str | int, ...]

@@ -30,8 +30,11 @@ static bool reserve(struct control *control, size_t more) {
     return true;
 }
 
+static const char out_of_memory[] = "error out of memory\n";
+
 __attribute__((format(printf, 2, 3))) static void answer(struct control *control, const char *format, ...) {
-    if (!reserve(control, CONTROL_LINE_BYTES))
+    control->out_failed = control->out_failed || !reserve(control, CONTROL_LINE_BYTES);
+    if (control->out_failed)
         return;
     va_list arguments;
     va_start(arguments, format);
@@ -304,11 +307,21 @@ static bool next_line(struct control *control) {
         return false;
     }
     *end = '\0';
+    /* First, because the command may need the memory that is left. */
+    control->out_failed = !reserve(control, CONTROL_LINE_BYTES);
+    if (control->out_failed)
+        return true;
     if (control->skipping)
         answer(control, "error a line is too long\n");
     else
         do_line(control, control->in);
     control->skipping = false;
+    if (control->out_failed) {
+        /* Instead of half an answer, or of none, for which the client would wait. Of earlier lines nothing is left to send. */
+        memcpy(control->out, out_of_memory, sizeof out_of_memory);
+        control->out_used = sizeof out_of_memory - 1;
+        control->out_failed = false;
+    }
     const size_t used = (size_t)(end - control->in) + 1;
     control->in_used -= used;
     memmove(control->in, control->in + used, control->in_used);
@@ -325,8 +338,11 @@ enum control_state control_work(struct control *control) {
             control->out_sent += (size_t)sent;
         }
         control->out_used = control->out_sent = 0;
-        if (next_line(control))
+        if (next_line(control)) {
+            if (control->out_failed)
+                return CONTROL_ENDED; /* not even memory for an error: a visible end */
             continue;
+        }
         const ssize_t got =
             recv(control->fd, control->in + control->in_used, sizeof control->in - control->in_used, MSG_DONTWAIT);
         if (got == 0)

@@ -32,6 +32,7 @@ struct control {
     bool skipping; /* the rest of a line that is too long */
     char *out;
     size_t out_used, out_sent, out_size;
+    bool out_failed; /* there was no memory for the answer */
 };
 
 enum control_state {

@@ -15,6 +15,20 @@ static const uint64_t SEND_RETRY_NS = 50 * MICROSECOND_NS;
  * leaves later than the first. */
 static const size_t SEND_BATCH_BYTES = 64 * 1024;
 
+bool plant_init(struct plant *plant, size_t most_fibers) {
+    plant->most_fibers = most_fibers;
+    plant->fibers = calloc(most_fibers, sizeof *plant->fibers);
+    plant->next = calloc(most_fibers, sizeof *plant->next);
+    plant->ports = calloc(2 * most_fibers, sizeof *plant->ports);
+    return plant->fibers && plant->next && plant->ports;
+}
+
+void plant_free(struct plant *plant) {
+    free(plant->fibers);
+    free(plant->next);
+    free(plant->ports);
+}
+
 static void refresh_next(struct plant *plant, const struct fiber *fiber) {
     plant->next[fiber->number] = fiber_next(fiber);
 }
@@ -24,7 +38,7 @@ static struct port *find_or_open_port(struct plant *plant, const char *name, cha
         if (strcmp(plant->ports[i]->name, name) == 0)
             return plant->ports[i];
     }
-    struct port *port = plant->port_count < MAX_PORTS ? malloc(sizeof *port) : NULL;
+    struct port *port = plant->port_count < 2 * plant->most_fibers ? malloc(sizeof *port) : NULL;
     const char *what = "allocate memory";
     if (!port || !port_open(port, name, &what)) {
         snprintf(why, why_bytes, "%s: cannot %s: %s", name, what, strerror(errno));
@@ -36,8 +50,8 @@ static struct port *find_or_open_port(struct plant *plant, const char *name, cha
 }
 
 bool plant_add(struct plant *plant, const char *name, const char *ingress, const char *egress, char *why, size_t why_bytes) {
-    if (plant->fiber_count == MAX_FIBERS) {
-        snprintf(why, why_bytes, "more than %d directions", MAX_FIBERS);
+    if (plant->fiber_count == plant->most_fibers) {
+        snprintf(why, why_bytes, "%s: more than %zu directions", name, plant->most_fibers);
         return false;
     }
     if (strlen(name) >= sizeof((struct fiber *)0)->name || strlen(ingress) >= IF_NAMESIZE || strlen(egress) >= IF_NAMESIZE) {
@@ -166,7 +180,10 @@ uint64_t plant_send_due(struct plant *plant) {
             send_due(plant->fibers[i]);
             plant->next[i] = fiber_next(plant->fibers[i]);
         }
-        next = plant->next[i] < next ? plant->next[i] : next;
+        if (plant->next[i] < next) {
+            next = plant->next[i];
+            plant->next_is_retry = plant->fibers[i]->retries > 0;
+        }
     }
     return next;
 }

@@ -5,17 +5,23 @@
 #include "fiber.h"
 #include "port.h"
 
-enum { MAX_FIBERS = 512, MAX_PORTS = 2 * MAX_FIBERS };
-
 struct plant {
-    struct fiber *fibers[MAX_FIBERS]; /* in the order they were added */
-    uint64_t next[MAX_FIBERS];        /* fiber_next() of each, contiguous because it is scanned in every iteration */
+    size_t most_fibers;    /* as the testbed says (--directions): the arrays have room for so many, and their ends */
+    struct fiber **fibers; /* in the order they were added */
+    uint64_t *next;        /* fiber_next() of each, contiguous because it is scanned in every iteration */
+    bool next_is_retry;    /* of the earliest: its egress has refused the packet before */
     size_t fiber_count;
-    struct port *ports[MAX_PORTS];
+    struct port **ports;
     size_t port_count;
     uint64_t seed;
     uint64_t shortest_delay_ns;
 };
+
+/* Make room for `most_fibers` directions. Returns false without memory. */
+bool plant_init(struct plant *plant, size_t most_fibers);
+
+/* Free the arrays, not what they point to. */
+void plant_free(struct plant *plant);
 
 /* Add a direction from one interface to another. Returns false and fills in `why` (of `why_bytes`) on error. */
 bool plant_add(struct plant *plant, const char *name, const char *ingress, const char *egress, char *why, size_t why_bytes);

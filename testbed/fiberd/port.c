@@ -32,9 +32,27 @@ static bool set_buffer(int fd, int force, int option, int bytes) {
     return set_option(fd, SOL_SOCKET, force, bytes) || set_option(fd, SOL_SOCKET, option, bytes);
 }
 
+/* Packets are received into full-size frames. Small packets are copied out of them, large ones are exchanged for a frame of
+ * the same size. So once it is full it stays full: without a frame to receive into, a packet could not even be dropped, and
+ * the socket would stay readable. */
+static struct frame *staging[PORT_BATCH];
+
+static bool fill_staging(void) {
+    for (int i = 0; i < PORT_BATCH; i++) {
+        if (!staging[i] && !(staging[i] = frame_get(FRAME_MAX_BYTES)))
+            return false;
+    }
+    return true;
+}
+
 bool port_open(struct port *port, const char *name, const char **what) {
     memset(port, 0, sizeof *port);
     strncpy(port->name, name, sizeof port->name - 1);
+    *what = "allocate memory";
+    if (!fill_staging()) {
+        errno = ENOMEM;
+        return false;
+    }
     *what = "find the interface";
     port->index = (int)if_nametoindex(name);
     if (port->index == 0)
@@ -76,18 +94,6 @@ bool port_start(struct port *port) {
 }
 
 /* ---- receiving ------------------------------------------------------------------------------------------------------ */
-
-/* Packets are received into full-size frames. Small packets are copied out of them, large ones keep their frame. */
-static struct frame *staging[PORT_BATCH];
-
-static int fill_staging(void) {
-    int filled = 0;
-    for (; filled < PORT_BATCH; filled++) {
-        if (!staging[filled] && !(staging[filled] = frame_get(FRAME_MAX_BYTES)))
-            break;
-    }
-    return filled;
-}
 
 struct control_data {
     bool stamped, tagged;
@@ -135,8 +141,7 @@ int port_receive(struct port *port, struct arrival arrivals[PORT_BATCH]) {
     static struct iovec vectors[PORT_BATCH];
     static _Alignas(struct cmsghdr) uint8_t control[PORT_BATCH][CONTROL_BYTES];
 
-    const int slots = fill_staging();
-    for (int i = 0; i < slots; i++) {
+    for (int i = 0; i < PORT_BATCH; i++) {
         staging[i]->start = FRAME_HEADROOM_BYTES;
         vectors[i] = (struct iovec){frame_packet(staging[i]), FRAME_MAX_BYTES};
         messages[i].msg_hdr = (struct msghdr){.msg_iov = &vectors[i],
@@ -144,7 +149,7 @@ int port_receive(struct port *port, struct arrival arrivals[PORT_BATCH]) {
                                               .msg_control = control[i],
                                               .msg_controllen = CONTROL_BYTES};
     }
-    const int received = recvmmsg(port->fd, messages, (unsigned)slots, MSG_DONTWAIT | MSG_TRUNC, NULL);
+    const int received = recvmmsg(port->fd, messages, PORT_BATCH, MSG_DONTWAIT | MSG_TRUNC, NULL);
     if (received < 0) {
         if (errno != EAGAIN && errno != EINTR && errno != ENETDOWN)
             port->receive_errors++; /* the kernel dropped a packet that it could not describe */
@@ -152,8 +157,8 @@ int port_receive(struct port *port, struct arrival arrivals[PORT_BATCH]) {
     }
 
     /* Kernel timestamps use the wall clock; its offset is read again each time, because it may be adjusted. */
-    const uint64_t now = now_ns();
-    const uint64_t wall_now = clock_ns(CLOCK_REALTIME);
+    const struct clock_pair clocks = clock_pair();
+    const uint64_t now = clocks.now, wall_now = clocks.wall;
     int kept = 0;
     for (int i = 0; i < received; i++) {
         uint32_t length = messages[i].msg_len;

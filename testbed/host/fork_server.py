@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
+import select
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,10 @@ from testbed.errors import LabError
 from testbed.host.linux import process
 
 MODULE = "testbed_agents.fork_server"
+
+READ_BYTES = 1 << 16
+READS_AT_ONCE = 16
+"""Events are not kept waiting by a flood of output."""
 
 
 def missing() -> str:
@@ -46,14 +52,18 @@ class ForkServer:
         self._warm = False
         # While it imports torch, for seconds, it does not read stdin and would miss EOF.
         dying = [setpriv, "--pdeathsig", "KILL", "--"] if (setpriv := shutil.which("setpriv")) else []
-        with log.open("ab") as output:
+        self._log = log.open("ab", buffering=0)
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._log.close)
             self._child = subprocess.Popen(
                 list(argv) or [*dying, sys.executable, "-m", MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=output,
+                # A pipe: ranks without privileges inherit it, and must not hold the log, which is root's.
+                stderr=subprocess.PIPE,
                 start_new_session=True,
             )
+            undone.pop_all()
         self.pid = self._child.pid
         self.began = process.started(self.pid)
         threading.Thread(target=self._listen, name="agents", daemon=True).start()
@@ -83,20 +93,55 @@ class ForkServer:
             # While it imports torch it reads no stdin; it has no ranks yet, so SIGKILL is safe.
             self._child.wait(2.0 if self._warm else 0.0)
         except subprocess.TimeoutExpired:
-            process.end(self.pid, self.began)
+            self._child.kill()  # not reaped, so the pid is its own even if its start time could not be read
             self._child.wait()
 
     def _listen(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a library in the child printed to stdout
-            if isinstance(event, dict):
-                self._warm = True
-                self._heard(event)
+        assert self._child.stdout is not None and self._child.stderr is not None
+        with self._log, self._child.stdout as events, self._child.stderr as words:
+            unread, writing = b"", True
+            for stream in (events, words):
+                os.set_blocking(stream.fileno(), False)
+            while True:
+                poll = select.poll()
+                for stream in (events, words) if writing else (events,):
+                    poll.register(stream, select.POLLIN)
+                poll.poll()
+                # The log first: what a process wrote before an event is there when the event is handled.
+                writing = writing and self._copy(words.fileno())
+                try:
+                    got = os.read(events.fileno(), READ_BYTES)
+                except BlockingIOError:
+                    continue
+                *lines, unread = (unread + got).split(b"\n")
+                for line in lines:
+                    self._handle(line)
+                if not got:
+                    self._copy(words.fileno())
+                    break
         code = self._child.wait()
         self.exited.set()
         how = {"signal": -code} if code < 0 else {"code": code}
         self._heard({"event": "gone", "how": process.how_ended(code), **how, "t": time.monotonic()})
+
+    def _copy(self, words: int) -> bool:
+        """Append to the log what was written so far; False at the end of it. A full disk loses it."""
+        for _ in range(READS_AT_ONCE):
+            try:
+                data = os.read(words, READ_BYTES)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            with contextlib.suppress(OSError):
+                self._log.write(data)
+        return True
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return  # a library in the child printed to stdout
+        if isinstance(event, dict):
+            self._warm = True
+            self._heard(event)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.core.user_text import shown
-from testbed.errors import LabError, StorageError, UnknownName, UserError
+from testbed.errors import LabError, StorageError, UserError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 """A valid lab name."""
@@ -55,6 +55,11 @@ class LabFolder:
         return self.path / "keeper.log"
 
     @property
+    def older_keeper_log(self) -> Path:
+        """The keeper's log before the current one; missing until that one has grown too large."""
+        return self.path / "keeper.log.1"
+
+    @property
     def emulator_log(self) -> Path:
         return self.path / "emulator.log"
 
@@ -85,9 +90,19 @@ class LabFolder:
         return self.path / "about.json"
 
     @property
+    def owner(self) -> Path:
+        """Who brought the lab up (``lab_owner.py``); labs of older versions have none."""
+        return self.path / "owner.json"
+
+    @property
     def docker(self) -> Path:
         """Address of the docker daemon that created this lab's containers, as in DOCKER_HOST; only with containers."""
         return self.path / "docker"
+
+    @property
+    def scratch(self) -> Path:
+        """Path of the folder in /tmp for its programs; exists only once one was needed."""
+        return self.path / "scratch"
 
     @property
     def handles(self) -> Path:
@@ -147,23 +162,3 @@ def _readable(labs: Path) -> Iterator[None]:
         raise StorageError(f"no permission to read {labs}, so its labs are unknown: run as root") from error
     except OSError as error:
         raise StorageError(f"cannot read {labs}: {error.strerror}; TESTBED_STATE must be a folder") from error
-
-
-def chosen(name: str | None = None) -> LabFolder:
-    """Return the folder of the selected lab: ``name``, else ``$TESTBED_LAB``, else the only lab.
-
-    Raises UnknownName, UserError, LabError.
-    """
-    wanted = name or os.environ.get("TESTBED_LAB") or None
-    known = tuple(it.name for it in folders())
-    if wanted is None:
-        if not known:
-            raise UserError("no lab is up; bring one up with: testbed up metro-40km")
-        if len(known) > 1:
-            raise UserError("several labs are up: " + ", ".join(known) + "; select one with -l or $TESTBED_LAB")
-        wanted = known[0]
-    if wanted not in known:
-        raise UnknownName("lab", wanted, known)
-    found = folder(wanted)
-    found.refuse_foreign()
-    return found

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.user_text import shown
 from testbed.errors import LabError, StorageError, UserError
-from testbed.host import runner
+from testbed.host import runner, scratch
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import agent_user, container_name, living_netns, topology_file
 from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import namespace
+from testbed.host.linux import graft, namespace
+from testbed.host.linux.program_user import ProgramUser
 
-__all__ = ["docker", "driver", "keep_docker", "netns", "place"]
+__all__ = ["docker", "driver", "keep_docker", "netns", "pin", "place"]
 
 
 def driver(lab: LabFolder) -> str:
@@ -69,11 +71,21 @@ def netns(lab: LabFolder, node: str) -> Path:
     return namespace.netns_path(namespace_name(lab.name, node))
 
 
-def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> runner.Place | ContainerPlace:
+def pin(lab: LabFolder, nodes: Iterable[str], folder: Path) -> None:
+    """Keep programs in nodes that are namespaces from renaming a run's folder. Raises HostError."""
+    if driver(lab) != "containerlab":
+        for node in nodes:
+            graft.pin(folder, lab.handles / node / "mnt")
+
+
+def place(
+    lab: LabFolder, node: str, *, isolated: bool, job: bool = False, user: ProgramUser | None = None
+) -> runner.Place | ContainerPlace:
     """Return where programs of ``node`` run.
 
     ``isolated``: it is a node, not a gateway, the plant or the management network. In a container, a ``job``'s program
-    has no privileges, like ranks. Raises HostError if the container or docker is not running, LabError if it is paused.
+    has no privileges, like ranks; in a namespace it runs as ``user``, or as root without one. Raises HostError if the
+    container or docker is not running, LabError if it is paused, StorageError.
     """
     if driver(lab) == "containerlab":
         made_by = docker(lab)
@@ -82,4 +94,7 @@ def place(lab: LabFolder, node: str, *, isolated: bool, job: bool = False) -> ru
         if why := containerlab.paused(lab.name, made_by).get(node):
             raise LabError(why)
         return ContainerPlace(container_name(lab.name, node), made_by, agent_user() if job else "")
-    return runner.Place(netns(lab, node), lab.handles / node if isolated else None)
+    handles = lab.handles / node if isolated else None
+    if user is None:
+        return runner.Place(netns(lab, node), handles)
+    return runner.Place(netns(lab, node), handles, user, scratch.of_node(lab, node, user))

@@ -18,6 +18,8 @@ from types import FrameType
 from typing import IO, Final
 
 from testbed.errors import MissingTool
+from testbed.host.linux import program_user
+from testbed.host.linux.program_user import ProgramUser
 
 UTIL_LINUX = "apt-get install util-linux"
 READ_BYTES = 1 << 16
@@ -29,24 +31,42 @@ class Place:
 
     net: Path
     handles: Path | None = None
+    user: ProgramUser | None = None
+    """Who programs run as, without privileges; None: root."""
+    scratch: Path = Path("/tmp")
+    """Folder of the user's, for TMPDIR."""
 
     watched = False
     """Whether programs inside run under a watchdog, which ends them at EOF on stdin."""
 
     def enter(
-        self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        *,
+        tied: bool = True,
     ) -> list[str]:
         """Return the argument list that runs ``argv`` inside; the program dies with the thread that started it.
 
-        ``environment`` is inherited and not part of the list. Raises MissingTool for util-linux's nsenter and setpriv.
+        ``tied``: this process starts it; otherwise another one does, and the program ends at EOF on its stdin.
+        ``environment`` is inherited and not part of the list, except HOME, USER and TMPDIR of another user. Raises
+        MissingTool for util-linux's nsenter and setpriv.
         """
         nsenter, setpriv = tool("nsenter"), tool("setpriv")
-        line = [setpriv, "--pdeathsig", "KILL", "--", nsenter, f"--net={self.net}"]
+        # Namespaces are entered first, which needs root.
+        line = [nsenter, f"--net={self.net}"]
+        if self.user is None and tied:
+            line = [setpriv, "--pdeathsig", "KILL", "--", *line]
         if self.handles is not None:
             line += [
                 f"--{option}={self.handles / kind}"
                 for option, kind in (("uts", "uts"), ("ipc", "ipc"), ("mount", "mnt"))
             ]
+        if self.user is not None:
+            parent = os.getpid() if tied else None
+            inside = program_user.start(self.user, setpriv, argv, folder, self.scratch, environment or (), parent)
+            return [*line, "--", *inside]
         if folder is not None:
             line.append(f"--wd={folder}")
         return [*line, "--", *argv]

@@ -21,13 +21,16 @@ from testbed.core.plan.step import Property, Step
 from testbed.core.records.process_end import ProcessEnd
 from testbed.errors import HostError, LabError
 from testbed.host import fork_server as agent_host
+from testbed.host import scratch
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import Containerlab, agent_user, container_name
 from testbed.host.drivers.driver import Facts
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.fork_server import ForkServer
+from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.linux.cgroup import OomWatch
+from testbed.host.linux.program_user import PASSED_OVER, ProgramUser
 from testbed.keeper.event_log import log
 from testbed.keeper.protocol import AgentState
 from testbed.keeper.throttle import Throttle
@@ -50,14 +53,16 @@ class AgentPool:
 
     def __init__(
         self,
-        lab: str,
+        folder: LabFolder,
         driver: NetnsDriver,
-        handles: Path,
-        log: Path,
         on_event: Callable[[dict[str, Any]], None],
         containers: Containerlab | None = None,
+        user: ProgramUser | None = None,
     ) -> None:
-        self._lab, self._driver, self._handles, self._log, self._on_event = lab, driver, handles, log, on_event
+        """``user``: who ranks in namespaces run as until a job brings its own; None: root."""
+        self._folder, self._lab, self._handles, self._log = folder, folder.name, folder.handles, folder.agents_log
+        self._driver, self._on_event, self._user = driver, on_event, user
+        self._deployed_as: dict[int, ProgramUser | None] = {}
         self._containers = containers
         self._changed = threading.Condition()
         self._servers: dict[str, ForkServer] = {}
@@ -66,10 +71,12 @@ class AgentPool:
         """For each rank, how many faults keep it from getting a process."""
         self._paused: set[int] = set()
         self._slowed: dict[int, float] = {}
-        self._throttle, self._throttled = Throttle(lab, driver.path), set[int]()
+        self._throttle, self._throttled = Throttle(folder.name, driver.path), set[int]()
         self._memory = OomWatch()
         self._signalled: Counter[int] = Counter()
         """How many signals to each rank its fork server has confirmed."""
+        self._replaced: dict[int, int] = {}
+        """For each rank, the pid of its process before the present one."""
         self.ranks: dict[int, Rank] = {}
         self.states: dict[int, AgentState] = {}
 
@@ -204,7 +211,11 @@ class AgentPool:
         Return when all answer /metrics. Raises LabError when one does not start in time.
         """
         if ranks is None:
-            ranks = {number: self.ranks[number] for number, it in self.states.items() if it["state"] != "waiting"}
+            ranks = {
+                number: self.ranks[number]
+                for number, it in self.states.items()
+                if it["state"] != "waiting" or self._deployed_as.get(number) != self._user
+            }
         with self._changed:
             if held := [number for number in ranks if self.is_down(number)]:
                 raise LabError(f"ranks {held} are down or paused by a fault; heal it first")
@@ -227,7 +238,10 @@ class AgentPool:
         """Request a fresh process; :meth:`refresh` waits for it."""
         rank = self.ranks[number]
         with self._changed:
+            if (before := self.states.get(number)) is not None and before["pid"]:
+                self._replaced[number] = before["pid"]
             self.states[number] = {"state": "starting", "pid": 0, "reason": "", "ended_t": None}
+            self._deployed_as[number] = self._user
         self._server(rank).say(
             {
                 "do": "rank",
@@ -236,6 +250,7 @@ class AgentPool:
                 "site": rank.site,
                 "namespaces": self._namespaces(rank),
                 "metrics": [rank.metrics, rank.port],
+                "user": self._unprivileged(rank),
             }
         )
         # Faults of the rank also apply to its new process.
@@ -246,6 +261,10 @@ class AgentPool:
 
     def train(self, message: Mapping[str, Any]) -> None:
         """Start a job on all ranks. Raises LabError, StorageError."""
+        message = dict(message)
+        user = message.pop("user", None)
+        if self._containers is None:
+            self._user = ProgramUser.from_dict(user) if user else None
         self.refresh()
         if self._containers is not None:
             nodes = [rank.node for rank in self.ranks.values()]
@@ -254,12 +273,16 @@ class AgentPool:
             if message.get("data"):
                 self._containers.show(Path(message["data"]).absolute().parent, nodes)
         with self._changed:
+            # Since all of them were ready, one may have been killed; it would be waited for as if it trained.
+            if lost := {number: it["reason"] for number, it in self.states.items() if it["state"] != "waiting"}:
+                why = "; ".join(dict.fromkeys(filter(None, lost.values()))) or "no reason is known"
+                raise LabError(f"ranks {sorted(lost)} ended before the job began: {why}")
             for state in self.states.values():
                 state |= {"state": "training", "reason": "", "ended_t": None, "job": message["job"]}
                 state |= {"saved": False, "storage": False}
         for key, server in list(self._all_servers().items()):
             ranks = [number for number, rank in self.ranks.items() if self._key(rank) == key]
-            server.say({"do": "train", "ranks": ranks, **message})
+            server.say({**message, "do": "train", "ranks": ranks})
 
     def stop(self, job: str, save: bool = False) -> None:
         """Have all ranks end a job after their current step; ``save``: with a checkpoint of it."""
@@ -301,6 +324,19 @@ class AgentPool:
         handles = {kind: str(self._handles / rank.node / kind) for kind in ("mnt", "uts", "ipc")}
         return {"net": str(self._driver.path(rank.node)), **handles}
 
+    def _unprivileged(self, rank: Rank) -> dict[str, Any] | None:
+        """Return the user that the process of a rank becomes; None where it stays who it is, as in a container."""
+        if self._user is None or self._containers is not None:
+            return None
+        values = self._user.variables(scratch.of_node(self._folder, rank.node, self._user))
+        return {
+            "uid": self._user.uid,
+            "gid": self._user.gid,
+            "groups": list(self._user.groups),
+            "environment": values,
+            "unset": list(PASSED_OVER),
+        }
+
     def _last_line(self) -> str:
         """Last line of the agents' log, for an error."""
         try:
@@ -341,6 +377,8 @@ class AgentPool:
                     "saved": event["status"] == "saved",  # kept when its process is gone later
                     "storage": event.get("storage", False),
                 }
+            elif event["event"] == "died" and event["pid"] == self._replaced.get(event["rank"]):
+                pass  # the process before, whose end was reported while its successor was being requested
             elif event["event"] == "died" and state["pid"] in (0, event["pid"]):
                 how = process.how_ended(-event["signal"] if event.get("signal") else event.get("code", 0))
                 reason = f"the process of rank {event['rank']} {how}"

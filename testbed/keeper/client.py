@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from testbed.errors import LabError
+from testbed.host import lab_owner
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import protocol
-from testbed.keeper.protocol import Hello, Request
+from testbed.keeper.protocol import Hello, Request, Subscribe, Update
 
 A = TypeVar("A")
 
@@ -36,9 +37,7 @@ class Connection:
             self._socket.close()
             lab.refuse_foreign()
             lab.refuse_gone()
-            raise LabError(
-                f"the keeper of lab {lab.name} does not answer; take it down with: testbed down {lab.name}"
-            ) from error
+            raise LabError(f"the keeper of lab {lab.name} does not answer; {lab_owner.or_down(lab)}") from error
         self._stream = self._socket.makefile("rwb")
 
     def __enter__(self) -> Connection:
@@ -54,21 +53,50 @@ class Connection:
             self._stream.close()
         self._socket.close()
 
+    def interrupt(self) -> None:
+        """End the connection from another thread: what waits for an answer gets an error."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def ask(self, request: Request[A], notice: Callable[[str], None] | None = None) -> A:
         """Return the keeper's answer; notices before it go to ``notice``. Errors of the keeper are raised here."""
-        try:
-            self._stream.write(json.dumps(protocol.encode_request(request)).encode() + b"\n")
-            self._stream.flush()
-            while True:
-                line = self._stream.readline()
-                if not line:
-                    self._lab.refuse_gone()
-                    raise LabError(f"the keeper of lab {self._lab.name} ended while it handled '{request.verb}'")
-                message = json.loads(line)
-                if (text := protocol.decode_notice(message)) is None:
-                    break
+        with self._translated(request):
+            self._send(request)
+            while (text := protocol.decode_notice(message := self._message(request))) is not None:
                 if notice is not None:
                     notice(text)
+        return protocol.decode_answer(request, message)
+
+    def updates(self, request: Subscribe) -> Iterator[Update]:
+        """Yield what the keeper pushes, until the connection ends, which is an error; ask nothing else over it.
+
+        Raises LabError also where no update comes for the connection's patience.
+        """
+        with self._translated(request):
+            self._send(request)
+        while True:
+            with self._translated(request):
+                message = self._message(request)
+            if (update := protocol.decode_update(message)) is not None:
+                yield update
+            else:
+                protocol.decode_answer(request, message)
+
+    def _send(self, request: Request[Any]) -> None:
+        self._stream.write(json.dumps(protocol.encode_request(request)).encode() + b"\n")
+        self._stream.flush()
+
+    def _message(self, request: Request[Any]) -> dict[str, Any]:
+        line = self._stream.readline()
+        if not line.endswith(b"\n"):  # nothing, or a line whose rest will never come
+            raise ConnectionResetError(request.verb)
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    @contextlib.contextmanager
+    def _translated(self, request: Request[Any]) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError as error:
             raise LabError(
                 f"the keeper of lab {self._lab.name} did not answer '{request.verb}' within {self._patience_s:g} s"
@@ -76,7 +104,6 @@ class Connection:
         except OSError as error:
             self._lab.refuse_gone()
             raise LabError(f"the keeper of lab {self._lab.name} ended while it handled '{request.verb}'") from error
-        return protocol.decode_answer(request, message)
 
 
 def ask(lab: LabFolder, request: Request[A]) -> A:

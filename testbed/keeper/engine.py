@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from testbed.core.plan.step import Plan, Property, Step
-from testbed.errors import HostError, NameTaken, TestbedError
+from testbed.errors import HostError, NameTaken, TestbedError, raise_all
 from testbed.host.drivers.driver import Handler
 from testbed.keeper.journal import Entry, Journal
 
@@ -135,26 +135,25 @@ class Engine:
             entry.done = True
 
     def _set(self, touched: Sequence[Property]) -> None:
-        """Set the keys of ``touched`` to the values in force. Every handler is tried, then the first failure raised.
+        """Set the keys of ``touched`` to the values in force. Every handler is tried, then all failures are raised.
 
         A forgotten property counts as undone only once its key has been set: until then the journal must list it, or
         the next process could not know after a crash that the key may have another value.
         """
-        failure: TestbedError | None = None
+        failures: list[TestbedError] = []
         settled = {it.key for it in touched}
         for handler, properties in self._by_handler(self._in_force(touched)).items():
             try:
                 handler.assign(properties)
             except TestbedError as error:
-                failure = failure or error
+                failures.append(error)
                 self._unset |= {it.key: it for it in properties}
                 settled -= {it.key for it in properties}
         for key in settled:
             self._unset.pop(key, None)
         forgotten = self.journal.forgotten.values()
         self.journal.undone([it for it in forgotten if isinstance(it.step, Property) and it.step.key in settled])
-        if failure is not None:
-            raise failure
+        raise_all(failures)
 
     def _undo(self, entries: Sequence[Entry]) -> None:
         going = {name for it in entries for name in it.step.holds}

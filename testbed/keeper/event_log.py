@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from testbed.keeper.protocol import Event, EventsPage
 
-__all__ = ["MOST_EVENTS", "EventLog", "log"]
+__all__ = ["LOG_BYTES", "MOST_EVENTS", "EventLog", "bound_log", "log"]
 
 MOST_EVENTS: Final = 100_000
-"""Events that are kept: a fiber that flaps for days must not fill the memory. Recorders poll several times a second."""
+"""Events that are kept: a fiber that flaps for days must not fill the memory. Recorders get each at once."""
+
+STDERR: Final = 2
+
+LOG_BYTES: Final = 320 * 1024
+"""A log of this size is moved aside and a fresh one begun; the one that was aside before is lost."""
 
 
 class EventLog:
@@ -24,16 +32,26 @@ class EventLog:
         self._events: list[Event] = []
         self._forgotten = 0
         self._changed = threading.Condition()
+        self.added: Callable[[], None] = lambda: None
+        """Called after each :meth:`add`."""
 
-    def add(self, kind: str, t: float | None = None, **content: Any) -> None:
+    @property
+    def next(self) -> int:
+        """The number of the next event."""
+        with self._changed:
+            return self._forgotten + len(self._events)
+
+    def add(self, kind: str, /, t: float | None = None, **content: Any) -> None:
         """Add an event, also to the log; ``t`` is a time of CLOCK_MONOTONIC, by default now."""
-        event: Event = {"t": time.monotonic() if t is None else t, "event": kind, **content}
+        # Whatever the content says, the kind is ``kind``.
+        event: Event = {"t": time.monotonic() if t is None else t, "event": kind, **content} | {"event": kind}
         with self._changed:
             self._events.append(event)
             if len(self._events) > 2 * self._most:  # dropped in blocks, so that each event is moved once at most
                 self._forgotten += len(self._events) - self._most
                 del self._events[: -self._most]
             self._changed.notify_all()
+        self.added()
         # In the log, for people, what is in force on each direction would hide the rest.
         told = {key: it for key, it in content.items() if it not in (None, "") and key != "in_force"}
         log(kind + "".join(f" {key}={_short(value)}" for key, value in told.items()))
@@ -57,3 +75,38 @@ def log(text: str) -> None:
     """Write a line to keeper.log (stderr); on a full disk the line is lost."""
     with contextlib.suppress(OSError):  # an error here would end the thread that advances the faults
         print(f"{time.strftime('%H:%M:%S')} keeper: {text}", file=sys.stderr, flush=True)
+    if _bound is not None:
+        with contextlib.suppress(OSError):
+            _bound.turn_over()
+
+
+class _Bound:
+    """The log at ``path``, which is stderr, and how large it may become."""
+
+    def __init__(self, path: Path, aside: Path, most_bytes: int) -> None:
+        self._path, self._aside, self._most_bytes = path, aside, most_bytes
+        self._turning = threading.Lock()
+
+    def turn_over(self) -> None:
+        """Move a log that is too large aside, and begin another. Moving copies nothing, so no fault waits for it; a
+        crash in between leaves the one that was moved."""
+        if os.fstat(STDERR).st_size < self._most_bytes:
+            return
+        with self._turning:
+            if os.fstat(STDERR).st_size < self._most_bytes:
+                return  # another thread has done it
+            with contextlib.suppress(FileNotFoundError):  # moved before, when no other could be begun
+                self._path.rename(self._aside)
+            fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            os.dup2(fresh, STDERR)
+            os.close(fresh)
+
+
+_bound: _Bound | None = None
+
+
+def bound_log(path: Path, aside: Path, most_bytes: int = LOG_BYTES) -> None:
+    """Keep the log at ``path``, which is this process's stderr, and its predecessor ``aside`` below ``most_bytes``
+    each, but for one line."""
+    global _bound
+    _bound = _Bound(path, aside, most_bytes)

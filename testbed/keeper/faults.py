@@ -11,11 +11,11 @@ import contextlib
 import heapq
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.faults.overlap import Begun, refuse_overlap, stated_by
@@ -24,7 +24,7 @@ from testbed.core.physics.change import Change
 from testbed.core.physics.protection_selector import PathCut
 from testbed.core.plan.step import Step
 from testbed.core.topology.model import Topology
-from testbed.errors import LabError, StorageError, TestbedError
+from testbed.errors import LabError, StorageError, TestbedError, raise_all
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
@@ -34,6 +34,9 @@ from testbed.keeper.protocol import CompiledFault, FaultRecord
 __all__ = ["Faults", "plan_of"]
 
 T = TypeVar("T")
+
+MOST_ENDED: Final = 10_000
+"""Ended faults whose records are kept: a lab that is cut and healed for days must not fill the memory."""
 
 
 class Do(Protocol):
@@ -82,6 +85,7 @@ class Faults:
         self._in_force: InForce | None = None
         self._records: dict[str, FaultRecord] = {}
         self._active: dict[str, _Active] = {}
+        self._over: deque[str] = deque()
         self._began: Counter[str] = Counter()
         self._timers: list[tuple[float, str]] = []
         self._timers_changed = threading.Condition()
@@ -91,7 +95,8 @@ class Faults:
         self._topology, self._in_force = topology, in_force
 
     def records(self) -> list[FaultRecord]:
-        """Return a copy of the record of every fault, in the order in which they began."""
+        """Return a copy of the record of every fault, in the order in which they began; of those that have ended, the
+        latest :data:`MOST_ENDED`."""
         return [it.copy() for it in list(self._records.values())]
 
     def counts(self) -> tuple[list[tuple[str, str]], dict[str, int]]:
@@ -118,7 +123,7 @@ class Faults:
         def work() -> list[FaultRecord]:
             if self._journal.state in ("going", "down"):
                 raise LabError("the lab is being taken down")
-            number = 1 + sum(1 for note in self._journal.notes if note["note"] == "fault")
+            number = 1 + self._journal.faults_begun
             now = {"began_unix_s": time.time(), "command_t": time.monotonic()}
             records = [
                 cast(FaultRecord, {**fault, "id": f"f{number + index}", **now})
@@ -139,6 +144,7 @@ class Faults:
                         self._engine.undo(record["id"])
                     with contextlib.suppress(TestbedError):
                         self._cut(record["id"], ())
+                    with contextlib.suppress(TestbedError):
                         self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
             ack_t = time.monotonic()
@@ -180,19 +186,18 @@ class Faults:
         self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record), **told)
 
     def heal(self, ids: list[str]) -> list[FaultRecord]:
-        """Undo these faults; return the records of those that were active. Every one is tried, then the first failure
-        is raised."""
+        """Undo these faults; return the records of those that were active. Every one is tried, then all failures are
+        raised."""
         ended: list[FaultRecord] = []
-        failures: list[TestbedError] = []
+        failures: list[Exception] = []
         for fault in ids:
             try:
                 record = self._do(partial(self._end, fault))
-            except TestbedError as error:
+            except Exception as error:
                 failures.append(error)
             else:
                 ended += [] if record is None else [record.copy()]
-        if failures:
-            raise failures[0]
+        raise_all(failures)
         return ended
 
     def run(self, ended: threading.Event) -> None:
@@ -274,14 +279,16 @@ class Faults:
             return None
         record = active.record
         command_t = time.monotonic()
-        try:
-            if active.half_undone:
-                self._engine.settle()
-            self._engine.undo(fault)
-            self._cut(fault, ())
-        except TestbedError:
+        failures: list[Exception] = []
+        works = (partial(self._engine.undo, fault), partial(self._cut, fault, ()))
+        for work in (self._engine.settle, *works) if active.half_undone else works:
+            try:
+                work()
+            except Exception as error:
+                failures.append(error)
+        if failures:
             active.half_undone, active.due = True, None
-            raise
+            raise_all(failures)
         del self._active[fault]
         record["ended_t"] = time.monotonic()
         times = {"command_t": command_t, "ack_t": record["ended_t"]}
@@ -290,6 +297,9 @@ class Faults:
         self._events.add("fault-ended", t=record["ended_t"], **{**_of(record), **times, **told})
         with contextlib.suppress(StorageError):  # it has ended, even if a full disk keeps that from being recorded
             self._journal.note("fault-ended", id=fault, t=record["ended_t"])
+        self._over.append(fault)
+        while len(self._over) > MOST_ENDED:
+            del self._records[self._over.popleft()]
         return record
 
 

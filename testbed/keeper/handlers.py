@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.core.physics import calibration
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.plan.properties import Changed, Shape, Throttled
+from testbed.core.plan.properties import Calibrated, Changed, Shape, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
-from testbed.errors import LabError
+from testbed.errors import LabError, TestbedError, raise_all
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.driver import Facts, Handler
 from testbed.host.drivers.netns import NetnsDriver
@@ -34,10 +35,14 @@ class EmulatorHandler:
         self._driver, self._log, self._died = driver, log, died
         self.emulator: Emulator | None = None
         self._stopping = False
+        self._impairments: dict[str, Impairment] = {}
+        """What each direction is to have, before calibration."""
+        self._calibrations: dict[str, Calibrated] = {}
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Fibers)
         plant = self._driver.path(step.plant)
+        self._impairments = {it.name: it.impairment for it in step.directions}
         emulator: Emulator
         if step.emulator == "netem":
             emulator = Netem.start(plant, step.directions, self._senders(step.directions), step.seed)
@@ -59,15 +64,40 @@ class EmulatorHandler:
         if (emulator := self.emulator) is None:
             return  # it has died: the ends of all fibers are down
         shapes = [it for it in properties if isinstance(it, Shape)]
-        changes = {it.direction: it.impairment for it in shapes}
-        emulator.set(changes, flush={it.direction for it in shapes if it.flush})
+        calibrations = [it for it in properties if isinstance(it, Calibrated)]
+        self._impairments |= {it.direction: it.impairment for it in shapes}
+        self._calibrations |= {it.direction: it for it in calibrations}
+        changed = [*(it.direction for it in shapes), *(it.direction for it in calibrations)]
+        emulator.set(
+            {it: self._applied(it) for it in dict.fromkeys(changed)}, flush={it.direction for it in shapes if it.flush}
+        )
+
+    @property
+    def taken_off_s(self) -> dict[str, float]:
+        """What comes off the delays of each calibrated direction, in seconds."""
+        return {it.direction: it.taken_off_s for it in list(self._calibrations.values()) if it.taken_off_s}
+
+    def _applied(self, direction: str) -> Impairment:
+        """Return what the emulator gets."""
+        return self._calibrated(direction, self._impairments[direction])
+
+    def _calibrated(self, direction: str, impairment: Impairment) -> Impairment:
+        """Return what the emulator gets for an impairment: the one place where calibration changes a delay."""
+        found = self._calibrations.get(direction)
+        if found is None:
+            return impairment
+        if found.plain_s is not None:
+            return Impairment(found.plain_s)
+        return calibration.applied(impairment, found.taken_off_s)
 
     def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
         """Read the emulator's values back; return one sentence per difference from what it gets for ``expected``.
 
         Raises LabError: the emulator does not answer.
         """
-        return [] if (emulator := self.emulator) is None else emulator.differences(expected)
+        if (emulator := self.emulator) is None:
+            return []
+        return emulator.differences({name: self._calibrated(name, it) for name, it in expected.items()})
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
         """Return the gateway's end of each cable of the plant, by the plant's end; it is named after the link."""
@@ -103,9 +133,14 @@ class ThrottleCleanup(Cleanup):
         self._throttle = throttle
 
     def assign(self, properties: Sequence[Property]) -> None:
+        failures: list[TestbedError] = []
         for it in properties:
             if isinstance(it, Throttled):
-                self._throttle.set(it.node, it.cpu)
+                try:
+                    self._throttle.set(it.node, it.cpu)
+                except TestbedError as error:
+                    failures.append(error)
+        raise_all(failures)
 
 
 def of_keeper(
@@ -124,6 +159,7 @@ def of_keeper(
         Fibers: emulator,
         Shape: emulator,
         Changed: emulator,
+        Calibrated: emulator,
         Agents: agents,
         Prometheus: prometheus,
     }
@@ -138,7 +174,7 @@ def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab
         drivers |= dict.fromkeys(containers.kinds, containers)
     return {
         **drivers,
-        **dict.fromkeys((Fibers, Shape, Changed, Agents, *rank_faults.KINDS), residue),
+        **dict.fromkeys((Fibers, Shape, Changed, Calibrated, Agents, *rank_faults.KINDS), residue),
         Throttled: ThrottleCleanup(Throttle(lab.name, driver.path)),
         Prometheus: PrometheusCleanup(lab),
     }

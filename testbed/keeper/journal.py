@@ -1,12 +1,12 @@
 """The journal of a lab: a write-ahead log of every Step.
 
-One JSON object per line, append-only. A line names an *owner*: ``lab`` for the lab itself, a fault's id, a
-certification. So what a SIGKILL leaves behind is always known: an intended Step may or may not be there, and undoing a
-Step that is not there is no error.
+One JSON object per line, append-only between compactions. A line names an *owner*: ``lab`` for the lab itself, a
+fault's id, a certification. So what a SIGKILL leaves behind is always known: an intended Step may or may not be there,
+and undoing a Step that is not there is no error.
 
 ::
 
-    {"journal": 2, "lab": "metro-40km", "boot": "…", "keeper": [pid, start time]}
+    {"journal": 3, "lab": "metro-40km", "boot": "…", "keeper": [pid, start time]}
     {"id": 1, "owner": "lab", "intend": {"step": "Namespace", …}}
     {"id": 1, "done": {"inode": 4026532000}}
     {"id": 2, "forgotten": true}
@@ -20,6 +20,11 @@ may have a wrong value on the host, including keys that no owner sets any more.
 
 Owners are ordered by their first line, and their properties of one key are folded in that order, however often a fault
 changes its own.
+
+A journal that has grown is *compacted*: what is in memory is written to a new file, which then takes the journal's name
+(rename(2)), so a crash at any point leaves the old journal or the new one. Steps that were undone are left out, and the
+notes of all but the latest ended faults. The first line of a compacted journal also has what the lines left out said of
+later ones: the ``next`` id, the ``order`` of the owners, and how many ``faults`` had begun.
 """
 
 from __future__ import annotations
@@ -36,8 +41,14 @@ from testbed.core.plan import codec
 from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError, StorageError
 
-VERSION = 2
-"""Version 1 has no ``forgotten`` lines; it can be read too."""
+VERSION = 3
+"""Older ones can be read too: version 1 has no ``forgotten`` lines, version 2 was never compacted."""
+
+COMPACT_BYTES: Final = 256 * 1024
+"""A smaller journal is not compacted; nor is one that has not doubled since it was."""
+
+KEPT_FAULTS: Final = 20
+"""Ended faults whose notes outlive a compaction, for people."""
 
 EMULATOR_DIED: Final = "emulator-died"
 """Owner of the cut that takes every fiber down once the emulator has died, or once no keeper watches it."""
@@ -60,6 +71,18 @@ class Entry:
     step: Step
     done: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+    line: bytes = field(default=b"", repr=False, compare=False)
+
+    def written(self) -> bytes:
+        """Return the journal's line about it, encoded once: a compaction that encoded thousands of Steps again would
+        delay faults."""
+        if not self.line:
+            self.line = _line({"id": self.id, "owner": self.owner, "intend": codec.to_dict(self.step)})
+        return self.line
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 class Journal:
@@ -74,17 +97,21 @@ class Journal:
         self.forgotten: dict[int, Entry] = {}
         """Properties withdrawn from the journal whose keys may not have been reset on the host yet."""
         self.notes: list[dict[str, Any]] = []
+        """All notes, except those of faults that had ended before the last compaction."""
+        self.faults_begun = 0
+        """How many faults have ever begun, whether or not their notes are left."""
         self._order: dict[str, int] = {}
         self._next = 1
         self._file: int | None = None
         self._torn_at: int | None = None
+        self._compact_at = COMPACT_BYTES
 
     @classmethod
     def create(cls, path: Path, lab: str, boot: str, keeper: tuple[int, int]) -> Journal:
         """Create a journal on disk. Raises StorageError."""
         journal = cls(path, lab, boot)
         journal.keeper = keeper
-        journal._write([{"journal": VERSION, "lab": lab, "boot": boot, "keeper": list(keeper)}])
+        journal._write([_line({"journal": VERSION, "lab": lab, "boot": boot, "keeper": list(keeper)})])
         return journal
 
     @classmethod
@@ -108,7 +135,7 @@ class Journal:
                 if number == 1 and isinstance(record, dict) and "journal" not in record:
                     # Without a boot id it would pass for a journal of an earlier boot, with nothing left of its lab.
                     raise LabError(f"{path}:1: not the first line of a journal")
-                journal._replay(record)
+                journal._replay(record, line)
             except (ValueError, TypeError, AttributeError, IndexError) as error:
                 raise LabError(f"{path}:{number}: not a line of a journal") from error
             except KeyError as error:
@@ -124,15 +151,16 @@ class Journal:
         """
         return not self.boot
 
-    def _replay(self, record: Mapping[str, Any]) -> None:
+    def _replay(self, record: Mapping[str, Any], line: bytes) -> None:
         if "journal" in record:
-            if record["journal"] not in (1, VERSION):
+            if record["journal"] not in range(1, VERSION + 1):
                 raise LabError(_OTHER_VERSION.format(path=self.path))
             self.lab, self.boot = record["lab"], record["boot"]
             self.keeper = (record["keeper"][0], record["keeper"][1])
+            self._next, self._order = record.get("next", 1), dict(record.get("order", {}))
+            self.faults_begun = record.get("faults", 0)
         elif "intend" in record:
-            entry = Entry(record["id"], record["owner"], codec.from_dict(record["intend"]))
-            self._add([entry])
+            self._add([Entry(record["id"], record["owner"], codec.from_dict(record["intend"]), line=line)])
         elif "done" in record:
             self.entries[record["id"]].done = True
             self.entries[record["id"]].facts = record["done"]
@@ -143,7 +171,7 @@ class Journal:
         elif "state" in record:
             self.state = record["state"]
         elif "note" in record:
-            self.notes.append(dict(record))
+            self._add_notes([dict(record)])
         else:
             raise LabError(_OTHER_VERSION.format(path=self.path))
 
@@ -155,7 +183,7 @@ class Journal:
         """Record the plans of several owners in one write."""
         owned = [(owner, step) for owner, plan in plans.items() for step in plan]
         fresh = [Entry(number, owner, step) for number, (owner, step) in enumerate(owned, self._next)]
-        self._write({"id": it.id, "owner": it.owner, "intend": codec.to_dict(it.step)} for it in fresh)
+        self._write(it.written() for it in fresh)
         self._add(fresh)
         return fresh
 
@@ -164,12 +192,7 @@ class Journal:
         never neither."""
         withdrawn = list(old)
         fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
-        self._write(
-            [
-                *({"id": it.id, "owner": owner, "intend": codec.to_dict(it.step)} for it in fresh),
-                *({"id": it.id, "forgotten": True} for it in withdrawn),
-            ]
-        )
+        self._write([*(it.written() for it in fresh), *(_line({"id": it.id, "forgotten": True}) for it in withdrawn)])
         self._add(fresh)
         self._forget(withdrawn)
         return fresh
@@ -178,7 +201,7 @@ class Journal:
         for it in fresh:
             self.entries[it.id] = it
             self._order.setdefault(it.owner, it.id)
-            self._next = it.id + 1
+            self._next = max(self._next, it.id + 1)
 
     def properties(self, keys: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], list[tuple[str, Property]]]:
         """Return the (owner, property) in force for each of ``keys``, in the order in which the owners began.
@@ -199,7 +222,7 @@ class Journal:
     def done(self, entries: Iterable[Entry]) -> None:
         """Record that these are in force, with the facts that undoing them needs. Raises StorageError."""
         entries = list(entries)
-        self._write({"id": it.id, "done": it.facts} for it in entries)
+        self._write(_line({"id": it.id, "done": it.facts}) for it in entries)
         for it in entries:
             it.done = True
 
@@ -207,7 +230,7 @@ class Journal:
         """Withdraw these properties. On a full disk they are forgotten in memory only: undoing twice is no error."""
         entries = list(entries)
         with contextlib.suppress(StorageError):
-            self._write({"id": it.id, "forgotten": True} for it in entries)
+            self._write(_line({"id": it.id, "forgotten": True}) for it in entries)
         self._forget(entries)
 
     def _forget(self, entries: Iterable[Entry]) -> None:
@@ -219,7 +242,7 @@ class Journal:
         """Record that these are gone from the host. On a full disk as :meth:`forget`."""
         entries = list(entries)
         with contextlib.suppress(StorageError):
-            self._write({"id": it.id, "undone": True} for it in entries)
+            self._write(_line({"id": it.id, "undone": True}) for it in entries)
         self._drop(it.id for it in entries)
 
     def _drop(self, ids: Iterable[int]) -> None:
@@ -229,7 +252,7 @@ class Journal:
 
     def set_state(self, state: str) -> None:
         """Record the state of the lab. Raises StorageError."""
-        self._write([{"state": state}])
+        self._write([_line({"state": state})])
         self.state = state
 
     def note(self, kind: str, **content: Any) -> None:
@@ -239,8 +262,13 @@ class Journal:
     def note_all(self, kind: str, contents: Iterable[Mapping[str, Any]]) -> None:
         """Record several notes in one write. Raises StorageError."""
         records = [{"note": kind, **content} for content in contents]
-        self._write(records)
-        self.notes.extend(records)
+        self._write(map(_line, records))
+        self._add_notes(records)
+
+    def _add_notes(self, records: Iterable[dict[str, Any]]) -> None:
+        for it in records:
+            self.notes.append(it)
+            self.faults_begun += it["note"] == "fault"
 
     def owned(self, owner: str) -> list[Entry]:
         """Return the entries of ``owner``. Safe from any thread while the engine's thread writes."""
@@ -251,28 +279,91 @@ class Journal:
         """Return the properties that ``owner`` has withdrawn and whose keys are still to be set."""
         return [it for it in list(self.forgotten.values()) if it.owner == owner]
 
-    def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append all of ``records`` or none: half a line would make the following ones unreadable."""
-        data = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
+    def _write(self, lines: Iterable[bytes]) -> None:
+        """Append all of ``lines`` or none: half a line would make the following ones unreadable."""
+        data = b"".join(lines)
         if not data:
             return
         try:
             if self._file is None:
-                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                self._file = _open(self.path)
                 if self._torn_at is not None:
                     os.ftruncate(self._file, self._torn_at)
             before = os.fstat(self._file).st_size
+            if before >= self._compact_at:
+                # Now, because what is in memory has been written and nothing else has.
+                before = self._compact(before)
             try:
-                while data:
-                    # No fsync: an event that loses the page cache ends the namespaces and processes too.
-                    data = data[os.write(self._file, data) :]
+                _append(self._file, data)
             except OSError:
                 os.ftruncate(self._file, before)
                 raise
         except OSError as error:
             raise StorageError(f"cannot write the journal {self.path}: {error.strerror}") from error
 
+    def _compact(self, size: int) -> int:
+        """Replace the file by one without what is over; return its size. If that fails, keep the file, and try again
+        once it has grown as much again."""
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        lines = self._lines()
+        file = -1
+        try:
+            fresh.unlink(missing_ok=True)  # of a process that died while it wrote this
+            file = _open(fresh)
+            _append(file, b"".join(lines))
+            fresh.rename(self.path)
+        except OSError:
+            if file >= 0:
+                os.close(file)
+                with contextlib.suppress(OSError):
+                    fresh.unlink()
+            self._compact_at = size + COMPACT_BYTES
+            return size
+        if self._file is not None:
+            os.close(self._file)
+        self._file = file
+        size = sum(map(len, lines))
+        self._compact_at = max(COMPACT_BYTES, 2 * size)
+        return size
+
+    def _lines(self) -> list[bytes]:
+        """Drop the notes of faults that are over; return the lines of a journal that says what this one does."""
+        ended = [note["id"] for note in self.notes if note["note"] == "fault-ended"]
+        over = set(ended) - set(ended[-KEPT_FAULTS:])
+        self.notes = [it for it in self.notes if it["note"] not in ("fault", "fault-ended") or it["id"] not in over]
+        listed = sorted((*self.entries.values(), *self.forgotten.values()), key=lambda it: it.id)
+        present = {it.owner for it in listed}
+        # An owner keeps its place even while it owns nothing: a fault between two phases comes back to it.
+        self._order = {owner: first for owner, first in self._order.items() if owner in present or owner not in over}
+        header = {
+            "journal": VERSION,
+            "lab": self.lab,
+            "boot": self.boot,
+            "keeper": list(self.keeper),
+            "next": self._next,
+            "order": self._order,
+            "faults": self.faults_begun - sum(it["note"] == "fault" for it in self.notes),
+        }
+        return [
+            _line(header),
+            *(it.written() for it in listed),
+            *(_line({"id": it.id, "done": it.facts}) for it in listed if it.done and it.facts),
+            *(_line({"id": it.id, "forgotten": True}) for it in self.forgotten.values()),
+            *([] if self.state == "building" else [_line({"state": self.state})]),
+            *map(_line, self.notes),
+        ]
+
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _append(file: int, data: bytes) -> None:
+    # No fsync: an event that loses the page cache ends the namespaces and processes too.
+    while data:
+        data = data[os.write(file, data) :]

@@ -4,9 +4,10 @@ It holds the lab's lock and its journal, runs the engine, supervises the emulato
 of every fiber go down), deploys and watches the agents, advances faults, and listens to link events. Commands send
 requests over a socket in the lab's folder (``protocol.py``, ``service.py``, ``verbs.py``).
 
-Threads: one for the engine (netlink sockets belong to it alone), one per connection, one each for link events, active
-faults, scheduled faults, protection, the emulator and the agents. If the keeper dies its children die with it; `down`
-and `heal` then work from the journal alone (``testbed.lab.teardown``).
+Threads: one for the engine (netlink sockets belong to it alone), one that reads the socket, those that answer, one that
+pushes to subscribers, one each for link events, active faults, scheduled faults, protection, the emulator and the
+agents. If the keeper dies its children die with it; `down` and `heal` then work from the journal alone
+(``testbed.lab.teardown``).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from testbed.host.drivers.netns import NetnsDriver, nowhere
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.linux.file_lock import FileLock
+from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import handlers
 from testbed.keeper.agent_pool import AgentPool
 from testbed.keeper.carriers import Carriers
@@ -43,6 +45,7 @@ from testbed.keeper.journal import EMULATOR_DIED, Journal
 from testbed.keeper.prometheus_handler import PrometheusHandler
 from testbed.keeper.protection import Protection
 from testbed.keeper.protocol import RankState
+from testbed.keeper.publisher import Publisher, State
 from testbed.keeper.schedule import Schedule
 from testbed.keeper.service import Caller
 
@@ -58,7 +61,7 @@ T = TypeVar("T")
 class Keeper:
     """Owner of one lab. :meth:`serve` returns when the lab is down."""
 
-    def __init__(self, lab: LabFolder, *, agents: bool, containers: bool) -> None:
+    def __init__(self, lab: LabFolder, *, agents: bool, containers: bool, user: ProgramUser | None = None) -> None:
         self.lab = lab
         self._lock = FileLock(lab.lock, timeout_s=0.0)
         pid = os.getpid()
@@ -67,10 +70,11 @@ class Keeper:
             Containerlab(lab.name, lab.path, lab_nodes.docker(lab), self._container_died) if containers else None
         )
         self.dead_containers: list[str] = []
+        self.emulator_died = False
         container_path = self.containers.path if self.containers else nowhere
         self.driver = NetnsDriver(lab.name, lab.handles, container_path)
         self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
-        self.agents = AgentPool(lab.name, self.driver, lab.handles, lab.agents_log, self._agent_event, self.containers)
+        self.agents = AgentPool(lab, self.driver, self._agent_event, self.containers, user)
         self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
         self.engine = Engine(
             self.journal,
@@ -82,6 +86,7 @@ class Keeper:
         self.faults = Faults(self.engine, self.do, self.events, self.protection.cut)
         self.schedule = Schedule(self.faults, self.events)
         self.carriers = Carriers(self.engine, self._worker.submit, self.events)
+        self.publisher = Publisher(self.events, self._state)
         self.waits: dict[Caller, str] = {}
         """What each job that is to restart waits for, by the connection of the command that runs it."""
         self._ended = threading.Event()
@@ -100,6 +105,7 @@ class Keeper:
         threading.Thread(target=self.faults.run, args=(self._ended,), name="faults", daemon=True).start()
         threading.Thread(target=self.schedule.run, args=(self._ended,), name="schedule", daemon=True).start()
         threading.Thread(target=self.protection.run, args=(self._ended,), name="protection", daemon=True).start()
+        threading.Thread(target=self.publisher.run, args=(self._ended,), name="publisher", daemon=True).start()
         print("ready", flush=True)
         self._ended.wait(BUILDER_PATIENCE_S)
         if self.builder is None:
@@ -114,6 +120,7 @@ class Keeper:
         """Release what belongs to a connection that has ended."""
         self.schedule.cancel(caller)  # the command that planned these faults is gone and would not end them
         self.waits.pop(caller, None)
+        self.publisher.drop(caller)
         if self.builder is caller and self.journal.state == "building":
             # The command that built this lab is gone before it was complete: a failed `up` undoes itself.
             self.down()
@@ -149,20 +156,36 @@ class Keeper:
             if number in self.agents.states  # otherwise its fork server is still starting
         ]
 
+    def _state(self) -> State:
+        return State(
+            {it["rank"]: it for it in self.rank_states()}, sorted(self.carriers.dark()), [*self.dead_containers]
+        )
+
     # ---- events
 
     def _emulator_died(self, status: int | None) -> None:
-        """Take both ends of every fiber down: without an emulator it must neither forward freely nor drop silently."""
+        """Take both ends of every fiber down: without an emulator it must neither forward freely nor drop silently.
+
+        The event is first: a run is void from here on, whatever becomes of the ends.
+        """
+        self.emulator_died = True
+        self.events.add("emulator-died", status=status)
         ends = [it for entry in self.journal.owned(LAB) for it in _fiber_ends(entry.step)]
         plan = tuple(Carrier(PLANT, end, False) for end in ends)
 
         def work() -> None:
             if self.journal.state != "down":
-                self.engine.apply(EMULATOR_DIED, plan)
+                try:
+                    self.engine.apply(EMULATOR_DIED, plan)
+                except StorageError:
+                    self.driver.assign(plan)  # unrecorded rather than not at all: `down` removes the ends anyway
 
-        with contextlib.suppress(RuntimeError):  # the engine's thread has ended, and the lab with it
+        try:
             self.do(work)
-        self.events.add("emulator-died", status=status)
+        except RuntimeError:
+            return  # the engine's thread has ended, and the lab with it
+        except Exception as error:
+            self.events.add("note", text=f"the emulator died, and its fibers could not be taken down: {error}")
 
     def _prometheus_died(self, how: str) -> None:
         self.events.add("note", text=f"prometheus {how}; the lab continues without monitoring")
@@ -187,6 +210,7 @@ class Keeper:
 
     def _agent_event(self, event: dict[str, Any]) -> None:
         kinds = {"began": "job-began", "finished": "job-ended", "died": "rank-died", "gone": "agents-gone"}
+        self.publisher.changed()  # the state of a rank, also where the event is none of the lab's
         if event["event"] in kinds:
             self.events.add(kinds[event["event"]], **{key: value for key, value in event.items() if key != "event"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from testbed.errors import TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
+from testbed.host.linux.program_user import ProgramUser
+from testbed.keeper import protocol
+from testbed.keeper.event_log import bound_log
 from testbed.keeper.keeper import Keeper
 from testbed.keeper.service import Service
 from testbed.keeper.verbs import Verbs
@@ -20,7 +24,10 @@ Python's default of 5 ms is all the lateness that a scheduled fault may have."""
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m testbed.keeper.main FOLDER [--agents] [--containers]``; prints "ready" once it listens."""
+    """``python -m testbed.keeper.main FOLDER [--agents] [--containers] [--user=JSON]``; prints "ready" once it listens.
+
+    ``--user``: who ranks in namespaces run as (:meth:`ProgramUser.to_dict`).
+    """
     folder = LabFolder(Path(arguments[0]))
     process.allow_many_files()
     sys.setswitchinterval(SWITCH_S)
@@ -28,8 +35,15 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():
         return 3  # the lab was taken down meanwhile: nothing of it may come back
+    bound_log(folder.keeper_log, folder.older_keeper_log)
     try:
-        keeper = Keeper(folder, agents="--agents" in arguments, containers="--containers" in arguments)
+        users = [ProgramUser.from_dict(json.loads(it[7:])) for it in arguments if it.startswith("--user=")]
+        keeper = Keeper(
+            folder,
+            agents="--agents" in arguments,
+            containers="--containers" in arguments,
+            user=users[0] if users else None,
+        )
     except FileNotFoundError:
         return 3  # as above, between that check and the lock
     except TimeoutError:
@@ -39,7 +53,7 @@ def main(arguments: list[str]) -> int:
         print(error, flush=True)
         return error.exit_code
     signal.signal(signal.SIGTERM, lambda *_: keeper.terminate())
-    service = Service(folder.socket, Verbs(keeper).answer, keeper.closed)
+    service = Service(folder.socket, Verbs(keeper).answer, keeper.closed, protocol.decode_request)
     keeper.serve()
     service.close()
     gc.freeze()  # `down` waits for this process to end: skip collecting garbage on exit

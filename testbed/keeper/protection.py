@@ -21,7 +21,7 @@ from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.properties import Carrier, Shape
 from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Link, Topology
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, raise_all
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
@@ -107,7 +107,7 @@ class Protection:
         return frozenset(it.path for cuts in self._cuts.values() for it in cuts if it.link == link)
 
     def _follow(self, links: Iterable[str], planned_t: float) -> None:
-        """Apply the Steps of the selectors' current states. Raises the first failure."""
+        """Apply the Steps of the selectors' current states. Raises all failures."""
         failures: list[TestbedError] = []
         for name in sorted(links):
             link, selector = self._links[name], self._selectors[name]
@@ -131,8 +131,7 @@ class Protection:
                 if selector.due_t is not None:
                     self._due[name] = selector.due_t
                 self._changed.notify()
-        if failures:
-            raise failures[0]
+        raise_all(failures)
 
 
 def _steps(link: Link, selector: Selector) -> Plan:

@@ -5,6 +5,7 @@ One JSON object per line, over the Unix socket in the lab's folder::
     {"call": "inject", "fault": {…}}                       a request: its verb and its arguments
     {"notice": "Fibers"}                                   progress, any number of times before the answer
     {"ok": {…}}                                            the answer
+    {"update": {…}}                                        what changed, any number of times after ``subscribe``
     {"error": "the lab is going down", "kind": "LabError"} or an error of ``testbed.errors``
 
 Verbs and keys are stable: a lab that was brought up before an upgrade must keep answering. An optional argument is sent
@@ -20,11 +21,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, NotRequired, Self, TypedDict, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Literal, NotRequired, Self, TypedDict, TypeVar, cast
 
 from testbed import errors
 from testbed.core.plan import codec
@@ -38,6 +40,9 @@ A_co = TypeVar("A_co", covariant=True)
 
 C = TypeVar("C")
 """What a handler learns of the connection that a request came over."""
+
+HEARTBEAT_S: Final = 0.25
+"""How old ``t`` of a subscriber's newest :class:`Update` may become: a run judges its steady state that often."""
 
 # ---- answers
 
@@ -57,6 +62,7 @@ class HelloAnswer(TypedDict):
         dead_containers: nodes whose containers have ended.
         waits: for each job that waits to restart, the reason.
         prometheus: ``address:port`` in the management network; empty where there is no server.
+        taken_off_s: by direction, what calibration takes off its delays; lacks directions that are not calibrated.
         prometheus_ended: how the Prometheus server ended; empty while it runs, and where there never was one.
     """
 
@@ -73,6 +79,7 @@ class HelloAnswer(TypedDict):
     waits: list[str]
     prometheus: str
     prometheus_ended: str
+    taken_off_s: NotRequired[dict[str, float]]
 
 
 class Lateness(TypedDict):
@@ -246,6 +253,24 @@ class EventsPage(TypedDict):
     next: int
 
 
+class Update(TypedDict):
+    """What changed in a lab, pushed over the connection of a :class:`Subscribe`; the first one has everything.
+
+    Attributes:
+        t: every event, and every change of state, from before this time is in this update or an earlier one.
+        events: new ones, in their order.
+        ranks: those whose state changed.
+        dark: all links without a carrier at either end or both, if that changed.
+        dead_containers: all nodes whose containers have ended, if that changed.
+    """
+
+    t: float
+    events: list[Event]
+    ranks: NotRequired[list[RankState]]
+    dark: NotRequired[list[str]]
+    dead_containers: NotRequired[list[str]]
+
+
 # ---- requests
 
 
@@ -281,10 +306,10 @@ class Build(Request[None]):
 
 @dataclass(frozen=True)
 class Open(Request[None]):
-    """Declare the lab complete (``up``), or ``kept``: partial, and left for inspection."""
+    """Declare a lab that is being built complete (``up``), or ``kept``: partial, and left for inspection."""
 
     verb: ClassVar = "open"
-    state: str = "up"
+    state: Literal["up", "kept"] = "up"
 
 
 @dataclass(frozen=True)
@@ -366,7 +391,8 @@ class ProtectionStates(Request[dict[str, str]]):
 
 @dataclass(frozen=True)
 class Faults(Request[list[FaultRecord]]):
-    """Return every fault since the lab came up, in the order in which they began."""
+    """Return every fault since the lab came up, in the order in which they began; of thousands that have ended, the
+    latest."""
 
     verb: ClassVar = "faults"
 
@@ -381,6 +407,18 @@ class Events(Request[EventsPage]):
 
 
 @dataclass(frozen=True)
+class Subscribe(Request[None]):
+    """Push an :class:`Update` over this connection at once, as soon as anything changes, and every
+    :data:`HEARTBEAT_S` if nothing does, until the connection ends. The answer may come after the first updates.
+
+    ``since``: number of the first event; None: only events from now on. A subscriber that does not read is dropped.
+    """
+
+    verb: ClassVar = "subscribe"
+    since: int | None = None
+
+
+@dataclass(frozen=True)
 class Ranks(Request[list[RankState]]):
     """Return the state of every rank, in order; none in a lab without training agents."""
 
@@ -392,7 +430,7 @@ class Train(Request[None]):
     """Start a job on all ranks, in fresh processes where the old ones have run a job. Raises StorageError.
 
     ``message`` goes to the agents as it is (docs/design.md); the keeper reads ``job``, ``directory`` and
-    ``data``.
+    ``data``, and refuses one that the agents could not read.
     """
 
     verb: ClassVar = "train"
@@ -425,7 +463,7 @@ class DeadContainers(Request[list[str]]):
 
 @dataclass(frozen=True)
 class AddEvent(Request[None]):
-    """Add an event of a job to the lab's events."""
+    """Add an event of a job to the lab's events; ``t`` and ``event`` are the keeper's and not among ``fields``."""
 
     verb: ClassVar = "tell"
     event: str
@@ -537,6 +575,17 @@ def decode_notice(message: Mapping[str, Any]) -> str | None:
     return text
 
 
+def updated(update: Update) -> dict[str, Any]:
+    """The message of an update."""
+    return {"update": update}
+
+
+def decode_update(message: Mapping[str, Any]) -> Update | None:
+    """The update of a message; None for an answer or an error."""
+    # Not verified, as in :func:`decode_answer`.
+    return cast(Update, message["update"]) if "update" in message else None
+
+
 def decode_answer(request: Request[A], message: Mapping[str, Any]) -> A:
     """The answer to ``request``. An error of the keeper is raised here, as the class that it was there."""
     if "error" in message:
@@ -577,6 +626,11 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             key in value and _fits(value[key], it) for key, it in _hints(hint).items()
         )
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
     if isinstance(value, bool):
         return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+    if hint is float:
+        # JSON as Python reads it has NaN, Infinity, 1e999 and integers of any size; no time is one of them.
+        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return isinstance(value, hint)

@@ -14,7 +14,7 @@ from typing import Any
 from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed, Unpowered
 from testbed.core.plan.step import Property, Step
-from testbed.errors import HostError
+from testbed.errors import HostError, TestbedError, raise_all
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, process
 from testbed.keeper.agent_pool import AgentPool
@@ -47,13 +47,18 @@ class RankFaultHandler:
             self._agents.release(step.ranks)
 
     def assign(self, properties: Sequence[Property]) -> None:
+        failures: list[TestbedError] = []
         for it in properties:
-            if isinstance(it, Paused):
-                self._agents.pause(it.rank, it.paused)
-            elif isinstance(it, Slowed):
-                self._agents.slow(it.rank, it.by)
-            elif isinstance(it, Throttled):
-                self._agents.throttle(it.rank, it.node, it.cpu)
+            try:
+                if isinstance(it, Paused):
+                    self._agents.pause(it.rank, it.paused)
+                elif isinstance(it, Slowed):
+                    self._agents.slow(it.rank, it.by)
+                elif isinstance(it, Throttled):
+                    self._agents.throttle(it.rank, it.node, it.cpu)
+            except TestbedError as error:
+                failures.append(error)
+        raise_all(failures)
 
     def _empty(self, node: str) -> None:
         """End every process of a node. Raises HostError when one does not end."""

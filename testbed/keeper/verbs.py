@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed
-from testbed.errors import HostError, LabError, UserError
+from testbed.errors import HostError, LabError, UserError, raise_all
 from testbed.host.drivers import containerlab
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.linux import cgroup, process
@@ -22,7 +23,6 @@ from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper import protocol
 from testbed.keeper.engine import LAB
 from testbed.keeper.event_log import log
-from testbed.keeper.journal import EMULATOR_DIED
 from testbed.keeper.protocol import CompiledFault, DirectionCounters, FaultRecord, FaultSpec, Request
 from testbed.keeper.reachability import unreachable_sites
 from testbed.keeper.service import Caller
@@ -35,7 +35,7 @@ __all__ = ["Verbs"]
 
 
 class Verbs:
-    """Answers the requests of all connections, each from its connection's thread."""
+    """Answers the requests of all connections, from the threads of ``workers.py``."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -55,6 +55,7 @@ class Verbs:
                 protocol.ProtectionStates.handled_by(self._protection_states),
                 protocol.Faults.handled_by(self._faults),
                 protocol.Events.handled_by(self._events),
+                protocol.Subscribe.handled_by(self._subscribe),
                 protocol.Ranks.handled_by(self._ranks),
                 protocol.Train.handled_by(self._train),
                 protocol.DarkLinks.handled_by(self._dark_links),
@@ -68,10 +69,10 @@ class Verbs:
             )
         )
 
-    def answer(self, message: object, caller: Caller) -> Any:
-        """Return the answer to a message. Raises TestbedError."""
-        request = protocol.decode_request(message)
-        return self.handlers[type(request)](request, caller)
+    def answer(self, request: object, caller: Caller) -> Any:
+        """Return the answer to a request, or to its message. Raises TestbedError."""
+        known = request if isinstance(request, Request) else protocol.decode_request(request)
+        return self.handlers[type(known)](known, caller)
 
     def _hello(self, request: protocol.Hello, caller: Caller) -> protocol.HelloAnswer:
         emulator = self._keeper.emulator.emulator
@@ -83,21 +84,28 @@ class Verbs:
             "emulator": emulator.info.name if emulator else "none",
             "scheduling": emulator.info.scheduling if emulator else "",
             "emulator_pid": emulator.pid if emulator else None,
-            "emulator_died": bool(self._keeper.journal.owned(EMULATOR_DIED)),
+            "emulator_died": self._keeper.emulator_died,
             "segmented": list(emulator.segmented()) if emulator else [],
             "dead_containers": self._keeper.dead_containers,
             "waits": list(self._keeper.waits.values()),
             "prometheus": self._keeper.prometheus.address,
             "prometheus_ended": self._keeper.prometheus.ended,
+            "taken_off_s": self._keeper.emulator.taken_off_s,
         }
 
     def _build(self, request: protocol.Build, caller: Caller) -> None:
         self._keeper.builder = caller
         self._keeper.do(lambda: self._keeper.engine.apply(LAB, request.plan, caller.notice))
-        self._keeper.load_topology()
+        # In the engine's thread too, which has no real-time priority before the lab is up: this takes a moment.
+        self._keeper.do(self._keeper.load_topology)
 
     def _open(self, request: protocol.Open, caller: Caller) -> None:
-        self._keeper.do(lambda: self._keeper.journal.set_state(request.state))
+        def opened() -> None:
+            if (state := self._keeper.journal.state) != "building":  # a lab that is going must not count as up again
+                raise LabError(f"lab {self._keeper.lab.name} is not being built: its state is '{state}'")
+            self._keeper.journal.set_state(request.state)
+
+        self._keeper.do(opened)
         log(f"lab {self._keeper.lab.name} is {request.state}")
         # The objects of a lab live as long as it does: a collector that traversed them all would delay faults.
         self._keeper.do(gc.freeze)
@@ -158,14 +166,19 @@ class Verbs:
         return cast(CompiledFault, {**fault, **touched}), compiled
 
     def _heal(self, request: protocol.Heal, caller: Caller) -> list[FaultRecord]:
-        try:
-            healed = self._keeper.faults.heal(request.ids)
-        finally:
-            if request.everything:
-                self._keeper.do(self._keeper.protection.restore)
+        healed: list[FaultRecord] = []
+        failures: list[Exception] = []
+        works: list[Callable[[], object]] = [lambda: healed.extend(self._keeper.faults.heal(request.ids))]
         if request.everything:
+            works.append(lambda: self._keeper.do(self._keeper.protection.restore))
             # Values of a fault that could neither begin nor be undone.
-            self._keeper.do(self._keeper.engine.settle)
+            works.append(lambda: self._keeper.do(self._keeper.engine.settle))
+        for work in works:
+            try:
+                work()
+            except Exception as error:
+                failures.append(error)
+        raise_all(failures)
         return healed
 
     def _protection_states(self, request: protocol.ProtectionStates, caller: Caller) -> dict[str, str]:
@@ -177,13 +190,20 @@ class Verbs:
     def _events(self, request: protocol.Events, caller: Caller) -> protocol.EventsPage:
         return self._keeper.events.since(request.since, request.wait_s)
 
+    def _subscribe(self, request: protocol.Subscribe, caller: Caller) -> None:
+        self._keeper.publisher.subscribe(caller, request.since)
+
     def _ranks(self, request: protocol.Ranks, caller: Caller) -> list[protocol.RankState]:
         return self._keeper.rank_states()
 
     def _train(self, request: protocol.Train, caller: Caller) -> None:
+        _refuse_unreadable(request.message, len(self._keeper.agents.ranks))
         self._keeper.do(self._keeper.agents.revive)
         # Outside the engine's thread: deploying takes up to seconds, and faults that are due need that thread.
-        self._keeper.agents.train(request.message)
+        try:
+            self._keeper.agents.train(request.message)
+        finally:
+            self._keeper.publisher.changed()  # the ranks are training, or fresh
 
     def _dark_links(self, request: protocol.DarkLinks, caller: Caller) -> list[str]:
         return sorted(self._keeper.carriers.dark())
@@ -197,6 +217,8 @@ class Verbs:
         return self._keeper.dead_containers
 
     def _add_event(self, request: protocol.AddEvent, caller: Caller) -> None:
+        if taken := sorted({"t", "event", "self"} & request.fields.keys()):
+            raise LabError(f"malformed argument 'fields' of 'tell': the keeper itself sets '{taken[0]}'")
         self._keeper.events.add(request.event, **request.fields)
 
     def _await_restart(self, request: protocol.AwaitRestart, caller: Caller) -> None:
@@ -212,6 +234,32 @@ class Verbs:
 
     def _down(self, request: protocol.Down, caller: Caller) -> None:
         self._keeper.down()
+
+
+_JOB: Final[Mapping[str, type]] = {
+    "job": str, "world_size": int, "master": list, "interface": str, "directory": str, "steps": int,
+}  # fmt: skip
+"""What the agents cannot do without in the message of a job (docs/design.md)."""
+
+MOST_JOB_BYTES: Final = 48 * 1024
+"""A rank reads its message at once, in 64 KiB."""
+
+
+def _refuse_unreadable(message: Mapping[str, Any], ranks: int) -> None:
+    """Raise LabError for the message of a job that ranks could not read: they would count as training for ever."""
+
+    def refuse(why: str) -> LabError:
+        return LabError(f"malformed argument 'message' of 'train': {why}")
+
+    for key, kind in _JOB.items():
+        if not isinstance(message.get(key), kind) or isinstance(message[key], bool):
+            raise refuse(f"expected {kind.__name__} at '{key}', got {message.get(key)!r:.60}")
+    if message["world_size"] != ranks:
+        raise refuse(f"expected a world_size of {ranks}, the lab's ranks, got {message['world_size']}")
+    if not Path(message["directory"]).is_absolute() or not isinstance(message.get("data"), str | None):
+        raise refuse("expected an absolute path at 'directory', and a path or nothing at 'data'")
+    if len(json.dumps(message)) > MOST_JOB_BYTES:
+        raise refuse(f"it is longer than {MOST_JOB_BYTES} bytes")
 
 
 def _counters(stats: DirectionStats) -> DirectionCounters:

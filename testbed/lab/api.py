@@ -6,13 +6,13 @@ Each function imports what it needs when called: importing everything takes 0.4 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from testbed.errors import TestbedError, UnknownName, UserError
-from testbed.host import lab_folder
+from testbed.host import lab_folder, lab_owner
 from testbed.lab import teardown
 
 if TYPE_CHECKING:
@@ -55,10 +55,12 @@ __all__ = [
     "lab_names",
     "labs",
     "load",
+    "only_mine",
     "plan",
     "report",
     "run",
     "runs",
+    "strangers",
     "up",
     "validate",
     "validation_report",
@@ -164,11 +166,27 @@ def up(
     )
 
 
-def attach(name: str | None = None) -> Lab:
-    """Return a running lab: ``name``, else ``$TESTBED_LAB``, else the only one. Raises UnknownName or UserError."""
+def attach(
+    name: str | None = None, *, changes: bool = True, command: Callable[[str], str] = 'testbed.attach("{}")'.format
+) -> Lab:
+    """Return a running lab: ``name``, else ``$TESTBED_LAB``, else the only one, if the same user brought it up.
+
+    ``changes``: set it to False to only look at the lab, whoever brought it up. ``command`` returns what an error
+    suggests for a lab. Raises UnknownName or UserError.
+    """
     from testbed.lab.lab import Lab
 
-    return Lab(lab_folder.chosen(name))
+    return Lab(lab_owner.chosen(name, changes=changes, command=command))
+
+
+def only_mine(command: Callable[[str], str] = "testbed down {}".format) -> tuple[str, ...]:
+    """Return the name of the only lab, for taking it down; () if there is none. Raises UserError as :func:`attach`."""
+    return (lab_owner.chosen("", changes=True, command=command).name,) if lab_folder.folders() else ()
+
+
+def strangers(name: str) -> str:
+    """Return a line about a lab that another user or login session brought up (who, when, from where); else empty."""
+    return lab_owner.strangers(lab_folder.folder(name))
 
 
 def lab_names() -> tuple[str, ...]:

@@ -2,39 +2,36 @@
 
 During the measurement the lab has a baseline path beside its fibers, and all are measured at once
 (``fiber_measurement.py``), so that load of the machine affects all alike. The certificate also proves that no path
-bypasses the fibers. Only one certification runs at a time per host.
+bypasses the fibers (``bypass_check.py``). Only one certification runs at a time per host.
 """
 
 from __future__ import annotations
 
-import math
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
 
-from testbed.core.certification import chance
 from testbed.core.certification.certificate import Certificate, ConcurrentFault
-from testbed.core.plan import build, routing
+from testbed.core.plan import build, node_paths
 from testbed.core.plan.addressing import Addressing
+from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Topology
 from testbed.host import lab_folder, lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import netlink
 from testbed.host.linux.file_lock import FileLock
-from testbed.host.measure.probing import Probe, ProbePath, congestion_control, rounds
+from testbed.host.measure.probing import ProbePath, congestion_control
 from testbed.keeper import client, protocol
-from testbed.lab.fiber_measurement import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell, longest_s
+from testbed.lab import calibrate
+from testbed.lab.bypass_check import check_bypass
+from testbed.lab.fiber_measurement import FAST, THOROUGH, Measuring, Tell
 
 REFERENCE = "certification"
 """Owner of the reference path's Steps."""
-
-AT_ONCE = 5
-LEAST_ATTEMPTS, MOST_ATTEMPTS = 3, 60
-"""Packets per round, and rounds, that trace which path packets take; the maximum takes some seconds."""
 
 SYSCTLS = (
     "net/ipv4/tcp_congestion_control",
@@ -48,19 +45,35 @@ SYSCTLS = (
 )
 
 
-def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell: Tell | None = None) -> Certificate:
+def certify(
+    lab: LabFolder,
+    topology: Topology,
+    *,
+    thorough: bool = False,
+    calibrate_first: bool = False,
+    tell: Tell | None = None,
+) -> Certificate:
     """Measure every link of a running lab. Takes about a second, longer with many links or ``thorough``.
 
-    ``tell`` receives the current activity and its estimated duration. Raises LabError or HostError when nothing can be
-    measured; measurements outside tolerance are in the certificate.
+    ``calibrate_first`` calibrates the links before, as while a lab comes up. ``tell`` receives the current activity and
+    its estimated duration. Raises LabError or HostError when nothing can be measured; measurements outside tolerance
+    are in the certificate.
     """
     tell = tell or (lambda text: None)
     began = time.monotonic()
     with FileLock(lab_folder.root() / "certification.lock"):
-        measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
-        with _reference(lab, topology) as bare:
-            around_ok, around_why = _around(lab, topology)
-            links, load = measuring.measure(bare)
+        nodes = calibrate.idle_nodes(lab, topology)
+        probed = calibrate.links_to_probe(lab, topology, nodes, not calibrate_first)
+        with (
+            _reference(lab, topology, tuple(node_paths.steps(topology, probed, nodes))) as bare,
+            closing(calibrate.NodePaths(lab, topology, probed, nodes)) as paths,
+        ):
+            if calibrate_first:
+                calibrate.calibrate(lab, topology, paths, tell)
+            measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
+            links, load = measuring.measure(bare, paths.of(measuring.calibrated), paths.inside)
+        # Last: in a lab that has just come up, not every gateway has seen its carriers before.
+        around = check_bypass(lab, topology)
     hello = client.ask(lab, protocol.Hello())
     return Certificate(
         lab=lab.name,
@@ -68,8 +81,11 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
         taken_unix_s=time.time(),
         emulator=hello["emulator"],
         links=links,
-        around_ok=around_ok,
-        around_why=around_why,
+        around_ok=around.ok,
+        around_why=around.why,
+        around_pairs=around.pairs,
+        around_families=around.families,
+        around_took_s=around.took_s,
         cpu_busy=load.busy,
         host=_host(lab, topology, hello["scheduling"]),
         thorough=thorough,
@@ -84,13 +100,14 @@ def certify(lab: LabFolder, topology: Topology, *, thorough: bool = False, tell:
 
 
 @contextmanager
-def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, ...]]:
-    """Provide the baseline path while the body runs. The keeper owns its Steps, so that no crash leaves it behind."""
+def _reference(lab: LabFolder, topology: Topology, beside: Plan) -> Iterator[tuple[ProbePath, ...]]:
+    """Provide the baseline path, and the Steps ``beside``, while the body runs. The keeper owns all of them, so that no
+    crash leaves any behind."""
     if not topology.links:
         yield ()
         return
     client.ask(lab, protocol.Undo(owner=REFERENCE))  # left by a certification that was killed
-    plan = build.reference(topology.links[0])
+    plan = (*build.reference(topology.links[0]), *beside)
     try:
         client.ask(lab, protocol.Apply(owner=REFERENCE, plan=plan))
         a, b = _handle(lab, "ref-a"), _handle(lab, "ref-b")
@@ -100,69 +117,6 @@ def _reference(lab: LabFolder, topology: Topology) -> Iterator[tuple[ProbePath, 
         )
     finally:
         client.ask(lab, protocol.Undo(owner=REFERENCE))
-
-
-def _around(lab: LabFolder, topology: Topology) -> tuple[bool, str]:
-    """Check that all traffic between sites crosses the fibers: (True, "") or (False, why). False if nothing arrives."""
-    if not topology.links:
-        return True, ""
-    net = Addressing(topology)
-    first, *others = topology.sites
-    here, remotes = first.node_names[0], [site.node_names[0] for site in others]
-
-    def path(there: str, addresses: Mapping[str, object]) -> ProbePath:
-        return ProbePath(there, _handle(lab, here), str(addresses[here]), _handle(lab, there), str(addresses[there]))
-
-    with _opened([path(there, net.management) for there in remotes]) as probes:
-        for there, arrived in rounds(probes, 3, 0.003, SETTLE_S).items():
-            if arrived:
-                return False, f"{here} reaches {there} over the management network"
-    fabric = {node: net.node(node)[0] for node in (here, *remotes)}
-    with _opened([path(there, fabric) for there in remotes]) as probes:
-        before, through = _packets(lab), dict.fromkeys(remotes, 0)
-        patience = SETTLE_S + sum(longest_s(link.impairment(it)) for link in topology.links for it in link.directions)
-        attempts, until = _attempts(topology), time.monotonic() + RESOLVING_S
-        while silent := [probe for probe in probes if not through[probe.path.name]]:
-            if attempts <= 0 and time.monotonic() > until:
-                break
-            attempts -= 1
-            for there, arrived in rounds(silent, AT_ONCE, 0.005, patience).items():
-                through[there] += len({it.number for it in arrived})  # duplicates may be made after the fiber's counter
-        crossed = _packets(lab) - before
-    if silent_nodes := [there for there, count in through.items() if not count]:
-        return False, f"no packet from {here} reaches {', '.join(silent_nodes)}: cannot rule out a bypass path"
-    links = routing.fewest_links(topology, first.name)
-    if crossed < sum(through[site.node_names[0]] * links[site.name] for site in others):
-        return False, f"{here} reaches other sites without crossing every fiber of the path"
-    return True, ""
-
-
-def _attempts(topology: Topology) -> int:
-    """Return the number of rounds after which some packet gets through any path, with a one in a million chance of
-    error; at least three, because packets are dropped while neighbours are resolved along a path."""
-    impairments = [link.impairment(it) for link in topology.links for it in link.directions]
-    together = max(it.chain.mean_burst if it.chain else 1.0 for it in impairments)
-    lost = 1.0 - math.prod(1.0 - it.mean_loss for it in impairments)
-    if lost >= 1.0:
-        return LEAST_ATTEMPTS
-    wanted = math.log(chance.MISS) / math.log(lost) * together / AT_ONCE if lost > 0 else 0.0
-    return math.ceil(min(MOST_ATTEMPTS, max(LEAST_ATTEMPTS, wanted)))
-
-
-@contextmanager
-def _opened(paths: Sequence[ProbePath]) -> Iterator[list[Probe]]:
-    probes: list[Probe] = []
-    try:
-        for path in paths:
-            probes.append(Probe(path))
-        yield probes
-    finally:
-        for probe in probes:
-            probe.close()
-
-
-def _packets(lab: LabFolder) -> int:
-    return sum(it["packets"] for it in client.ask(lab, protocol.Stats())["directions"])
 
 
 def _handle(lab: LabFolder, node: str) -> Path:

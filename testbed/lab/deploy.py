@@ -23,15 +23,16 @@ from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.user_text import shown
 from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
 from testbed.host import fork_server as agent_host
-from testbed.host import lab_folder, lab_nodes, runner
+from testbed.host import lab_folder, lab_nodes, lab_owner, runner
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.drivers.netns import refuse_taken
 from testbed.host.emulators import fiberd, netem
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics import prometheus_server
 from testbed.keeper import client, protocol
-from testbed.lab import containers, teardown
+from testbed.lab import containers, program_rights, teardown
 from testbed.lab.interruption import defer_interrupts
 from testbed.lab.progress import Progress, Silent
 
@@ -59,8 +60,9 @@ def up(
     keep: bool = False,
     allow_uncertified: bool = False,
     progress: Progress | None = None,
+    job: Job | None = None,
 ) -> Lab:
-    """Build a lab and measure its fibers; return it, or undo everything and raise.
+    """Build a lab and measure its fibers; return it, or undo everything and raise. ``job`` is to run in it.
 
     ``observe`` runs a Prometheus in the lab; :meth:`Lab.observe` forwards a local port to it. ``keep`` keeps a partial
     lab for inspection if bring-up fails.
@@ -73,17 +75,27 @@ def up(
     choice = choose(topology, lab_name, driver, emulator)
     docker = docker_endpoint.endpoint() if choice.driver == "containerlab" else None
     _check(lab_name, topology, docker)
+    user = program_rights.of_driver(choice.driver)
+    if user is not None:
+        program_rights.refuse_state(user)
+        if job is not None:
+            _refuse_job(user, job)
     if observe:
         prometheus_server.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
     if agents and choice.driver == "netns" and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
+    if agents and user is not None and (barred := program_rights.python_barred(user)):
+        progress.note(f"no training agents: they run as {user}, who cannot use {barred}, which is part of this Python")
+        agents = False
     folder = _make_folder(lab_name)
     try:
         if docker is not None:
             lab_nodes.keep_docker(folder, docker)
-        with _starting_keeper(folder, agents, choice.driver):  # its imports take as long as the plan of a small lab
+        with _starting_keeper(
+            folder, agents, choice.driver, user
+        ):  # its imports take as long as the plan of a small lab
             plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
             if choice.driver == "containerlab":
                 plan = containers.plan_of(topology, plan, lab_name)
@@ -99,7 +111,7 @@ def up(
                 lab = Lab(folder)
                 lab.allow_uncertified = allow_uncertified
                 progress.phase("certify", f"{len(topology.links)} links, both directions")
-                certificate = lab.certify()
+                certificate = lab.certify(calibrate_first=True)
                 progress.certificate(certificate)
                 if not certificate.certified and not allow_uncertified:
                     raise FidelityError("the lab is outside tolerance: " + "; ".join(certificate.why))
@@ -118,6 +130,21 @@ def up(
                 teardown.down(folder)
         raise
     return lab
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a lab is brought up for: ranks or libraries write below ``folder`` and read ``files``, which exist."""
+
+    folder: Path
+    files: tuple[Path, ...] = ()
+
+
+def _refuse_job(user: ProgramUser, job: Job) -> None:
+    """Raise UserError for what the job's user cannot read or write."""
+    program_rights.refuse_python(user)
+    program_rights.refuse_folder(user, job.folder)
+    program_rights.refuse_files(user, job.files)
 
 
 @dataclass(frozen=True)
@@ -214,12 +241,15 @@ def _make_folder(name: str) -> LabFolder:
         if free.f_bavail * free.f_frsize < NEEDED_BYTES:
             raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB free; free some space")
         folder.path.mkdir(mode=0o700)
+        lab_owner.record(folder)
     except FileExistsError as error:
         if folder.path.is_symlink() or not folder.path.is_dir():
             raise StorageError(f"{folder.path} exists and is not a lab's folder; remove it") from error
         state_now = _state_now(folder)
         raise NameTaken(
-            f"lab {name} {state_now}; take it down with: testbed down {name}, or choose another --name"
+            f"lab {name} {state_now}; choose another --name, or: {lab_owner.or_down(folder)}"
+            if (found := lab_owner.owner(folder)) and found.mine
+            else f"lab {name} {state_now}; {lab_owner.or_down(folder)}; choose another --name"
         ) from error
     except OSError as error:
         raise StorageError(f"cannot make {folder.path}: {error.strerror}") from error
@@ -237,10 +267,12 @@ def _state_now(folder: LabFolder) -> str:
 
 
 @contextlib.contextmanager
-def _starting_keeper(folder: LabFolder, agents: bool, driver: str) -> Iterator[None]:
+def _starting_keeper(folder: LabFolder, agents: bool, driver: str, user: ProgramUser | None) -> Iterator[None]:
     """Start the keeper while the block runs; on return it is ready. Raises LabError if it did not start."""
     arguments = [sys.executable, "-m", "testbed.keeper.main", str(folder.path)] + ["--agents"] * agents
     arguments += ["--containers"] * (driver == "containerlab")
+    if user is not None:
+        arguments.append(f"--user={json.dumps(user.to_dict())}")
     child = runner.start_resident(arguments, folder.keeper_log)
     try:
         yield

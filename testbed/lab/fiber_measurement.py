@@ -108,28 +108,39 @@ class Measuring:
     def __init__(self, lab: LabFolder, topology: Topology, effort: Effort, tell: Tell) -> None:
         self._lab, self._topology, self._effort, self._tell = lab, topology, effort, tell
         self._hello = client.ask(lab, protocol.Hello())
+        self._taken_off_s = self._hello.get("taken_off_s", {})
         self._net = Addressing(topology)
         self._impairments = {name: link.impairment(name) for link in topology.links for name in link.directions}
         self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
+        self.calibrated = frozenset(self._taken_off_s)
+        """Names of the calibrated directions."""
         self._count = effort.probes_of(topology)
         self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 3))
         self._train_s = TRAIN_S
 
-    def measure(self, bare: Sequence[ProbePath]) -> tuple[tuple[LinkCertificate, ...], Load]:
-        """Return all links, judged, and the machine's load while delays were measured. ``bare`` are both directions of
-        the baseline path; its echo uses the first."""
+    def measure(
+        self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
+    ) -> tuple[tuple[LinkCertificate, ...], Load]:
+        """Return all links, judged, and the machine's load while delays were measured.
+
+        ``bare`` are both directions of the baseline path; its echo uses the first. ``across`` are probes from node
+        to node of calibrated directions, ``inside`` is a path inside a site.
+        """
         with ExitStack() as opened:
             paths = list(_paths(self._lab, self._topology, self._net))
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
-            echoes, no_echoes = self._echoes(opened, paths, bare)
+            small = {**probes, **across}
+            whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
+            trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
+            echoes, no_echoes = self._echoes(opened, trips, [*bare, *([inside] if inside else [])])
             before, cpu = _own_drops(self._lab), psutil.cpu_times()
-            times = self._times([*probes.values(), *echoes.values()])
+            times = self._times([*small.values(), *echoes.values()])
             load = _load(cpu, psutil.cpu_times())
             streams = self._streams(probes, times)
             after = _own_drops(self._lab)
             rates = self._rates(probes, times)
         bare_s = [it.delay_s for path in bare for it in times[path.name]]
-        bare_rtt_s = [it.delay_s for it in times.get("echo:bare", ())]
+        rtts = {it: [each.delay_s for each in times.get(f"echo:{it}", ())] for it in ("bare", "inside")}
         links = []
         for link in self._topology.links:
             directions = [
@@ -137,26 +148,40 @@ class Measuring:
                     name,
                     self._impairments[name],
                     DirectionSample(
-                        delays_s=_first(times[name]),
+                        delays_s=self._delays(times[name], () if name in across else (name,)),
                         bare_s=bare_s,
                         probes=self._count,
                         interval_s=self._interval_s / 2,  # an echo passes between two probes
                         stream=streams.get(name),
                         segmentation=self._segmentation(name),
                         own_drops=after.get(name, 0) - before.get(name, 0),
+                        between="nodes" if name in across else "gateways",
+                        taken_off_s=self._taken_off_s.get(name, 0.0),
                         **rates[name],
                     ),
                 )
                 for name in link.directions
             ]
             echo = f"echo:{link.name}"
+            nodes = link.name in whole
             trip = RoundTripSample(
-                _first(times.get(echo, ())), bare_rtt_s, self._count, self._interval_s / 2, no_echoes
+                self._delays(times.get(echo, ()), () if nodes else link.directions),
+                rtts["inside" if nodes else "bare"],
+                self._count,
+                self._interval_s / 2,
+                no_echoes,
+                "nodes" if nodes else "gateways",
             )
             there, back = (self._impairments[name] for name in link.directions)
             rtt = judge_round_trip(there, back, trip)
             links.append(LinkCertificate(link.name, link.length_m / 1000, tuple(directions), rtt))
         return tuple(links), load
+
+    def _delays(self, arrivals: Sequence[Arrival], calibrated: Sequence[str]) -> tuple[float, ...]:
+        """Return each packet's delay, without those of duplicates. Gateways see the delay without what calibration took
+        off ``calibrated``, the directions that were crossed, for the sake of nodes: add it again."""
+        off_s = sum(self._taken_off_s.get(name, 0.0) for name in calibrated)
+        return tuple(it + off_s for it in _first(arrivals))
 
     def _echoes(
         self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.faults.fault_registry import compile_fault
@@ -19,19 +18,23 @@ from testbed.core.faults.fault_target import all_targets
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
+from testbed.core.units import MOST_DURATION_S
 from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
-from testbed.host import lab_nodes
-from testbed.host.files import store
+from testbed.host import lab_nodes, lab_owner
+from testbed.host.files import beneath, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_owner import Owner
+from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
 from testbed.lab import certify as certification
-from testbed.lab import status, teardown
+from testbed.lab import program_rights, status, teardown
 from testbed.lab.injected_fault import Fault
 from testbed.lab.jobs import launch, run_metadata
 from testbed.lab.jobs.job import Job, Workload
 from testbed.lab.jobs.recorder import Recorder
+from testbed.lab.log_tail import LogTail
 
 
 def runs_root() -> Path:
@@ -52,6 +55,10 @@ class SavableReport(Report):
         store.save_report(self, Path(folder))
 
 
+_FUTURE: Final = 1 << 53
+"""A number that no event has yet."""
+
+
 class Lab:
     """A running lab. As a context manager it is taken down on exit, whatever happened inside."""
 
@@ -66,6 +73,11 @@ class Lab:
         self.recorder: Recorder | None = None
         self._jobs = 0
         self._used = False
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who brought the lab up, when, and from which login; None if that is unknown."""
+        return lab_owner.owner(self._folder)
 
     def __enter__(self) -> Lab:
         return self
@@ -85,8 +97,11 @@ class Lab:
 
         Raises UserError or UnknownName before anything is changed.
         """
-        if for_s is not None and not 0 < for_s < float("inf"):
-            raise UserError(f"expected a fault duration greater than 0 s, got {for_s:g} s")
+        if for_s is not None and not 0 < for_s <= MOST_DURATION_S:
+            raise UserError(
+                f"expected a fault duration greater than 0 s and at most {MOST_DURATION_S:g} s (7 days), "
+                f"got {for_s:g} s; omit it to keep the fault until it is healed"
+            )
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
         compile_fault(self.topology, fault, target, written)  # validates; the keeper compiles it again and applies it
         record = client.ask(
@@ -95,11 +110,17 @@ class Lab:
         )
         mine = Fault.of(record, self)
         if wait and mine.lasts_s is not None:
-            until = time.monotonic() + mine.lasts_s + 5.0
-            while mine.ended is None and time.monotonic() < until:
-                time.sleep(min(0.05, mine.lasts_s))
-                mine.refresh()
+            self._await_end(mine, time.monotonic() + mine.lasts_s + 5.0)
         return mine
+
+    def _await_end(self, fault: Fault, until: float) -> None:
+        """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
+        with client.Connection(self._folder) as keeper:
+            since = keeper.ask(protocol.Events(since=_FUTURE))["next"]
+            fault.refresh()
+            while fault.ended is None and (left_s := until - time.monotonic()) > 0:
+                since = keeper.ask(protocol.Events(since=since, wait_s=left_s))["next"]
+                fault.refresh()
 
     def cut(self, target: str, *, for_s: float | None = None, carrier: str | None = None) -> Fault:
         """Cut a link, one direction of it, or every link in a duct; ``carrier`` as in ``inject cut``."""
@@ -110,7 +131,8 @@ class Lab:
     def heal(self, what: str | None = None) -> tuple[Fault, ...]:
         """End one fault (by id), all faults of one target, link or node, or all; return those that ended now.
 
-        If the keeper is gone, heals the lab from its journal. Raises UnknownName.
+        If the keeper is gone, heals the lab from its journal. Every fault is tried; the error lists all that failed.
+        Raises UnknownName, HostError.
         """
         if not client.answers(self._folder):
             left = teardown.heal(self._folder, what)
@@ -129,8 +151,14 @@ class Lab:
         if what.partition(":")[0] not in (known := faults | all_targets(self.topology)):
             raise UnknownName("fault, link, node or site", what, sorted(known))
 
+    def without_keeper(self) -> str:
+        """Return what is left of a lab whose keeper is dead, and what to do; empty while a keeper is alive."""
+        if client.answers(self._folder) or teardown.keeper_alive(self._folder):
+            return ""
+        return status.without_keeper(self._folder)[0]
+
     def faults(self) -> tuple[Fault, ...]:
-        """Return all faults since the lab came up, including ended ones."""
+        """Return all faults since the lab came up, including ended ones (of thousands of those, the latest)."""
         return tuple(Fault.of(it, self) for it in client.ask(self._folder, protocol.Faults()))
 
     # ---- looking
@@ -138,14 +166,24 @@ class Lab:
     def status(self) -> status.LabStatus:
         return status.status(self._folder, self.topology, self.certificate)
 
-    def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
+    def certify(
+        self,
+        thorough: bool = False,
+        tell: Callable[[str], None] | None = None,
+        *,
+        calibrate_first: bool = False,
+    ) -> Certificate:
         """Measure all fibers now and store the certificate with the lab, whatever its verdict.
 
-        ``tell`` receives the current measurement and its estimated duration.
+        ``tell`` receives the current measurement and its estimated duration. ``calibrate_first`` measures anew what
+        calibration takes off each delay, as while the lab came up.
         """
-        self.certificate = certification.certify(self._folder, self.topology, thorough=thorough, tell=tell)
+        self.certificate = certification.certify(
+            self._folder, self.topology, thorough=thorough, calibrate_first=calibrate_first, tell=tell
+        )
         try:
-            store.write_whole(self._folder.certificate, json.dumps(self.certificate.to_dict(), indent=1))
+            content = json.dumps(self.certificate.to_dict(), indent=1).encode()
+            beneath.replace(self._folder.path, self._folder.certificate.name, content)
         except OSError as error:
             raise StorageError(f"cannot write {self._folder.certificate}: {error.strerror}") from error
         return self.certificate
@@ -166,7 +204,7 @@ class Lab:
             raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: testbed logs")
         if not hello["prometheus"]:
             raise UserError(
-                f"lab {self.name} runs no Prometheus; take it down, and bring it up again with: testbed up --observe"
+                f"lab {self.name} runs no Prometheus; only a lab brought up with `testbed up --observe` has one"
             )
         address, _, there = hello["prometheus"].rpartition(":")
         return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
@@ -187,15 +225,10 @@ class Lab:
                 raise UnknownName("node or rank", what, [*nodes, *(str(rank) for rank in range(len(nodes)))])
             latest = self._latest_run()
             places = [latest.ranks / f"rank-{number}.log"] if latest else []
-        offsets = dict.fromkeys(places, 0)
+        tails = [LogTail(it, folder.older_keeper_log if it == folder.keeper_log else None) for it in places]
         while True:
-            for path in places:
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
-                    stream.seek(offsets[path])
-                    data = stream.read()
-                    whole = data if not follow else data[: data.rfind(b"\n") + 1]
-                    offsets[path] += len(whole)
-                    yield from whole.decode(errors="replace").splitlines()
+            for tail in tails:
+                yield from tail.lines(torn=not follow)
             if not follow:
                 return
             self._folder.refuse_gone()
@@ -203,9 +236,14 @@ class Lab:
 
     # ---- working
 
+    @property
+    def runs_as_root(self) -> bool:
+        """Whether :meth:`exec` runs programs as root with this host's files: in namespaces, not in containers."""
+        return lab_nodes.driver(self._folder) != "containerlab" and os.geteuid() == 0
+
     def exec(self, node: str, argv: Sequence[str]) -> int:
         """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt``, attached to this terminal; return
-        its exit status."""
+        its exit status. In namespaces it runs as root."""
         nodes = set(self.topology.node_names)
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
@@ -220,15 +258,27 @@ class Lab:
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
+        as_root: bool = False,
     ) -> int:
         """Run a user's program once per rank with torchrun's environment; return the status of the worst rank.
 
+        In namespaces it runs as the user who called sudo, else the owner of the working directory, else a uid of the
+        testbed's own; ``as_root``: as root, which can change every file of this host, this run's too.
+
         Its output is kept in a new run directory below ``directory`` (default :func:`runs_root`). Another thread may
         end the ranks by setting ``stop``. Raises FidelityError like :meth:`train`, LabError if a node has no power or a
-        training job is running.
+        training job is running, UserError if the user cannot read the program.
         """
         if not argv:
             raise UserError("missing command to launch; write: testbed launch -- python train.py")
+        user = program_rights.of_driver(driver := lab_nodes.driver(self._folder))
+        if as_root and driver == "containerlab":
+            raise UserError("--as-root is for namespaces: in containers programs never run as root")
+        if as_root:
+            user = None
+        if user is not None:
+            program_rights.refuse_program(user, argv, Path.cwd())
+            self._refuse_folder(user, directory)
         self._refuse_uncertified()
         self._refuse_powerless()
         if self.status().training:
@@ -237,12 +287,14 @@ class Lab:
                 "Wait until it finishes."
             )
         run = self._unused_run(directory)
+        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
+        run_metadata.amend(run, program_user=user.to_dict() if user else None)
         how = run_metadata.Ending("interrupted", "interrupted by the user")
         recorder = Recorder(self._folder, self.topology, run)
         recorder.start()
         try:
             status = launch.launch(
-                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop
+                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop, user
             )
             if stop is None or not stop.is_set():
                 how = run_metadata.Ending()
@@ -267,9 +319,19 @@ class Lab:
         self._refuse_uncertified()
         if not client.ask(self._folder, protocol.Ranks()):
             raise LabError(
-                f"lab {self.name} has no training agents: it was brought up with --no-agents, or torch is not installed"
+                f"lab {self.name} has no training agents: it was brought up with --no-agents, torch is not installed,"
+                " or the ranks' user cannot run this Python"
             )
+        user = program_rights.of_driver(lab_nodes.driver(self._folder))
+        if user is not None:
+            self._refuse_folder(user)
+            if workload.get("data"):
+                program_rights.refuse_files(user, [Path(workload["data"]).absolute()])
         run = self._unused_run()
+        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
+        if user is not None:
+            run.admit((user.uid, user.gid), len(self.topology.node_names))
+        run_metadata.amend(run, program_user=user.to_dict() if user else None)
         self.recorder = Recorder(self._folder, self.topology, run)
         self.recorder.start()
         self._jobs += 1
@@ -280,7 +342,16 @@ class Lab:
             run.ranks,
             self._jobs,
             note=lambda attempts: run_metadata.amend(run, attempts=attempts),
+            user=user,
         )
+
+    def _refuse_folder(self, user: ProgramUser, root: Path | None = None) -> None:
+        """Raise UserError if programs of ``user`` cannot write below the next run directory."""
+        if root is None and self.run_directory is not None and not self._used:
+            root = self.run_directory.path.parent
+        root = (root or runs_root()).absolute()
+        store.check_writable(root, 0)
+        program_rights.refuse_folder(user, root)
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
@@ -319,6 +390,7 @@ class Lab:
             self.recorder = None
         if self.run_directory is not None and self._used:
             run_metadata.end(self.run_directory, how)
+            self.run_directory.give_to_caller()
 
     def report(self) -> SavableReport:
         """Return the report of this lab object's last job, and write it into the run directory."""
@@ -348,8 +420,7 @@ def _read_topology(folder: LabFolder) -> Topology:
         return topology_from_dict(json.loads(folder.topology.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise LabError(
-            f"lab {folder.name} is incomplete: {folder.topology.name} cannot be read; "
-            f"take it down with: testbed down {folder.name}"
+            f"lab {folder.name} is incomplete: {folder.topology.name} cannot be read; {lab_owner.or_down(folder)}"
         ) from error
 
 

@@ -131,7 +131,7 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, root: Path, progress: P
         if isinstance(error, JobFailed):
             done = min(done + 1, len(ducts))  # that cut was measured; it ended the job
     with defer_interrupts():
-        time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the recorder polls events once a second
+        time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the job's last scrapes and records
         if lab.recorder is not None:
             lab.recorder.stop()
         data = run.read()

@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError, TestbedError
-from testbed.host import lab_nodes
+from testbed.host import lab_nodes, lab_owner
 from testbed.host.drivers import containerlab, docker_client
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import namespace, netlink, process
-from testbed.host.metrics import scrape
+from testbed.host.metrics.scrape import scrape_all
 from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK, Journal
 from testbed.keeper.protocol import DirectionCounters, DirectionInForce, FaultRecord, HelloAnswer, RankState
 from testbed.lab import teardown
+
+SCRAPE_BOUND_S = 0.5
+"""How long all ranks together may take to answer."""
+STEP, TRAIN_LOSS = "testbed_step", "testbed_train_loss"
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         hello["emulator"] if hello else "none",
         hello["scheduling"] if hello else "",
         tuple(links),
-        tuple(_rank(lab, it, [f for f in found.active if it["node"] in f["nodes"]]) for it in found.ranks),
+        _ranks(lab, found),
         hello["prometheus"] if hello else "",
         tuple(hello["waits"]) if hello and "waits" in hello else (),
     )
@@ -191,19 +195,20 @@ def _protection(state: str | None) -> tuple[str, ...]:
 def _ask(lab: LabFolder) -> _Found:
     found = _Found()
     try:
-        hello = found.hello = client.ask(lab, protocol.Hello())
-        found.stats = client.ask(lab, protocol.Stats())["directions"]
-        found.faults = client.ask(lab, protocol.Faults())
-        found.ranks = client.ask(lab, protocol.Ranks())
-        found.protection = client.ask(lab, protocol.ProtectionStates())
+        with client.Connection(lab) as keeper:
+            hello = found.hello = keeper.ask(protocol.Hello())
+            found.stats = keeper.ask(protocol.Stats())["directions"]
+            found.faults = keeper.ask(protocol.Faults())
+            found.ranks = keeper.ask(protocol.Ranks())
+            found.protection = keeper.ask(protocol.ProtectionStates())
     except LabError:
         if teardown.keeper_alive(lab):
             found.why.append("the keeper is alive but does not answer")
         else:
-            found.why += [*_without_keeper(lab), *_containers(lab)]
+            found.why += [*without_keeper(lab), *_containers(lab)]
         return found
     if hello["emulator_died"]:
-        found.why.append(f"{FIBERS_DARK}; take it down with: testbed down {lab.name}")
+        found.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
     if hello["prometheus_ended"]:
         found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
     with contextlib.suppress(LabError):  # a keeper that predates the request, or an emulator that has just died
@@ -228,7 +233,7 @@ def _containers(lab: LabFolder) -> list[str]:
         return [str(error)]
 
 
-def _without_keeper(lab: LabFolder) -> list[str]:
+def without_keeper(lab: LabFolder) -> list[str]:
     """Describe a lab whose keeper is dead: its fibers, and the faults that the keeper can no longer end."""
     gone, down = "the keeper is gone", f"take it down with: testbed down {lab.name}"
     try:
@@ -266,26 +271,37 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
     return states
 
 
-def _rank(lab: LabFolder, it: RankState, active: Sequence[FaultRecord]) -> RankStatus:
-    def ask() -> dict[str, float] | None:
-        return scrape.scrape(it["metrics"][0], it["metrics"][1], timeout_s=0.5)
-
+def _ranks(lab: LabFolder, found: _Found) -> tuple[RankStatus, ...]:
+    """Ask all ranks at once; one that does not answer in time has neither step nor train_loss."""
+    targets = {it["rank"]: (it["metrics"][0], it["metrics"][1]) for it in found.ranks}
     try:
-        values = namespace.inside(lab_nodes.netns(lab, MANAGEMENT), ask) or {}
+        scraped = namespace.inside(
+            lab_nodes.netns(lab, MANAGEMENT), lambda: scrape_all(targets, SCRAPE_BOUND_S, (STEP, TRAIN_LOSS))
+        )
     except HostError:
-        values = {}
+        scraped = {}
+    return tuple(
+        _rank(
+            it,
+            scraped[it["rank"]].values if it["rank"] in scraped else {},
+            [fault for fault in found.active if it["node"] in fault["nodes"]],
+        )
+        for it in found.ranks
+    )
 
+
+def _rank(it: RankState, values: Mapping[str, float], active: Sequence[FaultRecord]) -> RankStatus:
     def value(name: str) -> float | None:
         return next((v for series, v in values.items() if series.partition("{")[0] == name and v == v), None)
 
-    step = value("testbed_step") or None  # a waiting rank has neither step nor train_loss
+    step = value(STEP) or None  # a waiting rank has neither step nor train_loss
     return RankStatus(
         it["rank"],
         it["node"],
         it["site"],
         it["state"],
         None if step is None else int(step),
-        None if step is None else value("testbed_train_loss"),
+        None if step is None else value(TRAIN_LOSS),
         tuple(fault["id"] for fault in active),
         tuple(f"{fault['id']} {fault['phase']}" for fault in active),
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Containers, Fibers, Namespace
 from testbed.core.plan.step import Step
-from testbed.errors import HostError, LabError, StorageError, TestbedError
-from testbed.host import lab_nodes
+from testbed.errors import HostError, LabError, StorageError, raise_all
+from testbed.host import lab_nodes, lab_owner, scratch
 from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
 from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver, nowhere
@@ -89,6 +90,7 @@ def _remove(lab: LabFolder) -> None:
     until = time.monotonic() + REMOVAL_BOUND_S
     while lab.path.exists():
         try:
+            scratch.remove(lab)
             lab.journal.unlink(missing_ok=True)
             shutil.rmtree(lab.path)
             return  # anything there from now on is another lab of that name
@@ -108,7 +110,7 @@ def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
     lock = _locked(lab, HEAL_BOUND_S)
     if lock is None:
         if keeper_alive(lab):
-            raise LabError(f"the keeper of lab {lab.name} is stuck; take the lab down with: testbed down {lab.name}")
+            raise LabError(f"the keeper of lab {lab.name} is stuck; {lab_owner.or_down(lab)}")
         raise LabError(f"another process is healing lab {lab.name} or taking it down; try again")
     try:
         journal = _journal_to_heal_by(lab)
@@ -127,30 +129,31 @@ def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
             return chosen
         driver, makers = _makers(lab, journal)
         engine = Engine(journal, makers)
-        _darken(journal, engine)
-        failures: list[TestbedError] = []
-        for fault in chosen:
+        protected = sorted({it.owner for it in journal.entries.values() if it.owner.startswith(PROTECTED)})
+        works: list[Callable[[], None]] = [
+            partial(_darken, journal, engine),
+            *(partial(_end, journal, engine, fault) for fault in chosen),
+            *(partial(engine.undo, name) for name in protected if what is None),
+            engine.settle,  # withdrawn by a keeper that died before it reset the host
+        ]
+        failures: list[Exception] = []
+        for work in works:  # all of them: what one cannot do must not keep the others from it
             try:
-                engine.undo(fault["id"])
-            except TestbedError as error:
+                work()
+            except Exception as error:
                 failures.append(error)
-                continue
-            fault["ended_t"] = time.monotonic()
-            journal.note("fault-ended", id=fault["id"], t=fault["ended_t"])
-        if what is None:
-            for name in {entry.owner for entry in journal.entries.values() if entry.owner.startswith(PROTECTED)}:
-                engine.undo(name)
-        try:
-            engine.settle()  # withdrawn by a keeper that died before it reset the host
-        except TestbedError as error:
-            failures.append(error)
         driver.close()
         journal.close()
-        if failures:
-            raise failures[0]
+        raise_all(failures)
     finally:
         lock.release()
     return chosen
+
+
+def _end(journal: Journal, engine: Engine, fault: ActiveFault) -> None:
+    engine.undo(fault["id"])
+    fault["ended_t"] = time.monotonic()
+    journal.note("fault-ended", id=fault["id"], t=fault["ended_t"])
 
 
 def _journal_to_heal_by(lab: LabFolder) -> Journal:
@@ -181,9 +184,10 @@ def active_faults(journal: Journal) -> list[ActiveFault]:
 
 
 def faults_ever(lab: LabFolder) -> set[str]:
-    """Return ids and targets of all faults in a lab's journal, including ended ones. Raises LabError."""
-    notes = _journal_to_heal_by(lab).notes
-    return {it[key] for it in notes if it["note"] == "fault" for key in ("id", "target")}
+    """Return the ids of all faults that began in a lab, and the targets that its journal has. Raises LabError."""
+    journal = _journal_to_heal_by(lab)
+    targets = {it["target"] for it in journal.notes if it["note"] == "fault"}
+    return targets | {f"f{number}" for number in range(1, 1 + journal.faults_begun)}
 
 
 def keeper_alive(lab: LabFolder) -> bool:

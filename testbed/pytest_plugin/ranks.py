@@ -235,6 +235,9 @@ class RankJob:
                 directory=self.folder,
                 echo=self._hear,
                 stop=self._stop,
+                # As pytest is, which runs the same code: its temporary folders are root's alone, and it unpickles what
+                # ranks return.
+                as_root=lab_nodes.driver(self.lab._folder) != "containerlab",
             )
         except BaseException as error:  # raised again in the thread of the test
             self._broken = error

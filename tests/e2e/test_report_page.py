@@ -17,6 +17,7 @@ from testbed.host.files.store import RunDirectory, write_report
 pytestmark = pytest.mark.e2e
 
 PLOTS = ["train-loss", "time-of-ranks", "step-time", "throughput", "lateness"]
+PLOTS += ["rank-tokens", "rank-exposed", "rank-cpu", "rank-memory", "scrape-gaps"]
 
 
 def make(path: Path, **options) -> Path:

@@ -17,6 +17,8 @@ enum mode {
     MODE_NARROW = 2, /* the smallest socket buffer, so that answers have to wait to be read */
 };
 
+enum { MOST_FIBERS = 512 };
+
 static struct plant plant;
 static struct control control;
 static int parent_fd;
@@ -95,7 +97,7 @@ static void check_impairments(void) {
 
 /* One line without its newline; it comes in two parts. */
 static void write_line(const uint8_t *line, size_t size) {
-    struct impairment before[MAX_FIBERS];
+    static struct impairment before[MOST_FIBERS];
     const size_t fibers = plant.fiber_count;
     for (size_t i = 0; i < fibers; i++)
         before[i] = plant.fibers[i]->impairment;
@@ -120,6 +122,7 @@ static void begin(uint8_t mode) {
         setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     }
     memset(&plant, 0, sizeof plant);
+    CHECK(plant_init(&plant, MOST_FIBERS), "out of memory");
     parent_fd = pair[0];
     control = (struct control){.fd = pair[1], .plant = &plant, .go = go};
     answers = 0;
@@ -140,6 +143,7 @@ static void end(void) {
         free(plant.fibers[i]);
     for (size_t i = 0; i < plant.port_count; i++)
         free(plant.ports[i]);
+    plant_free(&plant);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -480,6 +480,7 @@ static void begin(uint32_t seed) {
     static const char *const ends[] = {"a", "b"};
     char why[256];
     memset(&plant, 0, sizeof plant);
+    CHECK(plant_init(&plant, DIRECTIONS), "out of memory");
     memset(watched, 0, sizeof watched);
     plant.seed = seed;
     packet_count = 0;
@@ -517,6 +518,7 @@ static void end(void) {
         free(plant.fibers[i]);
         free(plant.ports[i]);
     }
+    plant_free(&plant);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -66,7 +66,7 @@ def test_a_namespace_of_somebody_else_is_named_and_left_alone(
     oracle.run("ip", "netns", "add", name)
     foreign.append(name)
     identity = identity_of(name)
-    with pytest.raises(NameTaken, match=f"{name} exists.*remove it with: ip netns del {name}"):
+    with pytest.raises(NameTaken, match=f"{name} exists.*live lab.*choose another --name"):
         testbed.up("metro-40km", name=lab_name, agents=False)
     assert identity_of(name) == identity
     assert oracle.namespaces(lab_name) == {node}

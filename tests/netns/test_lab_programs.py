@@ -121,7 +121,13 @@ def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Pat
 def test_run_json_tells_the_command_and_how_each_rank_ended(lab: testbed.Lab, tmp_path: Path) -> None:
     lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path)
     (run,) = tmp_path.glob("*/run.json")
-    assert json.loads(run.read_text())["workload"] == {"command": "sh -c 'exit $RANK'", "statuses": [0, 1, 2, 3]}
+    found = json.loads(run.read_text())
+    times = [found["workload"].pop(key) for key in ("began_t", "ended_t")]
+    ends = found["workload"].pop("ends")
+    assert {it["rank"]: it["code"] for it in ends} == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert found["workload"] == {"command": "sh -c 'exit $RANK'", "statuses": [0, 1, 2, 3]}
+    for began_t, ended_t in zip(*times, strict=True):
+        assert found["started_t"] <= began_t < ended_t <= found["ended_t"]
 
 
 @pytest.mark.thorough

@@ -110,6 +110,7 @@ def test_carriers_change_together_and_are_seen(name: str, space: Namespace) -> N
     space.set_carriers({"k0-far": False, "k1-far": False})
     assert {key: space.carriers()[key] for key in ("k0", "k1")} == {"k0": False, "k1": False}
     assert {it["ifname"] for it in ip(name, "link") if "NO-CARRIER" in it["flags"]} >= {"k0", "k1"}
+    assert space.carriers() == {it["ifname"]: "LOWER_UP" in it["flags"] for it in ip(name, "link")}
     space.set_carriers({"k0-far": True, "k1-far": True})
     assert {key: space.carriers()[key] for key in ("k0", "k1")} == {"k0": True, "k1": True}
 

@@ -151,9 +151,20 @@ def test_every_series_of_the_keeper_is_there(lab: testbed.Lab) -> None:
     assert set(WHILE_HEALTHY) <= set(answer["data"])
 
 
+STORED = {
+    "steps": "testbed_steps_total",
+    "tokens": "testbed_tokens_total",
+    "compute_s": "testbed_compute_seconds_total",
+    "peer_wait_s": 'testbed_exposed_communication_seconds_total{part="peer_wait"}',
+    "network_s": 'testbed_exposed_communication_seconds_total{part="network"}',
+    "cpu_s": "testbed_process_cpu_seconds_total",
+    "memory_bytes": "testbed_process_resident_memory_bytes",
+}
+
+
 def test_both_ways_of_watching_see_the_same_series(lab: testbed.Lab) -> None:
-    """What the built-in scraper stored of the ranks, and what Prometheus answers, once a job is over."""
-    expression = f'{{instance!="{EXPORTER}",__name__=~"testbed_.*"}}'
+    """What the built-in scraper stored of the ranks, what Prometheus answers, and the step records, once a job is
+    over."""
     job = lab.train(steps=20)
     job.wait_for(5)
     early = asked(lab.name, "testbed_steps_total")
@@ -162,32 +173,27 @@ def test_both_ways_of_watching_see_the_same_series(lab: testbed.Lab) -> None:
     assert all(value < 20 for value in early.values())
     lab.report()  # the built-in scraper has written its last
     assert lab.run_directory is not None
-    lines = (lab.run_directory.path / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    stored = {it["rank"]: it["values"] for it in records if it["kind"] == "rank"}
-    mine = {
-        frozenset([("__name__", series.partition("{")[0]), *re.findall(r'(\w+)="([^"]*)"', series)]): value
-        for values in stored.values()
-        for series, value in values.items()
-    }
-
-    def seen() -> dict[Labels, float]:
-        answer = json.loads(fetch(lab.name, f"{PROMETHEUS}/api/v1/query?query={urllib.request.quote(expression)}"))
-        added = {("instance", it["metric"]["instance"]) for it in answer["data"]["result"]}
-        added |= {("job", "agents"), ("lab", lab.name)}
-        return {frozenset(it["metric"].items() - added): float(it["value"][1]) for it in answer["data"]["result"]}
-
-    theirs = seen()
+    text = (lab.run_directory.path / "metrics.jsonl").read_text()
+    lines = [(json.loads(line), len(line) + 1) for line in text.splitlines()]
+    assert max(length for it, length in lines if it["kind"] == "rank") <= 200
+    stored = {it["rank"]: it for it, _ in lines if it["kind"] == "rank"}
     assert len(stored) == 4
-    assert set(theirs) == set(mine)
-    # Each scrape itself crosses an interface: these two go on.
-    moving = ("testbed_transmit_bytes_total", "testbed_receive_bytes_total")
-    different = {
-        labels: (value, theirs[labels])
-        for labels, value in mine.items()
-        if dict(labels)["__name__"] not in moving and theirs[labels] != pytest.approx(value, rel=1e-9)
-    }
-    assert different == {}
+
+    # Each scrape itself takes time of the CPU, and memory: these two go on.
+    for key, series in STORED.items():
+        theirs = {int(dict(labels)["rank"]): value for labels, value in asked(lab.name, series).items()}
+        near = {"cpu_s": {"abs": 5.0}, "memory_bytes": {"rel": 0.2}}.get(key, {"abs": 0.002})
+        assert {rank: it[key] for rank, it in stored.items()} == pytest.approx(theirs, **near), key
+
+    for rank, it in stored.items():
+        records = (lab.run_directory.ranks / f"rank-{rank}.jsonl").read_text().splitlines()
+        steps = [each for each in map(json.loads, records) if each["kind"] == "step"]
+        assert (it["steps"], it["tokens"]) == (len(steps), sum(each["tokens"] for each in steps))
+        assert it["compute_s"] == pytest.approx(sum(each["compute_s"] for each in steps), abs=0.002)
+        exposed_s = it["peer_wait_s"] + it["network_s"]
+        assert exposed_s == pytest.approx(sum(each["exposed_s"] for each in steps), abs=0.003)
+    said = json.loads((lab.run_directory.path / "report.json").read_text())["scraped"]
+    assert [each["disagreement"] for each in said["comparisons"]] == [0.0] * 3
 
 
 def test_a_fiber_is_counted_for_the_site_that_it_leaves(lab: testbed.Lab) -> None:

@@ -24,7 +24,7 @@ from testbed.core.fields import integer, number, text
 from testbed.core.records.event import Event
 from testbed.core.records.rank_log import RankLog
 
-__all__ = ["Attempt", "Standstill", "evaluate", "fenced"]
+__all__ = ["Attempt", "Standstill", "detections", "evaluate", "fenced"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Attempt:
 
     ``why`` is the symptom, as in ``rank 2 on west-0 gone: …``, ``cause`` the fault, as in ``cut north``; both are empty
     for an attempt that did not fail. ``in_order``: it did not fail; its ranks were warned of ``cause``, saved their
-    state and left, so there was nothing to detect. ``goodput`` is of its committed steps and its time, 0..1.
+    state and left, so there was nothing to detect. ``goodput`` is of its committed steps and its time until its end was
+    detected, 0..1.
     """
 
     number: int
@@ -88,7 +89,7 @@ def evaluate(
     """Return the attempts. ``logs`` are :func:`fenced`, ``job`` is their evidence. Empty if no rank recorded a job."""
     began = _began(logs)
     resumed_from = {it.attempt: it.resumed_from for log in logs for it in log.jobs}
-    ends = {integer(it.fields, "attempt"): it for it in events if it.event == "attempt-ended"}
+    ends = _ends(events)
     found = []
     for index, this in enumerate(numbers := list(began)):
         next_ = numbers[index + 1] if index + 1 < len(numbers) else None
@@ -117,7 +118,7 @@ def evaluate(
                 cause=cause,
                 detection_s=None if detected_t is None or cause_t is None else detected_t - cause_t,
                 time_to_resume_s=None if detected_t is None or first is None else first - detected_t,
-                goodput=_goodput(sum(it.tokens for it in committed), job, began[this], ended_t),
+                goodput=_goodput(this, job, began[this], ended_t),
                 blast=() if detected_t is None else _blast(logs, events, this, next_, detected_t),
                 in_order=in_order,
             )
@@ -132,6 +133,15 @@ def _began(logs: Sequence[RankLog]) -> dict[int, float]:
         for job in log.jobs:
             found[job.attempt] = min(job.t, found.get(job.attempt, job.t))
     return dict(sorted(found.items()))
+
+
+def _ends(events: Sequence[Event]) -> dict[int | None, Event]:
+    return {integer(it.fields, "attempt"): it for it in events if it.event == "attempt-ended"}
+
+
+def detections(events: Sequence[Event]) -> dict[int, float]:
+    """Return when the end of each attempt was detected."""
+    return {attempt: _detected(it) for attempt, it in _ends(events).items() if attempt is not None}
 
 
 def _detected(end: Event) -> float:
@@ -168,10 +178,9 @@ def _deaths(events: Sequence[Event], began_t: float, detected_t: float) -> list[
     ]
 
 
-def _goodput(tokens: int, job: JobEvidence, began_t: float, ended_t: float | None) -> float | None:
-    if ended_t is None or ended_t <= began_t or job.fault_free_s_per_token is None:
-        return None
-    return tokens * job.fault_free_s_per_token / (ended_t - began_t)
+def _goodput(attempt: int, job: JobEvidence, began_t: float, ended_t: float | None) -> float | None:
+    good_s = sum(it.seconds.good_s for it in job.spans if it.attempt == attempt and not it.restart)
+    return job.share_of(good_s, None if ended_t is None else ended_t - began_t)
 
 
 def _blast(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from testbed.core.records.rank_log import RankLog, StepRecord
 
-__all__ = ["Commit", "commits", "every_run", "steps_lost"]
+__all__ = ["Commit", "checkpoint_time", "commits", "every_run", "lineage", "steps_lost"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Commit:
 
     ``attempt`` is the one whose run of the step counts; ``resumed`` marks the first commit of a later attempt, whose
     duration includes the failure, the lost steps and the restart. ``stood_t`` is when progress stopped before this
-    commit: at the previous commit, or at the last of the lost steps.
+    commit: at the previous commit, or at the last of the lost steps. ``ran_t`` is when the first rank began the step.
+    ``checkpoint_s`` is how much of the duration the ranks spent on a checkpoint after the previous step.
     """
 
     step: int
@@ -33,10 +34,17 @@ class Commit:
     attempt: int = 1
     resumed: bool = False
     stood_t: float = -math.inf
+    ran_t: float = -math.inf
+    checkpoint_s: float = 0.0
 
     @property
     def begin_t(self) -> float:
         return self.t - self.duration_s
+
+    @property
+    def step_s(self) -> float:
+        """The duration without the checkpoint in it: how long the step itself kept the job."""
+        return self.duration_s - self.checkpoint_s
 
 
 def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
@@ -46,7 +54,8 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
     attempt did beyond the checkpoint from which a later one resumed does not count, whether or not it was run again. A
     step that not all of ``world_size`` ranks recorded is not committed.
     """
-    records = [list(row.values()) for row in _lineage(logs).values() if len(row) == world_size]
+    records = [list(row.values()) for row in lineage(logs).values() if len(row) == world_size]
+    saving = _longest_checkpoints(logs)
     ends = [it.t for it in every_run(logs, world_size)]
     found: list[Commit] = []
     for row in sorted(records, key=lambda row: max(record.t_end for record in row)):
@@ -57,7 +66,11 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
         resumed = attempt > (found[-1].attempt if found else 1)
         tokens = sum(record.tokens for record in row)
         stood_t = max((end for end in ends if before < end < t), default=before) if resumed else before
-        found.append(Commit(row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t))
+        saved_s = 0.0 if resumed else min(saving.get((attempt, row[0].step), 0.0), t - before)
+        ran_t = min(record.t_begin for record in row)
+        found.append(
+            Commit(row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t, ran_t, saved_s)
+        )
     return tuple(found)
 
 
@@ -84,7 +97,29 @@ def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
     return sum(runs.values()) - len(committed)
 
 
-def _lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:
+def checkpoint_time(log: RankLog) -> dict[tuple[int, int], float]:
+    """Return (attempt, step) -> the seconds for which a checkpoint kept this rank from beginning the step."""
+    ends = {(record.attempt, record.step): record.t_end for record in log.steps} if log.checkpoints else {}
+    found: dict[tuple[int, int], float] = {}
+    for each in log.checkpoints:
+        since = ends.get((each.attempt, each.step))
+        most = math.inf if since is None else max(0.0, each.t - since)
+        took = each.took_s if each.took_s is not None else 0.0 if since is None else most
+        key = (each.attempt, each.step + 1)
+        found[key] = min(most, found.get(key, 0.0) + max(0.0, took))
+    return found
+
+
+def _longest_checkpoints(logs: Sequence[RankLog]) -> dict[tuple[int, int], float]:
+    """Return (attempt, step) -> the longest checkpoint of any rank before the step, for which all ranks waited."""
+    found: dict[tuple[int, int], float] = {}
+    for log in logs:
+        for key, seconds in checkpoint_time(log).items():
+            found[key] = max(seconds, found.get(key, 0.0))
+    return found
+
+
+def lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:
     """Return step -> rank -> its record, the last one where a step was run again in one attempt."""
     went_on_from = {job.attempt: job.resumed_from for log in logs for job in log.jobs}
     rows: dict[int, dict[int, StepRecord]] = {}

@@ -23,7 +23,8 @@ class CutImpact:
         lasted_s: duration of the cut, from its command to that of its end.
         steps_per_s_before: over as long before the cut as it lasted, or since the previous cut.
         steps_per_s_during: committed while it lasted.
-        goodput: the second over the first: the share of the work that got done.
+        goodput: the second over the first: the share of the pace that was kept. Not the goodput of a job, which
+            counts rank-seconds.
         longest_gap_s: between two commits while it lasted and shortly after.
         back_after_end_s: from its end to the first step of at most 1.1 x the median; 0 if no step near it was longer.
         came_back: whether a step was committed after it.

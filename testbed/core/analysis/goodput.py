@@ -3,12 +3,9 @@
 The definitions, all in seconds of one monotonic clock:
 
 - *compute utilization* = sum of compute / sum of (compute + exposed); ``rank_times.py`` has the two.
-- *Goodput* = committed tokens x fault-free seconds per token / wall time: the share of the wall time that a job without
-  faults would have needed for the work that counts. Wall time includes restarts and stalls. It is an estimate, because
-  the fault-free pace is that of the steps outside the faults. Where the steps during a fault happen to be the faster
-  ones (a fault that costs nothing, on a machine whose steps vary by some per cent) it comes out a little above 1. That
-  means that nothing was lost, to within this noise. It is shown as computed: a value capped at 1 would hide how large
-  the noise is.
+- *Goodput* = (productive + exposed communication) / (world size x wall time), all in rank-seconds of committed steps at
+  their fault-free pace: ``rank_seconds.py`` puts every rank-second into one class. Checkpoints, lost work, restarts and
+  the slowdown by faults are in the wall time and not in goodput.
 - ``commits.py`` defines which steps count, ``recovery.py`` the recovery from a fault.
 
 What the records do not tell is None.
@@ -18,10 +15,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.commits import Commit, commits, every_run, steps_lost
+from testbed.core.analysis.rank_seconds import RankSeconds, Span, account
 from testbed.core.analysis.rank_times import RankTime, rank_times
 from testbed.core.analysis.recovery import FaultRecovery, recover
 from testbed.core.analysis.timeline import FaultWindow, Stretches
@@ -49,6 +47,8 @@ class JobEvidence:
     faults: tuple[FaultRecovery, ...]
     failures: tuple[str, ...]
     """Failures that ranks reported, as in ``ranks 0, 2 failed at step 17: connection reset``."""
+    spans: tuple[Span, ...] = ()
+    """Every rank-second by class, attempt by attempt; empty if the wall time is unknown."""
 
     @property
     def wall_s(self) -> float | None:
@@ -64,9 +64,18 @@ class JobEvidence:
 
     @property
     def goodput(self) -> float | None:
-        if not self.wall_s or self.fault_free_s_per_token is None:
+        return self.share_of(self.rank_seconds.good_s, self.wall_s)
+
+    @property
+    def rank_seconds(self) -> RankSeconds:
+        """World size x wall time, by class."""
+        return sum((each.seconds for each in self.spans), RankSeconds())
+
+    def share_of(self, rank_seconds: float, wall_s: float | None) -> float | None:
+        """Return ``rank_seconds`` over those of ``wall_s``; None where no step tells the fault-free pace."""
+        if not wall_s or wall_s < 0 or not self.world_size or self.fault_free_s_per_token is None or not self.spans:
             return None
-        return self.tokens * self.fault_free_s_per_token / self.wall_s
+        return min(1.0, rank_seconds / (self.world_size * wall_s))
 
     @property
     def compute_s(self) -> float:
@@ -96,10 +105,16 @@ class JobEvidence:
         return _mean([c.train_loss for c in self.commits[-_LOSS_STEPS:] if c.train_loss is not None])
 
 
-def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> JobEvidence:
+def evaluate(
+    logs: Sequence[RankLog],
+    windows: Sequence[FaultWindow],
+    ended_t: float | None = None,
+    detected: Mapping[int, float] | None = None,
+) -> JobEvidence:
     """Build the evidence on a job.
 
     ``ended_t`` is when the job was observed to end; it counts where a rank was killed and could not record its own end.
+    ``detected`` is when the end of each attempt was detected, if known.
     """
     job = next((log.job for log in logs if log.job), None)
     committed = commits(logs, job.world_size) if job else ()
@@ -111,10 +126,29 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
     ended = max(lasts, default=None)
     stretches = Stretches((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows)
     calm = [commit for commit in committed if not commit.resumed and not stretches.touch(commit.begin_t, commit.t)]
-    median = statistics.median(commit.duration_s for commit in calm) if calm else None
+    median = statistics.median(commit.step_s for commit in calm) if calm else None
     complete = job is not None and job.steps is not None and len(committed) >= job.steps
     ran = every_run(logs, job.world_size) if job and any(commit.resumed for commit in committed) else ()
     faults = tuple(recover(committed, ran, window, stretches, median, began, ended, complete) for window in windows)
+    quiet = _quiet(calm, faults)
+    spans: tuple[Span, ...] = ()
+    if job and job.world_size > 0 and began is not None and ended is not None:
+        wall = job.world_size * (ended - began)
+        if 0 < wall < math.inf:
+            untouched = {(it.attempt, it.step) for it in quiet}
+            untouched |= {
+                (it.attempt, it.step) for it in committed if it.resumed and not stretches.touch(it.ran_t, it.t)
+            }
+            spans = account(
+                logs,
+                job.world_size,
+                began,
+                ended,
+                {(it.attempt, it.step) for it in committed} - untouched,
+                complete=complete,
+                observed_end=ended_t is not None,
+                detected=detected or {},
+            )
     return JobEvidence(
         world_size=job.world_size if job else None,
         steps_planned=job.steps if job else None,
@@ -124,9 +158,10 @@ def evaluate(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: f
         began_t=began,
         ended_t=ended,
         median_step_s=median,
-        fault_free_s_per_token=_seconds_per_token(calm, faults),
+        fault_free_s_per_token=_seconds_per_token(quiet),
         faults=faults,
         failures=_failures(logs),
+        spans=spans,
     )
 
 
@@ -146,17 +181,20 @@ def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
     )
 
 
-def _seconds_per_token(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> float | None:
-    """Return time over tokens of the steps outside every fault and its aftermath, so that ordinary noise is no loss."""
+def _quiet(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> list[Commit]:
+    """Return the steps outside every fault and its aftermath, so that ordinary noise is no loss."""
     # From the end of a fault until the job was back to its pace.
     aftermaths = Stretches(
         (fault.window.ended_t, fault.window.ended_t + fault.back_after_end_s)
         for fault in faults
         if fault.window.ended_t is not None and fault.back_after_end_s is not None
     )
-    quiet = [commit for commit in calm if not aftermaths.touch(commit.begin_t, commit.t)]
+    return [commit for commit in calm if not aftermaths.touch(commit.begin_t, commit.t)]
+
+
+def _seconds_per_token(quiet: Sequence[Commit]) -> float | None:
     tokens = sum(commit.tokens for commit in quiet)
-    return sum(commit.duration_s for commit in quiet) / tokens if tokens else None
+    return sum(commit.step_s for commit in quiet) / tokens if tokens else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -2,7 +2,8 @@
 
 *Recovery* from a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
 step. A gap counts for a fault if it overlaps the fault, or follows soon after it while no other fault is active.
-Overlapping faults share their gaps, because the cause cannot be told apart.
+Overlapping faults share their gaps, because the cause cannot be told apart. A checkpoint between two commits is no
+fault's doing: its time is left out of gaps and steps.
 
 What the records do not tell is None.
 """
@@ -40,6 +41,7 @@ class FaultRecovery:
             no step was slower; None when the job never came back.
         back_after_end_s: the same from the end of the fault.
         recovered: False when the job never came back; None when unknown.
+        gap_began_t: when the longest gap began, which may be before the fault or long after its beginning.
     """
 
     window: FaultWindow
@@ -47,6 +49,7 @@ class FaultRecovery:
     back_s: float | None
     back_after_end_s: float | None
     recovered: bool | None
+    gap_began_t: float | None = None
 
 
 def recover(
@@ -71,19 +74,28 @@ def recover(
     stalled = not complete and ended - last_t > _STALL_STEPS * median
     if stalled and (window.ended_t is None or last_t <= window.ended_t):
         # Nothing was committed after it: the gap is at least as long as the remaining time of the job.
-        return FaultRecovery(window, max([*near, ended - last_t]), None, None, False)
+        gap_s, gap_began_t = max([*near, (ended - last_t, last_t)])
+        return FaultRecovery(window, gap_s, None, None, False, gap_began_t)
     if last_t <= window.began_t:
         return outside
     back = _back(committed, window, faults, window.began_t, median)
     after = None if window.ended_t is None else _back(committed, window, faults, window.ended_t, median)
-    return FaultRecovery(window, max(near, default=None), back, after, back is not None)
+    longest = max(near, default=None)
+    return FaultRecovery(
+        window,
+        longest[0] if longest else None,
+        back,
+        after,
+        back is not None,
+        longest[1] if longest else None,
+    )
 
 
-def _gaps(done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float) -> list[float]:
-    """Return the durations of those steps in ``done`` (in the order of time) that count for a fault."""
+def _gaps(done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float) -> list[tuple[float, float]]:
+    """Return how long each step in ``done`` (in the order of time) took that counts for a fault, and when it began."""
     behind = (done[at] for at in range(_first_after(done, window.began_t), len(done)))
     near = itertools.takewhile(lambda it: _overlap(it, window, settle_s), behind)
-    return [it.duration_s for it in near if _is_of(it, window, faults)]
+    return [(it.step_s, it.t - it.step_s) for it in near if _is_of(it, window, faults)]
 
 
 def _first_after(done: Sequence[Commit], t: float) -> int:
@@ -109,11 +121,11 @@ def _back(
     near = [it for it in committed[first : first + _EDGE_STEPS] if _is_of(it, window, faults)]
     if not near:
         return 0.0
-    worst = max(near, key=lambda it: it.duration_s)
-    if worst.duration_s <= BACK * median:
+    worst = max(near, key=lambda it: it.step_s)
+    if worst.step_s <= BACK * median:
         return 0.0
     later = (committed[at] for at in range(_first_after(committed, worst.t), len(committed)))
-    return next((commit.t - edge_t for commit in later if commit.duration_s <= BACK * median), None)
+    return next((commit.t - edge_t for commit in later if commit.step_s <= BACK * median), None)
 
 
 def _overlap(commit: Commit, window: FaultWindow, settle_s: float) -> bool:

@@ -1,9 +1,11 @@
 """Check that the bytes which the job must have moved crossed the fiber.
 
-Every all-reduce of n bytes, however it is implemented, needs at least n bytes into each site that holds ranks while
-other sites hold ranks too: the contribution of the others must arrive, and a sum of n bytes cannot be sent in fewer. A
-ring over the rank order carries 2 (W - 1) / W x n over each of its hops (Patarasuk and Yuan 2009, "Bandwidth optimal
-all-reduce algorithms"), which is the expected value. Less than the minimum means that a collective bypassed the fiber.
+Where the algorithm of the all-reduce is known, each direction is compared with what it moves, both ways
+(``wire_directions.py``). Otherwise, and over the whole run, faults included, there is a bound: every all-reduce of n
+bytes, however it is implemented, needs at least n bytes into each site that holds ranks while other sites hold ranks
+too: the contribution of the others must arrive, and a sum of n bytes cannot be sent in fewer. A ring over the rank
+order carries 2 (W - 1) / W x n over each of its hops (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+algorithms"). Less than the minimum means that a collective bypassed the fiber.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from testbed.core.analysis.timeline import FaultWindow
+from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, TOLERANCE, DirectionBytes, compare
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.samples import FiberSample
+from testbed.core.topology.model import Topology
 
-__all__ = ["WireCut", "WireVerdict", "check", "ring_bytes_per_step"]
+__all__ = ["EXCESS", "WireCut", "WireVerdict", "check", "ring_bytes_per_step"]
 
-_HEADERS = 14 + 20 + 32
-"""Bytes around the payload of a full TCP segment: Ethernet, IPv4, TCP with timestamps."""
+EXCESS = "More than the job"
+"""Beginning of the sentence about bytes that the job does not account for."""
 
 _SLACK = 0.05
 """How far below the minimum the estimate may fall: acknowledgements and short segments blur payload per wire byte."""
@@ -42,7 +47,10 @@ class WireCut:
 
 @dataclass(frozen=True)
 class WireVerdict:
-    """``ok`` is None when unknown; the byte counts are sums over ``cuts``, for the ``steps`` compared."""
+    """``ok`` is None when unknown; the byte counts are sums over ``cuts``, for the ``steps`` compared.
+
+    ``compared_with`` is ``algorithm`` (``directions`` then have the comparison), ``bound``, or empty.
+    """
 
     ok: bool | None
     sentence: str
@@ -51,6 +59,14 @@ class WireVerdict:
     expected_bytes: float = 0.0
     minimum_bytes: float = 0.0
     measured_bytes: float = 0.0
+    algorithm: str = ""
+    compared_with: str = ""
+    directions: tuple[DirectionBytes, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line per direction that was compared with the algorithm."""
+        return tuple(_line(it) for it in self.directions)
 
 
 def ring_bytes_per_step(site_of_rank: Sequence[str], toward: str, gradient_bytes: float) -> float:
@@ -62,13 +78,21 @@ def ring_bytes_per_step(site_of_rank: Sequence[str], toward: str, gradient_bytes
     return hops * 2.0 * (world - 1) / world * gradient_bytes
 
 
-def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[str, int] | None = None) -> WireVerdict:
+def check(
+    logs: Sequence[RankLog],
+    fibers: Sequence[FiberSample],
+    mtu: Mapping[str, int] | None = None,
+    topology: Topology | None = None,
+    windows: Sequence[FaultWindow] = (),
+) -> WireVerdict:
     """Compare the job's steps with the fibers' counters.
 
-    Only steps that lie wholly between two samples of the counters count, so that a late first or an early last sample
+    With ``topology`` and a known algorithm, each direction is compared outside the fault ``windows``. For the bound,
+    only steps that lie wholly between two samples of the counters count, so that a late first or an early last sample
     cannot make a good job look bad. ``mtu`` is by link, 1500 where a link is missing.
     """
-    jobs = [log.job for log in sorted(logs, key=lambda log: log.rank) if log.job]
+    logs = sorted(logs, key=lambda log: log.rank)
+    jobs = [log.job for log in logs if log.job]
     if not jobs:
         return WireVerdict(None, "No rank recorded a job, so there is nothing to compare the fibers' counters with.")
     gradient = jobs[0].gradient_bytes
@@ -106,17 +130,31 @@ def check(logs: Sequence[RankLog], fibers: Sequence[FiberSample], mtu: Mapping[s
             moved = _increase(track)
             frame = (mtu or {}).get(direction.partition(":")[0], 1500) + 14
             wire += moved
-            payload += moved * (frame - _HEADERS) / frame
+            payload += moved * (frame - HEADERS) / frame
         expected = steps * ring_bytes_per_step(sites, toward, gradient)
         cuts.append(WireCut(toward, expected, steps * float(gradient), payload, wire))
+    algorithm = jobs[0].algorithm
+    directions = compare(topology, logs, fibers, windows) if topology else ()
+    if not all(cut.ok for cut in cuts) or not directions:
+        why = (
+            f"there were fewer than {LEAST_STEPS} calm steps, or the routes of the {algorithm} are unknown"
+            if algorithm
+            else "the algorithm of the all-reduce is unknown"
+        )
+        ok, sentence = all(cut.ok for cut in cuts), _sentence(cuts, steps, why)
+    else:
+        ok, sentence = all(it.ok for it in directions), _compared(directions, algorithm)
     return WireVerdict(
-        ok=all(cut.ok for cut in cuts),
-        sentence=_sentence(cuts, steps),
+        ok=ok,
+        sentence=sentence,
         steps=steps,
         cuts=tuple(cuts),
         expected_bytes=sum(cut.expected_bytes for cut in cuts),
         minimum_bytes=sum(cut.minimum_bytes for cut in cuts),
         measured_bytes=sum(cut.measured_bytes for cut in cuts),
+        algorithm=algorithm,
+        compared_with="algorithm" if directions else "bound",
+        directions=directions,
     )
 
 
@@ -138,7 +176,44 @@ def _increase(track: Sequence[FiberSample]) -> int:
     return total
 
 
-def _sentence(cuts: Sequence[WireCut], steps: int) -> str:
+def _compared(directions: Sequence[DirectionBytes], algorithm: str) -> str:
+    """Return the sentence about the directions, with the one that is worst if any is outside the tolerance."""
+    steps = round(max(it.steps for it in directions))
+    if few := [it for it in directions if it.too_few]:
+        worst = min(few, key=lambda it: it.ratio or 0.0)
+        return (
+            f"A collective bypassed the fiber: {_bytes(worst.measured_bytes)} crossed {worst.direction} in {steps} calm"
+            f" steps, {worst.ratio or 0:.3f} of the {_bytes(worst.expected_bytes)} that a {algorithm} moves."
+        )
+    if many := [it for it in directions if it.too_many]:
+        worst = max(many, key=lambda it: it.measured_bytes - it.expected_bytes)
+        return (
+            f"{EXCESS} crossed the fiber: {_bytes(worst.measured_bytes)} on {worst.direction} in {steps} calm steps,"
+            f" where a {algorithm} moves {_bytes(worst.expected_bytes)}."
+        )
+    used = [it for it in directions if it.ratio is not None]
+    ratios = ", ".join(f"{it.ratio:.3f} on {it.direction}" for it in used[:_MOST_NAMED])
+    more = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
+    return (
+        f"The fibers carried what a {algorithm} moves: in {steps} calm steps {ratios}{more} of its payload, each within"
+        f" {TOLERANCE:.0%}."
+    )
+
+
+def _line(found: DirectionBytes) -> str:
+    resent = f", {_bytes(found.retransmitted_bytes)} retransmitted" if found.retransmitted_bytes else ""
+    ratio = f", ratio {found.ratio:.3f}" if found.ratio is not None else ""
+    word = "too few" if found.too_few else "too many" if found.too_many else "ok"
+    return (
+        f"{found.direction}: {_bytes(found.measured_bytes)} of payload, expected {_bytes(found.expected_bytes)}"
+        f" in {found.steps:.1f} calm steps{ratio}{resent}: {word}"
+    )
+
+
+_MOST_NAMED = 4
+
+
+def _sentence(cuts: Sequence[WireCut], steps: int, why: str) -> str:
     bad = [cut for cut in cuts if not cut.ok]
     if bad:
         worst = min(bad, key=lambda cut: cut.measured_bytes / cut.minimum_bytes)
@@ -151,10 +226,12 @@ def _sentence(cuts: Sequence[WireCut], steps: int) -> str:
         f" {_bytes(cut.expected_bytes)})"
         for cut in cuts
     )
-    return f"The gradients crossed the fiber: in {steps} steps {parts}."
+    return f"At least the bound crossed the fiber: in {steps} steps {parts}. It is only a bound, because {why}."
 
 
 def _bytes(count: float) -> str:
+    if count < 0:
+        return f"-{_bytes(-count)}"
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:.0f} {unit}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from testbed.core.certification.link_certificate import LinkCertificate
-from testbed.core.fields import Fields, mapping, number, sequence, text, texts
+from testbed.core.fields import Fields, integer, mapping, number, sequence, text, texts
 
 __all__ = ["Certificate", "ConcurrentFault", "Headroom"]
 
@@ -60,7 +60,8 @@ class Certificate:
 
     ``taken_unix_s`` is wall-clock time, ``took_s`` the duration of the measurement. ``cpu_busy`` and ``stolen`` are
     shares of all cores, 0..1, while delays were measured: busy, the measurement included, and taken by other guests.
-    ``faults`` were active meanwhile.
+    ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed for a path around the fibers, in
+    ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates of older versions.
     """
 
     lab: str
@@ -76,6 +77,9 @@ class Certificate:
     took_s: float | None = None
     stolen: float = 0.0
     faults: tuple[ConcurrentFault, ...] = ()
+    around_pairs: int = 0
+    around_families: tuple[str, ...] = ()
+    around_took_s: float | None = None
 
     @property
     def certified(self) -> bool:
@@ -102,7 +106,8 @@ class Certificate:
         """What does not count against the lab, but limits the trust in the numbers: sentences."""
         undecided = [why for link in self.links for why in link.inconclusive]
         beside = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
-        return (*([self.headroom.note] if self.headroom.note else []), *beside, *undecided)
+        early = [note for link in self.links for note in link.early]
+        return (*([self.headroom.note] if self.headroom.note else []), *beside, *early, *undecided)
 
     def __str__(self) -> str:
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""
@@ -125,7 +130,13 @@ class Certificate:
             "why": list(self.why),
             "notes": list(self.notes),
             "links": [link.to_dict() for link in self.links],
-            "around": {"ok": self.around_ok, "why": self.around_why},
+            "around": {
+                "ok": self.around_ok,
+                "why": self.around_why,
+                "pairs": self.around_pairs,
+                "families": list(self.around_families),
+                "took_s": self.around_took_s,
+            },
             "faults": [it.to_dict() for it in self.faults],
             "cpu_busy": self.cpu_busy,
             "headroom": self.headroom.to_dict(),
@@ -156,4 +167,7 @@ class Certificate:
                 for each in sequence(fields, "faults")
                 if isinstance(each, Mapping)
             ),
+            around_pairs=integer(around, "pairs") or 0,
+            around_families=texts(around, "families"),
+            around_took_s=number(around, "took_s"),
         )

@@ -33,6 +33,10 @@ _JITTER_SHARE: Final = 0.05
 _SIGMAS: Final = 4.9
 """A two-sided 1e-6 for a normal distribution: a thousand certifications do not fail by chance."""
 
+_HOPS_OF_BASELINE: Final = 2.0
+"""Hops from node to node over those of the baseline path: two bridges and two routers more. On a busy machine a packet
+waits at each, by what the baseline's median exceeds its minimum."""
+
 FEWEST_PROBES: Final = 20
 """Delays needed for a meaningful median absolute deviation."""
 FEWEST_RUNS: Final = 20
@@ -92,7 +96,8 @@ class DirectionSample:
 
     ``interval_s`` is the spacing of two small packets of the direction. ``rate_bps`` is None where no packet train gave
     a rate, and ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are
-    packets that the emulator counts as its own failure (no room, not read in time).
+    packets that the emulator counts as its own failure (no room, not read in time). ``between`` and ``taken_off_s`` are
+    those of :class:`DirectionCertificate`; from delays between nodes nothing is subtracted.
     """
 
     delays_s: Sequence[float]
@@ -105,17 +110,23 @@ class DirectionSample:
     rate_slack: float = 0.0
     segmentation: str = ""
     own_drops: int = 0
+    between: str = "gateways"
+    taken_off_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class RoundTripSample:
-    """Echoes that the far kernel answers; ``why`` says what prevented the measurement."""
+    """Echoes that the far kernel answers; ``why`` says what prevented the measurement.
+
+    ``bare_s`` are echoes over the baseline, or inside a site for ``between`` nodes.
+    """
 
     times_s: Sequence[float] = ()
     bare_s: Sequence[float] = ()
     probes: int = 0
     interval_s: float = 0.004
     why: str = ""
+    between: str = "gateways"
 
 
 def judge_direction(direction: str, target: Impairment, sample: DirectionSample) -> DirectionCertificate:
@@ -138,7 +149,10 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why=why))
     else:
         like = expected((target,), sample.interval_s, len(sample.delays_s))
-        checks += _delay(target.delay_s, tolerance_s(target.delay_s), measured, bare, like)
+        less, wait_s = bare, 0.0
+        if sample.between == "nodes":
+            less, wait_s = Spread(0.0, 0.0, 0.0), _HOPS_OF_BASELINE * (bare.median - bare.min)
+        checks += _delay(target.delay_s, tolerance_s(target.delay_s), measured, less, like, wait_s=wait_s)
         checks.append(_jitter(target, sample.delays_s, sample.bare_s, like))
         checks += _packets(target, sent, max(0, lost), stream, sample.own_drops)
     if measured is not None:
@@ -155,6 +169,8 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         checks=tuple(checks),
         segmentation=sample.segmentation,
         why=tuple(check.why for check in checks if check.verdict == "bad"),
+        taken_off_s=sample.taken_off_s,
+        between=sample.between,
     )
 
 
@@ -166,12 +182,14 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
     if measured is None or bare is None:
         silent = measured is not None or _none_came(there, back, sample.probes) < chance.MISS
         verdict = "bad" if silent and not sample.why else "inconclusive"
-        why = sample.why or ("no echo came back" if measured is None else "no echo over the baseline path")
+        without = "inside a site" if sample.between == "nodes" else "over the baseline path"
+        why = sample.why or ("no echo came back" if measured is None else f"no echo {without}")
         checks: tuple[Check, ...] = (Check("RTT, median", target, None, verdict=verdict, why=why),)
     else:
         like = expected((there, back), sample.interval_s, len(sample.times_s))
         checks = tuple(_delay(target, limit, measured, bare, like, "RTT"))
-    return RoundTrip(target, measured, bare, limit, sample.probes, max(0, sample.probes - len(sample.times_s)), checks)
+    unanswered = max(0, sample.probes - len(sample.times_s))
+    return RoundTrip(target, measured, bare, limit, sample.probes, unanswered, checks, sample.between)
 
 
 def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
@@ -182,17 +200,23 @@ def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
 
 
 def _delay(
-    target: float, limit: float, measured: Spread, bare: Spread, like: Expected, what: str = "delay"
+    target: float,
+    limit: float,
+    measured: Spread,
+    bare: Spread,
+    like: Expected,
+    what: str = "delay",
+    wait_s: float = 0.0,
 ) -> Iterator[Check]:
     """Judge by the minimum, which the path can reach, and the median, which it usually has; not by the maximum, which
-    is due to the host's scheduler."""
+    is due to the host's scheduler. The median may be longer by ``wait_s``, the machine's own waits at that time."""
     for word, value, low, high in (
         ("minimum", measured.min - bare.min, like.least_s, max(0.0, like.median_s + _SIGMAS * like.median_sigma_s)),
         (
             "median",
             measured.median - bare.median,
             like.median_s - _SIGMAS * like.median_sigma_s,
-            like.median_s + _SIGMAS * like.median_sigma_s,
+            like.median_s + _SIGMAS * like.median_sigma_s + wait_s,
         ),
     ):
         lowest, highest = target + low - limit, target + high + limit

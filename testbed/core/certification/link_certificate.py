@@ -1,8 +1,9 @@
 """The certificate of one link as a value: measurements of each direction and of the round trip.
 
-The error of a direction is measured - target - baseline, where the baseline (*bare*) is the same path with a zero-delay
-redirect in place of the emulator: the error is the emulator's own. ``judge.py`` judges; docs/certificate.md justifies
-its tolerances.
+A calibrated direction (``core/physics/calibration.py``) is measured from node to node; its error is measured - target.
+Another one is measured from gateway to gateway; its error is measured - target - baseline, where the baseline (*bare*)
+is the same path with a zero-delay redirect in place of the emulator: the error is the emulator's own. ``judge.py``
+judges; docs/certificate.md justifies its tolerances.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Check:
         return cls(text(fields, "what"), target, measured, low, high, known, text(fields, "why"))
 
 
+_NOTHING = Spread(0.0, 0.0, 0.0)
+
+
 def _checks(fields: Fields) -> tuple[Check, ...]:
     return tuple(Check.from_dict(each) for each in sequence(fields, "checks") if isinstance(each, Mapping))
 
@@ -89,12 +93,19 @@ class _Judged:
     checks: tuple[Check, ...]
 
     @property
+    def subtracted(self) -> Spread | None:
+        """What the error subtracts beside the target; None if it was not measured."""
+        return self.bare
+
+    @property
     def error_min_s(self) -> float | None:
-        return None if not self.measured or not self.bare else self.measured.min - self.target_s - self.bare.min
+        less = self.subtracted
+        return None if not self.measured or not less else self.measured.min - self.target_s - less.min
 
     @property
     def error_median_s(self) -> float | None:
-        return None if not self.measured or not self.bare else self.measured.median - self.target_s - self.bare.median
+        less = self.subtracted
+        return None if not self.measured or not less else self.measured.median - self.target_s - less.median
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
@@ -117,6 +128,10 @@ class _Judged:
 class DirectionCertificate(_Judged):
     """One direction, ``link:site``. Times are one way, in seconds; ``measured`` is None when no probe arrived.
 
+    ``between`` says where delays were measured: ``nodes`` or ``gateways``. ``taken_off_s`` is what calibration takes
+    off the direction's delays; 0: not calibrated. ``bare`` is the baseline path, which the error of a direction between
+    nodes does not subtract.
+
     ``probes`` and ``lost`` count packets of all sizes. ``segmentation`` says what splits a sender's super-packets into
     MTU-sized ones before random effects apply: ``emulator``, ``sender`` (its offload is off), or ``none`` (there are no
     random effects).
@@ -134,10 +149,25 @@ class DirectionCertificate(_Judged):
     segmentation: str = ""
     why: tuple[str, ...] = ()
     """What is wrong, as sentences; empty when nothing is."""
+    taken_off_s: float = 0.0
+    between: str = "gateways"
 
     @property
     def ok(self) -> bool:
         return not self.why
+
+    @property
+    def subtracted(self) -> Spread | None:
+        return _NOTHING if self.between == "nodes" else self.bare
+
+    @property
+    def early(self) -> str:
+        """A sentence if a packet arrived at the far node sooner than the fiber's delay; empty if none did."""
+        jitter = self.check("jitter")
+        if self.between != "nodes" or self.measured is None or (jitter is not None and jitter.target):
+            return ""
+        early_s = self.target_s - self.measured.min
+        return f"a packet was {early_s * 1e6:.1f} us early from node to node" if early_s > 0 else ""
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -149,6 +179,8 @@ class DirectionCertificate(_Judged):
             "rate": asdict(self.rate) if self.rate else None,
             "checks": _finite(self.checks),
             "segmentation": self.segmentation,
+            "taken_off_s": self.taken_off_s,
+            "between": self.between,
             "verdict": "ok" if self.ok else "bad",
             "why": list(self.why),
         }
@@ -173,12 +205,17 @@ class DirectionCertificate(_Judged):
             checks=_checks(fields),
             segmentation=text(fields, "segmentation"),
             why=_why(fields),
+            taken_off_s=number(fields, "taken_off_s") or 0.0,
+            between=text(fields, "between") or "gateways",
         )
 
 
 @dataclass(frozen=True)
 class RoundTrip(_Judged):
-    """Echoes over both directions of a link, answered by the far gateway's kernel. Times in seconds."""
+    """Echoes over both directions of a link, answered by the kernel of the far gateway or node. Times in seconds.
+
+    ``between`` as in a direction; ``bare`` is the RTT of the baseline between gateways, inside a site between nodes.
+    """
 
     target_s: float
     measured: Spread | None
@@ -187,6 +224,7 @@ class RoundTrip(_Judged):
     probes: int
     unanswered: int
     checks: tuple[Check, ...] = ()
+    between: str = "gateways"
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -198,6 +236,7 @@ class RoundTrip(_Judged):
             "tolerance_s": self.tolerance_s,
             "probes": self.probes,
             "unanswered": self.unanswered,
+            "between": self.between,
             "checks": _finite(self.checks),
         }
 
@@ -215,6 +254,7 @@ class RoundTrip(_Judged):
             int(number(fields, "probes") or 0),
             int(number(fields, "unanswered") or 0),
             _checks(fields),
+            text(fields, "between") or "gateways",
         )
 
 
@@ -236,6 +276,10 @@ class LinkCertificate:
             return (f"{self.name}: was not measured",)
         reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.why]
         return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.why if self.rtt else ())))
+
+    @property
+    def early(self) -> tuple[str, ...]:
+        return tuple(f"{each.direction}: {each.early}" for each in self.directions if each.early)
 
     @property
     def inconclusive(self) -> tuple[str, ...]:

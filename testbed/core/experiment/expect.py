@@ -36,8 +36,18 @@ def _count(value: object) -> float:
 METRICS: Final = {
     metric.name: metric
     for metric in (
-        Metric("goodput", "0..1", "committed tokens x fault-free seconds per token / wall time", parse_probability),
-        Metric("recovery", "s", "the longest gap between committed steps", parse_duration_s),
+        Metric(
+            "goodput",
+            "0..1",
+            "(productive + fault-free exposed communication) / (ranks x wall time)",
+            parse_probability,
+        ),
+        Metric(
+            "recovery",
+            "s",
+            "the longest gap between committed steps around a fault, without checkpoints",
+            parse_duration_s,
+        ),
         Metric("compute_utilization", "0..1", "compute / (compute + exposed communication)", parse_probability),
         Metric("train_loss_drop", "nats", "train_loss of the first steps minus that of the last", _ratio),
         Metric("steps_lost", "steps", "steps computed but not committed", _count),

@@ -26,6 +26,7 @@ MASTER_PORT = 29500
 LAB_V4 = IPNetwork("10.0.0.0/8")
 LAB_V6 = IPNetwork("fd5c:a1e:ac05::/48")
 LINKS_V4 = IPNetwork("10.255.0.0/16")
+PROBED_V4 = IPNetwork("10.253.0.0/16")
 LINKS_V6 = IPNetwork("fd5c:a1e:ac05:ffff::/64")
 MANAGEMENT_V4 = IPNetwork("172.31.0.0/16")
 
@@ -76,6 +77,15 @@ class Addressing:
         side = link.between.index(site)
         offset = 2 * self._link_index[link.name] + side
         return LINKS_V4[offset], LINKS_V6[offset]
+
+    def probed(self, link: Link, site: str) -> IPAddress:
+        """Return the address of ``site``'s first node that other sites reach over ``link`` only, while it is probed."""
+        return PROBED_V4[2 * self._link_index[link.name] + link.between.index(site)]
+
+    def link_mac(self, link: Link, site: str) -> str:
+        """Return the MAC of ``site``'s gateway on ``link``, locally administered, unless containerlab makes it."""
+        j = self._link_index[link.name]
+        return f"02:5c:a1:{j >> 8:02x}:{j & 255:02x}:{link.between.index(site):02x}"
 
     @cached_property
     def management(self) -> dict[str, IPAddress]:

@@ -60,12 +60,23 @@ _QUIET_IPV6 = tuple(
     for key, value in (("accept_ra", "0"), ("accept_dad", "0"), ("router_solicitations", "0"))
 )
 
+# Linux begins with 64: in a ring of 64 sites one cut leads neighbours through 64 gateways, and the last one drops the
+# packet. The largest value passes every path of the most sites that a topology may have.
+_HOPS = (
+    ("net/ipv4/ip_default_ttl", "255"),
+    ("net/ipv6/conf/all/hop_limit", "255"),
+    ("net/ipv6/conf/default/hop_limit", "255"),
+)
+
 _HOST_TCP = (
     # Windows must hold rate x RTT of the longest fiber; metrics of an old connection must not affect a new one.
     ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
     ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
     ("net/ipv4/tcp_no_metrics_save", "1"),
 )
+
+_PING = (("net/ipv4/ping_group_range", "0 2147483647"),)
+"""Programs have no privileges: without raw sockets, ping needs this (icmp(7); it holds for IPv6 too)."""
 
 _ROUTER = (
     ("net/ipv4/ip_forward", "1"),
@@ -149,12 +160,13 @@ def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
     )
     for site in topology.sites:
         yield Namespace(site.gateway)
-        yield Sysctls(site.gateway, _QUIET_IPV6 + _ROUTER)
+        yield Sysctls(site.gateway, _QUIET_IPV6 + _HOPS + _ROUTER)
         yield Sysctls(site.gateway, _FAILOVER, optional=True)
         for node in site.node_names:
             yield Namespace(node, isolated=True, hosts=net.hosts)
-            yield Sysctls(node, _QUIET_IPV6)
+            yield Sysctls(node, _QUIET_IPV6 + _HOPS)
             yield Sysctls(node, _HOST_TCP, optional=True)
+            yield Sysctls(node, _PING, optional=True)
 
 
 def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:
@@ -186,11 +198,13 @@ def _links(topology: Topology, net: Addressing) -> Iterator[Step]:
     for link in topology.links:
         for end, site in zip(link.ends, link.between, strict=True):
             gateway = topology.site(site).gateway
-            yield Veth(End(PLANT, end, index, up=False), End(gateway, link.name), link.mtu)
+            yield Veth(
+                End(PLANT, end, index, up=False), End(gateway, link.name, mac=net.link_mac(link, site)), link.mtu
+            )
             index += 1
-            v4, v6 = net.link_end(link, site)
-            yield Address(gateway, link.name, f"{v4}/31")
-            yield Address(gateway, link.name, f"{v6}/127")
+            other = link.between[1 - link.between.index(site)]
+            for own, remote, length in zip(net.link_end(link, site), net.link_end(link, other), (31, 127), strict=True):
+                yield Address(gateway, link.name, f"{own}/{length}", (str(remote), net.link_mac(link, other)))
 
 
 def _addresses(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from testbed.core.physics.change import change_from_dict, change_to_dict
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.plan.properties import Carrier, Changed, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.properties import Calibrated, Carrier, Changed, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import (
     Address,
     Agents,
@@ -45,6 +45,7 @@ _KINDS: dict[str, type[Step]] = {
         Carrier,
         Shape,
         Changed,
+        Calibrated,
         Paused,
         Slowed,
         Throttled,

@@ -111,6 +111,31 @@ def _shape(direction: str, in_force: Sequence[Property]) -> Shape:
 
 
 @dataclass(frozen=True)
+class Calibrated(Property):
+    """What comes off every delay of one direction, in seconds, whoever sets that delay: ``physics/calibration.py``.
+
+    ``plain_s``: instead, while that value is measured, the direction has this delay, no rate limit and no impairment.
+    """
+
+    direction: str
+    taken_off_s: float
+    plain_s: float | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("calibrated", self.direction)
+
+    @property
+    def rest(self) -> Calibrated:
+        return Calibrated(self.direction, 0.0)
+
+    def __str__(self) -> str:
+        if self.plain_s is not None:
+            return f"calibrate {self.direction}: {self.plain_s * 1e6:g} us and nothing else"
+        return f"calibrated {self.direction}: {self.taken_off_s * 1e6:g} us off its delays"
+
+
+@dataclass(frozen=True)
 class Paused(Property):
     """The process of a rank stopped (SIGSTOP) or running; while stopped, its sockets stay open and its peers wait."""
 

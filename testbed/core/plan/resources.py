@@ -26,12 +26,16 @@ class Namespace(Step):
 
 @dataclass(frozen=True)
 class End:
-    """One end of a veth. ``index`` 0 lets the kernel choose; with ``up`` False it stays down until a Carrier Step."""
+    """One end of a veth. ``index`` 0 lets the kernel choose; with ``up`` False it stays down until a Carrier Step.
+
+    ``mac`` empty: the kernel chooses. Only the ``b`` end of a Veth may have one.
+    """
 
     namespace: str
     name: str
     index: int = 0
     up: bool = True
+    mac: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,16 @@ class Containers(Step):
 
 @dataclass(frozen=True)
 class Address(Step):
-    """``cidr`` as ``10.1.0.1/16`` or ``fd5c:…::1/64``; IPv6 without duplicate detection (it would cost a second)."""
+    """``cidr`` as ``10.1.0.1/16`` or ``fd5c:…::1/64``; IPv6 without duplicate detection (it would cost a second).
+
+    ``neighbour`` is (address, MAC) of the only other end of the interface's link, if its MAC is known: a permanent
+    entry, which the kernel does not count against the limit that all namespaces of a host share (gc_thresh3).
+    """
 
     namespace: str
     interface: str
     cidr: str
+    neighbour: tuple[str, ...] = ()
 
     @property
     def within(self) -> tuple[str, ...]:

@@ -86,6 +86,26 @@ def fewest_links(topology: Topology, origin: str) -> dict[str, int]:
     return found
 
 
+def path(topology: Topology, here: str, there: str) -> tuple[frozenset[str], ...] | None:
+    """Return the directions (``link:site``) that flows from one site to another take in a healthy lab, hop by hop.
+
+    A hop is several directions where flows are spread over links between the same two sites. None if there is no path,
+    or if flows may take paths over different sites.
+    """
+    plan = _at_rest(topology)
+    found: list[frozenset[str]] = []
+    site = here
+    while site != there:
+        ways = plan.ways[site, there]
+        onward = ways if topology.routing == "multipath" else ways[:1]
+        nexts = {_other(link, site) for link in onward}
+        if len(nexts) != 1:
+            return None
+        site = nexts.pop()
+        found.append(frozenset(f"{link.name}:{site}" for link in onward))
+    return tuple(found)
+
+
 class _AtRest:
     """Routing data of the healthy topology, computed once because detours must be fast."""
 

@@ -77,7 +77,10 @@ CERTIFICATE_OK: Final = Series(
     "testbed_certificate_within_tolerance", "gauge", "Whether the direction is within tolerance.", _DIRECTION
 )
 CERTIFICATE_ERROR: Final = Series(
-    "testbed_certificate_delay_error_seconds", "gauge", "Median delay minus target and baseline.", _DIRECTION
+    "testbed_certificate_delay_error_seconds",
+    "gauge",
+    "Median delay minus target, and minus the baseline where it is not calibrated.",
+    _DIRECTION,
 )
 CERTIFICATE_TOLERANCE: Final = Series(
     "testbed_certificate_tolerance_seconds", "gauge", "Largest delay error within tolerance.", _DIRECTION

@@ -5,10 +5,10 @@ All ``t`` are seconds of the host's CLOCK_MONOTONIC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, number, parse, text
+from testbed.core.fields import Fields, Malformed, integer, mapping, need_number, need_text, number, parse, text
 
 __all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord", "read_rank"]
 
@@ -17,7 +17,8 @@ __all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord"
 class JobRecord:
     """The first line of a rank in an attempt: what it is about to train.
 
-    ``resumed_from`` is the step of the checkpoint that it resumes from; 0: none.
+    ``resumed_from`` is the step of the checkpoint that it resumes from; 0: none. ``algorithm`` is that of the
+    all-reduce, as in ``gloo ring``; empty: unknown.
     """
 
     t: float
@@ -31,6 +32,7 @@ class JobRecord:
     steps: int | None
     attempt: int = 1
     resumed_from: int = 0
+    algorithm: str = ""
 
     @classmethod
     def from_dict(cls, fields: Fields) -> JobRecord:
@@ -46,12 +48,16 @@ class JobRecord:
             steps=integer(fields, "steps"),
             attempt=_attempt(fields),
             resumed_from=integer(fields, "resumed_from") or 0,
+            algorithm=text(fields, "algorithm"),
         )
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began."""
+    """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began.
+
+    ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address.
+    """
 
     step: int
     t_begin: float
@@ -63,6 +69,7 @@ class StepRecord:
     sent_bytes: int | None = None
     received_bytes: int | None = None
     attempt: int = 1
+    retransmitted: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, fields: Fields) -> StepRecord:
@@ -77,6 +84,7 @@ class StepRecord:
             sent_bytes=integer(fields, "sent_bytes"),
             received_bytes=integer(fields, "received_bytes"),
             attempt=_attempt(fields),
+            retransmitted=_retransmitted(fields),
         )
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
@@ -131,6 +139,11 @@ class CheckpointRecord:
             took_s=number(fields, "took_s"),
             attempt=_attempt(fields),
         )
+
+
+def _retransmitted(fields: Fields) -> Mapping[str, int]:
+    said = mapping(fields, "retransmitted")
+    return {peer: count for peer in said if (count := integer(said, peer)) is not None}
 
 
 def _attempt(fields: Fields) -> int:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from testbed.core.fields import Fields, integer, mapping, need_number, need_text, number, numbers, parse, text
 
-__all__ = ["FiberSample", "HostSample", "RankSample", "read_metrics"]
+__all__ = ["DECIMALS", "DIGITS", "SCRAPED", "FiberSample", "HostSample", "RankSample", "read_metrics"]
 
 
 @dataclass(frozen=True)
@@ -52,26 +53,85 @@ class FiberSample:
         )
 
 
+SCRAPED: Final[Mapping[str, tuple[str, str]]] = {
+    "steps": ("testbed_steps_total", ""),
+    "tokens": ("testbed_tokens_total", ""),
+    "compute_s": ("testbed_compute_seconds_total", ""),
+    "peer_wait_s": ("testbed_exposed_communication_seconds_total", 'part="peer_wait"'),
+    "network_s": ("testbed_exposed_communication_seconds_total", 'part="network"'),
+    "cpu_s": ("testbed_process_cpu_seconds_total", ""),
+    "memory_bytes": ("testbed_process_resident_memory_bytes", ""),
+}
+"""What is recorded of a rank's metrics: field, and (name, label) of the series that it is read from."""
+
+DECIMALS: Final = 3
+DIGITS: Final = 9
+"""Of recorded seconds, whichever is shorter: a line has at most 200 bytes, also after weeks."""
+
+
 @dataclass(frozen=True)
 class RankSample:
-    """One scrape of one rank's ``/metrics``; ``values`` by Prometheus sample name with its labels."""
+    """One scrape of one rank's ``/metrics``: counters of its process, and its resident memory.
+
+    All values are None where the rank did not answer (``why`` says why), single ones where an agent of an older version
+    did not export them.
+    """
 
     t: float
     rank: int
-    node: str
-    site: str
-    values: Mapping[str, float]
+    steps: int | None = None
+    tokens: int | None = None
+    compute_s: float | None = None
+    peer_wait_s: float | None = None
+    network_s: float | None = None
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+    why: str = ""
+
+    @property
+    def exposed_s(self) -> float | None:
+        if self.peer_wait_s is None or self.network_s is None:
+            return None
+        return self.peer_wait_s + self.network_s
+
+    @classmethod
+    def from_series(cls, t: float, rank: int, values: Fields, why: str = "") -> RankSample:
+        """Read the series of an answer: ``name{label="value"}`` to value."""
+
+        def value(name: str, label: str) -> float | None:
+            matching = (it for it in values if it.partition("{")[0] == name and label in it)
+            return next((number(values, it) for it in matching), None)
+
+        return cls.from_dict({"t": t, "rank": rank, "why": why, **{it: value(*SCRAPED[it]) for it in SCRAPED}})
 
     @classmethod
     def from_dict(cls, fields: Fields) -> RankSample:
-        values = mapping(fields, "values")
+        if "values" in fields:  # the line of an older version: every series, by name
+            t, rank = need_number(fields, "t"), int(need_number(fields, "rank"))
+            return cls.from_series(t, rank, mapping(fields, "values"))
         return cls(
             t=need_number(fields, "t"),
             rank=int(need_number(fields, "rank")),
-            node=text(fields, "node"),
-            site=text(fields, "site"),
-            values={name: value for name in values if (value := number(values, name)) is not None},
+            steps=integer(fields, "steps"),
+            tokens=integer(fields, "tokens"),
+            compute_s=number(fields, "compute_s"),
+            peer_wait_s=number(fields, "peer_wait_s"),
+            network_s=number(fields, "network_s"),
+            cpu_s=number(fields, "cpu_s"),
+            memory_bytes=integer(fields, "memory_bytes"),
+            why=text(fields, "why"),
         )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the line of metrics.jsonl; what is unknown is left out."""
+        values = {name: getattr(self, name) for name in SCRAPED}
+        rounded = {
+            name: float(f"{round(value, DECIMALS):.{DIGITS}g}") if isinstance(value, float) else value
+            for name, value in values.items()
+            if value is not None
+        }
+        line: dict[str, object] = {"t": round(self.t, DECIMALS), "kind": "rank", "rank": self.rank, **rounded}
+        return {**line, "why": self.why} if self.why else line
 
 
 @dataclass(frozen=True)

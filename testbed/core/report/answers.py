@@ -9,7 +9,7 @@ from typing import Final
 from testbed.core.analysis import blame
 from testbed.core.analysis.blame import Blame
 from testbed.core.analysis.goodput import JobEvidence
-from testbed.core.analysis.wire_check import WireVerdict
+from testbed.core.analysis.wire_check import EXCESS, WireVerdict
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import Checked
 from testbed.core.fields import sequence, text
@@ -95,7 +95,15 @@ def _answer(found: Evidence) -> tuple[Answer, ...]:
         *(
             []
             if launched
-            else [Answer("wire", "Did the bytes cross the fiber?", word(found.wire.ok), found.wire.sentence)]
+            else [
+                Answer(
+                    "wire",
+                    "Did the bytes cross the fiber?",
+                    word(found.wire.ok),
+                    found.wire.sentence,
+                    found.wire.lines if not found.wire.ok else (),
+                )
+            ]
         ),
         *_right(found.checked),
         *_ended(found.blame, bool(launched)),
@@ -228,7 +236,10 @@ def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: t
     if info.status == "failed" and (why := info.unknown_because or info.reason):
         return f"The run failed: {why.rstrip('.')}."
     if verdict == "fail":
-        failed = next((answer.id for answer in answers if answer.answer == "no"), "")
+        worst = next((answer for answer in answers if answer.answer == "no"), None)
+        failed = worst.id if worst else ""
+        if worst and failed == "wire" and worst.text.startswith(EXCESS):
+            return "It ran, but the fiber carried more than the job."
         return {
             "ran": "The program did not end well.",
             "trained": "It did not train as planned.",

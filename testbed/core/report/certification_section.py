@@ -16,6 +16,7 @@ __all__ = [
     "checks_table",
     "headroom",
     "load_table",
+    "meaning",
     "notes",
     "segmentation",
     "table",
@@ -25,7 +26,10 @@ __all__ = [
 
 Row = tuple[str, ...]
 
-_HEAD = ("fiber", "target us", "median us", "error us, min / median", "± us", "jitter us", "lost", "rate", "verdict")
+_HEAD = (
+    *("fiber", "target us", "median us", "error us, min / median", "± us"),
+    *("taken off us", "jitter us", "lost", "rate", "verdict"),
+)
 _CHECKS_HEAD = ("fiber", "quantity", "expected", "measured", "accepted", "verdict", "why")
 _VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
 _LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
@@ -33,7 +37,7 @@ _LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", 
 
 def table(certificate: Certificate) -> Table:
     """The certificate, direction by direction."""
-    return Table(_HEAD, tuple(_rows(certificate)), "Certificate", range(1, 8), verdicts=8)
+    return Table(_HEAD, tuple(_rows(certificate)), "Certificate", range(1, 9), verdicts=9)
 
 
 def _rows(certificate: Certificate) -> Iterator[Row]:
@@ -44,6 +48,7 @@ def _rows(certificate: Certificate) -> Iterator[Row]:
             yield (
                 each.direction,
                 *_times(each, each.tolerance_s),
+                formats.microseconds(each.taken_off_s) if each.taken_off_s else "",
                 formats.microseconds(jitter.measured if jitter else None),
                 f"{formats.count(each.lost)} of {formats.count(each.probes)}",
                 formats.bits_per_s(rate.measured_bps if rate else None),
@@ -51,7 +56,7 @@ def _rows(certificate: Certificate) -> Iterator[Row]:
             )
         if link.rtt:
             told = "outside tolerance" if link.rtt.why else "certified" if link.rtt.measured else formats.UNKNOWN
-            yield (f"{link.name}, round trip", *_times(link.rtt, link.rtt.tolerance_s), "", "", "", told)
+            yield (_trip(link), *_times(link.rtt, link.rtt.tolerance_s), "", "", "", "", told)
 
 
 def _times(each: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
@@ -84,7 +89,24 @@ def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:
         for check in each.checks:
             yield each.direction, check
     for check in link.rtt.checks if link.rtt else ():
-        yield f"{link.name}, round trip", check
+        yield _trip(link), check
+
+
+def _trip(link: LinkCertificate) -> str:
+    between = link.rtt is not None and link.rtt.between == "nodes"
+    return f"{link.name}, node to node" if between else f"{link.name}, round trip"
+
+
+def meaning(certificate: Certificate) -> str:
+    """Return a sentence on what calibration takes off; empty for a lab that is not calibrated."""
+    off = [each.taken_off_s for link in certificate.links for each in link.directions if each.taken_off_s]
+    if not off:
+        return ""
+    return (
+        f"Calibration takes {formats.microseconds(min(off))} to {formats.microseconds(max(off))} us off the delays of"
+        f" {len(off)} directions, so that two nodes see the fiber's delay; these are measured from node to node, and"
+        " their error is the median less the target. A row node to node is the RTT less that inside a site."
+    )
 
 
 def _value(check: Check, value: float | None) -> str:
@@ -159,7 +181,9 @@ def headroom(certificate: Certificate | None, host: Machine) -> str:
     if host.cpu_headroom is not None:
         least = ""
         if host.cpu_headroom_least is not None and host.cpu_headroom_least < host.cpu_headroom:
-            least = f" (5 % of the time less than {formats.share(host.cpu_headroom_least)})"
+            # Less than nothing is impossible: in the busiest twentieth of the time there was none.
+            none = host.cpu_headroom_least < 0.0005
+            least = f" (5 % of the time {'none' if none else f'at most {formats.share(host.cpu_headroom_least)}'})"
         said.append(f"{formats.share(host.cpu_headroom)} at the median while the job ran{least}")
     return f"CPU headroom: {', '.join(said)}." if said else ""
 

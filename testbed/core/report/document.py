@@ -10,32 +10,36 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from testbed.core.analysis import attempt_history, blame, fidelity, wire_check
+from testbed.core.analysis import attempt_history, blame, fidelity, launched_seconds, scraped_metrics, wire_check
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.rank_times import RankTime
+from testbed.core.analysis.scraped_metrics import ScrapedMetrics
 from testbed.core.analysis.timeline import fault_windows
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import check
 from testbed.core.checkers.finding import Checker
 from testbed.core.fields import json_values, text
-from testbed.core.records.event import Event
 from testbed.core.records.process_end import read_ends
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
 from testbed.core.report import (
     answers,
+    events_section,
     faults_section,
     fidelity_section,
     hypothesis,
     in_force_section,
+    rank_seconds_section,
     restarts_section,
 )
 from testbed.core.report.answers import Answer
+from testbed.core.report.events_section import EventLine
 from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.in_force_section import InForce
+from testbed.core.report.rank_seconds_section import TimeShares
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
 
@@ -74,13 +78,6 @@ class Training:
     peer_wait_s: float
     network_s: float
     recovery_s: float | None
-
-
-@dataclass(frozen=True)
-class EventLine:
-    t_s: float
-    event: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -127,6 +124,8 @@ class Report:
     attempts: tuple[AttemptLine, ...] = ()
     in_force: tuple[InForce, ...] = ()
     checkers: tuple[Checker, ...] = ()
+    rank_seconds: TimeShares | None = None
+    scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
 
@@ -141,9 +140,9 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """Pace relative to the fault-free pace: committed tokens x fault-free seconds per token / wall time.
+        """(Productive + fault-free exposed communication) / (world size x wall time), 0..1; None if unknown.
 
-        0..1 but for noise: the fault-free pace is a median of this job's own steps, and may be a little too slow.
+        Checkpoints, lost work, restarts and what faults slowed are in the wall time; :attr:`rank_seconds` has them.
         """
         return self.training.goodput
 
@@ -171,14 +170,14 @@ def build(run: RunData) -> Report:
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event == "job-ended"]
     logs = attempt_history.fenced(run.ranks)
-    job = evaluate(logs, windows, max(ended, default=None))
+    job = evaluate(logs, windows, max(ended, default=None), attempt_history.detections(run.events))
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
     under_load = tuple(fidelity_section.direction(each, emulator) for each in measured)
     host = fidelity_section.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
-    crossed = wire_check.check(logs, run.fibers, mtu)
+    crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows)
     tried = restarts_section.lines(attempt_history.evaluate(logs, run.events, windows, job), origin)
     faults = faults_section.lines(job.faults, origin)
     checks = hypothesis.steady(run.info, origin)
@@ -213,7 +212,7 @@ def build(run: RunData) -> Report:
         fidelity=under_load,
         wire=crossed,
         topology=run.topology,
-        events=tuple(EventLine(event.t - origin, event.event, _event_text(event)) for event in run.events),
+        events=events_section.lines(run.events, origin),
         steps=StepSeries(
             step=tuple(commit.step for commit in job.commits),
             t_s=tuple(commit.t - origin for commit in job.commits),
@@ -227,6 +226,8 @@ def build(run: RunData) -> Report:
         attempts=tried,
         in_force=in_force_section.lines(run.events, origin),
         checkers=found.checkers,
+        rank_seconds=_rank_seconds(run, job, origin),
+        scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         missing=run.missing,
         malformed=run.malformed,
     )
@@ -238,6 +239,8 @@ def to_json(report: Report) -> dict[str, object]:
     document["certificate"] = json_values(report.certificate.to_dict()) if report.certificate else None
     for line, cut in zip(document["wire"]["cuts"], report.wire.cuts, strict=True):
         line["ok"] = cut.ok
+    for line, direction in zip(document["wire"]["directions"], report.wire.directions, strict=True):
+        line |= {"ratio": direction.ratio, "ok": direction.ok}
     if report.topology:
         document["topology"].pop("origins")
     return document
@@ -277,6 +280,12 @@ def _training(job: JobEvidence) -> Training:
     )
 
 
+def _rank_seconds(run: RunData, job: JobEvidence, origin: float) -> TimeShares | None:
+    if job.world_size or not text(run.info.workload, "command"):
+        return rank_seconds_section.measure(job.world_size or 0, job.spans, origin)
+    return rank_seconds_section.measure(*launched_seconds.account(run.info), origin)
+
+
 def _throughput(fibers: Iterable[FiberSample], origin: float) -> tuple[FiberSeries, ...]:
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
@@ -292,21 +301,3 @@ def _throughput(fibers: Iterable[FiberSample], origin: float) -> tuple[FiberSeri
                 rates.append(8.0 * moved / (after.t - before.t))
         series.append(FiberSeries(direction, tuple(times), tuple(rates)))
     return tuple(series)
-
-
-def _event_text(event: Event) -> str:
-    fields = event.fields
-    if event.event in ("fault-began", "fault-ended"):
-        said = f"{text(fields, 'type')} {text(fields, 'target')}".strip()
-        links = fields.get("links")
-        if isinstance(links, list | tuple) and links:
-            said += f" (links: {', '.join(str(link) for link in links)})"
-        return said
-    if event.event == "carrier":
-        state = "carrier" if fields.get("up") is True else "no carrier"
-        return f"{text(fields, 'site')} gateway, {text(fields, 'link')}: {state}"
-    rest = {key: value for key, value in fields.items() if key not in ("t", "event")}
-    if len(rest) == 1:
-        return str(next(iter(rest.values())))
-    said_of = {key: value for key, value in rest.items() if isinstance(value, str | int | float) and value != ""}
-    return ", ".join(f"{key} {value}" for key, value in said_of.items())

@@ -39,6 +39,8 @@ class Fault:
     back_s: float | None
     back_after_end_s: float | None
     recovered: bool | None
+    gap_began_s: float | None = None
+    """When the longest gap began, since the job began."""
 
     @property
     def label(self) -> str:
@@ -63,6 +65,7 @@ def lines(faults: Iterable[FaultRecovery], origin: float) -> tuple[Fault, ...]:
             back_s=it.back_s,
             back_after_end_s=it.back_after_end_s,
             recovered=it.recovered,
+            gap_began_s=None if it.gap_began_t is None else it.gap_began_t - origin,
         )
         for it in faults
     )
@@ -112,14 +115,28 @@ def sentence(fault: Fault) -> str:
     began = began[:1].upper() + began[1:]
     if fault.recovered is None:
         return f"{began}: it fell outside the training, so there is no recovery to measure."
-    gap = f"longest gap between commits {formats.duration(fault.longest_gap_s)}"
+    gap = f"longest gap between commits {formats.duration(fault.longest_gap_s)}{_where(fault)}"
     if not fault.recovered:
         return f"{began}: {gap}, and training had not recovered when the job ended."
     if fault.back_s == 0:
         after = (
-            f", and steps were back to that {formats.duration(fault.back_after_end_s)} after its end"
+            f"; steps were back to that {formats.duration(fault.back_after_end_s)} after its end"
             if fault.back_after_end_s
             else ""
         )
         return f"{began}: {gap}; no step near its beginning took more than {BACK:g} × the median{after}."
-    return f"{began}: {gap}; back to {BACK:g} × the median step after {formats.duration(fault.back_s)}."
+    return (
+        f"{began}: {gap}; the first step back to {BACK:g} × the median ended"
+        f" {formats.duration(fault.back_s)} after it began."
+    )
+
+
+def _where(fault: Fault) -> str:
+    """Return when the longest gap was, as it may lie before or after the time to the first good step."""
+    if fault.gap_began_s is None or fault.longest_gap_s is None:
+        return ""
+    from_s = fault.gap_began_s - fault.began_s
+    to_s = from_s + fault.longest_gap_s
+    if from_s < 0:
+        return f" (from {formats.duration(-from_s)} before it began to {formats.duration(to_s)} after)"
+    return f" (from {formats.duration(from_s)} to {formats.duration(to_s)} after it began)"

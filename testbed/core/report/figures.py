@@ -11,23 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from testbed.core.analysis.rank_seconds import RankSeconds
 from testbed.core.analysis.recovery import BACK
 from testbed.core.fields import json_values
-from testbed.core.report import formats
+from testbed.core.report import formats, rank_seconds_section
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.hypothesis import Steady
 
-__all__ = ["CYCLE", "Figure", "Json", "axis", "figures", "made", "plain"]
+__all__ = ["CYCLE", "Figure", "Json", "axis", "figures", "last_s", "made", "plain", "shaded"]
 
 Json = dict[str, object]
 
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
 # page.js has a brighter form of each for dark paper.
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE)
+GREY, YELLOW = "#888888", "#F0E442"
+_COLOR_OF_CLASS = (GREEN, BLUE, YELLOW, PURPLE, SKY, VERMILLION, GREY, ORANGE)
+"""Of the classes of rank-seconds, in their order: neighbors in a bar differ most."""
+_SHOWN_ATTEMPTS = 12
 _SHADE = "rgba(213, 94, 0, 0.16)"
 _SHOWN_RANKS = 16
 _ROOM_OF_A_NAME, _ROOM_OF_NUMBERS = 0.2, 0.08
 """Of the width of a plot."""
+_ROOM_OF_A_SHARE = 8
+"""Per cent: a narrower part of a bar has no room for its number."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,14 @@ class Marks:
 
 def figures(report: Report) -> tuple[Figure, ...]:
     """Return every plot that there is data for, in the order of the page."""
-    drawn = (_train_loss(report), _time_of_ranks(report), _step_time(report), _throughput(report), _lateness(report))
+    drawn = (
+        _train_loss(report),
+        _time_of_ranks(report),
+        _rank_seconds(report),
+        _step_time(report),
+        _throughput(report),
+        _lateness(report),
+    )
     return tuple(figure for figure in drawn if figure is not None)
 
 
@@ -75,7 +89,7 @@ def plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _shaded(faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> Marks:
+def shaded(faults: tuple[Fault, ...], last_s: float, place: Callable[[float], float]) -> Marks:
     """Mark each fault from its beginning to its end, ``last_s`` if it has none."""
     lefts = [place(fault.began_s) for fault in faults]
     across: Json = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
@@ -138,7 +152,7 @@ def _violations(checks: tuple[Steady, ...]) -> Marks:
     )
 
 
-def _last_s(report: Report) -> float:
+def last_s(report: Report) -> float:
     ends = [report.steps.t_s[-1]] if report.steps.t_s else []
     ends += [series.t_s[-1] for series in report.fibers if series.t_s]
     return max(ends, default=0.0)
@@ -169,7 +183,7 @@ def _train_loss(report: Report) -> Figure | None:
         f" to {formats.loss(report.train_loss_last)}.",
         [line],
         {"xaxis": axis("step"), "yaxis": axis("train_loss (nats per byte)"), "showlegend": False},
-        _shaded(during, steps.t_s[-1], step_at),
+        shaded(during, steps.t_s[-1], step_at),
     )
 
 
@@ -190,7 +204,7 @@ def _step_time(report: Report) -> Figure | None:
         "hovertemplate": "step %{customdata} at %{x:.1f} s: %{y:.0f} ms<extra></extra>",
     }
     marks = _back(median) if median else Marks()
-    marks += _shaded(report.faults, _last_s(report), lambda t_s: t_s) + _violations(report.steady)
+    marks += shaded(report.faults, last_s(report), lambda t_s: t_s) + _violations(report.steady)
     scale: Json = {"type": "log"} if median and max(steps.duration_s) > 20 * median else {}
     return made(
         "step-time",
@@ -253,7 +267,7 @@ def _throughput(report: Report) -> Figure | None:
             "yaxis": axis("throughput (Mb/s)", rangemode="tozero"),
             "showlegend": True,
         },
-        _shaded(report.faults, _last_s(report), lambda t_s: t_s),
+        shaded(report.faults, last_s(report), lambda t_s: t_s),
     )
 
 
@@ -290,6 +304,58 @@ def _time_of_ranks(report: Report) -> Figure | None:
             "legend": {"traceorder": "normal"},
             "xaxis": axis("rank-seconds"),
             "yaxis": axis(name, type="category", autorange="reversed"),
+            "showlegend": True,
+            "bargap": 0.35,
+        },
+    )
+
+
+def _rank_seconds(report: Report) -> Figure | None:
+    shares = report.rank_seconds
+    if shares is None or shares.total.total_s <= 0:
+        return None
+    spans = [each for each in shares.spans if not each.restart and each.seconds.total_s > 0]
+    rows: dict[str, RankSeconds] = {"over all": shares.total}
+    if 1 < len(spans) <= _SHOWN_ATTEMPTS:
+        rows |= {each.label: each.seconds for each in spans}
+    classes = rank_seconds_section.shown_classes(shares)
+    colors = dict(zip(rank_seconds_section.CLASSES, _COLOR_OF_CLASS, strict=True))
+    bars: list[Json] = []
+    for key, name in classes.items():
+        if not shares.total.by_class()[key]:
+            continue
+        seconds = [each.by_class()[key] for each in rows.values()]
+        percent = [100.0 * part / each.total_s for part, each in zip(seconds, rows.values(), strict=True)]
+        bars.append(
+            {
+                "type": "bar",
+                "x": percent,
+                "y": list(rows),
+                "customdata": [formats.duration(part) for part in seconds],
+                "text": [f"{value:.0f} %" if value >= _ROOM_OF_A_SHARE else "" for value in percent],
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "name": name,
+                "orientation": "h",
+                "marker": {"color": colors[key]},
+                "hovertemplate": "%{y}: %{x:.1f} %, %{customdata}",
+            }
+        )
+    left_out = len(spans) > _SHOWN_ATTEMPTS
+    return made(
+        "rank-seconds",
+        "Rank-seconds by class",
+        "Share of each class in world size × wall time"
+        + (", over all and per attempt" if len(rows) > 1 else "")
+        + ("; the table has the attempts" if left_out else "")
+        + f": {rank_seconds_section.sentence(shares)}.",
+        bars,
+        {
+            "barmode": "stack",
+            "legend": {"traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"},
+            "xaxis": axis("share of rank-seconds (%)", range=[0, 100]),
+            "yaxis": axis("job" if len(rows) == 1 else "attempt", type="category", autorange="reversed"),
             "showlegend": True,
             "bargap": 0.35,
         },

@@ -19,6 +19,7 @@ __all__ = [
     "plural",
     "share",
     "size",
+    "small_share",
 ]
 
 UNKNOWN = "–"
@@ -62,6 +63,13 @@ def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value * 100:.1f} %"
 
 
+def small_share(value: float | None) -> str:
+    """A share of which 0 and nearly 0 differ: ``0 %``, ``< 0.1 %``, ``12.3 %``."""
+    if value is None:
+        return UNKNOWN
+    return "0 %" if value <= 0 else "< 0.1 %" if value < 0.0005 else share(value)
+
+
 def loss(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}"
 
@@ -93,9 +101,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def goodput_means(goodput: float | None) -> str:
-    """Return what goodput means; beyond 1, why that can happen."""
+    """Return what goodput means; beyond 1, as run.json of an earlier version may have it, why that could happen."""
     if goodput is None or goodput <= 1:
-        return "pace relative to the fault-free pace; noise may lift it slightly above 100 %"
+        return "(productive + fault-free exposed) ÷ all rank-seconds"
     return (
         "over 100 %: nothing was lost, to within the noise of step times; the fault-free pace comes from the steps"
         " outside the faults, which happened to be the slower ones"

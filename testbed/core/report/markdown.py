@@ -5,15 +5,18 @@ from __future__ import annotations
 from testbed.core.report import (
     certification_section,
     checkers_section,
+    events_section,
     faults_section,
     formats,
     hypothesis,
     in_force_section,
+    rank_seconds_section,
     restarts_section,
+    scraped_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.report_table import Table
-from testbed.core.report.run_page import events_table, facts, shortcomings
+from testbed.core.report.run_page import facts, shortcomings
 
 __all__ = ["escape", "markdown", "section", "table"]
 
@@ -44,6 +47,8 @@ def markdown(report: Report) -> str:
         ("wall time", formats.duration(training.wall_s)),
     )
     blocks += ["## Training", table(Table(("quantity", "value"), measured))]
+    shown = rank_seconds_section.table(report.rank_seconds)
+    blocks += section("## Rank-seconds", rank_seconds_section.LEAD, shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
     blocks += section("### Values in force", shown=in_force_section.table(report.in_force, report.faults))
@@ -51,7 +56,8 @@ def markdown(report: Report) -> str:
     blocks += section("## Checkers", checkers_section.LEAD, shown=checkers_section.table(report.checkers))
     blocks += section(shown=checkers_section.found_table(report.checkers))
     blocks += section("## Steady state", shown=hypothesis.table(report.steady))
-    blocks += section("## Events", shown=events_table(report))
+    blocks += _scraped(report)
+    blocks += section("## Events", shown=events_section.table(report.events))
     blocks += ["## Run and host", table(Table(("fact", "value"), facts(report)))]
     blocks += [escape(sentence) for sentence in shortcomings(report)]
     return "\n\n".join(blocks) + "\n"
@@ -60,6 +66,15 @@ def markdown(report: Report) -> str:
 def _goodput(value: float | None) -> str:
     said = formats.share(value)
     return f"{said} ({formats.goodput_means(value)})" if value is not None and value > 1 else said
+
+
+def _scraped(report: Report) -> list[str]:
+    if not (said := scraped_section.lead(report.scraped)):
+        return []
+    shown = section(shown=scraped_section.table(report.scraped)) + section(
+        "Gaps in scraping:", shown=scraped_section.gaps_table(report.scraped)
+    )
+    return ["## Scraped metrics of the ranks", escape(said), *shown]
 
 
 def _links(report: Report) -> list[str]:
@@ -89,6 +104,7 @@ def _fidelity(report: Report) -> list[str]:
         blocks.append(table(certification_section.table(certificate)))
         said = [
             *certificate.why,
+            certification_section.meaning(certificate),
             *certification_section.notes(certificate),
             certification_section.segmentation(certificate),
         ]

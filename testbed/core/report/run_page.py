@@ -8,19 +8,25 @@ from testbed.core.report import (
     certification_section,
     checkers_section,
     drawing,
+    events_section,
     faults_section,
     formats,
     html_page,
     hypothesis,
     in_force_section,
+    rank_seconds_section,
     restarts_section,
+    scraped_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.figures import figures
-from testbed.core.report.report_table import Table
+from testbed.core.report.scraped_figures import scraped_figures
 
-__all__ = ["events_table", "facts", "html", "shortcomings"]
+__all__ = ["facts", "html", "shortcomings"]
 
+_RECORDS = frozenset({"began_t", "ended_t", "ends"})
+"""Of a launched program's workload: records that the rank-seconds and the answers are made from, no words for a reader.
+"""
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}
 
 
@@ -29,10 +35,11 @@ def html(report: Report) -> str:
     run = report.run
     verdict = _VERDICTS[report.verdict]
     eyebrow = (run.name, str(run.experiment.get("name") or ""), formats.moment(run.started_unix_s))
+    scraped = scraped_figures(report)
     lost = ("steps lost", formats.count(report.training.steps_lost))  # Markdown shows it with the training
     return html_page.render(
         "run.html",
-        figures(report),
+        figures(report) + scraped,
         title=f"{run.name or 'Run'}: {verdict}",
         eyebrow=" · ".join(each for each in eyebrow if each),
         report=report,
@@ -40,6 +47,8 @@ def html(report: Report) -> str:
         tiles=_tiles(report),
         drawing=drawing.draw(report.topology, report.faults) if report.topology else None,
         **_fidelity(report),
+        rank_seconds_lead=rank_seconds_section.LEAD,
+        rank_seconds_table=rank_seconds_section.table(report.rank_seconds),
         faults_table=faults_section.table(report.faults),
         in_force_table=in_force_section.table(report.in_force, report.faults),
         attempts_table=restarts_section.table(report.attempts),
@@ -47,7 +56,9 @@ def html(report: Report) -> str:
         checkers_table=checkers_section.table(report.checkers),
         found_table=checkers_section.found_table(report.checkers),
         steady_table=hypothesis.table(report.steady),
-        events_table=events_table(report),
+        scraped_ids=[figure.id for figure in scraped],
+        **_scraped(report),
+        events_table=events_section.table(report.events),
         host_facts=(lost, *facts(report)),
         shortcomings=shortcomings(report),
     )
@@ -79,6 +90,15 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
     )
 
 
+def _scraped(report: Report) -> dict[str, object]:
+    """The ranks' scraped metrics."""
+    return {
+        "scraped_lead": scraped_section.lead(report.scraped),
+        "scraped_table": scraped_section.table(report.scraped),
+        "gaps_table": scraped_section.gaps_table(report.scraped),
+    }
+
+
 def _fidelity(report: Report) -> dict[str, object]:
     """The certificate, fidelity under load, and the scale model."""
     values: dict[str, object] = {
@@ -90,7 +110,11 @@ def _fidelity(report: Report) -> dict[str, object]:
     }
     if certificate := report.certificate:
         around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why
-        sentences = (around, certification_section.segmentation(certificate))
+        sentences = (
+            around,
+            certification_section.meaning(certificate),
+            certification_section.segmentation(certificate),
+        )
         values |= {
             "certificate_table": certification_section.table(certificate),
             "around": " ".join(each for each in sentences if each),
@@ -98,12 +122,6 @@ def _fidelity(report: Report) -> dict[str, object]:
             "checks_table": certification_section.checks_table(certificate),
         }
     return values
-
-
-def events_table(report: Report) -> Table | None:
-    """The events of the run; None if there are none."""
-    rows = ((f"{each.t_s:.3f}", each.event, each.text) for each in report.events)
-    return Table.of(("time s", "event", "what"), rows, "Events", (0,))
 
 
 def facts(report: Report) -> tuple[tuple[str, str], ...]:
@@ -123,7 +141,7 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
             formats.UNKNOWN if report.machine.emulator_cores is None else f"{report.machine.emulator_cores:.2f}",
         ),
     ]
-    listed += _flat("", run.workload)
+    listed += _flat("", {name: it for name, it in run.workload.items() if name not in _RECORDS})
     listed += _flat("scheduling of ", run.scheduling)
     listed += _flat("", run.host)
     if report.certificate:

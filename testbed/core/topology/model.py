@@ -57,7 +57,8 @@ class Link:
     the values above (``impair:``, ``toward:``); else it is empty. Delay, rate and loss of ``impair:`` are in the values
     above, too; only a single direction (``toward:``) may differ. Call :meth:`impairment` rather than choose.
 
-    ``second_path`` is set if ``protection`` is ``1+1`` or ``restoration``.
+    ``second_path`` is set if ``protection`` is ``1+1`` or ``restoration``. ``calibrate``: what packets take from node
+    to node beyond the fiber's delay comes off its emulated delay (``core/physics/calibration.py``).
     """
 
     name: str
@@ -78,6 +79,7 @@ class Link:
     huts: int = 0
     impairments: tuple[Impairment, ...] = ()
     second_path: SecondPath | None = None
+    calibrate: bool = True
 
     @property
     def ends(self) -> tuple[str, str]:

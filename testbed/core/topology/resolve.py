@@ -17,6 +17,7 @@ from testbed.core.topology.link_impairments import LEAST_RATE_BPS
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import check_name
+from testbed.core.topology.topology_limits import BRIDGE_PORTS, MOST_DUCTS, MOST_LINKS, MOST_SITES
 from testbed.core.topology.topology_schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
 from testbed.core.units import Unreadable, format_length, format_rate
 from testbed.core.user_text import shown, unknown
@@ -25,20 +26,10 @@ from testbed.errors import FileMistakes, Finding
 __all__ = [
     "DEFAULT_BUFFER",
     "DEFAULT_SCALE",
-    "MOST_DUCTS",
-    "MOST_LINKS",
-    "MOST_NODES",
-    "MOST_SITES",
     "load_text",
     "topology_from_dict",
     "topology_to_dict",
 ]
-
-MOST_SITES: Final = 200
-MOST_LINKS: Final = 1000
-MOST_DUCTS: Final = 2000
-MOST_NODES: Final = 1000  # all nodes share the management bridge, and a Linux bridge has 1023 ports (BR_MAX_PORTS)
-_MOST: Final = {"sites": MOST_SITES, "links": MOST_LINKS, "ducts": MOST_DUCTS}
 
 DEFAULT_SCALE: Final = 1000.0
 DEFAULT_BUFFER: Final = Buffer(time_s=0.010)
@@ -93,8 +84,9 @@ def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
     if large:
         mistakes.raise_if_any()  # suggesting the closest of so many names could take minutes
     nodes = sum(_nodes(site, content) for site in content.sites.values())
-    if nodes > MOST_NODES:
-        mistakes.note(("sites",), f"too many nodes: {nodes} in total", f"use at most {MOST_NODES}")
+    if nodes + len(content.sites) > BRIDGE_PORTS:
+        found = f"too many nodes: {nodes} in total, and {len(content.sites)} gateways"
+        mistakes.note(("sites",), found, f"use at most {BRIDGE_PORTS} nodes and gateways together")
 
 
 def _nodes(site: SiteText, content: TopologyText) -> int:
@@ -345,6 +337,7 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
         huts=huts,
         impairments=tuple(link_impairments.resolved(own, each) for each in over) if any(over) else (),
         second_path=link_protection.second_path(protection, _second_length_m(protection, content) or 0.0),
+        calibrate=next((it for it in (link.calibrate, default.calibrate) if it is not None), True),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -18,6 +18,7 @@ from testbed.core.physics.optics import OPTICS
 from testbed.core.physics.parameters import PARAMETERS, parse
 from testbed.core.topology import link_protection
 from testbed.core.topology.link_protection import ProtectionText
+from testbed.core.topology.topology_limits import MOST_NODES_PER_SITE
 from testbed.core.units import (
     Unreadable,
     parse_choice,
@@ -33,7 +34,6 @@ from testbed.core.yamltext import MOST_FINDINGS, Document, Path
 from testbed.errors import FileMistakes, Finding
 
 __all__ = [
-    "MOST_NODES_PER_SITE",
     "Buffer",
     "DefaultsText",
     "LinkDefaults",
@@ -47,7 +47,6 @@ __all__ = [
     "whole",
 ]
 
-MOST_NODES_PER_SITE: Final = 256
 
 Model = TypeVar("Model", bound=BaseModel)
 LinkPart = TypeVar("LinkPart", bound="LinkDefaults")
@@ -122,6 +121,12 @@ def _optics_latency(value: object) -> float:
     return parse_delay_s(value, natural="us", most_s=1.0)
 
 
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Unreadable(*expected("true or false", value, "write calibrate: false, or leave the key out"))
+    return value
+
+
 def _scale(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < float("inf"):
         raise Unreadable(*expected("a finite number above 0", value, "write 1000 to run 800G as 800 Mb/s"))
@@ -153,6 +158,7 @@ class LinkDefaults(_Part):
     optics_latency: Annotated[float | None, BeforeValidator(_optics_latency)] = None
     huts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
     mtu: Annotated[int | None, BeforeValidator(whole(1280, 9216))] = None
+    calibrate: Annotated[bool | None, BeforeValidator(_switch)] = None
     protection: Annotated[ProtectionText | None, BeforeValidator(link_protection.parse)] = None
     impair: Any = None
     toward: Any = None

@@ -38,7 +38,7 @@ def mpiexec_argv(
             *(f"{programs}/prterun", "--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", network),
             # A daemon would start others itself, but cannot reach them (lab/validation/launcher_proxy.py).
             *("--prtemca", "plm_ssh_no_tree_spawn", "1"),
-            *("--prefix", programs.rsplit("/", 1)[0], "--leave-session-attached", "--allow-run-as-root"),
+            *("--prefix", programs.rsplit("/", 1)[0], "--leave-session-attached"),
             *("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "-n", ranks),
             *(word for name in pass_on for word in ("-x", name)),
             *program,

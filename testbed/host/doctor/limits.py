@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from testbed.core.topology.topology_limits import BRIDGE_PORTS
 from testbed.host.doctor.check import Check, read
 from testbed.host.files import store
 
 __all__ = ["folders", "limits"]
 
 _FREE_BYTES: Final = 500_000_000
-_BRIDGE_PORTS: Final = 1023
-"""BR_MAX_PORTS is 1 << BR_PORT_BITS, 1024, and port 0 is not used (net/bridge/br_private.h)."""
 _FILES, _PIDS = 4096, 1024
 _SYSCTLS: Final = (
     ("net.core.netdev_max_backlog", 1000, "packets; labs over 100 nodes need 10000, or they drop ARP"),
@@ -27,7 +26,7 @@ _SYSCTLS: Final = (
 
 
 def limits() -> Iterator[Check]:
-    yield Check("ports of a bridge", "ok", f"{_BRIDGE_PORTS}: maximum number of nodes per site and per lab")
+    yield Check("ports of a bridge", "ok", f"{BRIDGE_PORTS}: maximum number of nodes and gateways of a lab")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     yield _limit("open files", files, _FILES, "keeper and fiberd open several per link", f"ulimit -Hn {_FILES}")
     for key, least, purpose in _SYSCTLS:

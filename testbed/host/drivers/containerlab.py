@@ -159,6 +159,12 @@ def agent_user() -> str:
     return f"{uid}:{gid}" if uid.isdecimal() and gid.isdecimal() and uid != "0" else IMAGE_USER
 
 
+def agent_ids() -> tuple[int, int]:
+    """Return :func:`agent_user` as numbers."""
+    uid, gid = agent_user().split(":")
+    return int(uid), int(gid)
+
+
 class Containerlab:
     """Handler of the Step :class:`Containers` of one lab: creates and removes them.
 
@@ -190,7 +196,7 @@ class Containerlab:
 
     def own(self, folder: Path) -> None:
         """Make the ranks' user the owner of a folder. Raises StorageError."""
-        uid, gid = map(int, agent_user().split(":"))
+        uid, gid = agent_ids()
         try:
             os.chown(folder, uid, gid, follow_symlinks=False)
         except OSError as error:
@@ -270,8 +276,9 @@ class Containerlab:
             meanwhile()
             words_said, _ = child.communicate(timeout=bound_s)
         except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            if child.returncode is None:  # once it is reaped, another process group may have its number
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise HostError(f"containerlab {words[0]} did not finish within {bound_s:.0f} s") from error

@@ -11,7 +11,7 @@ from testbed.core.plan import addressing
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Address, Bridge, Namespace, Redirect, Route, Sysctls, Veth
 from testbed.core.plan.step import Property, Step
-from testbed.errors import HostError, NameTaken
+from testbed.errors import HostError, NameTaken, TestbedError, raise_all
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, netlink, process
 
@@ -20,8 +20,8 @@ def refuse_taken(name: str) -> None:
     """Raise NameTaken if a network namespace of that name exists: this lab did not create it."""
     if namespace.netns_path(name).exists():
         raise NameTaken(
-            f"network namespace {name} exists, which no lab of this state folder created; "
-            f"choose another --name, or remove it with: ip netns del {name}"
+            f"network namespace {name} exists, which no lab of this state folder created"
+            " (it may belong to a live lab of another TESTBED_STATE); choose another --name"
         )
 
 
@@ -78,6 +78,9 @@ class NetnsDriver:
         if isinstance(step, Route):
             self._space(step.namespace).delete_route(step.destination, step.hops, step.metric)
             return
+        if isinstance(step, Address):
+            self._space(step.namespace).delete_address(step.interface, step.cidr)
+            return
         if not isinstance(step, Namespace):
             return  # everything else is inside namespaces and is removed with them
         name = addressing.namespace_name(self._lab, step.name)
@@ -98,8 +101,13 @@ class NetnsDriver:
         for setting in settings:
             assert isinstance(setting, Carrier)
             by_namespace[setting.namespace][setting.interface] = setting.up
+        failures: list[TestbedError] = []
         for name, states in by_namespace.items():
-            self._space(name).set_carriers(states)
+            try:
+                self._space(name).set_carriers(states)
+            except TestbedError as error:
+                failures.append(error)
+        raise_all(failures)
 
     def _clean_mounts(self) -> namespace.CleanMounts:
         if self._mounts is None:
@@ -127,7 +135,7 @@ class NetnsDriver:
 
     def _veth(self, step: Veth) -> Facts:
         here, there = self._space(step.a.namespace), self._space(step.b.namespace)
-        here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu)
+        here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu, step.b.mac)
         here.assert_distinct_indices(step.a.name)
         if step.a.up:
             here.up(step.a.name)
@@ -144,7 +152,7 @@ class NetnsDriver:
         return {}
 
     def _address(self, step: Address) -> Facts:
-        self._space(step.namespace).add_address(step.interface, step.cidr)
+        self._space(step.namespace).add_address(step.interface, step.cidr, step.neighbour)
         return {}
 
     def _route(self, step: Route) -> Facts:

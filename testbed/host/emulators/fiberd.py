@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.topology.topology_limits import MOST_DIRECTIONS
 from testbed.errors import HostError, LabError, MissingTool
 from testbed.host.emulators.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo, refuse_impossible
 
@@ -66,7 +67,7 @@ class Fiberd:
 
         Args:
             netns: the plant's network namespace: a path, or a name known to ``ip netns``.
-            directions: at most 512; their interfaces may be up or down.
+            directions: at most :data:`MOST_DIRECTIONS`; their interfaces may be up or down.
             seed: of random loss; the same seed and the same packets lose the same packets.
             log_path: receives fiberd's stderr.
             priority: SCHED_FIFO priority; normal scheduling if 0 or not permitted. ``info`` has the result.
@@ -76,11 +77,13 @@ class Fiberd:
         """
         # Before fiberd starts: when it exits, it takes the ends down.
         refuse_impossible({direction.name: direction.impairment for direction in directions})
+        if len(directions) > MOST_DIRECTIONS:
+            raise LabError(f"{len(directions)} directions are too many for fiberd; use at most {MOST_DIRECTIONS}")
         binary = find_binary()
         namespace = str(netns) if "/" in str(netns) else f"/run/netns/{netns}"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         argv = [str(binary), "--netns", namespace, "--seed", str(seed % 2**64)]
-        argv += ["--priority", str(priority), "--parent", str(os.getpid())]
+        argv += ["--priority", str(priority), "--parent", str(os.getpid()), "--directions", str(MOST_DIRECTIONS)]
         try:
             with log_path.open("ab") as log:
                 process = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=log, stderr=log, start_new_session=True)

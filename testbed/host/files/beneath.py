@@ -1,9 +1,10 @@
 """Open files below a folder that other users can write to, without following links out of it.
 
-Unprivileged ranks in containers own the folder of their records, and under sudo the whole run directory belongs to the
-caller; root writes there too. If a name were replaced by a symbolic link, root would overwrite, or change the owner of,
-any file of the host. So each component is opened relative to the previous one, and none may be a link (openat(2),
-O_NOFOLLOW). Files that are not regular are refused as well: opening a pipe would block.
+Unprivileged ranks own files and folders in a run directory (in containers the folder of all records), and under sudo
+the whole run directory belongs to the caller once the run has ended; root reads and writes there too. If a name were
+replaced by a symbolic link, root would overwrite, or change the owner of, any file of the host. So each component is
+opened relative to the previous one, and none may be a link (openat(2), O_NOFOLLOW). Files that are not regular are
+refused as well: opening a pipe would block.
 """
 
 from __future__ import annotations
@@ -17,7 +18,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-__all__ = ["Owner", "append", "give", "give_all", "open_file", "remove", "remove_all", "replace"]
+__all__ = [
+    "Folder",
+    "Owner",
+    "append",
+    "give",
+    "give_all",
+    "let_through",
+    "make_folder",
+    "names",
+    "open_file",
+    "remove",
+    "remove_all",
+    "replace",
+]
+
+Folder = Path | int
+"""A path, whose last component must be no link, or the descriptor of an open folder, which cannot be exchanged."""
 
 Owner = tuple[int, int] | None
 """User and group that own created files; None: the calling process's."""
@@ -27,12 +44,12 @@ _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 @contextmanager
-def _parent(folder: Path, name: str) -> Iterator[tuple[int, str]]:
+def _parent(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
     """Yield (descriptor of the folder that contains ``name``, last component of ``name``)."""
     *above, last = PurePosixPath(name).parts
     if not name or ".." in (*above, last) or name.startswith("/"):
         raise OSError(errno.EINVAL, "expected a relative path without '..'", name)
-    held = os.open(folder, _FOLDER)
+    held = _opened(folder)
     try:
         for part in above:
             inner = os.open(part, _FOLDER, dir_fd=held)
@@ -43,7 +60,43 @@ def _parent(folder: Path, name: str) -> Iterator[tuple[int, str]]:
         os.close(held)
 
 
-def open_file(folder: Path, name: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+def _opened(folder: Folder) -> int:
+    return os.open(".", _FOLDER, dir_fd=folder) if isinstance(folder, int) else os.open(folder, _FOLDER)
+
+
+def let_through(folder: Folder) -> None:
+    """Let every user enter a folder, whatever the umask was when it was made."""
+    held = _opened(folder)
+    try:
+        os.fchmod(held, stat.S_IMODE(os.fstat(held).st_mode) | 0o011)
+    finally:
+        os.close(held)
+
+
+def names(folder: Folder, name: str) -> list[str]:
+    """Return the names in the folder ``name`` below ``folder``. Raises OSError."""
+    with _parent(folder, name) as (above, last):
+        held = os.open(last, _FOLDER, dir_fd=above)
+        try:
+            return os.listdir(held)  # noqa: PTH208
+        finally:
+            os.close(held)
+
+
+def make_folder(folder: Folder, name: str, owner: Owner = None, mode: int = 0o755) -> None:
+    """Make the folder ``name`` unless it exists, whoever's it is. Raises OSError; ENOTDIR for anything else there."""
+    with _parent(folder, name) as (above, last):
+        with suppress(FileExistsError):
+            os.mkdir(last, mode, dir_fd=above)
+        held = os.open(last, _FOLDER, dir_fd=above)
+        try:
+            os.fchmod(held, mode)
+            give(held, owner)
+        finally:
+            os.close(held)
+
+
+def open_file(folder: Folder, name: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     """Return a descriptor of the regular file ``name`` (``a/b``) below ``folder``. Raises OSError; ELOOP for a link."""
     with _parent(folder, name) as (above, last):
         descriptor = os.open(last, flags | _FILE, mode, dir_fd=above)
@@ -53,7 +106,7 @@ def open_file(folder: Path, name: str, flags: int = os.O_RDONLY, mode: int = 0o6
     return descriptor
 
 
-def append(folder: Path, name: str, owner: Owner = None) -> int:
+def append(folder: Folder, name: str, owner: Owner = None) -> int:
     """As :func:`open_file`, for appending; a missing file is created and given to ``owner``."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
@@ -64,7 +117,7 @@ def append(folder: Path, name: str, owner: Owner = None) -> int:
     return made
 
 
-def replace(folder: Path, name: str, content: bytes, owner: Owner = None) -> None:
+def replace(folder: Folder, name: str, content: bytes, owner: Owner = None) -> None:
     """Replace a file atomically and durably: after a power failure it is the old one or the new one, never a part."""
     with _parent(folder, name) as (above, last):
         beside = f".{last}.{secrets.token_hex(4)}"
@@ -82,7 +135,7 @@ def replace(folder: Path, name: str, content: bytes, owner: Owner = None) -> Non
             raise
 
 
-def remove(folder: Path, name: str) -> None:
+def remove(folder: Folder, name: str) -> None:
     """Remove the file ``name`` below a folder; of a link, the link itself. Raises OSError, also for a folder."""
     with _parent(folder, name) as (above, last):
         os.unlink(last, dir_fd=above)
@@ -108,10 +161,30 @@ def give(descriptor: int, owner: Owner) -> None:
         os.fchown(descriptor, *owner)
 
 
-def give_all(folder: Path, owner: Owner) -> None:
-    """Change the owner of everything below a folder; links are changed themselves, never followed."""
+def give_all(folder: Folder, owner: Owner) -> None:
+    """Change the owner of a folder and of everything below; links are changed themselves, never followed.
+
+    A file with more than one name is left as it is: a rank may have made the other one of a file of the host's.
+    """
     if owner is None:
         return
-    for _, folders, files, above in os.fwalk(folder, follow_symlinks=False):
-        for name in (*folders, *files):
-            os.chown(name, *owner, dir_fd=above, follow_symlinks=False)
+    top = _opened(folder)
+    try:
+        for _, folders, files, above in os.fwalk(".", follow_symlinks=False, dir_fd=top):
+            for name in (*folders, *files):
+                with suppress(FileNotFoundError):
+                    _give_name(above, name, owner)
+        give(top, owner)
+    finally:
+        os.close(top)
+
+
+def _give_name(above: int, name: str, owner: tuple[int, int]) -> None:
+    # What is examined is what is changed: between two looks at a name, another file could take it.
+    held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    try:
+        state = os.fstat(held)
+        if stat.S_ISDIR(state.st_mode) or state.st_nlink == 1:
+            os.chown(f"/proc/self/fd/{held}", *owner)
+    finally:
+        os.close(held)

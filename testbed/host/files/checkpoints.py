@@ -13,11 +13,15 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from testbed.host.files import beneath
 
 FOLDER, FENCE = "checkpoints", "attempt"
+MANIFEST_BYTES = 1 << 20
+"""No manifest is larger: ranks write them, and they are read into memory."""
+
 _NAME = re.compile(r"step-(\d+)\.a(\d+)")
 
 
@@ -44,17 +48,21 @@ def whole(ranks_folder: Path, rank: int) -> frozenset[Checkpoint]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        files = json.loads(_bytes(folder, "manifest.json"))["files"]
-        return bool(files) and all(
-            hashlib.sha256(_bytes(folder, name)).hexdigest() == digest for name, digest in files.items()
-        )
+        with _opened(folder, "manifest.json") as manifest:
+            files = json.loads(manifest.read(MANIFEST_BYTES))["files"]
+        return bool(files) and all(_sha256(folder, name) == digest for name, digest in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def _bytes(folder: Path, name: str) -> bytes:
-    with os.fdopen(beneath.open_file(folder, name), "rb") as file:
-        return file.read()
+def _opened(folder: Path, name: str) -> BufferedReader:
+    return os.fdopen(beneath.open_file(folder, name), "rb")
+
+
+def _sha256(folder: Path, name: str) -> str:
+    """Hash a file as a stream: the checkpoints of a large model do not fit into memory."""
+    with _opened(folder, name) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def newest_of_all(have: Iterable[frozenset[Checkpoint]], began_at: Mapping[int, int]) -> Checkpoint | None:

@@ -1,8 +1,11 @@
 """Read and write run directories; no other module does. docs/design.md, "Run directory", has their layout.
 
 Whole files are written under a temporary name and renamed, so a reader never sees a partial file. JSON lines are
-appended with one ``write`` each, so a crash tears at most the last line, which readers skip. Under sudo, everything
-belongs to the user who called sudo. A full disk or an unwritable folder is a ``StorageError``.
+appended with one ``write`` each, so a crash tears at most the last line, which readers skip. A full disk or an
+unwritable folder is a ``StorageError``.
+
+Until a run has ended everything belongs to root, except what each rank writes (:meth:`RunDirectory.admit`): programs
+run as the user who called sudo, and must not rewrite what the testbed has measured. Then it is given to that user.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -34,6 +37,7 @@ from testbed.core.report.run_page import html
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
 from testbed.host.files import beneath
+from testbed.host.linux.program_user import caller
 
 __all__ = [
     "NEEDED_BYTES",
@@ -68,24 +72,10 @@ def _translated(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
-_NO_USER = 2**32 - 1
-"""chown(2) reads this number as "do not change"; no user has it or a greater one."""
-
-
-def _caller() -> tuple[int, int] | None:
-    """Return user and group that called sudo; None without sudo, or if they cannot own files."""
-    user, group = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
-    if os.geteuid() != 0 or not (user.isdecimal() and group.isdecimal()):
-        return None
-    caller = int(user), int(group)
-    return caller if max(caller) < _NO_USER else None
-
-
 def _give(path: Path) -> None:
     """Give a newly created file to the user who called sudo."""
-    caller = _caller()
-    if caller:
-        os.chown(path, *caller, follow_symlinks=False)
+    if to := caller():
+        os.chown(path, *to, follow_symlinks=False)
 
 
 def _make_folder(path: Path) -> None:
@@ -99,7 +89,7 @@ def _make_folder(path: Path) -> None:
 def write_whole(path: Path, content: str) -> None:
     """Replace ``path`` atomically and durably: after a power failure it is the old or the new file, never a part."""
     # A user's path may lead through links to its folder; a run directory has none (RunDirectory.write_text).
-    beneath.replace(path.parent.resolve(), path.name, _encoded(content), _caller())
+    beneath.replace(path.parent.resolve(), path.name, _encoded(content), caller())
 
 
 def _encoded(content: str) -> bytes:
@@ -121,11 +111,31 @@ def check_writable(folder: Path, need_bytes: int = NEEDED_BYTES) -> None:
         raise StorageError(f"{folder}: {free / 1e6:.0f} MB free, a run needs {need_bytes / 1e6:.0f} MB")
 
 
+class _Held:
+    """An open folder, closed with this object."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self.descriptor)
+
+
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run on disk. ``path`` is a folder, not a link: ranks that write into it could have replaced it."""
+    """One run on disk. ``path`` is a folder, not a link: ranks that write into it could have replaced it.
+
+    A new run's folder is kept open, and files are found from there: the folder above may be the user's, whose programs
+    could put another one in its place.
+    """
 
     path: Path
+    _held: _Held | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def _top(self) -> beneath.Folder:
+        return self._held.descriptor if self._held is not None else self.path
 
     @classmethod
     def create(cls, root: Path, name: str) -> RunDirectory:
@@ -137,9 +147,32 @@ class RunDirectory:
                 with contextlib.suppress(FileExistsError):
                     path.mkdir()
                     break
-            _give(path)
-            _make_folder(path / "ranks")
-        return cls(path)
+            run = cls(path, _Held(path))
+            beneath.make_folder(run._top, "ranks")
+        return run
+
+    def admit(self, user: tuple[int, int], ranks: int, *, records: bool = True) -> None:
+        """Make what each rank writes, and give that, and no more, to its user: files for its records, checks and
+        output and a folder for checkpoints, or without ``records`` a folder ``ranks/rank-<r>`` for its own files.
+
+        Raises:
+            StorageError: they cannot be made.
+        """
+        with _translated(self.path):
+            beneath.let_through(self._top)
+            if records:
+                beneath.make_folder(self._top, "ranks/checkpoints")
+            for rank in range(ranks):
+                if not records:
+                    beneath.make_folder(self._top, f"ranks/rank-{rank}", user)
+                    continue
+                beneath.make_folder(self._top, f"ranks/checkpoints/rank-{rank}", user)
+                for name in (f"rank-{rank}.jsonl", f"rank-{rank}.checks.jsonl", f"rank-{rank}.log"):
+                    made = beneath.append(self._top, f"ranks/{name}")
+                    try:
+                        beneath.give(made, user)
+                    finally:
+                        os.close(made)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -180,7 +213,7 @@ class RunDirectory:
         """
         with _translated(self.path / name):
             try:
-                value = json.loads(_bytes(self.path, name))
+                value = json.loads(_bytes(self._top, name))
             except ValueError as error:
                 raise StorageError(f"{self.path / name}: expected a JSON object; the file was changed") from error
         if not isinstance(value, dict):
@@ -201,7 +234,7 @@ class RunDirectory:
 
     def write_text(self, name: str, content: str) -> None:
         with _translated(self.path / name):
-            beneath.replace(self.path, name, _encoded(content), _caller())
+            beneath.replace(self._top, name, _encoded(content))
 
     def append(self, name: str, value: object) -> None:
         """Append ``value`` to ``name`` as one JSON line; several processes may append to one file.
@@ -211,7 +244,7 @@ class RunDirectory:
         """
         line = (json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n").encode()
         with _translated(self.path / name):
-            handle = beneath.append(self.path, name, _caller())
+            handle = beneath.append(self._top, name)
             try:
                 written = os.write(handle, line)
             finally:
@@ -227,12 +260,12 @@ class RunDirectory:
         """
         name = f"ranks/rank-{rank}.log"
         with _translated(self.path / name):
-            return os.fdopen(beneath.append(self.path, name, _caller()), "ab", buffering=0)
+            return os.fdopen(beneath.append(self._top, name), "ab", buffering=0)
 
     def give_to_caller(self) -> None:
-        """Give the files of other writers (ranks run as root) to the user who called sudo."""
+        """Give a run that has ended to the user who called sudo; without sudo, what ranks have written to root."""
         with _translated(self.path):
-            beneath.give_all(self.path, _caller())
+            beneath.give_all(self._top, caller() or ((0, 0) if os.geteuid() == 0 else None))
 
     def read(self) -> RunData:
         """Read the whole run; tolerates everything that a crash leaves behind: missing, empty and torn files."""
@@ -240,7 +273,7 @@ class RunDirectory:
         missing: list[str] = []
 
         def whole(name: str) -> Mapping[str, object]:
-            value, found = _read_json(self.path, name)
+            value, found = _read_json(self._top, name)
             if not found:
                 missing.append(name)
             elif not isinstance(value, Mapping):
@@ -248,7 +281,7 @@ class RunDirectory:
             return value if isinstance(value, Mapping) else {}
 
         def lines(name: str) -> list[object]:
-            decoded, bad, found = _read_lines(self.path, name)
+            decoded, bad, found = _read_lines(self._top, name)
             if not found:
                 missing.append(name)
                 return []
@@ -298,22 +331,26 @@ class RunDirectory:
         )
 
     def _files_of_ranks(self, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
-        if not self.ranks.is_dir():
+        try:
+            names = beneath.names(self._top, "ranks")
+        except OSError as error:
+            if error.errno not in _NONE:
+                raise
             return []
-        found = ((pattern.fullmatch(path.name), path) for path in self.ranks.iterdir())
-        return sorted((int(match[1]), f"ranks/{path.name}") for match, path in found if match)
+        found = ((pattern.fullmatch(name), name) for name in names)
+        return sorted((int(match[1]), f"ranks/{name}") for match, name in found if match)
 
 
 _NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
 """Errors that mean "no such file of a run": it is missing, a link, or not a regular file."""
 
 
-def _bytes(folder: Path, name: str) -> bytes:
+def _bytes(folder: beneath.Folder, name: str) -> bytes:
     with os.fdopen(beneath.open_file(folder, name), "rb") as stream:
         return stream.read()
 
 
-def _read_json(folder: Path, name: str) -> tuple[object, bool]:
+def _read_json(folder: beneath.Folder, name: str) -> tuple[object, bool]:
     """Return (value, whether the file exists); the value is None if it is not JSON."""
     try:
         return json.loads(_bytes(folder, name)), True
@@ -325,7 +362,7 @@ def _read_json(folder: Path, name: str) -> tuple[object, bool]:
         return None, False
 
 
-def _read_lines(folder: Path, name: str) -> tuple[list[object], int, bool]:
+def _read_lines(folder: beneath.Folder, name: str) -> tuple[list[object], int, bool]:
     """Return (decoded lines, number of lines that are not JSON, whether the file exists).
 
     A last line torn by a crash counts as neither.
@@ -381,7 +418,8 @@ def write_report(run: RunDirectory) -> Report:
         StorageError: the run cannot be read, or the report cannot be written.
     """
     report = build_report(run)
-    save_report(report, run.path)
+    for name, content in _report_files(report).items():
+        run.write_text(name, content)
     run.give_to_caller()
     return report
 
@@ -390,11 +428,16 @@ def save_report(report: Report, folder: Path) -> None:
     """Write report.json, index.html and report.md into ``folder``, which is created if missing."""
     with _translated(folder):
         _make_folder(folder)
-        write_whole(
-            folder / "report.json", json.dumps(to_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        )
-        write_whole(folder / "report.md", markdown(report))
-        write_whole(folder / "index.html", html(report))
+        for name, content in _report_files(report).items():
+            write_whole(folder / name, content)
+
+
+def _report_files(report: Report) -> dict[str, str]:
+    return {
+        "report.json": json.dumps(to_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "report.md": markdown(report),
+        "index.html": html(report),
+    }
 
 
 def save_text(path: Path, content: str) -> None:

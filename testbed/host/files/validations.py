@@ -50,7 +50,9 @@ def rebuild_validation(run: RunDirectory) -> tuple[Validation, Comparison | None
     """
     validation = read_validation(run.path / VALIDATION)
     baseline = read_validation(run.path / BASELINE) if (run.path / BASELINE).exists() else None
-    return validation, _render(run, validation, baseline)
+    comparison = _render(run, validation, baseline)
+    run.give_to_caller()
+    return validation, comparison
 
 
 def read_validation(path: Path) -> Validation:
@@ -84,5 +86,4 @@ def _render(run: RunDirectory, validation: Validation, baseline: Validation | No
     run.write_text("index.html", validation_page.html(validation, comparison))
     run.write_text("validate.md", validation_markdown.markdown(validation, comparison))
     run.write_text("junit.xml", validation_junit.junit(validation, comparison))
-    run.give_to_caller()
     return comparison

@@ -15,7 +15,7 @@ from typing import Final
 from testbed.errors import HostError, UserError
 from testbed.host.linux import namespace
 
-__all__ = ["graft"]
+__all__ = ["graft", "pin"]
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (Documentation/process/adding-syscalls.rst)
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH = 1, os.O_CLOEXEC, 4
@@ -63,6 +63,32 @@ def graft(folder: Path, pid: int) -> None:
         namespace.in_a_thread(attach)
     except OSError as error:
         raise HostError(f"could not mount {folder} into a container: {error.strerror}") from error
+    finally:
+        os.close(here)
+
+
+def pin(folder: Path, mounts: Path) -> None:
+    """Mount ``folder`` onto itself in the mount namespace held at ``mounts``. Raises HostError.
+
+    From inside, a mount point cannot be renamed or removed (EBUSY), whoever owns the folder above.
+    """
+    here = _call("clone the mount of", folder, "syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder),
+                 _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC)  # fmt: skip
+
+    def attach() -> None:
+        there = os.open(mounts, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _call("leave for", folder, "unshare", namespace.CLONE_FS)
+            _call("enter the node for", folder, "setns", there, namespace.CLONE_NEWNS)
+        finally:
+            os.close(there)
+        _call("attach", folder, "syscall", _MOVE_MOUNT, here, b"", _AT_FDCWD, os.fsencode(folder),
+              _MOVE_MOUNT_F_EMPTY_PATH)  # fmt: skip
+
+    try:
+        namespace.in_a_thread(attach)
+    except OSError as error:
+        raise HostError(f"could not mount {folder} in a node: {error.strerror}") from error
     finally:
         os.close(here)
 

@@ -90,13 +90,16 @@ class Namespace:
             self._indices[name] = found
         return self._indices[name]
 
-    def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int) -> None:
+    def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int, peer_mac: str = "") -> None:
         """Create a veth from this namespace into another, both ends down."""
         with translated(f"make the veth {self.path.name}:{name}"), peer_namespace.open("rb") as other:
             request: dict[str, Any] = {"ifname": name, "kind": "veth", "mtu": mtu}
             if index:
                 request["index"] = index
-            self._ip.link("add", **request, peer={"ifname": peer, "net_ns_fd": other.fileno(), "mtu": mtu})
+            there: dict[str, Any] = {"ifname": peer, "net_ns_fd": other.fileno(), "mtu": mtu}
+            if peer_mac:
+                there["address"] = peer_mac
+            self._ip.link("add", **request, peer=there)
         if index:
             self._indices[name] = index
 
@@ -121,9 +124,22 @@ class Namespace:
                     self._ip.brport("set", index=self.index(port), isolated=1)
             self._ip.link("set", index=bridge, state="up")
 
-    def add_address(self, name: str, cidr: str) -> None:
+    def add_address(self, name: str, cidr: str, neighbour: tuple[str, ...] = ()) -> None:
+        """Add an address, and a permanent neighbour (address, MAC) if given."""
         with translated(f"give {self.path.name}:{name} the address {cidr}"):
-            rtnetlink.exchange(self._raw, [rtnetlink.new_address(self.index(name), cidr)])
+            requests = [rtnetlink.new_address(self.index(name), cidr)]
+            if neighbour:
+                requests.append(rtnetlink.new_neighbour(self.index(name), *neighbour))
+            rtnetlink.exchange(self._raw, requests)
+
+    def delete_address(self, name: str, cidr: str) -> None:
+        """Take an address from an interface; a missing one is no error."""
+        with translated(f"take the address {cidr} from {self.path.name}:{name}"):
+            try:
+                rtnetlink.exchange(self._raw, [rtnetlink.old_address(self.index(name), cidr)])
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                    raise
 
     def add_route(self, destination: str, hops: tuple[tuple[str, str], ...], metric: int, congestion: str = "") -> None:
         """Add a route; ``congestion`` is ignored if the kernel does not have that congestion control."""
@@ -177,7 +193,7 @@ class Namespace:
     def carriers(self) -> dict[str, bool]:
         """Return, by interface, whether it is up and has a carrier."""
         with translated(f"list interfaces of {self.path.name}"):
-            return {link.get_attr("IFLA_IFNAME"): bool(link["flags"] & IFF_LOWER_UP) for link in self._ip.get_links()}
+            return {name: bool(flags & IFF_LOWER_UP) for name, flags in rtnetlink.links(self._raw).items()}
 
     def write_sysctls(self, values: tuple[tuple[str, str], ...], optional: bool) -> None:
         """Write files of /proc/sys, which belong to the namespace of the thread that opens them."""

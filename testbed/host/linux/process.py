@@ -67,27 +67,18 @@ def is_first(pid: int) -> bool:
     return len(numbers) > 1 and numbers[-1] == "1"
 
 
-def end(pid: int, began: int = 0, *, grace_s: float = 0.0, bound_s: float = 5.0) -> bool:
+def end(pid: int, began: int, *, grace_s: float = 0.0, bound_s: float = 5.0) -> bool:
     """End one process: with ``grace_s`` SIGTERM first, then SIGKILL. Return whether it has ended.
 
-    ``began`` guards against a recycled pid.
+    ``began`` guards against a recycled pid. Where it is unknown (0), no process is signalled: that one had ended when
+    its start time was to be read, or cannot be told from another.
     """
     return not end_all([(pid, began)], grace_s=grace_s, bound_s=bound_s)
 
 
 def end_all(targets: Iterable[tuple[int, int]], *, grace_s: float = 0.0, bound_s: float = 5.0) -> list[int]:
     """End all processes (pid, began); return the pids of those that did not end within ``bound_s``."""
-    files: dict[int, int] = {}
-    for pid, began in targets:
-        try:
-            handle = os.pidfd_open(pid)
-        except (ProcessLookupError, OSError):
-            continue
-        # The pidfd is opened before the start time is read, so it cannot refer to another process afterwards.
-        if began and started(pid) != began:
-            os.close(handle)
-            continue
-        files[handle] = pid
+    files = {handle: pid for pid, began in targets if (handle := _opened(pid, began)) is not None}
     try:
         if grace_s:
             _signal(files, signal.SIGTERM)
@@ -100,20 +91,35 @@ def end_all(targets: Iterable[tuple[int, int]], *, grace_s: float = 0.0, bound_s
             os.close(handle)
 
 
+def send(pid: int, began: int, number: signal.Signals) -> None:
+    """Send a signal to the process that started at ``began``; to none if it has ended or ``began`` is unknown (0)."""
+    if (handle := _opened(pid, began)) is not None:
+        _signal({handle: pid}, number)
+        os.close(handle)
+
+
 def wait_gone(pid: int, began: int, bound_s: float) -> bool:
     """Wait until a process, which need not be a child, has ended; False if it still runs after ``bound_s``."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return True
-    if not is_same(pid, began):
-        os.close(handle)
+    if (handle := _opened(pid, began)) is None:
         return True
     files = {handle: pid}
     _wait(files, bound_s)
     for left in files:
         os.close(left)
     return not files
+
+
+def _opened(pid: int, began: int) -> int | None:
+    """Return a pidfd of the process that started at ``began``; None if it has ended, or ``began`` is unknown."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    # Opened before the start time is read, so that it cannot refer to another process afterwards.
+    if is_same(pid, began):
+        return handle
+    os.close(handle)
+    return None
 
 
 def _signal(files: dict[int, int], number: signal.Signals) -> None:

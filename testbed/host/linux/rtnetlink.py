@@ -1,4 +1,5 @@
-"""The rtnetlink requests that a lab makes by the thousand, packed by hand: link states, addresses, routes.
+"""The rtnetlink requests that a lab makes by the thousand, packed by hand: link states, addresses, neighbours,
+routes.
 
 pyroute2 needs half a millisecond for each, this module 0.03 ms; a lab of 64 sites has 8,600 routes. Layouts:
 rtnetlink(7), linux/rtnetlink.h, linux/if_addr.h. Numbers are in host byte order, addresses in network byte order.
@@ -14,12 +15,14 @@ import struct
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
-RTM_NEWLINK, RTM_NEWADDR, RTM_NEWROUTE, RTM_DELROUTE = 16, 20, 24, 25
+RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE, RTM_NEWNEIGH = 16, 20, 21, 24, 25, 28
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
-NLMSG_ERROR = 2
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+RTM_GETLINK, NLM_F_DUMP, IFLA_IFNAME = 18, 0x300, 3
 IFF_UP = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_F_NODAD = 1, 2, 2
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_MULTIPATH = 1, 4, 5, 6, 8, 9
+NDA_DST, NDA_LLADDR, NUD_PERMANENT = 1, 2, 0x80
 RTAX_CC_ALGO = 16
 RT_TABLE_MAIN, RTPROT_STATIC, RTN_UNICAST, RTN_BLACKHOLE = 254, 4, 1, 6
 SIOCGIFINDEX = 0x8933
@@ -86,6 +89,36 @@ def index(raw: socket.socket, name: str) -> int:
         return 0
 
 
+def links(raw: socket.socket) -> dict[str, int]:
+    """Return the flags (IFF_*) of all interfaces in the socket's namespace, by name. Raises OSError."""
+    _forget_answers(raw)
+    raw.send(struct.pack("=IHHII", 32, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + bytes(16))
+    found: dict[str, int] = {}
+    while True:
+        data = raw.recv(65536)
+        while len(data) >= 16:
+            length, kind = struct.unpack_from("=IH", data)
+            if kind == NLMSG_DONE:
+                return found
+            if kind == NLMSG_ERROR:
+                failed = -struct.unpack_from("=i", data, 16)[0]
+                raise OSError(failed, os.strerror(failed))
+            if kind == RTM_NEWLINK:
+                name = _text(data[32:length], IFLA_IFNAME)
+                found[name] = struct.unpack_from("=I", data, 24)[0]
+            data = data[(length + 3) & ~3 :]
+
+
+def _text(attributes: bytes, wanted: int) -> str:
+    """Return the attribute ``wanted`` as text; empty if it is missing."""
+    while len(attributes) >= 4:
+        length, kind = struct.unpack_from("=HH", attributes)
+        if kind == wanted:
+            return attributes[4:length].rstrip(b"\0").decode(errors="replace")
+        attributes = attributes[max(4, (length + 3) & ~3) :]
+    return ""
+
+
 def link_state(link: int, up: bool) -> bytes:
     """Return the request that brings the interface with index ``link`` up or down."""
     flags = IFF_UP if up else 0
@@ -94,12 +127,29 @@ def link_state(link: int, up: bool) -> bytes:
 
 def new_address(link: int, cidr: str) -> bytes:
     """Return the request that adds ``cidr`` (``10.1.1.1/16``) to an interface; IPv6 without duplicate detection."""
+    return message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, _address(link, cidr))
+
+
+def old_address(link: int, cidr: str) -> bytes:
+    """Return the request that takes ``cidr`` from an interface."""
+    return message(RTM_DELADDR, 0, _address(link, cidr))
+
+
+def _address(link: int, cidr: str) -> bytes:
     text, _, length = cidr.partition("/")
     address = ip_address(text)
     family, flags = (socket.AF_INET, 0) if address.version == 4 else (socket.AF_INET6, IFA_F_NODAD)
     body = struct.pack("=BBBBI", family, int(length), flags, 0, link)
-    body += attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
-    return message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    return body + attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
+
+
+def new_neighbour(link: int, address: str, mac: str) -> bytes:
+    """Return the request for a permanent neighbour on an interface (linux/neighbour.h)."""
+    found = ip_address(address)
+    family = socket.AF_INET if found.version == 4 else socket.AF_INET6
+    body = struct.pack("=BxxxiHBB", family, link, NUD_PERMANENT, 0, 0)
+    body += attribute(NDA_DST, found.packed) + attribute(NDA_LLADDR, bytes.fromhex(mac.replace(":", "")))
+    return message(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def new_route(destination: str, hops: Sequence[tuple[str, int]], metric: int, congestion: str = "") -> bytes:

@@ -156,6 +156,8 @@ def end_left_in(folder: Path) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
+                # Read first: if the pid is recycled after the checks, its start time is another one.
+                began = process.started(int(entry.name))
                 if (entry / "cwd").readlink() == there and option in (entry / "cmdline").read_bytes().split(b"\0"):
-                    left.append((int(entry.name), process.started(int(entry.name))))
+                    left.append((int(entry.name), began))
     process.end_all(left)

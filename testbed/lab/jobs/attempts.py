@@ -29,8 +29,10 @@ from testbed.host.files import checkpoints
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client, protocol
 from testbed.keeper.protocol import RankState
+from testbed.keeper.subscription import LabState, Subscription
 
-POLL_S = 0.05
+LOOK_S = 0.25
+"""How often the job's progress is read. Changes of the lab arrive at once: the keeper pushes them."""
 SETTLE_S = 0.1
 """How much later the cause of a failure may be reported than its effects."""
 STOP_BOUND_S = 5.0
@@ -87,7 +89,12 @@ class Attempts:
         """Whether a signal of a sender unknown caused the failure: then the job's result is unknown too."""
         self.over = False
         """Whether no attempt is running and none will start."""
-        self._begin()
+        self._watch = Subscription(lab)
+        try:
+            self._begin()
+        except BaseException:
+            self._watch.close()
+            raise
         threading.Thread(target=self._run, name="attempts", daemon=True).start()
 
     def stop(self) -> None:
@@ -103,24 +110,25 @@ class Attempts:
                 self._restart()
         except TestbedError as error:
             with contextlib.suppress(TestbedError):
-                self.failure = self.failure or self._dead()
+                self.failure = self.failure or _dead(self._watch.state())
             self.storage = isinstance(error, StorageError) and not self.failure
             self.failure = self.failure or str(error)
         finally:
+            self._watch.close()
             self.waiting, self.over = "", True
 
     def _follow(self) -> _End:
         """Return when the attempt is over."""
         moved_t, step = time.monotonic(), self._committed()
         warned = ""
+        state = self._watch.state(after_t=moved_t)  # an older one may show how the last attempt ended
         while True:
-            ranks = client.ask(self._lab, protocol.Ranks())
-            now = time.monotonic()
+            ranks, now = state.ranks, time.monotonic()
             if (reached := self._committed()) != step:
                 moved_t, step = now, reached
             if any("job" in it and it["job"] != self._job for it in ranks):
                 raise LabError("another job was started in this lab")
-            dead = self._dead()
+            dead = _dead(state)
             # Ranks that have lost their power since then count too: their state is saved.
             if warned and not dead and all("saved" in it and it["saved"] for it in ranks):
                 step = self._committed()
@@ -140,18 +148,19 @@ class Attempts:
             if why and not dead:
                 # The death of a rank or its container may be reported after the failures of its peers.
                 time.sleep(SETTLE_S)
-                dead = self._dead()
-                why = dead or _why(client.ask(self._lab, protocol.Ranks())) or why
+                state = self._watch.state()
+                dead = _dead(state)
+                why = dead or _why(state.ranks) or why
             if why:
                 self._ended(why, detected_t=now, step=step)
                 if dead or self._stopping.is_set() or not self._left:
-                    ranks = client.ask(self._lab, protocol.Ranks())
+                    ranks = self._watch.state(after_t=now).ranks
                     self.storage = any("storage" in it and it["storage"] for it in ranks)
                     self.unexplained = any(it["unexplained"] for it in ranks if "unexplained" in it)
                     self.failure = why
                     return _End.LAST
                 return _End.FAILED
-            time.sleep(POLL_S)
+            state = self._watch.wait(LOOK_S)
 
     def _restart(self) -> None:
         """End the remaining ranks, wait for the lab, start the next attempt. Raises LabError, StorageError."""
@@ -189,37 +198,32 @@ class Attempts:
                 raise LabError("the job was stopped while a restart waited for the lab")
             if now - began_t > WAIT_BOUND_S or now - refused_t > REFUSED_BOUND_S:
                 raise LabError(f"the job could not be restarted within {now - began_t:.0f} s: {obstacle}")
-            time.sleep(POLL_S)
+            self._watch.wait(LOOK_S)
 
     def _end_the_rest(self) -> None:
         client.ask(self._lab, protocol.StopJob(job=self._job))
         until = time.monotonic() + STOP_BOUND_S
-        while time.monotonic() < until:
-            if all(it["state"] != "training" for it in client.ask(self._lab, protocol.Ranks())):
-                return
-            time.sleep(POLL_S)
+        state = self._watch.state()
+        while any(it["state"] == "training" for it in state.ranks) and time.monotonic() < until:
+            state = self._watch.wait(until - time.monotonic())
 
     def _obstacle(self) -> str:
         """Return why a job cannot start now; empty if it can."""
-        if dead := self._dead():
+        state = self._watch.state()
+        if dead := _dead(state):
             raise LabError(dead)  # a dead container does not come back
-        ranks = client.ask(self._lab, protocol.Ranks())
+        ranks = state.ranks
         if down := [str(it["rank"]) for it in ranks if it["down"]]:
             return f"a fault keeps rank{'s' if len(down) > 1 else ''} {', '.join(down)} down"
         if warned := _warned(ranks):
             return f"{warned}: a power loss is imminent"
-        dark = frozenset(client.ask(self._lab, protocol.DarkLinks()))
+        dark = frozenset(state.dark)
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
         # Last, because it is slow when it finds something: a silent cut, which leaves the carrier up.
         if unreachable := client.ask(self._lab, protocol.UnreachableSites()):
             return "; ".join(f"{one} and {other} do not reach each other" for one, other in unreachable)
         return ""
-
-    def _dead(self) -> str:
-        """Return which container has died, as a reason; empty if none has."""
-        dead = client.ask(self._lab, protocol.DeadContainers())
-        return f"the container of {dead[0]} died" if dead else ""
 
     def _begin(self) -> None:
         """Start the next attempt. Raises LabError, StorageError."""
@@ -255,6 +259,11 @@ class Attempts:
 
     def _tell(self, event: str, **fields: Any) -> None:
         client.ask(self._lab, protocol.AddEvent(event=event, fields=fields))
+
+
+def _dead(state: LabState) -> str:
+    """Return which container has died, as a reason; empty if none has."""
+    return f"the container of {state.dead_containers[0]} died" if state.dead_containers else ""
 
 
 def _why(ranks: Sequence[RankState]) -> str:

@@ -15,6 +15,7 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, MASTER_PORT, Addressi
 from testbed.core.topology.model import Topology
 from testbed.errors import JobFailed, LabError, StorageError, TestbedError
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.program_user import ProgramUser
 from testbed.lab.jobs.attempts import Attempts
 
 POLL_S = 0.02
@@ -107,7 +108,9 @@ class Job:
         ranks_folder: Path,
         number: int,
         note: Callable[[Sequence[Mapping[str, Any]]], None] = lambda attempts: None,
+        user: ProgramUser | None = None,
     ) -> None:
+        """``user``: who the ranks run as; None in containers."""
         self.workload = workload
         self.id = f"j{number}"
         ranks = build.ranks(topology)
@@ -121,6 +124,7 @@ class Job:
             "interface": FABRIC_INTERFACE,
             "directory": str(ranks_folder),
             **workload.to_dict(),
+            "user": user.to_dict() if user else None,
         }
         self._attempts = Attempts(
             lab,

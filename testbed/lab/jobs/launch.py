@@ -20,10 +20,12 @@ from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.errors import StorageError, TestbedError
 from testbed.host import runner
+from testbed.host.drivers.containerlab import agent_ids
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.host.lab_nodes import place
+from testbed.host.lab_nodes import driver, place
 from testbed.host.linux.cgroup import OomWatch
+from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import client, protocol
 from testbed.lab.jobs import run_metadata
 
@@ -75,6 +77,7 @@ def launch(
     extra: Mapping[str, str],
     echo: Echo,
     stop: threading.Event | None = None,
+    user: ProgramUser | None = None,
 ) -> int:
     """Run ``argv`` once per rank until all have ended; return the worst status of those that ended by themselves
     (128 + n for signal n).
@@ -82,12 +85,15 @@ def launch(
     Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
     the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended on KeyboardInterrupt, when
     ``stop`` is set, and when ``echo`` raises, as in ``testbed launch -- yes | head``; that error is raised here.
-    run.json records the command, the status of each rank (None: ended by the testbed), and who ended it.
+    In namespaces it runs as ``user``, without one as root. ``TESTBED_FOLDER`` is a folder that each rank can write.
+    run.json records the command, the status of each rank (None: ended by the testbed), who ended it, and when its
+    process began and ended.
     """
     folder = Path.cwd()
     client.ask(lab, protocol.ShareFolder(folder=str(folder)))
     command = shlex.join(argv)
     run_metadata.amend(run, workload={"command": command})
+    _give_folders(lab, run, members := build.ranks(topology), user)
     broken: list[Exception] = []
 
     def tell(line: str) -> None:
@@ -100,10 +106,14 @@ def launch(
     ends = _Ends(lab)
     children: dict[int, subprocess.Popen[bytes]] = {}
     readers: list[threading.Thread] = []
+    began_t: dict[int, float] = {}
     try:
-        for rank in build.ranks(topology):
-            where, variables = place(lab, rank.node, isolated=True, job=True), environment(topology, rank, extra)
+        for rank in members:
+            where = place(lab, rank.node, isolated=True, job=True, user=user)
+            own = {"TESTBED_FOLDER": str(run.ranks / f"rank-{rank.rank}"), **extra}
+            variables = environment(topology, rank, own)
             line = where.enter(argv, folder, variables)
+            began_t[rank.rank] = time.monotonic()
             child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
             children[rank.rank] = child
             ends.watch(rank, Path("/proc", str(child.pid)), where.watched)
@@ -114,19 +124,39 @@ def launch(
         _wait(children, ends, broken, stop or threading.Event())
         if len(ends.codes) < len(children):
             _end(children)
+        all_ended_t = time.monotonic()
         for reader in readers:
             reader.join(GRACE_S)  # a grandchild may keep the pipe open forever
     finally:
         _end(children)
     codes = {rank: runner.shell_status(code) for rank, code in ends.codes.items()}
-    statuses = [codes.get(rank) for rank in sorted(children)]
-    run_metadata.amend(run, workload={"command": command, "statuses": statuses, "ends": ends.told()})
+    ranks, told = sorted(children), ends.told()
+    ended_t = {end["rank"]: end["t"] for end in told}
+    run_metadata.amend(
+        run,
+        workload={
+            "command": command,
+            "statuses": [codes.get(rank) for rank in ranks],
+            "ends": told,
+            "began_t": [began_t[rank] for rank in ranks],
+            "ended_t": [ended_t.get(rank, all_ended_t) for rank in ranks],
+        },
+    )
     if broken:
         run_metadata.end(
             run, run_metadata.Ending("interrupted", f"the output could not be shown any more: {broken[0]}")
         )
         raise broken[0]
     return max(codes.values(), default=0)
+
+
+def _give_folders(lab: LabFolder, run: RunDirectory, ranks: Sequence[Rank], user: ProgramUser | None) -> None:
+    """Make a folder for the files of each rank, which its program can write."""
+    if driver(lab) == "containerlab":
+        run.admit(agent_ids(), len(ranks), records=False)
+        client.ask(lab, protocol.ShareFolder(folder=str(run.ranks)))
+    else:
+        run.admit((user.uid, user.gid) if user else (0, 0), len(ranks), records=False)
 
 
 def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Echo) -> None:

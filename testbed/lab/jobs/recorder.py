@@ -1,52 +1,67 @@
-"""Record a run: metrics of ranks, fibers and host go into the run directory every second, events at once.
+"""Record a run: events go into the run directory at once, metrics of fibers, host and ranks every second.
 
-One thread, which runs inside the management network's namespace, the only place where the ranks' metrics are reachable.
+Three threads, so that none waits for another: the keeper pushes events (``keeper/subscription.py``); one thread samples
+fibers and host; one scrapes the ranks (``rank_scraper.py``), which may not answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
 
-from testbed.core.plan import build
-from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError
-from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import namespace
-from testbed.host.metrics.scrape import scrape
 from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
+from testbed.keeper.protocol import Event, RankState
+from testbed.keeper.subscription import Subscription
+from testbed.lab.jobs.rank_scraper import INTERVAL_S, RankScraper
 
-INTERVAL_S = 1.0
-EVENT_INTERVAL_S = 0.1
+STOP_BOUND_S = 15.0
 
 
 class Recorder:
     """Writes metrics.jsonl and events.jsonl until stopped; :attr:`error` says why it ended early."""
 
+    _subscription: Subscription | None = None
+
     def __init__(self, lab: LabFolder, topology: Topology, run: RunDirectory) -> None:
-        self._lab, self._topology, self._run = lab, topology, run
-        self._ranks = build.ranks(topology)
+        self._lab, self._run = lab, run
         self._stop = threading.Event()
-        self._seen = 0
+        self._scraper = RankScraper(lab, topology, lambda line: run.append("metrics.jsonl", line))
         self._before: dict[str, Any] = {}
-        self._tokens: tuple[float, float] = (0.0, 0.0)
         self.throughput_bps: dict[str, float] = {}
-        self.tokens_per_s = 0.0
         self.error = ""
         self.events: list[dict[str, Any]] = []
         """Events so far."""
         self.shown = 0
         """How many of them the live display has shown."""
-        self.complete_until = 0.0
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name="recorder", daemon=True)
+            for work in (self._sample, lambda: self._scraper.run(self._stop))
+        ]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that all ranks trained on per second, by the last two scrapes."""
+        return self._scraper.tokens_per_s
+
+    @property
+    def complete_until(self) -> float:
         """Every event from before this CLOCK_MONOTONIC time is in :attr:`events`."""
-        self._thread = threading.Thread(target=self._record, name="recorder", daemon=True)
+        return 0.0 if self._subscription is None else self._subscription.complete_until
+
+    @property
+    def ranks(self) -> Sequence[RankState]:
+        """The ranks' newest states. Raises LabError."""
+        return () if self._subscription is None else self._subscription.state().ranks
 
     @property
     def lab_failure(self) -> str:
@@ -56,76 +71,70 @@ class Recorder:
                 return FIBERS_DARK
             if event["event"] == "container-died":
                 return f"the container of {event['node']} died"
-        return self.error  # last: it may be an effect of the others
+        # Last: it may be an effect of the others.
+        return self.error or ("" if self._subscription is None else self._subscription.failure)
 
     def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Scrape once more, then end."""
-        self._stop.set()
-        self._thread.join(15.0)
-
-    def _record(self) -> None:
         try:
-            namespace.enter(lab_nodes.netns(self._lab, MANAGEMENT))
-            self._catch_up()
-            psutil.cpu_percent()
-            due = time.monotonic()
-            last = False
-            while True:
-                self._events()
-                if last or time.monotonic() >= due:
-                    self._scrape()
-                    due = max(due + INTERVAL_S, time.monotonic())
-                if last:
-                    return
-                last = self._stop.wait(EVENT_INTERVAL_S)
+            self._subscription = self._follow()
         except (LabError, StorageError) as error:
             self.error = str(error)
+            return
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Record what has happened until now, sample and scrape once more, then end."""
+        self._stop.set()
+        if (subscription := self._subscription) is None:
+            return
+        with contextlib.suppress(LabError, StorageError):  # its failure is in lab_failure
+            subscription.state(time.monotonic(), STOP_BOUND_S)
+        until = time.monotonic() + STOP_BOUND_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self.error = self.error or subscription.failure
+        subscription.close()
+        self._subscription = None
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (LabError, StorageError) as error:
+            self.error = self.error or str(error)
         except Exception as error:
-            self.error = f"the recorder failed: {error!r}"
+            self.error = self.error or f"the recorder failed: {error!r}"
 
-    def _catch_up(self) -> None:
-        """Skip events from before this run, except the beginnings of faults that are still active."""
-        answer = client.ask(self._lab, protocol.Events(since=0))
+    # ---- events
+
+    def _follow(self) -> Subscription:
+        """Follow the lab. Skip events from before this run, except the beginnings of faults that are still active."""
+        page = client.ask(self._lab, protocol.Events(since=0))
         active = {it["id"] for it in client.ask(self._lab, protocol.Faults()) if it["ended_t"] is None}
-        self._seen = answer["next"]
-        for event in answer["events"]:
-            if event["event"] == "fault-began" and event["fault"] in active:
-                self._run.append("events.jsonl", event)
-                self.events.append(event)
+        self._heard([it for it in page["events"] if it["event"] == "fault-began" and it["fault"] in active])
+        return Subscription(self._lab, self._heard, since=page["next"])
 
-    def _events(self) -> None:
-        asked_t = time.monotonic()
-        answer = client.ask(self._lab, protocol.Events(since=self._seen))
-        self._seen = answer["next"]
-        for event in answer["events"]:
+    def _heard(self, events: Sequence[Event]) -> None:
+        for event in events:
             self._run.append("events.jsonl", event)
             self.events.append(event)
-        self.complete_until = asked_t
 
-    def _scrape(self) -> None:
-        tokens = 0.0
-        for rank in self._ranks:
-            values = scrape(rank.metrics, rank.port, timeout_s=0.5)
-            if values is None:
-                continue  # leave a gap in the series rather than invent a value
-            tokens += sum(value for name, value in values.items() if name.startswith("testbed_tokens_total"))
-            self._run.append(
-                "metrics.jsonl",
-                {
-                    "t": time.monotonic(),
-                    "kind": "rank",
-                    "rank": rank.rank,
-                    "node": rank.node,
-                    "site": rank.site,
-                    "values": {
-                        name: value for name, value in values.items() if value == value and abs(value) != float("inf")
-                    },
-                },
-            )
-        stats = client.ask(self._lab, protocol.Stats())
+    # ---- fibers and host
+
+    def _sample(self) -> None:
+        psutil.cpu_percent()
+        with client.Connection(self._lab) as keeper:
+            due_t = time.monotonic()
+            last = False
+            while True:
+                self._sample_once(keeper)
+                if last:
+                    return
+                due_t = max(due_t + INTERVAL_S, time.monotonic())
+                last = self._stop.wait(due_t - time.monotonic())
+
+    def _sample_once(self, keeper: client.Connection) -> None:
+        stats = keeper.ask(protocol.Stats())
         t = stats["t"]
         for it in stats["directions"]:
             self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **it})
@@ -138,13 +147,10 @@ class Recorder:
                 "emulator_cpu_s": stats["cpu_s"],
             },
         )
-        self._rates(t, {it["direction"]: it["bytes"] for it in stats["directions"]}, tokens)
-
-    def _rates(self, t: float, counted: dict[str, int], tokens: float) -> None:
+        counted = {it["direction"]: it["bytes"] for it in stats["directions"]}
         if self._before and t > self._before["t"]:
             passed = t - self._before["t"]
             self.throughput_bps = {
                 name: max(0, value - self._before["bytes"].get(name, 0)) * 8 / passed for name, value in counted.items()
             }
-            self.tokens_per_s = max(0.0, tokens - self._before["tokens"]) / passed
-        self._before = {"t": t, "bytes": counted, "tokens": tokens}
+        self._before = {"t": t, "bytes": counted}

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from testbed.core.topology.model import Topology
-from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.recorder import Recorder
 
@@ -26,8 +24,8 @@ _GOOD: Final = frozenset({"training", "finished"})
 class LiveMetrics:
     """Follows one job by its step records and one lab by its events."""
 
-    def __init__(self, folder: LabFolder, topology: Topology, job: Job, recorder: Recorder) -> None:
-        self._folder, self._topology, self._job, self._recorder = folder, topology, job, recorder
+    def __init__(self, topology: Topology, job: Job, recorder: Recorder) -> None:
+        self._topology, self._job, self._recorder = topology, job, recorder
         self._commits: deque[tuple[float, int]] = deque()
         self._step = 0
         self._durations: deque[float] = deque(maxlen=10)
@@ -88,7 +86,7 @@ class LiveMetrics:
         tokens = last.get("tokens")
         loss = last.get("train_loss")
         world = len(self._topology.node_names)
-        states = [it["state"] for it in client.ask(self._folder, protocol.Ranks())]
+        states = [it["state"] for it in self._recorder.ranks]
         return {
             "steps_per_s": steps_per_s,
             "tokens_per_s": None if steps_per_s is None or tokens is None else steps_per_s * tokens * world,

@@ -96,6 +96,7 @@ def run(
             emulator=emulator,
             allow_uncertified=allow_uncertified,
             progress=progress,
+            job=deploy.Job(root, tuple(it for it in (prepared.workload.get("data"),) if it)),
         )
         try:
             return _on(lab, prepared, root, progress)
@@ -224,7 +225,7 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
         job = lab.train(prepared.steps, **prepared.workload)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
-        live = LiveMetrics(folder, topology, job, lab.recorder)
+        live = LiveMetrics(topology, job, lab.recorder)
         with FaultPlayer(folder, prepared.planned) as player:
             Follower(job, live, lab.recorder, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:

@@ -1,11 +1,11 @@
-"""The launcher proxy: starts the daemons of an mpiexec that runs in a container in other nodes' containers.
+"""The launcher proxy: starts the daemons of an mpiexec, which runs in one node, in the other nodes.
 
-mpiexec runs in the management network's container as an unprivileged user and cannot enter the nodes' containers: it
-has no docker and no capability. The program that it calls in place of ssh (testbed_agents/launcher_client.py) asks this
+mpiexec runs in the management network as an unprivileged user and cannot enter the nodes: it has no docker and no
+capability. The program that it calls in place of ssh (testbed_agents/launcher_client.py) asks this
 process, over a Unix socket in the run's folder, to start the daemon on a host. The argument lists for all hosts are
 fixed beforehand, and each host is entered once.
 
-The ranks' containers see that folder too, but no rank may run programs in another's node. Ranks have the same user as
+The ranks' nodes see that folder too, but no rank may run programs in another's node. Ranks have the same user as
 mpiexec, and so may any user on this host: only processes in the management network's namespace are accepted, which
 neither can enter. mpiexec is there, and it starts each daemon itself: MPICH's hydra always does, Open MPI's prterun is
 configured to (core/validation/mpi_launch.py).
@@ -51,9 +51,9 @@ _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user, group (unix(7), SO_PEERCRED)."""
 
 
-def program(folder: Path) -> Path:
-    """Return the executable for an mpiexec in a container to call in place of ssh. Raises HostError."""
-    return launcher_shim.program(folder, ["python", "-m", "testbed_agents.launcher_client", str(folder / _SOCKET)])
+def program(folder: Path, python: Sequence[str] = ("python",)) -> Path:
+    """Return the executable for mpiexec to call in place of ssh. Raises HostError."""
+    return launcher_shim.program(folder, [*python, "-m", "testbed_agents.launcher_client", str(folder / _SOCKET)])
 
 
 def start(
@@ -90,7 +90,7 @@ def start(
                 pass_fds=[listener.fileno()], start_new_session=True, cwd="/",
             )  # fmt: skip
     except OSError as error:
-        raise HostError(f"cannot start mpiexec in its container: {error.strerror or error}") from error
+        raise HostError(f"cannot start the launcher proxy of mpiexec: {error.strerror or error}") from error
 
 
 def _listening(path: Path, owner: tuple[int, int]) -> socket.socket:

@@ -1,38 +1,27 @@
 """The replacement for ssh that an MPI's own launcher calls to enter the nodes, as ``reach HOST COMMAND…``.
 
 mpiexec starts one process a host by a remote shell and controls it over TCP; that process starts the ranks. Here the
-remote shell enters the node instead, by the argument list that ``$TESTBED_REACH``, a JSON file, has for the host.
-mpiexec itself runs in the management network, which reaches all nodes: its control traffic is no collective's, and must
-neither cross the fiber nor be lost with it. In a container, which cannot enter another, it asks the launcher proxy on
-the host (``launcher_proxy.py``).
+remote shell asks the launcher proxy (``launcher_proxy.py``), root's process on the host, to enter the node: mpiexec has
+no privileges. mpiexec itself runs in the management network, which reaches all nodes: its control traffic is no
+collective's, and must neither cross the fiber nor be lost with it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["VARIABLE", "main", "parse", "program", "table", "write"]
-
-VARIABLE: Final = "TESTBED_REACH"
-
-
-def write(folder: Path, entries: Mapping[str, Sequence[str]]) -> tuple[Path, dict[str, str]]:
-    """Write the program for mpiexec to call, and return it with the variables that it needs. ``entries``: for each
-    name or address of a host, the argument list to which a command is appended. Raises HostError."""
-    # -P: the program runs in folders that hold the user's own files, and a json.py among them must not run as root.
-    return program(folder, [sys.executable, "-P", "-m", __name__]), {VARIABLE: str(table(folder, entries))}
+__all__ = ["parse", "program", "table"]
 
 
 def table(folder: Path, entries: Mapping[str, Sequence[str]]) -> Path:
-    """Write a JSON file of ``entries``, as :func:`write` takes them. Raises HostError."""
+    """Write a JSON file of ``entries``: for each name or address of a host, the argument list to which a command is
+    appended. Raises HostError."""
     path = folder / "reach.json"
     try:
         path.write_text(json.dumps({host: list(entry) for host, entry in entries.items()}))
@@ -64,16 +53,5 @@ def parse(arguments: Sequence[str]) -> tuple[str, str]:
     return host, " ".join(left)
 
 
-def main(arguments: Sequence[str], entries: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Return the argument list to execute for the arguments of a remote shell. Raises KeyError for an unknown host."""
-    host, command = parse(arguments)
-    return [*entries[host], "sh", "-c", command]
-
-
 _WITH_VALUE: Final = frozenset(f"-{it}" for it in "BbcDEeFIiJLlmOopQRSWw")
 """Options of ssh(1) that take a value."""
-
-
-if __name__ == "__main__":
-    argv = main(sys.argv[1:], json.loads(Path(os.environ[VARIABLE]).read_text()))
-    os.execvp(argv[0], list(argv))

@@ -1,9 +1,10 @@
 """The processes of rank programs: how each is started, wherever its node is, and how it is ended.
 
-Where nodes are namespaces a program is a child of this process, which the kernel ends with it (PDEATHSIG), and the
-protocol runs over its stdin and stdout. In a container it is a child of its watchdog, which needs stdin for itself: the
-protocol runs over FIFOs in a folder that both sides see. The programs of an MPI are started by its own mpiexec, in the
-management network, and use FIFOs too.
+Programs run without privileges. Where nodes are namespaces a program is a child of this process, which the kernel ends
+with it (PDEATHSIG), and the protocol runs over its stdin and stdout. In a container it is a child of its watchdog,
+which needs stdin for itself: the protocol runs over FIFOs in a folder that both sides see. The programs of an MPI are
+started by its own mpiexec, in the management network, and use FIFOs too; mpiexec and its daemons have watchdogs
+everywhere.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from testbed.core.validation.mpi_launch import mpiexec_argv
 from testbed.errors import HostError
 from testbed.host import collective_libraries, lab_nodes, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
-from testbed.host.drivers.containerlab import agent_user
+from testbed.host.drivers.containerlab import agent_ids
 from testbed.host.files import beneath
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.linux.inside import is_inside, pid_on_host
 from testbed.keeper import client, protocol
+from testbed.lab import program_rights
 from testbed.lab.jobs import launch
-from testbed.lab.validation import launcher_proxy, launcher_shim
+from testbed.lab.validation import launcher_proxy
 from testbed.lab.validation.output_capture import CappedLog
 from testbed.lab.validation.rank_channel import Lines
 
@@ -81,9 +83,7 @@ class Program:
 
     def signal(self, number: signal.Signals) -> None:
         """Send only if the pid still belongs to the known process: pids are reused."""
-        if self.began and process.is_same(self.pid, self.began):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        process.send(self.pid, self.began, number)
 
     def end(self) -> None:
         """SIGKILL; return when it is gone."""
@@ -126,7 +126,9 @@ class Starter:
         self._lab, self._topology, self._library = lab, topology, library
         self.folder, self.outputs = folder, folder / "outputs"
         self.ranks = build.ranks(topology)
-        self.contained = lab_nodes.driver(lab) == "containerlab"
+        driver = lab_nodes.driver(lab)
+        self.contained = driver == "containerlab"
+        self._user = program_rights.of_driver(driver)
         self._logs: list[CappedLog] = []
         self._mpiexec_log: CappedLog | None = None
 
@@ -144,8 +146,9 @@ class Starter:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.outputs.mkdir(exist_ok=True)
         shown = {self.folder}
+        beneath.let_through(self.folder)
+        self._give(self.outputs)  # only this folder: logs are written beside it, and ranks could make links of them
         if self.contained:
-            self._give(self.outputs)  # only this folder: logs are written beside it, and ranks could make links of them
             program = Path(self._library.argv[-1])
             shown |= {program.parent} if program.is_absolute() else set()  # the user's own rank program
         for path in shown:
@@ -209,7 +212,7 @@ class Starter:
         return self._logs[-1]
 
     def _place(self, node: str) -> runner.Place | ContainerPlace:
-        return lab_nodes.place(self._lab, node, isolated=node != MANAGEMENT, job=True)
+        return lab_nodes.place(self._lab, node, isolated=node != MANAGEMENT, job=True, user=self._user)
 
     def _direct(self, rank: Rank) -> Program:
         variables = self._environment(rank)
@@ -252,7 +255,7 @@ class Starter:
         """Run the library's own mpiexec in the management network, which reaches all nodes without a fiber."""
         net = Addressing(self._topology)
         hosts = {str(net.management[it.node]): it.node for it in self.ranks}
-        entries = {host: self._place(node).enter([], self.folder) for host, node in hosts.items()}
+        entries = {host: self._enter_watched(node) for host, node in hosts.items()}
         own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
         own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
         programs: dict[int, Program] = {}
@@ -270,34 +273,55 @@ class Starter:
     def _mpiexec(
         self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        """``hosts`` in the order of ranks, the argument list that enters each, and the variables that ranks get."""
-        agent, variables = launcher_shim.write(self.folder, entries)
+        """Start the launcher proxy of an mpiexec, and return it. ``hosts`` in the order of ranks, the argument list
+        that enters each, and the variables that ranks get."""
         inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
-        environment = {**inherited, **own, **variables}
+        environment = {**inherited, **own}
         launcher = collective_libraries.program(self._library.programs[0]) if self._library.programs else None
-        folder = (launcher or Path(collective_libraries.python())).parent
+        python = collective_libraries.python()
+        programs = (launcher or Path(python)).parent
         handed_on = own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())
-        argv = self._mpiexec_argv(str(folder), hosts, agent, runner.tool("setpriv"), handed_on)
-        return subprocess.Popen(
-            self._place(MANAGEMENT).enter(argv, self.folder, environment),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
-        )  # fmt: skip
+        agent = launcher_proxy.program(self.folder, [python, "-P"])
+        argv = self._mpiexec_argv(str(programs), hosts, agent, runner.tool("setpriv"), handed_on)
+        return self._proxy([*self._enter_watched(MANAGEMENT), *argv], entries, environment, log)
 
     def _mpiexec_in_container(
         self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        """As :meth:`_mpiexec`, with the image's MPI; return its launcher proxy."""
+        """As :meth:`_mpiexec`, with the image's MPI."""
         handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # with the image's values
-        argv = self._mpiexec_argv(PROGRAMS, hosts, launcher_proxy.program(self.folder), "setpriv", handed_on)
+        agent = launcher_proxy.program(self.folder, ["python"])
+        argv = self._mpiexec_argv(PROGRAMS, hosts, agent, "setpriv", handed_on)
+        entered = self._place(MANAGEMENT).enter(argv, self.folder, own)
+        return self._proxy(entered, entries, {**os.environ, **own}, log)
+
+    def _proxy(
+        self,
+        mpiexec: Sequence[str],
+        entries: Mapping[str, Sequence[str]],
+        environment: Mapping[str, str],
+        log: IO[bytes],
+    ) -> subprocess.Popen[bytes]:
         return launcher_proxy.start(
             self.folder,
-            self._place(MANAGEMENT).enter(argv, self.folder, own),
+            mpiexec,
             entries,
             within=lab_nodes.netns(self._lab, MANAGEMENT),
-            owner=_owner(),
-            environment={**os.environ, **own},
+            owner=self._owner() or (os.geteuid(), os.getegid()),
+            environment=environment,
             log=log,
         )
+
+    def _enter_watched(self, node: str) -> list[str]:
+        """Return the argument list to which a command for ``node`` is appended; it ends at EOF on its stdin.
+
+        A watchdog in a namespace has a session of its own: SIGKILL to the proxy's would end it before its program.
+        """
+        place = self._place(node)
+        if isinstance(place, ContainerPlace):
+            return place.enter([], self.folder)
+        watchdog = [collective_libraries.python(), "-P", "-m", "testbed_agents.watchdog", "--"]
+        return [runner.tool("setsid"), *place.enter(watchdog, self.folder, tied=False)]
 
     def _mpiexec_argv(
         self, programs: str, hosts: Sequence[str], agent: Path, setpriv: str, pass_on: Iterable[str]
@@ -335,19 +359,18 @@ class Starter:
         for path in (into, out):
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
-            if self.contained:
-                self._give(path)
+            self._give(path)
         return into, out
 
-    @staticmethod
-    def _give(path: Path) -> None:
-        os.chown(path, *_owner(), follow_symlinks=False)
+    def _give(self, path: Path) -> None:
+        if owner := self._owner():
+            os.chown(path, *owner, follow_symlinks=False)
 
-
-def _owner() -> tuple[int, int]:
-    """User and group of programs in containers."""
-    uid, gid = agent_user().split(":")
-    return int(uid), int(gid)
+    def _owner(self) -> tuple[int, int] | None:
+        """User and group of the programs; None: those of this process."""
+        if self.contained:
+            return agent_ids()
+        return (self._user.uid, self._user.gid) if self._user else None
 
 
 def _opened(into: Path, out: Path, log: CappedLog) -> Lines:

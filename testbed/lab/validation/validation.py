@@ -45,12 +45,12 @@ from testbed.errors import (
     TestbedError,
     UserError,
 )
-from testbed.host import collective_libraries, lab_folder, lab_nodes
+from testbed.host import collective_libraries, lab_folder, lab_nodes, lab_owner
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import catalog, store, validations
 from testbed.host.files.store import RunDirectory
 from testbed.keeper import client, protocol
-from testbed.lab import deploy
+from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.lab import Lab, runs_root
@@ -125,10 +125,11 @@ def validate(
         if wanted is None:
             borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)
+            _refuse_barred(lab_nodes.driver(lab_folder.folder(borrowed.name)), root, _own_files(chosen))
             return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run()
         made = deploy.up(
             wanted, name=name, agents=False, driver=driver, emulator=emulator,
-            allow_uncertified=allow_uncertified, keep=keep, progress=reporter,
+            allow_uncertified=allow_uncertified, keep=keep, progress=reporter, job=deploy.Job(root, _own_files(chosen)),
         )  # fmt: skip
         try:
             return _Validating(made, chosen, suite, parts, root, before, reporter).run()
@@ -160,6 +161,7 @@ class _Validating:
         self._began_t, self._began_unix_s = time.monotonic(), time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self._run = RunDirectory.create(root, f"validate-{lab.topology.name}-{stamp}")
+        lab_nodes.pin(self._folder, lab.topology.node_names, self._run.path)
         self._run.write_json("topology.json", topology_to_dict(lab.topology))
         if lab.certificate is not None:
             self._run.write_json("certificate.json", lab.certificate.to_dict())
@@ -183,8 +185,10 @@ class _Validating:
         except (KeyboardInterrupt, Interrupted) as error:
             with defer_interrupts():
                 self._write(interrupted=True)
+                self._give()
             raise Interrupted(f"interrupted; the results so far are in {self._run.path}") from error
         validation, comparison = self._write()
+        self._give()
         code = verdict.exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
         return ValidationOutcome(validation, comparison, self._run.path, code)
 
@@ -249,6 +253,11 @@ class _Validating:
         )
         return validation, validations.write_validation(self._run, validation, self._baseline)
 
+    def _give(self) -> None:
+        """Give the run to the user who called sudo, once no library runs any more."""
+        with contextlib.suppress(StorageError):  # the results are written
+            self._run.give_to_caller()
+
 
 def _untried(library: Library, word: Verdict, why: str) -> LibraryResult:
     return LibraryResult(library.name, library.title, "", word, (why,), {})
@@ -277,6 +286,20 @@ def _check_room(root: Path, topology: Topology) -> None:
     store.check_writable(root, NEEDED_BYTES * (1 + len(topology.node_names)))
 
 
+def _own_files(libraries: Sequence[Library]) -> tuple[Path, ...]:
+    """Return the users' own rank programs."""
+    paths = (Path(it.argv[-1]) for it in libraries)
+    return tuple(it for it in paths if it.is_absolute() and it.is_file())
+
+
+def _refuse_barred(driver: str, root: Path, files: Sequence[Path]) -> None:
+    """Raise UserError for what the libraries' user cannot read or write."""
+    if (user := program_rights.of_driver(driver)) is not None:
+        program_rights.refuse_python(user)
+        program_rights.refuse_folder(user, root)
+        program_rights.refuse_files(user, files)
+
+
 def _with_fibers(topology: Topology) -> Topology:
     """Raises UserError."""
     if not topology.links:
@@ -292,7 +315,7 @@ def _refuse_beside_lab(**given: bool) -> None:
 
 def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
     """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
-    lab = Lab(lab_folder.chosen(name))
+    lab = Lab(lab_owner.chosen(name, changes=True))
     _with_fibers(lab.topology)
     status = lab.status()
     for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):

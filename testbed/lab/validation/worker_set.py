@@ -285,6 +285,8 @@ class WorkerSet:
         pid = answer.get("pid")
         if not program.pid and isinstance(pid, int) and not isinstance(pid, bool):
             program.knows_pid(self._starter.pid_here(program.rank, pid))
+            if program.pid != self._starter.pid_here(program.rank, pid):
+                program.knows_pid(0)  # it ended in between, and the start time may be that of another process
         if "error" in answer or "unsupported" in answer or ("offers" not in answer and self.offers):
             return answer
         try:

@@ -22,17 +22,20 @@ def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path) ->
     # Uncertified is allowed: one noisy CPU may push a median out of tolerance. What was measured is judged below.
     with testbed.up("metro-40km", name=lab_name, agents=False, emulator="auto", allow_uncertified=True) as lab:
         certificate = json.loads((state_folder / "labs" / lab_name / "certificate.json").read_text())
-        print(
-            [(it["direction"], it["error_s"], it["rate"]) for link in certificate["links"] for it in link["directions"]]
-        )
+        both = [it for link in certificate["links"] for it in link["directions"]]
+        print([(it["direction"], it["error_s"], it["taken_off_s"], it["rate"]) for it in both])
         assert certificate["emulator"] == "netem"
         for link in certificate["links"]:
             for direction in link["directions"]:
                 assert abs(direction["error_s"]["median"]) < 0.3e-3
                 assert direction["lost"] == 0
+                assert (direction["between"] == "nodes") == (direction["taken_off_s"] > 0)
+                if direction["taken_off_s"]:
+                    assert direction["measured_s"]["min"] >= direction["target_s"], "no packet is early"
                 rate = direction["rate"]
                 # One CPU need not fill the line; that it is not wider it can show.
                 assert 0.5 * rate["target_bps"] < rate["measured_bps"] < 1.1 * rate["target_bps"]
+        assert any(it["taken_off_s"] for it in both)
         journal = (state_folder / "labs" / lab_name / "journal.jsonl").read_text()
         assert '"emulator":"netem"' in journal
         east = oracle.netns(lab_name, "east-gw")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -119,12 +121,145 @@ def test_what_a_kill_leaves_is_whole_or_not_there(tmp_path: Path) -> None:
     assert {f"step-{it.step:06d}.a1" for it in found} == names
 
 
-def test_two_are_kept_those_of_the_newest_attempt_first(tmp_path: Path) -> None:
-    for step in (10, 20, 30):
-        saved(tmp_path, step)
+class Rank:
+    """A rank of an attempt, in a job of two: rank 0's checkpoints are real, rank 1's are kept by the same code."""
+
+    def __init__(self, folder: Path, rank: int, attempt: int, resume: Checkpoint | None = None) -> None:
+        self.checkpoints = Checkpoints(folder / "checkpoints" / f"rank-{rank}", Fence(folder, attempt))
+        self.state, self.attempt = state(1), attempt
+        train(self.state, 1)
+        if resume:
+            self.checkpoints.load(resume.step, resume.attempt, self.state)
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            self.checkpoints.save(step, self.state)
+
+    def die_writing(self, step: int) -> None:
+        """What a SIGKILL in the middle of :meth:`save` leaves."""
+        torn = self.checkpoints.folder / f"unfinished-step-{step:06d}.a{self.attempt}"
+        torn.mkdir(parents=True)
+        (torn / "__0_0.distcp").write_bytes(b"half")
+
+
+def start(folder: Path, began_at: dict[int, int]) -> tuple[Checkpoint | None, tuple[Rank, Rank]]:
+    """Begin the next attempt as the host does: the fence, the newest checkpoint that both ranks have, both ranks."""
+    attempt = len(began_at) + 1
+    host.set_fence(folder, attempt)
+    newest = host.newest_of_all([host.whole(folder, rank) for rank in (0, 1)], began_at)
+    began_at[attempt] = newest.step if newest else 0
+    return newest, (Rank(folder, 0, attempt, newest), Rank(folder, 1, attempt, newest))
+
+
+def test_ranks_that_die_writing_in_attempt_after_attempt_do_not_lead_to_the_first_step(tmp_path: Path) -> None:
+    """In each attempt another rank dies while it writes step 30, which the others have: all have step 20 still."""
+    began_at: dict[int, int] = {}
+    _, ranks = start(tmp_path, began_at)
+    for rank in ranks:
+        rank.save(10, 20)
+    for dying in (1, 0, 1, 1, 0):
+        ranks[1 - dying].save(30)
+        ranks[dying].die_writing(30)
+        newest, ranks = start(tmp_path, began_at)
+        assert newest == Checkpoint(20, 1)
+    for rank in ranks:
+        rank.save(30, 40)
+    newest, _ = start(tmp_path, began_at)
+    assert newest == Checkpoint(40, 6)
+    for rank in (0, 1):
+        assert host.whole(tmp_path, rank) == {Checkpoint(30, 6), Checkpoint(40, 6)}, "nothing old is left"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_all_had_is_never_lost(tmp_path: Path, seed: int) -> None:
+    """Attempts end anywhere: a rank may be one checkpoint ahead of the other, not more, as training is in step."""
+    rng, began_at, confirmed = random.Random(seed), dict[int, int](), 0
+    for _ in range(8):
+        newest, ranks = start(tmp_path, began_at)
+        assert (newest.step if newest else 0) >= confirmed
+        step = confirmed = newest.step if newest else 0
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            step += 10
+            for rank in ranks:
+                rank.save(step)
+            confirmed = step
+        (ahead, behind) = rng.sample(ranks, 2)
+        if rng.random() < 0.8:
+            ahead.save(step + 10)
+            behind.die_writing(step + 10)
+        for rank in (0, 1):
+            assert len(host.whole(tmp_path, rank)) <= 2 + len(began_at)
+
+
+def test_a_rank_of_an_old_attempt_removes_none_of_a_later_one(tmp_path: Path) -> None:
+    """It was paused between writing a checkpoint and removing what that one supersedes."""
+    paused = Rank(tmp_path, 0, 1)
+    paused.save(10, 20)
+    later = Rank(tmp_path, 0, 2, Checkpoint(20, 1))
+    later.save(30, 40)
+    assert host.whole(tmp_path, 0) == {Checkpoint(30, 2), Checkpoint(40, 2)}
+    paused.checkpoints._forget_older()
+    assert host.whole(tmp_path, 0) == {Checkpoint(30, 2), Checkpoint(40, 2)}
+
+
+def test_two_are_kept_and_the_next_attempt_keeps_what_it_resumed_from(tmp_path: Path) -> None:
+    first = Rank(tmp_path, 0, 1)
+    first.save(10, 20, 30)
     assert host.whole(tmp_path, 0) == {Checkpoint(20, 1), Checkpoint(30, 1)}
-    saved(tmp_path, 15, attempt=2)  # it went on from 10, elsewhere
-    assert host.whole(tmp_path, 0) == {Checkpoint(30, 1), Checkpoint(15, 2)}
+    second = Rank(tmp_path, 0, 2, Checkpoint(20, 1))
+    second.save(25)
+    assert host.whole(tmp_path, 0) == {Checkpoint(20, 1), Checkpoint(25, 2)}
+    second.save(25)  # again, after a site was warned
+    assert host.whole(tmp_path, 0) == {Checkpoint(20, 1), Checkpoint(25, 2)}
+    second.save(30)
+    assert host.whole(tmp_path, 0) == {Checkpoint(25, 2), Checkpoint(30, 2)}
+
+
+@pytest.mark.parametrize("side", ["host", "agent"])
+def test_checkpoints_are_hashed_as_streams(tmp_path: Path, side: str) -> None:
+    """One of 64 MiB is found whole, and then corrupted, in less than 4 MiB of memory."""
+    folder = tmp_path / "checkpoints" / "rank-0" / "step-000010.a1"
+    folder.mkdir(parents=True)
+    digest = hashlib.sha256()
+    with (folder / "data").open("wb") as file:
+        for number in range(64):
+            block = bytes([number]) * (1 << 20)
+            file.write(block)
+            digest.update(block)
+    (folder / "manifest.json").write_text(json.dumps({"files": {"data": digest.hexdigest()}}))
+
+    def is_whole() -> bool:
+        if side == "host":
+            return host.whole(tmp_path, 0) == {Checkpoint(10, 1)}
+        try:
+            return bool(verified(folder))
+        except CheckpointError:
+            return False
+
+    tracemalloc.start()
+    try:
+        assert is_whole()
+        with (folder / "data").open("r+b") as file:
+            file.seek(50 << 20)
+            file.write(b"?")
+        assert not is_whole()
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_manifest_without_an_end_is_not_read_into_memory(tmp_path: Path) -> None:
+    """Ranks write it; the host, which is root, reads it."""
+    folder = tmp_path / "checkpoints" / "rank-0" / "step-000010.a1"
+    folder.mkdir(parents=True)
+    with (folder / "manifest.json").open("wb") as file:
+        file.truncate(1 << 30)
+    tracemalloc.start()
+    try:
+        assert host.whole(tmp_path, 0) == frozenset()
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_late_writer_of_an_old_attempt_commits_nothing(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from testbed_agents.watchdog import run, stand_beside
 
 WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
 BOUND_S = 20
@@ -47,6 +50,34 @@ def test_what_it_started_ends_too() -> None:
     while alive(pid) and time.monotonic() < until:
         time.sleep(0.01)
     assert not alive(pid)
+
+
+def test_what_is_left_of_its_session_is_killed_before_its_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is reaped, another session may have its number, which gets the signal instead."""
+    states: list[str] = []
+
+    def killpg(session: int, number: int) -> None:
+        with contextlib.suppress(OSError):
+            states.append(Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()[0])
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    reader, writer = os.pipe()
+    assert run(["sh", "-c", "exit 3"], reader) == 3
+    os.close(reader)
+    os.close(writer)
+    assert states == ["Z"]
+
+
+def test_a_visitor_is_signalled_by_a_handle_that_no_other_process_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "kill", None)
+    reader, writer = os.pipe()
+    os.close(writer)
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "TESTBED_VISIT": "a-token-of-this-test"}) as visitor:
+        before = set(Path("/proc/self/fd").iterdir())
+        assert stand_beside("a-token-of-this-test", reader) == 0
+        assert visitor.wait(5) == -signal.SIGHUP
+        assert set(Path("/proc/self/fd").iterdir()) == before, "no handle is left open"
+    os.close(reader)
 
 
 FRAMED = [sys.executable, "-m", "testbed_agents.watchdog", "--stdin", "--"]

@@ -220,7 +220,9 @@ def test_ctrl_c_in_exec_is_the_childs_to_answer() -> None:
     code = (
         "import sys; from types import SimpleNamespace; from testbed.host import runner; from testbed.lab import api\n"
         "from testbed.cli import app\n"
-        "api.attach = lambda name: SimpleNamespace(exec=lambda node, argv: runner.run(argv))\n"
+        "api.attach = lambda name, **how: SimpleNamespace(\n"
+        "    name='fake', runs_as_root=True, exec=lambda node, argv: runner.run(argv)\n"
+        ")\n"
         f"sys.argv = ['testbed', 'exec', 'east-0', sys.executable, '-c', {child_code!r}]; app.main()"
     )
     with subprocess.Popen(
@@ -357,7 +359,7 @@ def test_quiet_counts_before_the_verb_and_after_it(cli: Cli, fake_lab: FakeLab, 
     assert "testbed heal" in cli("cut", "north").err
     said = cli(*words)
     assert said.err == ""
-    assert said.out.startswith("f1: cut north")
+    assert said.out.startswith("fake: f1: cut north")
 
 
 # ---- how the lab is chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_r
 
 from testbed.core.topology.model import Topology
 from testbed.errors import FidelityError, LabError
+from testbed.host import lab_folder, lab_owner
+from testbed.host.linux import login
 from testbed.lab import api, containers
 
 __all__ = ["cli", "fake_lab"]  # fixtures
@@ -103,10 +106,19 @@ def summaries(*names: str) -> tuple[api.LabSummary, ...]:
     ],
 )
 def test_down(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, up: list[str], words: tuple[str, ...], removed: list[str], status: int
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    up: list[str],
+    words: tuple[str, ...],
+    removed: list[str],
+    status: int,
 ) -> None:
     gone: list[str] = []
-    monkeypatch.setattr(api, "lab_names", lambda: tuple(up))
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
+    for name in up:
+        (tmp_path / "labs" / name).mkdir(parents=True)
+        lab_owner.record(lab_folder.folder(name))
     monkeypatch.setattr(api, "down", lambda name: gone.append(name) or True)  # type: ignore[func-returns-value]
     said = cli("down", *words)
     assert (said.status, gone) == (status, removed)
@@ -195,11 +207,20 @@ def test_waiting_for_ever_is_refused(cli: Cli, fake_lab: FakeLab) -> None:
 
 
 def test_heal(cli: Cli, fake_lab: FakeLab) -> None:
-    assert "f1: cut north" in cli("heal").out
+    assert "fake: f1: cut north" in cli("heal").out
     assert fake_lab.asked[-1] == ("heal", None)
     said = cli("heal", "south")
     assert (said.status, said.out) == (0, "")
-    assert "no active faults" in said.err
+    assert "fake: no active faults" in said.err
+
+
+@pytest.mark.parametrize("words", [("heal",), ("heal", "south"), ("heal", "--json")])
+def test_a_heal_without_a_keeper_says_so(cli: Cli, fake_lab: FakeLab, words: tuple[str, ...]) -> None:
+    """Nothing was active, or all was healed: either sounds as if the fibers were lit."""
+    fake_lab.trouble = "the keeper is gone, so all fibers are dark; take it down with: testbed down fake"
+    said = cli(*words)
+    assert said.status == 0
+    assert " ".join(said.err.split()).endswith(fake_lab.trouble)
 
 
 # ---- exec, launch, logs
@@ -388,3 +409,35 @@ def test_doctor_exit_status(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(cli("doctor", "--json").out)["can_run"] is False
     monkeypatch.setattr(doctor, "examine", lambda: (doctor.Check("fiberd", "ok", "/somewhere", needed=True),))
     assert cli("doctor").status == 0
+
+
+# ---- whose lab
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (("cut", "north", "--for", "10s"), "testbed cut -l metro north --for 10s"),
+        (("inject", "flap", "north", "down=0.2 s"), "testbed inject -l metro flap north 'down=0.2 s'"),
+        (("heal",), "testbed heal -l metro"),
+        (("launch", "--", "true"), "testbed launch -l metro -- true"),
+        (("exec", "east-0", "true"), "testbed exec -l metro east-0 true"),
+        (("certify",), "testbed certify -l metro"),
+        (("down",), "testbed down metro"),
+    ],
+)
+def test_a_verb_that_changes_a_lab_takes_no_lab_of_another_user_by_itself(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], suggested: str
+) -> None:
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
+    monkeypatch.setattr(login, "current", lambda: login.Login(4711, None, "/dev/pts/3"))
+    (tmp_path / "labs" / "metro").mkdir(parents=True)
+    lab_owner.record(lab_folder.folder("metro"))
+    monkeypatch.setattr(login, "current", lambda: login.Login(4712))
+    monkeypatch.setattr(sys, "argv", ["testbed", *words])
+    said = cli(*words)
+    assert said.status == (125 if words[0] in ("launch", "exec") else 2)
+    assert said.out == ""
+    assert f" {suggested}  # brought up by uid 4711 at " in said.err
+    assert "from /dev/pts/3" in said.err
+    assert (tmp_path / "labs" / "metro").is_dir()

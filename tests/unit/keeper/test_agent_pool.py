@@ -11,6 +11,7 @@ import pytest
 
 from testbed.core.plan.resources import Rank
 from testbed.errors import HostError, LabError
+from testbed.host.lab_folder import LabFolder
 from testbed.keeper.agent_pool import SHARED, AgentPool
 
 
@@ -29,7 +30,7 @@ class Parent:
 @pytest.fixture
 def workers(tmp_path: Path) -> AgentPool:
     driver = SimpleNamespace(path=lambda node: tmp_path / node)
-    made = AgentPool("lab", cast(Any, driver), tmp_path, tmp_path / "log", lambda event: None)
+    made = AgentPool(LabFolder(tmp_path), cast(Any, driver), lambda event: None)
     made.ranks = {0: Rank(0, "east-0", "east", "172.31.0.3", 9100)}
     made.states = {0: {"state": "gone", "pid": 0, "reason": "", "ended_t": None}}
     made._servers[SHARED] = cast(Any, Parent())
@@ -73,3 +74,61 @@ def test_a_parent_that_ends_meanwhile_is_no_reason_to_fail(workers: AgentPool) -
     cast(Any, workers._servers[SHARED]).gone = True
     workers.release([0])
     assert not workers.is_down(0)
+
+
+class Forking(Parent):
+    """A parent whose ranks are ready at once; ``pids`` counts them."""
+
+    def __init__(self, workers: AgentPool) -> None:
+        super().__init__()
+        self.workers, self.pids = workers, 100
+
+    def say(self, message: dict[str, Any]) -> None:
+        super().say(message)
+        if message["do"] == "rank":
+            self.pids += 1
+            self.workers._handle(SHARED, {"event": "ready", "rank": message["rank"], "pid": self.pids})
+
+
+def test_a_rank_that_is_killed_while_the_others_get_ready_does_not_count_as_training(
+    workers: AgentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the last answer to /metrics and the job: nobody would ever notice that it is gone."""
+    workers.ranks[1] = Rank(1, "west-0", "west", "172.31.0.4", 9100)
+    workers.states[1] = {"state": "finished", "pid": 7, "reason": "", "ended_t": 1.0}
+    parent = Forking(workers)
+    workers._servers[SHARED] = cast(Any, parent)
+    refresh = workers.refresh
+
+    def refreshed() -> None:
+        refresh()
+        workers._handle(SHARED, {"event": "died", "rank": 1, "pid": parent.pids, "signal": 9, "t": 5.0})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "refresh", refreshed)
+        with pytest.raises(LabError, match=r"ranks \[1\] ended before the job began: .*rank 1 was killed by SIGKILL"):
+            workers.train({"job": "j1"})
+    assert {number: it["state"] for number, it in workers.states.items()} == {0: "waiting", 1: "gone"}
+    assert [it["do"] for it in parent.said] == ["rank", "rank"], "no job begins, not even of the others"
+    workers.train({"job": "j1"})
+    assert {it["state"] for it in workers.states.values()} == {"training"}
+    assert parent.said[-1]["do"] == "train"
+
+
+def test_the_late_news_of_a_process_that_was_replaced_is_not_of_its_successor(workers: AgentPool) -> None:
+    parent = Parent()
+    workers._servers[SHARED] = cast(Any, parent)
+    workers.states[0] = {"state": "failed", "pid": 7, "reason": "", "ended_t": 1.0}
+    workers._deploy(0)
+    workers._handle(SHARED, {"event": "died", "rank": 0, "pid": 7, "signal": 9, "t": 5.0})
+    assert workers.states[0]["state"] == "starting"
+    workers._handle(SHARED, {"event": "ready", "rank": 0, "pid": 8})
+    workers._handle(SHARED, {"event": "died", "rank": 0, "pid": 8, "signal": 9, "t": 6.0})
+    assert workers.states[0]["state"] == "gone"
+
+
+def test_a_successor_that_dies_before_it_is_ready_is_gone(workers: AgentPool) -> None:
+    workers.states[0] = {"state": "failed", "pid": 7, "reason": "", "ended_t": 1.0}
+    workers._deploy(0)
+    workers._handle(SHARED, {"event": "died", "rank": 0, "pid": 8, "signal": 9, "t": 5.0})
+    assert workers.states[0]["state"] == "gone"

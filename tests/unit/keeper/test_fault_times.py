@@ -17,6 +17,7 @@ from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.step import Property
 from testbed.errors import HostError
+from testbed.keeper import faults
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog
 from testbed.keeper.faults import Faults
@@ -209,6 +210,16 @@ def test_nothing_is_played_while_the_lab_goes_down(bench: Bench) -> None:
     assert len(bench.hand.said) == said
     assert bench.done <= done + 1, "it does not try again and again either"
     assert bench.journal.entries == {}
+
+
+def test_of_faults_that_have_ended_the_latest_are_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "MOST_ENDED", 3)
+    lasting = bench.faults.inject(FAULT, Compiled.at_once("dark", (DARK,), ("north",)))
+    for _ in range(10):
+        fault = bench.faults.inject(FAULT, Compiled.at_once("dark", (DARK,), ("north",)))
+        bench.faults.heal([fault["id"]])
+    assert [it["id"] for it in bench.faults.records()] == [lasting["id"], "f9", "f10", "f11"]
+    assert bench.faults.counts() == ([("flap", "north")], {"flap": 11})
 
 
 def test_events_are_numbered_and_the_oldest_are_forgotten() -> None:

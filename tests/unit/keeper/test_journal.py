@@ -157,13 +157,14 @@ def test_garbage_in_the_middle_is_not_passed_over(journal: Journal, path: Path) 
 
 
 def test_a_journal_of_another_version_is_left_to_that_version(path: Path) -> None:
-    path.write_text(json.dumps({"journal": 3, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+    path.write_text(json.dumps({"journal": 4, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
     with pytest.raises(LabError, match="another version of the testbed"):
         Journal.read(path)
 
 
-def test_a_journal_of_the_version_before_is_read(path: Path) -> None:
-    path.write_text(json.dumps({"journal": 1, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_journal_of_a_version_before_is_read(path: Path, version: int) -> None:
+    path.write_text(json.dumps({"journal": version, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
     assert Journal.read(path).lab == "lab"
 
 

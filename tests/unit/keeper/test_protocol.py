@@ -22,6 +22,7 @@ from testbed.core.plan import build
 from testbed.errors import FidelityError, LabError, UnknownName, UserError
 from testbed.host.files import catalog
 from testbed.keeper import protocol
+from testbed.keeper.event_log import EventLog
 from testbed.keeper.protocol import Request
 from testbed.keeper.service import Caller
 from testbed.keeper.verbs import Verbs
@@ -43,6 +44,7 @@ WIRE = {
     "protection": {},
     "faults": {},
     "events": {"since": 0, "wait_s": 0.0},
+    "subscribe": {"since": None},
     "ranks": {},
     "train": {"message": ...},
     "dark": {},
@@ -57,6 +59,9 @@ WIRE = {
 """Every verb with its arguments and their defaults (``...``: mandatory). Labs that are up depend on it: only add."""
 
 FAULT = {"type": "cut", "target": "north", "parameters": {"carrier": "off"}, "for_s": 0.5}
+ENDLESS = [json.loads(it) for it in ("NaN", "Infinity", "-Infinity", "1e999", "1" + 400 * "0")]
+"""What Python's JSON reads as a number and no clock can wait for."""
+
 STEPS = build.build(catalog.load_topology("metro-40km", None), agents=True, emulator="fiberd")
 
 texts = st.text(max_size=20)
@@ -128,7 +133,7 @@ def test_a_handler_gets_its_request_and_its_caller() -> None:
     verbs = Verbs(typing.cast(Any, SimpleNamespace(waits=waits)))
     one, other = Caller(print), Caller(print)
     for caller, why in ((one, "north is dark"), (other, "its power is about to go"), (one, "rank 2 is down")):
-        assert verbs.answer({"call": "waits", "why": why}, caller) is None
+        assert verbs.answer(protocol.decode_request({"call": "waits", "why": why}), caller) is None
     assert waits == {one: "rank 2 is down", other: "its power is about to go"}
 
 
@@ -150,11 +155,97 @@ def test_a_handler_gets_its_request_and_its_caller() -> None:
         ({"call": "schedule", "faults": [FAULT]}, "malformed argument 'faults' of 'schedule'"),
         ({"call": "build", "plan": [{"step": "Teleport"}]}, "malformed argument 'plan' of 'build'"),
         ({"call": "build", "plan": 7}, "malformed argument 'plan' of 'build'"),
+        ({"call": "open", "state": "down"}, "malformed argument 'state' of 'open'"),
+        ({"call": "open", "state": ""}, "malformed argument 'state' of 'open'"),
+        ({"call": "open", "state": ["up"]}, "malformed argument 'state' of 'open'"),
+        *(({"call": "inject", "fault": {**FAULT, "for_s": it}}, "malformed argument 'fault'") for it in ENDLESS),
+        *(({"call": "events", "wait_s": it}, "malformed argument 'wait_s'") for it in ENDLESS),
+        *(
+            (
+                {"call": "schedule", "faults": [{**FAULT, "scheduled": 1, "planned_t": it}]},
+                "malformed argument 'faults'",
+            )
+            for it in ENDLESS
+        ),
     ],
 )
 def test_a_malformed_request_is_refused(message: object, says: str) -> None:
     with pytest.raises(LabError, match=says):
         protocol.decode_request(message)
+
+
+def keeper(state: str = "building", ranks: int = 4) -> tuple[Verbs, list[Any]]:
+    """The verbs of a keeper that is made up, and what its agents, its journal and its events were told."""
+    told: list[Any] = []
+    journal = SimpleNamespace(state=state, set_state=lambda it: told.append(("state", it)))
+    agents = SimpleNamespace(ranks=dict.fromkeys(range(ranks)), revive=lambda: None, train=told.append)
+    events = EventLog()
+    publisher = SimpleNamespace(changed=lambda: None)
+    made = SimpleNamespace(
+        journal=journal,
+        agents=agents,
+        events=events,
+        publisher=publisher,
+        lab=SimpleNamespace(name="metro"),
+        do=lambda work: work(),
+    )
+    return Verbs(typing.cast(Any, made)), told
+
+
+@pytest.mark.parametrize("state", ["up", "kept", "going", "down"])
+def test_only_a_lab_that_is_being_built_is_opened(state: str) -> None:
+    """One that is going would count as up, and take new faults and jobs."""
+    verbs, told = keeper(state)
+    with pytest.raises(LabError, match=f"lab metro is not being built: its state is '{state}'"):
+        verbs.answer({"call": "open"}, Caller(print))
+    assert told == []
+
+
+JOB = {
+    "job": "j1",
+    "world_size": 4,
+    "master": ["172.30.0.2", 29500],
+    "interface": "fabric0",
+    "directory": "/runs/x/ranks",
+    "steps": 10,
+    "data": None,
+}
+
+
+def test_a_job_that_ranks_can_read_is_passed_on() -> None:
+    verbs, told = keeper()
+    verbs.answer({"call": "train", "message": JOB}, Caller(print))
+    assert told == [JOB]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        *(({key: None}, f"'{key}'") for key in JOB if key != "data"),
+        ({"job": 7}, "expected str at 'job', got 7"),
+        ({"steps": True}, "expected int at 'steps', got True"),
+        ({"world_size": 3}, "expected a world_size of 4, the lab's ranks, got 3"),
+        ({"directory": "runs"}, "expected an absolute path"),
+        ({"data": 7}, "a path or nothing at 'data'"),
+        ({"model": {"width": [1] * 50_000}}, "longer than"),
+    ],
+)
+def test_a_job_that_ranks_cannot_read_is_refused(change: dict[str, Any], says: str) -> None:
+    """They would count as training and never answer."""
+    verbs, told = keeper()
+    with pytest.raises(LabError, match=f"malformed argument 'message' of 'train': .*{says}"):
+        verbs.answer({"call": "train", "message": {**JOB, **change}}, Caller(print))
+    assert told == []
+
+
+@pytest.mark.parametrize("key", ["t", "event", "self"])
+def test_a_job_does_not_say_when_its_events_were_nor_what(key: str) -> None:
+    verbs, _ = keeper()
+    with pytest.raises(LabError, match=f"the keeper itself sets '{key}'"):
+        verbs.answer({"call": "tell", "event": "attempt-began", "fields": {key: 1}}, Caller(print))
+    verbs.answer({"call": "tell", "event": "attempt-began", "fields": {"kind": "x", "attempt": 2}}, Caller(print))
+    (event,) = verbs._keeper.events.since(0)["events"]
+    assert {**event, "t": 0} == {"t": 0, "event": "attempt-began", "kind": "x", "attempt": 2}
 
 
 def test_further_keys_of_a_fault_are_let_through() -> None:

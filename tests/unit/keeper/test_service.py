@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import oracle
 import pytest
 
 from testbed.errors import LabError
@@ -104,3 +107,168 @@ def test_a_line_that_is_no_json_is_refused_and_the_next_one_is_answered(path: Pa
     assert refused["kind"] == "LabError"
     assert refused["error"].startswith("expected one JSON object per line: ")
     assert answered == {"ok": {"verb": "go"}}
+
+
+# ---- threads and their priority
+
+
+class Scheduled:
+    """Notes which thread decodes and which one answers, and how the kernel schedules it (proc_pid_stat(5))."""
+
+    def __init__(self) -> None:
+        self.decoded, self.answered = list[tuple[int, int]](), list[tuple[int, int]]()
+        self.hold = threading.Event()
+
+    def decode(self, message: object) -> object:
+        self.decoded.append(self._me())
+        return message
+
+    def answer(self, message: Any, caller: Caller) -> object:
+        self.answered.append(self._me())
+        if message["call"] == "wait":
+            self.hold.wait(WAIT_S)
+        return {}
+
+    @staticmethod
+    def _me() -> tuple[int, int]:
+        """(thread, scheduling policy), as the kernel says."""
+        thread = threading.get_native_id()
+        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return thread, int(fields[41 - 3])
+
+
+@pytest.fixture
+def scheduled(tmp_path: Path) -> Iterator[tuple[Path, Scheduled]]:
+    made = Scheduled()
+    service = Service(tmp_path / "socket", made.answer, lambda caller: None, made.decode)
+    yield tmp_path / "socket", made
+    made.hold.set()
+    service.close()
+
+
+def may_be_realtime() -> bool:
+    done = []
+
+    def attempt() -> None:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            done.append(True)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return bool(done)
+
+
+def test_requests_are_decoded_before_anything_has_real_time_priority(scheduled: tuple[Path, Scheduled]) -> None:
+    path, made = scheduled
+    for _ in range(50):
+        ask(path, b'{"call": "go"}')
+    assert {policy for _, policy in made.decoded} == {os.SCHED_OTHER}
+    assert {thread for thread, _ in made.decoded}.isdisjoint({thread for thread, _ in made.answered})
+    if may_be_realtime():
+        assert {policy for _, policy in made.answered} == {os.SCHED_FIFO}
+
+
+def test_no_thread_is_begun_per_call(scheduled: tuple[Path, Scheduled], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, made = scheduled
+    ask(path, b'{"call": "go"}')
+    begun: list[object] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (begun.append(thread), start(thread))[1])
+    for _ in range(100):  # a connection each, one after the other
+        ask(path, b'{"call": "go"}', b'{"call": "go"}')
+    assert begun == []
+    assert len({thread for thread, _ in made.answered}) <= 2
+
+
+def test_a_request_that_waits_holds_up_no_other(scheduled: tuple[Path, Scheduled]) -> None:
+    path, made = scheduled
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(20)]
+        for connection in waiting:
+            connection.settimeout(WAIT_S)
+            connection.connect(str(path))
+            connection.sendall(b'{"call": "wait"}\n')
+        oracle.until(lambda: len(made.answered) == 20, WAIT_S, "all wait")
+        assert ask(path, b'{"call": "go"}') == [{"ok": {}}]
+        made.hold.set()
+        for connection in waiting:
+            assert connection.makefile("rb").readline() == b'{"ok": {}}\n'
+
+
+# ---- what a client may do to it
+
+
+def test_requests_sent_at_once_are_answered_in_their_order(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(WAIT_S)
+        connection.connect(str(path))
+        connection.sendall(b"".join(b'{"call": "%d"}\n' % number for number in range(200)))
+        with connection.makefile("rb") as stream:
+            said = [json.loads(stream.readline()) for _ in range(400)]
+    assert [it["ok"]["verb"] for it in said if "ok" in it] == [str(number) for number in range(200)]
+
+
+def test_a_request_in_pieces_and_one_of_megabytes(path: Path) -> None:
+    long = b'{"call": "go", "plan": "%s"}' % (b"x" * 5_000_000)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(WAIT_S)
+        connection.connect(str(path))
+        for piece in (b'{"ca', b'll": "go"', b"}\n"):
+            connection.sendall(piece)
+            assert ask(path, b'{"call": "other"}')[-1] == {"ok": {"verb": "other"}}
+        connection.sendall(long + b"\n")
+        with connection.makefile("rb") as stream:
+            said = [json.loads(stream.readline()) for _ in range(4)]
+    assert said[1] == {"ok": {"verb": "go"}}
+    assert said[3] == {"ok": {"verb": "go", "plan": "x" * 5_000_000}}
+
+
+def test_one_that_reads_nothing_holds_up_no_other(path: Path, closed: threading.Event) -> None:
+    long = b'{"call": "go", "plan": "%s"}\n' % (b"x" * 1_000_000)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.setblocking(False)
+        deaf.connect(str(path))
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(1000):
+                deaf.send(long)
+        assert ask(path, b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
+        closed.clear()
+    assert closed.wait(WAIT_S), "its end is noticed"
+
+
+def test_one_that_is_gone_in_the_middle_of_its_request(tmp_path: Path) -> None:
+    """Its answer goes nowhere; what belongs to it is released after the request, not during it."""
+    order: list[str] = []
+    hold = threading.Event()
+
+    def answer(message: Any, caller: Caller) -> None:
+        hold.wait(WAIT_S)
+        order.append("answered")
+
+    service = Service(tmp_path / "socket", answer, lambda caller: order.append("closed"))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(tmp_path / "socket"))
+        connection.sendall(b'{"call": "build"}\n')
+    hold.set()
+    oracle.until(lambda: order == ["answered", "closed"], WAIT_S, "it is released")
+    service.close()
+
+
+def test_a_subscriber_that_does_not_read_is_dropped(tmp_path: Path) -> None:
+    callers: list[Caller] = []
+    gone = threading.Event()
+    service = Service(tmp_path / "socket", lambda message, caller: callers.append(caller), lambda caller: gone.set())
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.settimeout(WAIT_S)
+        deaf.connect(str(tmp_path / "socket"))
+        deaf.sendall(b'{"call": "subscribe"}\n')
+        oracle.until(lambda: callers, WAIT_S, "it is heard")
+        update: Any = {"t": 1.0, "events": [{"t": 1.0, "event": "note", "text": "x" * 100_000}]}
+        began = time.monotonic()
+        for _ in range(200):
+            callers[0].push(update)
+        assert time.monotonic() - began < WAIT_S, "a push never waits"
+        assert gone.wait(WAIT_S)
+    service.close()

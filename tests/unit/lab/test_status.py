@@ -7,8 +7,11 @@ import shutil
 import time
 from pathlib import Path
 
+import dead_exporters
 import pytest
+from followed_keeper import Keeper
 
+from testbed.core.topology import resolve
 from testbed.errors import LabError
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
@@ -47,11 +50,11 @@ def test_a_lost_journal_is_no_restart_of_the_machine(lab: LabFolder, content: by
 
 
 def test_a_lab_that_goes_while_it_is_looked_at(lab: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody_answers(lab: LabFolder, request: object) -> None:
+    def nobody_answers(lab: LabFolder) -> None:
         shutil.rmtree(lab.path)
         raise LabError("nobody answers")
 
-    monkeypatch.setattr(client, "ask", nobody_answers)
+    monkeypatch.setattr(client, "Connection", nobody_answers)
     monkeypatch.setattr(teardown, "keeper_alive", lambda lab: False)
     with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
         why(lab)
@@ -69,3 +72,31 @@ def test_without_a_keeper_its_time_is_that_of_its_line_among_labs(lab: LabFolder
     found = status.status(lab, catalog.load_topology("metro-40km", None), None)
     assert found.uptime_s == pytest.approx(3600, abs=60)
     assert status.summary(lab).since_unix_s == pytest.approx(an_hour_ago)
+
+
+def test_64_ranks_that_do_not_answer_cost_less_than_2_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = b"sites: {east: {nodes: 32}, west: {nodes: 32}}\nlinks: {north: {between: [east, west], km: 4}}"
+    topology = resolve.load_text(wide, "x")
+    keeper = Keeper(tmp_path)
+    monkeypatch.setattr(status.namespace, "inside", lambda path, work: work())
+    try:
+        with dead_exporters.addresses(64) as addresses:
+            for rank, (node, address) in enumerate(zip(topology.node_names, addresses, strict=True)):
+                site = node.partition("-")[0]
+                keeper.ranks[rank] = {
+                    "rank": rank,
+                    "node": node,
+                    "site": site,
+                    "state": "training",
+                    "reason": "",
+                    "metrics": address,
+                }
+            took = []
+            for _ in range(3):
+                began = time.monotonic()
+                found = status.status(keeper.lab, topology, None)
+                took.append(time.monotonic() - began)
+    finally:
+        keeper.end()
+    assert [(it.state, it.step) for it in found.ranks] == [("training", None)] * 64
+    assert sorted(took)[1] < 2.0

@@ -435,3 +435,71 @@ def test_a_fault_that_stands_on_a_fiber_is_outside_tolerance_and_another_one_a_n
     assert "fault f2 (straggler 3) was active, which affects no fiber" in of_a_rank.notes
     for each in (slight, of_a_rank):
         assert Certificate.from_dict(json.loads(json.dumps(each.to_dict()))).faults == each.faults
+
+
+def between_nodes(extra_s: float, inside_s: float = 6e-6, off_s: float = 12e-6) -> DirectionSample:
+    """Packets from node to node over a calibrated fiber: half of an RTT inside a site comes on top of its delay."""
+    rng = random.Random(3)
+    delays = [HEALTHY.delay_s + inside_s + extra_s + rng.choice((0.0, 1e-6, 2e-6)) for _ in range(PROBES)]
+    return dataclasses.replace(measured(HEALTHY), delays_s=delays, between="nodes", taken_off_s=off_s)
+
+
+def test_nothing_is_subtracted_from_what_two_nodes_see() -> None:
+    found = verdict(HEALTHY, between_nodes(0.0))
+    assert found.ok
+    assert found.bare is not None and found.bare.median == 21e-6
+    assert found.error_median_s == pytest.approx(7e-6)
+    assert found.error_min_s == pytest.approx(6e-6)
+    told = found.check("delay, median")
+    assert told is not None and told.measured == pytest.approx(207e-6)
+    # The baseline would have excused this one.
+    assert bad(verdict(HEALTHY, between_nodes(60e-6))) == ["delay, minimum", "delay, median"]
+
+
+def test_the_machines_own_waits_excuse_a_median_between_nodes_and_never_a_minimum() -> None:
+    """A busy machine delays the baseline as well, at the same time; the error is told as it is."""
+    busy = dataclasses.replace(between_nodes(0.0), bare_s=[5e-6, 40e-6, 41e-6, 42e-6, 90e-6])
+    delays = [busy.delays_s[0], *(it + 100e-6 for it in busy.delays_s[1:])]
+    found = verdict(HEALTHY, dataclasses.replace(busy, delays_s=delays))
+    assert "delay, median" not in bad(found)
+    assert found.error_median_s == pytest.approx(107e-6)
+    assert bad(verdict(HEALTHY, dataclasses.replace(busy, delays_s=[it + 60e-6 for it in busy.delays_s]))) == [
+        "delay, minimum"
+    ]
+
+
+def test_a_packet_that_is_early_from_node_to_node_is_a_note() -> None:
+    early = verdict(HEALTHY, between_nodes(-9e-6))
+    assert early.ok and early.early == "a packet was 3.0 us early from node to node"
+    assert not verdict(HEALTHY, between_nodes(0.0)).early
+    assert not verdict(HEALTHY, dataclasses.replace(between_nodes(-9e-6), between="gateways")).early
+    lab = Certificate("x", "x", 0.0, "fiberd", (LinkCertificate("north", 40.0, (early,)),), True, "", 0.1)
+    assert lab.notes[0] == "north:west: a packet was 3.0 us early from node to node"
+
+
+def test_the_rtt_between_nodes_less_that_inside_a_site_is_twice_the_delay() -> None:
+    sample = RoundTripSample([412e-6, 413e-6, 414e-6], [11e-6, 12e-6, 13e-6], 3, between="nodes")
+    found = judge_round_trip(HEALTHY, HEALTHY, sample)
+    assert found.error_median_s == pytest.approx(1e-6) and found.between == "nodes" and not found.why
+    silent = judge_round_trip(HEALTHY, HEALTHY, dataclasses.replace(sample, bare_s=[]))
+    assert silent.why == ("no echo inside a site",)
+
+
+def test_what_was_taken_off_is_read_back_and_older_certificates_had_none() -> None:
+    link = LinkCertificate(
+        "north",
+        40.0,
+        (verdict(HEALTHY, between_nodes(0.0)),),
+        judge_round_trip(HEALTHY, HEALTHY, RoundTripSample([412e-6], [11e-6], 1, between="nodes")),
+    )
+    told = json.loads(json.dumps(link.to_dict()))
+    assert told["directions"][0]["taken_off_s"] == 12e-6
+    assert (told["directions"][0]["between"], told["rtt"]["between"]) == ("nodes", "nodes")
+    assert LinkCertificate.from_dict(told) == link
+    for key in ("taken_off_s", "between"):
+        del told["directions"][0][key]
+    del told["rtt"]["between"]
+    older = LinkCertificate.from_dict(told)
+    assert (older.directions[0].taken_off_s, older.directions[0].between) == (0.0, "gateways")
+    assert older.directions[0].error_median_s == pytest.approx(7e-6 - 21e-6)
+    assert older.rtt is not None and older.rtt.between == "gateways"

@@ -10,8 +10,9 @@ import pytest
 
 from testbed.core.plan import build, codec
 from testbed.core.plan.properties import Carrier, Shape
-from testbed.core.plan.resources import Address, Agents, Bridge, Fibers, Namespace, Route, Veth
+from testbed.core.plan.resources import Address, Agents, Bridge, Fibers, Namespace, Route, Sysctls, Veth
 from testbed.core.plan.step import Plan, Step
+from testbed.core.topology.resolve import MOST_SITES
 from testbed.host.files import catalog
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "plans"
@@ -112,3 +113,15 @@ def test_one_end_of_every_cable_has_an_index_far_from_what_the_kernel_counts(nam
 def test_a_step_of_a_later_version_is_not_guessed_at() -> None:
     with pytest.raises(KeyError):
         codec.from_dict({"step": "Wormhole", "namespace": "plant"})
+
+
+def test_a_packet_may_pass_as_many_gateways_as_a_topology_may_have() -> None:
+    """In both families, from nodes and from gateways; one cut of a ring leads neighbours through all of them."""
+    plan = plan_of("ring-64")
+    begins = {step.name for step in plan if isinstance(step, Namespace)} - {"plant", "mgmt"}
+    for key in ("net/ipv4/ip_default_ttl", "net/ipv6/conf/default/hop_limit"):
+        hops = {
+            it.namespace: int(dict(it.values)[key]) for it in plan if isinstance(it, Sysctls) and key in dict(it.values)
+        }
+        assert hops.keys() == begins
+        assert min(hops.values()) > MOST_SITES

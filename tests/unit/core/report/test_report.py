@@ -233,6 +233,42 @@ def test_a_collective_around_the_fiber_fails_the_run(run):
     assert report.headline == "It ran, but not over the fiber."
 
 
+def with_algorithm(run):
+    for file in (run / "ranks").glob("rank-*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = [line | ({"algorithm": "gloo ring"} if line["kind"] == "job" else {}) for line in lines]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_known_algorithm_is_compared_in_each_direction_and_the_report_has_the_ratios(run):
+    assert report_of(run).wire.compared_with == "bound"
+    with_algorithm(run)
+    report = report_of(run)
+    assert (report.wire.compared_with, report.wire.ok) == ("algorithm", True), report.wire.lines
+    document = json.loads(json.dumps(to_json(report), allow_nan=False))
+    jsonschema.validate(document, SCHEMA)
+    ratios = {it["direction"]: it["ratio"] for it in document["wire"]["directions"]}
+    assert ratios == {
+        "north:west": pytest.approx(1.0, abs=0.05),
+        "north:east": pytest.approx(1.0, abs=0.05),
+        "south:west": None,
+        "south:east": None,
+    }
+
+
+def test_bytes_beyond_those_of_the_job_fail_the_run(run):
+    with_algorithm(run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "fiber" and line["direction"] == "north:east":
+            line["bytes"], line["segments"] = 2 * line["bytes"], 2 * line["segments"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = report_of(run)
+    assert (report.verdict, answers(report)["wire"]) == ("fail", "no")
+    assert report.headline == "It ran, but the fiber carried more than the job."
+    assert "north:east" in report.wire.sentence
+
+
 def test_train_loss_that_rises_is_no_training(run):
     for file in (run / "ranks").glob("*.jsonl"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -262,13 +298,20 @@ def test_report_json_is_as_its_schema_says(tmp_path, status):
 
 def test_figures_are_plotly_figures_with_units_on_their_axes(run):
     made = figures(report_of(run))
-    assert [figure.id for figure in made] == ["train-loss", "time-of-ranks", "step-time", "throughput", "lateness"]
+    assert [figure.id for figure in made] == [
+        "train-loss",
+        "time-of-ranks",
+        "rank-seconds",
+        "step-time",
+        "throughput",
+        "lateness",
+    ]
     for figure in made:
         checked = go.Figure(figure.spec)  # plotly refuses what is not of its schema
         assert checked.layout.xaxis.title.text
         assert checked.layout.yaxis.title.text
         assert figure.summary
-    shaded = [shape for shape in made[2].spec["layout"]["shapes"] if shape["type"] == "rect"]
+    shaded = [shape for shape in made[3].spec["layout"]["shapes"] if shape["type"] == "rect"]
     assert shaded[0]["x1"] - shaded[0]["x0"] == pytest.approx(run_factory.CUT_FOR_S)
 
 

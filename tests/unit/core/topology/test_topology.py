@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.topology import names, override
+from testbed.core.topology import names, override, topology_limits
 from testbed.core.topology.model import topology_from_dict, topology_to_dict
 from testbed.core.topology.resolve import load_text
 from testbed.core.units import Unreadable
@@ -169,10 +169,23 @@ def test_allowed_names_fit_an_interface(name: str) -> None:
 
 
 def test_the_largest_topology_loads_in_seconds() -> None:
-    sites = "".join(f"  s{i}: {{nodes: 5}}\n" for i in range(200))
-    # each site to the next, to the one after it, and so on: 200 links a turn
-    links = "".join(f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n" for i in range(1000))
-    assert len(load(f"sites:\n{sites}links:\n{links}").links) == 1000
+    sites = "".join(f"  s{i}: {{nodes: {5 if i < 23 else 4}}}\n" for i in range(topology_limits.MOST_SITES))
+    # each site to the next, then to the one after it
+    links = "".join(
+        f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n"
+        for i in range(topology_limits.MOST_LINKS)
+    )
+    found = load(f"sites:\n{sites}links:\n{links}")
+    assert len(found.links) == topology_limits.MOST_LINKS
+    assert len(found.node_names) + len(found.sites) == topology_limits.BRIDGE_PORTS
+
+
+def test_a_lab_has_at_most_as_many_links_as_fiberd_makes_room_for() -> None:
+    links = "".join(f"  l{i}: {{between: [a1, b1], km: 10}}\n" for i in range(topology_limits.MOST_LINKS + 1))
+    with pytest.raises(FileMistakes) as error:
+        load(f"sites: {{a1: {{}}, b1: {{}}}}\nlinks:\n{links}")
+    assert [str(it) for it in error.value.findings] == ["lab.yaml:2: too many links: 257; use at most 256"]
+    assert topology_limits.MOST_DIRECTIONS == 2 * topology_limits.MOST_LINKS
 
 
 def many(entry: str, count: int) -> str:
@@ -360,3 +373,16 @@ def test_whatever_is_written_is_resolved_or_refused_with_its_place(written: dict
         assert all(it.line == 1 and "link 'north'" in it.message for it in error.findings), str(error)
     else:
         assert not [finding for name in link.directions for finding in link.impairment(name).findings()]
+
+
+def test_calibration_is_on_unless_a_link_or_the_default_says_otherwise() -> None:
+    text = METRO.decode()
+    assert [link.calibrate for link in load(text).links] == [True, True]
+    assert [link.calibrate for link in load(text, **{"links.north.calibrate": False}).links] == [False, True]
+    off = load(text, **{"defaults.link.calibrate": False, "links.south.calibrate": True})
+    assert [link.calibrate for link in off.links] == [False, True]
+    with pytest.raises(FileMistakes, match="calibrate of link 'north': expected true or false"):
+        load(text, **{"links.north.calibrate": "sometimes"})
+    told = topology_to_dict(load(text))
+    del told["links"][0]["calibrate"]  # as an older version wrote it
+    assert topology_from_dict(told) == load(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 from noop import NoopEmulator
 
+from testbed.core.physics import impairment
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.errors import LabError, MissingTool, UnknownName
+from testbed.core.topology import names, topology_limits
+from testbed.errors import HostError, LabError, MissingTool, UnknownName
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import Emulator
 from testbed.host.emulators.fiberd import Fiberd
@@ -185,7 +188,55 @@ def test_garbage_lines(line: Callable[[bytes], list[str]]) -> None:
         assert line(garbage + b"\n")[0].startswith("error")
 
 
-@pytest.mark.parametrize("option", [["--seed", "-1"], ["--priority", "100"], ["--parent", "x"], ["--what"]])
+def test_there_is_room_for_as_many_directions_as_it_is_told(sanitized: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        process = subprocess.Popen([sanitized, "--directions", "0"], stdin=theirs.fileno())
+        theirs.close()
+        ours.settimeout(5)
+        ours.sendall(b"add north:west lo lo2\n")
+        assert ours.makefile("r").readline() == "error north:west: more than 0 directions\n"
+    assert process.wait(10) == 0
+
+
+def test_it_is_told_the_limit_of_topologies_and_no_more_are_started(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    started: list[list[str]] = []
+
+    def record(argv: list[str], **kwargs: object) -> None:
+        started.append(argv)
+        raise OSError("not started")
+
+    monkeypatch.setattr(subprocess, "Popen", record)
+    many = [Direction(f"l{i}:b", f"a{i}", f"b{i}", Impairment()) for i in range(2 * topology_limits.MOST_LINKS + 1)]
+    with pytest.raises(LabError, match="513 directions are too many for fiberd; use at most 512"):
+        Fiberd.start("/nowhere", many, 0, tmp_path / "log")
+    assert not started
+    with pytest.raises(HostError, match="not started"):
+        Fiberd.start("/nowhere", many[1:], 0, tmp_path / "log")
+    assert started[0][started[0].index("--directions") + 1] == str(2 * topology_limits.MOST_LINKS)
+
+
+def test_limits_that_c_declares_as_well_are_the_same() -> None:
+    """What a topology may ask for, fiberd accepts: it has no limit below that of ``core``."""
+    control, fiber = ((FIBERD / name).read_text() for name in ("control.c", "fiber.h"))
+    delay = re.search(r"MAX_DELAY_NS = (\d+) \* NANOSECONDS", control)
+    rates = re.search(r"MIN_RATE_BPS = ([\d.e]+), MAX_RATE_BPS = ([\d.e]+);", control)
+    overhead = re.search(r"parse_integer\(value, 0, (\d+), &impairment->overhead_bytes\)", control)
+    name = re.search(r"char name\[(\d+)\];", fiber)
+    assert delay and rates and overhead and name
+    assert float(delay[1]) == impairment.MOST_DELAY_S
+    assert (float(rates[1]), float(rates[2])) == (impairment.LEAST_RATE_BPS, impairment.MOST_RATE_BPS)
+    assert int(overhead[1]) == impairment.MOST_OVERHEAD_BYTES
+    assert "UINT16_MAX, &impairment->largest_bytes" in control and impairment.MOST_LARGEST_BYTES == 0xFFFF
+    assert names.LONGEST["link"] + len(":") + names.LONGEST["site"] < int(name[1])
+    # Interface names (IFNAMSIZ 16, with the final zero): the ends of a link, a gateway, the last node of a site.
+    assert names.LONGEST["link"] + len("-a") < 16
+    assert names.LONGEST["site"] + max(len("-gw"), len(f"-{topology_limits.MOST_NODES_PER_SITE - 1}")) < 16
+
+
+@pytest.mark.parametrize(
+    "option", [["--seed", "-1"], ["--priority", "100"], ["--parent", "x"], ["--directions", "-1"], ["--what"]]
+)
 def test_bad_options(sanitized: Path, option: list[str]) -> None:
     done = subprocess.run([sanitized, *option], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
     assert done.returncode == 2 and option[0] in done.stderr

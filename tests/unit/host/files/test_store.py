@@ -274,3 +274,51 @@ def test_a_run_is_opened_and_written_through_a_link_that_its_owner_made(tmp_path
     (tmp_path / "shown").symlink_to("out")
     store.save_text(tmp_path / "shown" / "verdict.xml", "x")
     assert (tmp_path / "out" / "verdict.xml").read_text() == "x"
+
+
+def test_a_run_goes_on_in_its_folder_whatever_takes_its_name(tmp_path):
+    """The folder above belongs to the user, whose programs can rename what is in it."""
+    run = RunDirectory.create(tmp_path / "runs", "r")
+    run.write_json("run.json", {"a": 1})
+    run.path.rename(moved := tmp_path / "moved")
+    (precious := tmp_path / "precious").mkdir()
+    (precious / "run.json").write_text("precious")
+    run.path.symlink_to(precious)
+    run.write_json("run.json", {"a": 2})
+    run.append("events.jsonl", {"t": 1})
+    assert (precious / "run.json").read_text() == "precious"
+    assert [it.name for it in precious.iterdir()] == ["run.json"]
+    assert json.loads((moved / "run.json").read_text()) == {"a": 2}
+    assert run.read_json("run.json") == {"a": 2}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_second_name_of_a_file_of_the_hosts_is_not_given_away(tmp_path, monkeypatch):
+    run = RunDirectory.create(tmp_path / "runs", "r")
+    run.admit((60700, 60700), 1)
+    theirs = run.ranks / "checkpoints" / "rank-0"
+    assert theirs.stat().st_uid == 60700 and run.ranks.stat().st_uid == 0
+    assert (run.ranks / "rank-0.jsonl").stat().st_uid == 60700
+    (host := tmp_path / "shadow").write_text("secret")
+    os.link(host, theirs / "model.bin")
+    (theirs / "link").symlink_to(host)
+    (theirs / "own").write_text("x")
+    monkeypatch.setenv("SUDO_UID", "4242")
+    monkeypatch.setenv("SUDO_GID", "4343")
+    run.give_to_caller()
+    assert host.stat().st_uid == 0
+    assert (theirs / "own").stat().st_uid == (theirs / "link").lstat().st_uid == 4242
+    assert run.path.stat().st_uid == run.ranks.stat().st_uid == 4242
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_under_sudo_a_run_is_roots_until_it_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUDO_UID", "4242")
+    monkeypatch.setenv("SUDO_GID", "4343")
+    run = RunDirectory.create(tmp_path / "runs", "r")
+    run.write_json("run.json", {})
+    run.append("events.jsonl", {"t": 1})
+    run.open_log(0).close()
+    assert {it.stat().st_uid for it in (run.path, *run.path.rglob("*"))} == {0}
+    run.give_to_caller()
+    assert {it.stat().st_uid for it in (run.path, *run.path.rglob("*"))} == {4242}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,19 @@ def test_another_process_of_the_same_pid_is_not_it() -> None:
         assert process.end(child.pid, began)
         assert time.monotonic() - asked < 5
         assert child.wait() == -9
+
+
+def test_a_process_whose_start_time_is_unknown_gets_no_signal() -> None:
+    """Its pid may be another's by now: that of whoever is there."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert process.end(child.pid, 0, bound_s=0.1), "nothing is known to be left"
+        assert process.end_all([(child.pid, 0)], grace_s=0.1, bound_s=0.1) == []
+        process.send(child.pid, 0, signal.SIGKILL)
+        process.send(child.pid, process.started(child.pid) + 1, signal.SIGKILL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.3)
+        process.send(child.pid, process.started(child.pid), signal.SIGTERM)
+        assert child.wait(5) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(("soft", "hard", "then"), [(64, 256, 256), (256, 256, 256), (64, 1 << 20, 65_536)])

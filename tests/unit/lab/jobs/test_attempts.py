@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import protocol
 from testbed.keeper.protocol import Request
+from testbed.keeper.subscription import LabState
 from testbed.lab.jobs import attempts
 from testbed.lab.jobs.attempts import Attempts
 
@@ -30,6 +32,7 @@ class Keeper:
         self.said: list[Request[Any]] = []
         self.dark: list[str] = []
         self.unheard: list[tuple[str, str]] = []
+        self.gone = False
         self.ranks = [
             {"rank": rank, "node": f"{site}-{rank % 2}", "site": site, "state": "waiting", "down": False, "warned": ""}
             for rank, site in enumerate(("east", "east", "west", "west"))
@@ -43,10 +46,6 @@ class Keeper:
                     self._all(state="training", saved=False, job="j1")
                 case protocol.StopJob(save=False):
                     self._all(only="training", state="stopped", reason="asked to", ended_t=1.0)
-                case protocol.Ranks():
-                    return [dict(it) for it in self.ranks]
-                case protocol.DarkLinks():
-                    return self.dark
                 case protocol.UnreachableSites():
                     return self.unheard
             return []
@@ -81,13 +80,34 @@ class Connection:
         return self._keeper.ask(LabFolder(Path()), request)
 
 
+class Subscription:
+    """What it pushes: always its present state."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def state(self, after_t: float = 0.0) -> LabState:
+        with self._keeper.lock:
+            if self._keeper.gone:
+                raise LabError("the keeper does not answer")
+            ranks: Any = tuple(dict(it) for it in self._keeper.ranks)
+            return LabState(time.monotonic(), ranks, tuple(self._keeper.dark))
+
+    def wait(self, timeout_s: float) -> LabState:
+        time.sleep(min(timeout_s, 0.002))
+        return self.state()
+
+    def close(self) -> None:
+        return None
+
+
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Keeper:
     made = Keeper()
     monkeypatch.setattr(attempts.client, "ask", made.ask)
     monkeypatch.setattr(attempts.client, "answers", lambda lab: True)
     monkeypatch.setattr(attempts.client, "Connection", lambda lab: Connection(made))
-    monkeypatch.setattr(attempts, "POLL_S", 0.002)
+    monkeypatch.setattr(attempts, "Subscription", lambda lab: Subscription(made))
     monkeypatch.setattr(attempts, "SETTLE_S", 0.002)
     return made
 
@@ -195,6 +215,8 @@ def test_a_keeper_that_is_gone_ends_the_job(keeper: Keeper, job: Attempts, monke
         raise LabError("the keeper does not answer")
 
     monkeypatch.setattr(attempts.client, "ask", gone)
+    with keeper.lock:
+        keeper.gone = True
     oracle.until(lambda: job.over, 5.0, "it is over")
     assert job.failure == "the keeper does not answer"
 

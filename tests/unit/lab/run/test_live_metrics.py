@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from testbed.core.topology import resolve
-from testbed.lab.run import live_metrics
 from testbed.lab.run.live_metrics import LiveMetrics
 
 METRO = resolve.load_text(
@@ -18,12 +17,10 @@ STATES = ["training", "training", "finished", "gone"]
 
 
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> LiveMetrics:
-    monkeypatch.setattr(live_metrics.client, "ask", lambda folder, request: [{"state": state} for state in STATES])
+def followed() -> LiveMetrics:
     job: Any = SimpleNamespace(last={"tokens": 50, "train_loss": 3.5})
-    recorder: Any = SimpleNamespace(events=[])
-    folder: Any = None
-    return LiveMetrics(folder, METRO, job, recorder)
+    recorder: Any = SimpleNamespace(events=[], ranks=[{"state": state} for state in STATES])
+    return LiveMetrics(METRO, job, recorder)
 
 
 def go(followed: LiveMetrics, steps: list[int], t: float, each_s: float) -> float:

@@ -77,7 +77,9 @@ class Here:
 
     user = ""
 
-    def enter(self, argv: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> list[str]:
+    def enter(
+        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, *, tied: bool = True
+    ) -> list[str]:
         return list(argv)
 
 
@@ -124,7 +126,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launch
     """Return a starter whose nodes run ``program`` whatever the command."""
 
     class Elsewhere:
-        def enter(self, argv: object, folder: Path, environment: object = None) -> list[str]:
+        def enter(self, argv: object, folder: Path, environment: object = None, *, tied: bool = True) -> list[str]:
             return [program, "1000"]
 
     def refused(*words: object, **more: object) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed.host.files import catalog
-from testbed.lab.certify import AT_ONCE, LEAST_ATTEMPTS, MOST_ATTEMPTS, _attempts
+from testbed.lab.bypass_check import AT_ONCE, LEAST_ATTEMPTS, MOST_ATTEMPTS, _attempts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""The events of a run in its report: one sentence per event, instead of the fields of its record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from testbed.core.fields import Fields, integer, number, text, texts
+from testbed.core.records.event import Event
+from testbed.core.report import formats
+from testbed.core.report.report_table import Table
+
+__all__ = ["EventLine", "lines", "table"]
+
+
+@dataclass(frozen=True)
+class EventLine:
+    t_s: float
+    event: str
+    text: str
+
+
+def lines(events: Iterable[Event], origin: float) -> tuple[EventLine, ...]:
+    return tuple(EventLine(event.t - origin, event.event, _text(event)) for event in events)
+
+
+def table(events: Iterable[EventLine]) -> Table | None:
+    """The events; None if there are none."""
+    rows = ((f"{each.t_s:.3f}", each.event, each.text) for each in events)
+    return Table.of(("time s", "event", "what"), rows, "Events", (0,))
+
+
+def _text(event: Event) -> str:
+    said = _SENTENCES.get(event.event, _any)(event.fields)
+    return said or _any(event.fields)
+
+
+def _fault(fields: Fields) -> str:
+    named = f"{text(fields, 'type')} {text(fields, 'target')}".strip()
+    number_of = text(fields, "fault")
+    return f"{named} ({number_of})" if named and number_of else named or number_of
+
+
+def _with_links(fields: Fields) -> str:
+    links = texts(fields, "links")
+    # A fault of one link names it as its target.
+    shown = f"; links: {', '.join(links)}" if links and list(links) != [text(fields, "target")] else ""
+    phase = text(fields, "phase")
+    return f"{_fault(fields)}{f': {phase}' if phase else ''}{shown}"
+
+
+def _fault_ended(fields: Fields) -> str:
+    return _fault(fields)
+
+
+def _fault_failed(fields: Fields) -> str:
+    return f"{_fault(fields)} did not happen as planned: {text(fields, 'why')}"
+
+
+def _carrier(fields: Fields) -> str:
+    state = "carrier" if fields.get("up") is True else "no carrier"
+    return f"{text(fields, 'site')} gateway, {text(fields, 'link')}: {state}"
+
+
+def _carrier_missed(fields: Fields) -> str:
+    missed = integer(fields, "count")
+    many = "some changes" if missed is None else formats.plural(missed, "change")
+    return f"{text(fields, 'site')} gateway, {text(fields, 'link')}: {many} of carrier not seen"
+
+
+def _rank(fields: Fields) -> str:
+    rank = integer(fields, "rank")
+    return "a rank" if rank is None else f"rank {rank}"
+
+
+def _job_began(fields: Fields) -> str:
+    job = text(fields, "job")
+    return f"{_rank(fields)} joined{f' job {job}' if job else ''}"
+
+
+def _job_ended(fields: Fields) -> str:
+    status, reason = text(fields, "status"), text(fields, "reason")
+    how = {"ok": "completed its steps", "saved": "saved its state and left"}.get(status, status or "ended")
+    return f"{_rank(fields)} {how}{f': {reason}' if reason else ''}"
+
+
+def _rank_died(fields: Fields) -> str:
+    signal, code = integer(fields, "signal"), integer(fields, "code")
+    how = f" of signal {signal}" if signal is not None else f" with exit status {code}" if code is not None else ""
+    return f"{_rank(fields)} died{how}{_sender(fields)}"
+
+
+def _sender(fields: Fields) -> str:
+    if fields.get("out_of_memory") is True:
+        return ", out of memory"
+    return ", sent by the testbed" if fields.get("by_testbed") is True and "signal" in fields else ""
+
+
+def _attempt(fields: Fields) -> str:
+    attempt = integer(fields, "attempt")
+    return "an attempt" if attempt is None else f"attempt {attempt}"
+
+
+def _attempt_began(fields: Fields) -> str:
+    step = integer(fields, "resumed_from")
+    return f"{_attempt(fields)}, {f'resumed from step {step}' if step else 'from the beginning'}"
+
+
+def _attempt_ended(fields: Fields) -> str:
+    step, why = integer(fields, "step"), text(fields, "why")
+    after = "" if step is None else f" after step {step}"
+    return f"{_attempt(fields)}{after}{f': {why}' if why else ''}"
+
+
+def _restart_waits(fields: Fields) -> str:
+    return f"{_attempt(fields)} waits: {text(fields, 'for')}"
+
+
+def _protection(fields: Fields) -> str:
+    return f"{text(fields, 'link')}: {text(fields, 'was')} → {text(fields, 'to')}"
+
+
+def _emulator_died(fields: Fields) -> str:
+    status = integer(fields, "status")
+    return f"the emulator ended{'' if status is None else f' with status {status}'}; every fiber is dark"
+
+
+def _container_died(fields: Fields) -> str:
+    return f"the container of {text(fields, 'node')} died"
+
+
+def _agents_gone(fields: Fields) -> str:
+    how = text(fields, "how")
+    return f"the fork server of the ranks ended{f': {how}' if how else ''}"
+
+
+def _check(fields: Fields) -> str:
+    state = "holds again" if fields.get("holds") is True else "does not hold"
+    value = number(fields, "measured")
+    measured = "" if value is None else f" (measured {value:.4g})"
+    return f"{text(fields, 'when')}: {text(fields, 'text')} {state}{measured}"
+
+
+def _rerouted(fields: Fields) -> str:
+    return f"routes changed in {formats.duration(number(fields, 'took_s'))}"
+
+
+def _any(fields: Fields) -> str:
+    """What an unknown event carries; the value alone if it is the only one."""
+    rest = {key: value for key, value in fields.items() if key not in ("t", "event")}
+    if len(rest) == 1:
+        return str(next(iter(rest.values())))
+    said_of = {key: value for key, value in rest.items() if isinstance(value, str | int | float) and value != ""}
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in said_of.items())
+
+
+_SENTENCES: dict[str, Callable[[Fields], str]] = {
+    "agents-gone": _agents_gone,
+    "attempt-began": _attempt_began,
+    "attempt-ended": _attempt_ended,
+    "carrier": _carrier,
+    "carrier-missed": _carrier_missed,
+    "check": _check,
+    "container-died": _container_died,
+    "emulator-died": _emulator_died,
+    "fault-began": _with_links,
+    "fault-ended": _fault_ended,
+    "fault-failed": _fault_failed,
+    "fault-phase": _with_links,
+    "job-began": _job_began,
+    "job-ended": _job_ended,
+    "protection-switched": _protection,
+    "rank-died": _rank_died,
+    "rerouted": _rerouted,
+    "restart-waits": _restart_waits,
+}

@@ -1,0 +1,135 @@
+"""Whose lab: who brought it up, and which lab a command may act on without being told.
+
+A command that changes a lab takes one by itself only if it is the only one *and* the same user brought it up. A lab
+whose owner is unknown (brought up by an older version, or ``owner.json`` is damaged) must be named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from testbed.core.fields import integer, number, text
+from testbed.errors import StorageError, UnknownName, UserError
+from testbed.host import lab_folder
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import login
+from testbed.host.linux.login import Login
+
+__all__ = ["Owner", "chosen", "or_down", "owner", "record", "strangers"]
+
+Command = Callable[[str], str]
+"""Returns the command (or the Python call) that names a lab."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who brought a lab up, when, and from which login."""
+
+    login: Login
+    since_unix_s: float
+
+    @property
+    def mine(self) -> bool:
+        """Whether the same user runs this process."""
+        return self.login.uid == login.current().uid
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another login session of the same user brought it up, as far as can be told.
+
+        By the audit session where there is one; else by the terminal, if both have one.
+        """
+        now = login.current()
+        if self.login.session is not None or now.session is not None:
+            return self.login.session != now.session
+        return bool(self.login.terminal and now.terminal) and self.login.terminal != now.terminal
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since_unix_s))
+        return f"brought up by {login.user_name(self.login.uid)} at {when}, {self._place}"
+
+    @property
+    def _place(self) -> str:
+        return f"from {self.login.terminal}" if self.login.terminal else "from no terminal"
+
+
+def record(lab: LabFolder) -> None:
+    """Record this process's user and login as the owner of a lab that is about to be built. Raises StorageError."""
+    try:
+        lab.owner.write_text(json.dumps({**asdict(login.current()), "since_unix_s": time.time()}))
+    except OSError as error:
+        raise StorageError(f"cannot write {lab.owner}: {error.strerror}") from error
+
+
+def owner(lab: LabFolder) -> Owner | None:
+    """Return who brought a lab up; None if that is unknown."""
+    try:
+        found = json.loads(lab.owner.read_text())
+        uid = integer(found, "uid")
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+    if uid is None or uid < 0:
+        return None
+    return Owner(Login(uid, integer(found, "session"), text(found, "terminal")), number(found, "since_unix_s") or 0.0)
+
+
+def strangers(lab: LabFolder) -> str:
+    """Return a line about a lab that another user or another login session brought up, or nobody knows who; else ""."""
+    found = owner(lab)
+    if found is None and not lab.path.is_dir():
+        return ""
+    if found is None:
+        return f"lab {lab.name} was {_UNKNOWN}"
+    if not found.mine:
+        return f"lab {lab.name} was {found}"
+    return f"lab {lab.name} was {found}, in another login session" if found.elsewhere else ""
+
+
+_UNKNOWN = "brought up by an unknown user"
+
+
+def or_down(lab: LabFolder) -> str:
+    """Return how to get rid of a lab that may be live: the command for its owner; for others, whose it is."""
+    found = owner(lab)
+    if found is None or not found.mine:
+        return f"it was {found or _UNKNOWN}"
+    return f"take it down with: testbed down {lab.name}" + (f" (it was {found})" if found.elsewhere else "")
+
+
+def chosen(name: str | None = None, *, changes: bool = False, command: Command | None = None) -> LabFolder:
+    """Return the folder of the selected lab: ``name``, else ``$TESTBED_LAB``, else the only lab.
+
+    ``changes``: the caller changes the lab, so the only one is taken only if the same user brought it up. ``command``
+    is used in the error. Raises UnknownName, UserError, LabError.
+    """
+    wanted = name or os.environ.get("TESTBED_LAB") or None
+    known = lab_folder.folders()
+    if wanted is None:
+        if not known:
+            raise UserError("no lab is up; bring one up with: testbed up metro-40km")
+        if len(known) > 1:
+            raise UserError("several labs are up; name one:" + _listed(known, command))
+        (only,) = known
+        only.refuse_foreign()
+        if changes and not ((found := owner(only)) and found.mine):
+            raise UserError(
+                f"lab {only.name} is the only one, but you ({login.user_name(login.current().uid)}) did not bring it"
+                " up; to act on it, name it:" + _listed(known, command)
+            )
+        return only
+    names = [it.name for it in known]
+    if wanted not in names:
+        raise UnknownName("lab", wanted, names)
+    found_folder = lab_folder.folder(wanted)
+    found_folder.refuse_foreign()
+    return found_folder
+
+
+def _listed(labs: Sequence[LabFolder], command: Command | None) -> str:
+    lines = [(command(it.name) if command else f"-l {it.name}", owner(it)) for it in labs]
+    width = max(len(line) for line, _ in lines)
+    return "".join(f"\n  {line:<{width}}  # {found or _UNKNOWN}" for line, found in lines)

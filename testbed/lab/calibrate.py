@@ -1,0 +1,163 @@
+"""Calibrate a lab's fibers: measure what comes off each delay, so that two nodes see the fiber's delay and no more.
+
+``core/physics/calibration.py`` defines the values; the keeper applies them wherever a delay is set. The measurement
+runs while a lab comes up, before it is certified; the certificate's packets are others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+
+from testbed.core.physics import calibration
+from testbed.core.plan import node_paths
+from testbed.core.plan.node_paths import NodePath
+from testbed.core.plan.properties import Calibrated
+from testbed.core.topology.model import Link, Topology
+from testbed.errors import HostError
+from testbed.host import lab_nodes
+from testbed.host.lab_folder import LabFolder
+from testbed.host.measure.probing import Echo, Probe, ProbePath, Prober, rounds
+from testbed.keeper import client, protocol
+from testbed.lab.fiber_measurement import RESOLVING_S, SETTLE_S, Tell
+
+__all__ = ["NodePaths", "calibrate", "idle_nodes", "links_to_probe"]
+
+OWNER = "calibration"
+"""Owner of what is taken off, as long as the lab lives."""
+
+MOST_ROUNDS, LEAST_ROUNDS, ALL_PACKETS = 100, 4, 2400
+"""Packets per path, and of all paths together: with many links, fewer of each instead of a longer wait."""
+INTERVAL_S, SLOT_S = 0.001, 0.0001
+"""Least interval between two packets of a path, and of the sender."""
+INSIDE_ROUNDS, INSIDE_INTERVAL_S = 200, 0.0002
+CORRECTIONS = 2
+"""How often early packets may reduce what is taken off: the second time for a delay that the emulator's own wake-up had
+hidden, which is one of a few microseconds."""
+
+
+class NodePaths:
+    """Probes from node to node over ``links``, while certification's Steps provide the paths. Must be closed.
+
+    ``nodes``: the node to use of each site. ``inside``: a path inside a site; None without links. Raises HostError.
+    """
+
+    def __init__(self, lab: LabFolder, topology: Topology, links: Sequence[Link], nodes: Mapping[str, str]) -> None:
+        self._lab = lab
+        self._opened = ExitStack()
+        self._probes: dict[str, Probe] = {}
+        self.inside = self._path(node_paths.inside(topology, nodes)) if links else None
+        try:
+            for link in links:
+                for path in node_paths.node_paths(topology, link, nodes):
+                    self._probes[path.name] = self._opened.enter_context(closing(Probe(self._path(path))))
+        except HostError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def of(self, directions: Collection[str]) -> dict[str, Probe]:
+        """Return the probes of these directions, by name; without those that have none."""
+        return {name: probe for name, probe in self._probes.items() if name in directions}
+
+    def _path(self, path: NodePath) -> ProbePath:
+        sender, receiver = (lab_nodes.netns(self._lab, node) for node in (path.sender, path.receiver))
+        return ProbePath(path.name, sender, path.source, receiver, path.destination)
+
+
+def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
+    """Return the first node of each site that no fault is acting on; lacks sites without such a node."""
+    active = (it for it in client.ask(lab, protocol.Faults()) if it["ended_t"] is None)
+    struck = {node for it in active for node in it["nodes"]}
+    idle = {site.name: [it for it in site.node_names if it not in struck] for site in topology.sites}
+    return {site: nodes[0] for site, nodes in idle.items() if nodes}
+
+
+def links_to_probe(lab: LabFolder, topology: Topology, nodes: Mapping[str, str], calibrated: bool) -> tuple[Link, ...]:
+    """Return the links to measure from node to node: those that are ``calibrated``, or that are to be."""
+    if calibrated:
+        known = client.ask(lab, protocol.Hello()).get("taken_off_s", {})
+        links = [link for link in topology.links if known.keys() & set(link.directions)]
+    else:
+        links = [link for link in topology.links if any(_targets([link]))]
+    return tuple(link for link in links if nodes.keys() >= set(link.between))
+
+
+def _targets(links: Sequence[Link]) -> Iterator[tuple[str, float]]:
+    """Yield (direction, its delay) for each direction to calibrate."""
+    for link in links:
+        for name in link.directions:
+            delay_s = link.impairment(name).delay_s
+            if link.calibrate and delay_s > 0:
+                yield name, delay_s
+
+
+def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) -> dict[str, float]:
+    """Measure what comes off each direction's delays, let the keeper apply it, and return it in seconds.
+
+    Raises LabError, HostError.
+    """
+    targets = dict(_targets(topology.links))
+    across = paths.of(targets)
+    targets = {name: targets[name] for name in across}
+    if not targets or paths.inside is None:
+        return {}
+    tell(f"calibrate {len(targets)} directions")
+    inside_s = _inside(paths.inside, tell)
+    if inside_s is None:
+        return {}
+    _apply(lab, (Calibrated(name, 0.0, plain_s=0.0) for name in targets))
+    least = calibration.alike(_least(list(across.values()), 0.0))
+    off = {name: calibration.taken_off_s(targets[name], least[name], inside_s) for name in least}
+    off = {name: value for name, value in off.items() if value}
+    early = set(off)
+    for _ in range(CORRECTIONS):
+        if not early:
+            break
+        _apply(lab, (Calibrated(name, off[name], plain_s=targets[name] - off[name]) for name in off))
+        checked = [across[name] for name in off if name in early]
+        found = _least(checked, max(targets[name] for name in early))
+        beyond = calibration.alike({name: found[name] - (targets[name] - off[name]) for name in found})
+        by = {name: calibration.early_s(off[name], beyond[name]) for name in beyond}
+        off |= {name: max(0.0, off[name] - by[name]) for name in by}
+        early = {name for name in by if by[name]}
+    off = {name: value for name, value in off.items() if value}
+    # Nothing came over a path in time (a neighbour was not resolved on a busy machine): the least of those built alike.
+    silent = [name for name in targets if name not in least and off and targets[name] > min(off.values())]
+    off |= dict.fromkeys(silent, min(off.values(), default=0.0))
+    _apply(lab, (Calibrated(name, value) for name, value in off.items()))
+    return off
+
+
+def _apply(lab: LabFolder, plan: Iterable[Calibrated]) -> None:
+    client.ask(lab, protocol.Undo(owner=OWNER))
+    client.ask(lab, protocol.Apply(owner=OWNER, plan=tuple(plan)))
+
+
+def _inside(path: ProbePath, tell: Tell) -> float | None:
+    """Return the least RTT inside a site in seconds; None if it cannot be measured."""
+    try:
+        with closing(Echo(path)) as echo:
+            rounds([echo], 2, INTERVAL_S, SETTLE_S)
+            arrivals = rounds([echo], INSIDE_ROUNDS, INSIDE_INTERVAL_S, SETTLE_S)[path.name]
+    except HostError as error:
+        tell(f"not calibrated: {error}")
+        return None
+    return min((it.delay_s for it in arrivals), default=None)
+
+
+def _least(probers: Sequence[Prober], delay_s: float) -> dict[str, float]:
+    """Return the least time over each path in seconds; lacks paths over which nothing came."""
+    interval_s = max(INTERVAL_S, SLOT_S * len(probers))
+    patience_s = SETTLE_S + 2 * delay_s
+    # The first packets of a path resolve neighbours and warm caches.
+    came = rounds(probers, 1, interval_s, patience_s)
+    until = time.monotonic() + RESOLVING_S
+    while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
+        came |= rounds(silent, 1, SLOT_S * len(silent), patience_s)
+    count = max(LEAST_ROUNDS, min(MOST_ROUNDS, ALL_PACKETS // len(probers)))
+    found = rounds(probers, count, interval_s, patience_s)
+    return {name: min(it.delay_s for it in arrivals) for name, arrivals in found.items() if arrivals}

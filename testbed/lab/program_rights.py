@@ -1,0 +1,117 @@
+"""Refuse, before anything starts, what the user of a lab's programs cannot read or write."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from testbed.errors import ProgramBarred
+from testbed.host import lab_folder
+from testbed.host.linux import program_user
+from testbed.host.linux.program_user import Access, ProgramUser
+
+__all__ = ["of_driver", "python_barred", "refuse_files", "refuse_folder", "refuse_program", "refuse_python",
+           "refuse_state"]  # fmt: skip
+
+AS_ROOT = "testbed launch --as-root"
+
+_SHEBANG_BYTES = 256
+"""Longest first line that Linux reads (include/uapi/linux/binfmts.h, BINPRM_BUF_SIZE)."""
+
+
+def of_driver(driver: str, folder: Path | None = None) -> ProgramUser | None:
+    """Return the user of programs started from ``folder`` (default: the working directory); None in containers, which
+    have a user of their own. Raises UserError."""
+    return None if driver == "containerlab" else program_user.choose(folder or Path.cwd())
+
+
+def refuse_state(user: ProgramUser) -> None:
+    """Raise ProgramBarred if programs could move the folder of labs' state away, and put another one there."""
+    if moved := program_user.renamable(user, lab_folder.root() / "labs"):
+        raise ProgramBarred(
+            f"TESTBED_STATE={lab_folder.root()}: the lab's programs run as {user}, who can rename {moved}; use a folder"
+            " in which only root can, such as the default, /var/lib/testbed"
+        )
+
+
+def python_barred(user: ProgramUser) -> Path | None:
+    """Return what bars ``user`` from the Python of agents and libraries; None if nothing does."""
+    executable = Path(sys.executable)
+    wanted: list[tuple[Access, Path]] = [("x", executable.resolve()), ("x", executable)]
+    folders = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
+    for name in ("testbed_agents", "torch"):
+        found = importlib.util.find_spec(name)
+        folders += [] if found is None or found.origin is None else [str(Path(found.origin).parent)]
+    for folder in map(Path, folders):
+        if folder.is_dir():
+            wanted += [("r", folder), ("x", folder)]
+    return program_user.first_refused(user, wanted)
+
+
+def refuse_python(user: ProgramUser) -> None:
+    """Raise ProgramBarred if ``user`` cannot run the Python of agents and libraries."""
+    if barred := python_barred(user):
+        raise ProgramBarred(
+            f"ranks and libraries run as {user}, who cannot use {barred}, which is part of this Python; install the"
+            f" testbed with a Python that every user can run, or let others in: chmod o+x {barred}"
+        )
+
+
+def refuse_folder(user: ProgramUser, folder: Path) -> None:
+    """Raise ProgramBarred if ranks cannot reach what they are to write below ``folder``, which exists."""
+    if barred := program_user.first_refused(user, [("x", folder)]):
+        raise ProgramBarred(
+            f"programs run as {user}, who cannot write below {folder}: {barred} bars the way; choose another folder for"
+            f" runs, let others in (chmod o+x {barred}), or run your program as root: {AS_ROOT}"
+        )
+
+
+def refuse_files(user: ProgramUser, paths: Iterable[Path]) -> None:
+    """Raise ProgramBarred if ranks or libraries cannot read these files and folders, which exist."""
+    wanted: list[tuple[Access, Path]] = []
+    for path in paths:
+        wanted.append(("r", path))
+        if path.is_dir():
+            wanted.append(("x", path))
+    if barred := program_user.first_refused(user, wanted):
+        raise ProgramBarred(
+            f"ranks and libraries run as {user}, who cannot read {barred}; let this user in, or copy it"
+        )
+
+
+def refuse_program(user: ProgramUser, argv: Sequence[str], folder: Path) -> None:
+    """Raise ProgramBarred if ``user`` cannot enter ``folder`` or run ``argv`` from there.
+
+    Checks the program, its interpreter, and files that its arguments name. A program that does not exist is not
+    refused: starting it says so."""
+    wanted: list[tuple[Access, Path]] = [("x", folder)]
+    for program in _program(argv[0], folder):
+        wanted += [("x", program.resolve()), ("x", program)]
+    wanted += [("r", path) for word in argv[1:] for path in _file(word, folder)]
+    if barred := program_user.first_refused(user, wanted):
+        raise ProgramBarred(
+            f"programs run as {user}, who cannot use {barred}; let this user in (chmod, or another folder), or run the"
+            f" program as root: {AS_ROOT}"
+        )
+
+
+def _program(word: str, folder: Path) -> Iterable[Path]:
+    """Yield the file of a command and, if it is a script, its interpreter."""
+    found = folder / word if "/" in word else Path(shutil.which(word) or "")
+    if not found.is_file():
+        return
+    yield found
+    with found.open("rb") as stream:
+        first = stream.read(_SHEBANG_BYTES).partition(b"\n")[0]
+    words = first[2:].split()
+    if first.startswith(b"#!") and words and (interpreter := Path(words[0].decode(errors="replace"))).is_file():
+        yield interpreter
+
+
+def _file(word: str, folder: Path) -> Iterable[Path]:
+    if word and "\0" not in word and (path := folder / word).is_file():
+        yield path

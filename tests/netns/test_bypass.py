@@ -1,0 +1,159 @@
+"""A path around the fibers is found wherever it is: planted by ``ip`` between two sites of a ring."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+
+import testbed
+
+pytestmark = [pytest.mark.netns]
+
+RING = """
+scale: 1000
+sites: {a: {nodes: 2}, b: {nodes: 2}, c: {nodes: 2}, d: {nodes: 2}}
+links:
+  ab: {between: [a, b], km: 20}
+  bc: {between: [b, c], km: 20}
+  cd: {between: [c, d], km: 30}
+  da: {between: [d, a], km: 30}
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
+    file = tmp_path_factory.mktemp("ring") / "ring.yaml"
+    file.write_text(RING)
+    name = oracle.unused_name()
+    with testbed.up(str(file), name=name, agents=False, allow_uncertified=True) as found:
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+@contextlib.contextmanager
+def second_path(lab: testbed.Lab, one: str, other: str, *routes: tuple[str, str, str]) -> Iterator[None]:
+    """Plant a cable between two namespaces; ``routes`` are (namespace, destination, next hop) over it."""
+    here, there = oracle.netns(lab.name, one), oracle.netns(lab.name, other)
+    oracle.run("ip", "-n", here, "link", "add", "leak0", "type", "veth", "peer", "name", "leak1", "netns", there)
+    try:
+        for place, device, number in ((here, "leak0", 1), (there, "leak1", 2)):
+            oracle.run("ip", "-n", place, "link", "set", device, "up")
+            if routes:
+                oracle.run("ip", "-n", place, "addr", "add", f"fd00:bad::{number}/64", "dev", device, "nodad")
+                oracle.run("ip", "-n", place, "addr", "add", f"192.168.99.{number}/24", "dev", device)
+        for node, destination, hop in routes:
+            place, device = oracle.netns(lab.name, node), "leak0" if node == one else "leak1"
+            oracle.run("ip", "-n", place, "route", "replace", destination, "via", hop, "dev", device, "metric", "1")
+        yield
+    finally:
+        oracle.run("ip", "-n", here, "link", "del", "leak0")  # its routes go with it
+
+
+def prefix(lab: testbed.Lab, site: str, family: str) -> str:
+    """The network of a site's fabric, from the address of its gateway."""
+    (link,) = oracle.ip(oracle.netns(lab.name, f"{site}-gw"), "addr", "show", "dev", "fabric")
+    (own,) = [it for it in link["addr_info"] if it["family"] == family and it["scope"] == "global"]
+    return f"{own['local']}/{own['prefixlen']}"
+
+
+def around(command: oracle.Command, lab: testbed.Lab) -> dict[str, Any]:
+    said = command("certify", "-l", lab.name, "--json")
+    assert said.returncode in (0, 1), said.stderr
+    found: dict[str, Any] = json.loads(said.stdout)
+    assert found["around"]["ok"] is (found["around"]["why"] == "")
+    assert found["around"]["ok"] or found["around"]["why"] in found["why"]
+    return found["around"]  # type: ignore[no-any-return]
+
+
+def test_a_lab_as_it_was_built_has_no_path_around_any_pair_of_its_sites(
+    lab: testbed.Lab, command: oracle.Command
+) -> None:
+    found = around(command, lab)
+    assert (found["ok"], found["pairs"], found["families"]) == (True, 6, ["IPv4", "IPv6"])
+
+
+@pytest.mark.parametrize(
+    ("sites", "family", "said"),
+    [("cd", "inet6", "over IPv6"), ("cd", "inet", "over IPv4"), ("bd", "inet6", "over IPv6")],
+    ids=["last two sites, IPv6 only", "last two sites, IPv4 only", "sites that no fiber joins"],
+)
+def test_a_second_path_between_two_gateways_is_found_in_the_family_that_it_carries(
+    lab: testbed.Lab, command: oracle.Command, sites: str, family: str, said: str
+) -> None:
+    one, other = sites
+    hops = {"inet6": ("fd00:bad::2", "fd00:bad::1"), "inet": ("192.168.99.2", "192.168.99.1")}[family]
+    routes = (
+        (f"{one}-gw", _network(prefix(lab, other, family)), hops[0]),
+        (f"{other}-gw", _network(prefix(lab, one, family)), hops[1]),
+    )
+    with second_path(lab, f"{one}-gw", f"{other}-gw", *routes):
+        found = around(command, lab)
+    assert found["ok"] is False
+    assert f"{one}-0 reaches {other}-0 {said}" in found["why"]
+    assert "without crossing every fiber of the path" in found["why"]
+    assert ("IPv4" if family == "inet6" else "IPv6") not in found["why"].replace("IPv4 broadcast", "").replace(
+        "link-local IPv6", ""
+    )
+    assert around(command, lab)["ok"] is True
+
+
+def test_a_path_one_way_is_found_while_other_traffic_crosses_the_fibers(
+    lab: testbed.Lab, command: oracle.Command
+) -> None:
+    """Counters of packets would not tell: those of the other traffic make up for those that are missing."""
+    target = oracle.addresses(oracle.netns(lab.name, "c-1"), "fabric0")["inet6"]
+    other = ("ip", "netns", "exec", oracle.netns(lab.name, "a-1"), "ping", "-q", "-i", "0.002", target)
+    traffic = subprocess.Popen(other, stdout=subprocess.DEVNULL)
+    try:
+        route = ("d-gw", _network(prefix(lab, "c", "inet6")), "fd00:bad::1")
+        with second_path(lab, "c-gw", "d-gw", route):
+            found = around(command, lab)
+    finally:
+        traffic.terminate()
+        traffic.wait()
+    assert "d-0 reaches c-0 over IPv6" in found["why"]
+    assert "c-0 reaches d-0 over" not in found["why"]
+
+
+def test_a_cable_between_two_nodes_without_an_address_is_found(lab: testbed.Lab, command: oracle.Command) -> None:
+    with second_path(lab, "c-1", "d-1"):
+        found = around(command, lab)
+    assert found["ok"] is False
+    assert "c-1 reaches d-1 by " in found["why"]
+    assert " from leak0" in found["why"]
+
+
+def test_gateways_know_their_neighbours_on_the_links_without_resolving_them(lab: testbed.Lab) -> None:
+    """Entries that are resolved share one small table of the whole host; permanent ones do not count."""
+    for site in lab.topology.sites:
+        place = oracle.netns(lab.name, site.gateway)
+        links = [link for link in lab.topology.links if site.name in link.between]
+        for link in links:
+            (other,) = set(link.between) - {site.name}
+            far = oracle.netns(lab.name, f"{other}-gw")
+            (mac,) = [it["address"] for it in oracle.ip(far, "link", "show", "dev", link.name)]
+            for family in ("-4", "-6"):
+                known = oracle.ip(place, family, "neigh", "show", "dev", link.name, "nud", "permanent")
+                address = oracle.addresses(far, link.name)["inet" if family == "-4" else "inet6"]
+                assert [it["lladdr"] for it in known if it["dst"] == address] == [mac]
+
+
+@pytest.mark.thorough
+def test_64_sites_are_probed_within_two_seconds(state_folder: Path, command: oracle.Command) -> None:
+    with testbed.up("ring-64", name=oracle.unused_name(), agents=False, allow_uncertified=True) as wide:
+        found = [around(command, wide) for _ in range(3)]
+    assert {it["pairs"] for it in found} == {64 * 63 // 2}
+    assert min(it["took_s"] for it in found) <= 2.0
+
+
+def _network(interface: str) -> str:
+    import ipaddress
+
+    return str(ipaddress.ip_interface(interface).network)

@@ -1,0 +1,279 @@
+"""Ranks, launched programs and libraries in namespaces have no privileges, and change nothing of what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+
+import testbed
+from testbed.errors import UserError
+from testbed.host import collective_libraries, lab_folder
+from testbed.host.linux import program_user
+from testbed.keeper import client, protocol
+from testbed.lab.validation.worker_set import WorkerSet
+
+pytestmark = [pytest.mark.netns]
+
+HOSTILE = Path(__file__).with_name("hostile_program.py")
+BOUND_S = 20.0
+CALLER = (4242, 4343)
+"""A user without an account, as whoever called sudo."""
+
+
+def reachable(path: str) -> bool:
+    return all(above.stat().st_mode & 0o001 for above in (*Path(path).resolve().parents, *HOSTILE.parents))
+
+
+needs_python = pytest.mark.skipif(
+    not reachable(sys.executable),
+    reason="this Python is in a folder that only root may enter; make test installs another",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_sudo() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SUDO_UID", "SUDO_GID", program_user.VARIABLE):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(without_sudo: None, state_folder: Path) -> Iterator[testbed.Lab]:
+    """Provide metro-40km with agents."""
+    name = oracle.unused_name()
+    with testbed.up("metro-40km", name=name) as found:
+        yield found
+    assert oracle.left_behind(name, state_folder) == []
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {key: value.strip() for key, _, value in lines}
+
+
+def inside(lab: testbed.Lab, node: str) -> list[int]:
+    """Return the processes in a node's network namespace."""
+    wanted, found = Path("/run/netns", oracle.netns(lab.name, node)).stat().st_ino, []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "ns" / "net").stat().st_ino == wanted:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def assert_unprivileged(status: dict[str, str], uid: int, gid: int) -> None:
+    assert status["Uid"].split() == [str(uid)] * 4
+    assert status["Gid"].split() == [str(gid)] * 4
+    assert set(status["Groups"].split()) <= {str(gid)}
+    assert {key: int(value, 16) for key, value in status.items() if key.startswith("Cap")} == dict.fromkeys(
+        ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), 0
+    )
+    assert status["NoNewPrivs"] == "1"
+
+
+@needs_python
+@pytest.mark.parametrize("whose", ["the testbed's own", "SUDO_UID", "the owner of the folder"])
+def test_a_hostile_program_changes_nothing(
+    trained: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    (folder := tmp_path / "work").mkdir(mode=0o755)
+    uid, gid = CALLER
+    if whose == "SUDO_UID":
+        monkeypatch.setenv("SUDO_UID", str(uid))
+        monkeypatch.setenv("SUDO_GID", str(gid))
+    elif whose == "the owner of the folder":
+        os.chown(folder, *CALLER)
+    else:
+        uid = gid = program_user.OWN_UID
+    monkeypatch.chdir(folder)
+    set_uid = shutil.copy(shutil.which("id") or "", tmp_path / "id")
+    os.chmod(set_uid, 0o4755)  # noqa: PTH101
+    state = lab_folder.folder(trained.name)
+    keeper = client.ask(state, protocol.Hello())["pid"]
+    hostname = Path("/etc/hostname").read_bytes(), os.stat("/etc/hostname").st_uid  # noqa: PTH116
+    said: list[str] = []
+    argv = [sys.executable, str(HOSTILE), str(state.path), str(keeper), str(os.getpid()), str(set_uid)]
+    assert trained.launch(argv, directory=tmp_path / "runs", echo=said.append) == 0, said
+    answers = [json.loads(line.partition("] ")[2]) for line in said]
+    assert len(answers) == 4
+    for answer in answers:
+        assert {name for name, how in answer["refused"].items() if how == "done"} == set()
+        assert {name: how for name, how in answer["allowed"].items() if how != "done"} == {}
+        assert_unprivileged(answer["status"], uid, gid)
+        assert answer["user"] == [uid, uid, gid, *answer["user"][3:]]
+        assert answer["pdeathsig"] == signal.SIGKILL
+        assert sorted(answer["descriptors"]) == ["0", "1", "2"]
+        assert answer["descriptors"]["0"] == "/dev/null"
+        assert {answer["descriptors"][it].partition(":")[0] for it in "12"} == {"pipe"}
+        assert answer["environment"]["USER"] == "testbed"
+        assert answer["environment"]["TMPDIR"].startswith(f"/tmp/testbed-{trained.name}-")
+        assert answer["folder"] == str(folder)
+    assert len({answer["environment"]["TMPDIR"] for answer in answers}) == 4
+    # Afterwards the run belongs to whoever called sudo; links and second names lead to no file of the host's.
+    assert trained.run_directory is not None
+    run = trained.run_directory.path
+    owner = CALLER if whose == "SUDO_UID" else (0, 0)
+    for name in ("run.json", "metrics.jsonl", "ranks/rank-0.log", "ranks/rank-0"):
+        found = (run / name).stat()
+        assert (found.st_uid, found.st_gid) == owner, name
+    assert (run / "ranks" / "rank-0" / "link").is_symlink()
+    assert (Path("/etc/hostname").read_bytes(), os.stat("/etc/hostname").st_uid) == hostname  # noqa: PTH116
+    assert json.loads((run / "run.json").read_text())["program_user"]["uid"] == uid
+
+
+@needs_python
+def test_while_a_program_runs_the_run_belongs_to_root(
+    trained: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_UID", str(CALLER[0]))
+    monkeypatch.setenv("SUDO_GID", str(CALLER[1]))
+    owners: dict[str, int] = {}
+
+    def look(line: str) -> None:
+        (run,) = (tmp_path / "runs").iterdir()
+        for path in (run, run / "run.json", run / "ranks", run / "ranks" / "rank-0.log", run / "ranks" / "rank-0"):
+            owners[path.name] = path.stat().st_uid
+
+    assert trained.launch(["echo", "here"], directory=tmp_path / "runs", echo=look) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert owners == {run.name: 0, "run.json": 0, "ranks": 0, "rank-0.log": 0, "rank-0": CALLER[0]}
+    assert run.stat().st_uid == CALLER[0]
+
+
+def test_as_root_a_program_is_root(trained: testbed.Lab, tmp_path: Path) -> None:
+    said: list[str] = []
+    assert trained.launch(["id", "-u"], directory=tmp_path, echo=said.append, as_root=True) == 0
+    assert sorted(said) == [f"[rank {rank}] 0" for rank in range(4)]
+
+
+def test_a_program_ends_with_the_command_that_launched_it(trained: testbed.Lab, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "testbed.cli.app", "launch", "-l", trained.name, "--runs", str(tmp_path)]
+    with subprocess.Popen(
+        [*words, "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000'], stdout=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        pids = [int(command.stdout.readline().split()[-1]) for _ in range(4)]
+        assert all(status_of(pid)["Uid"].split()[0] == str(program_user.OWN_UID) for pid in pids)
+        command.kill()
+        oracle.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), BOUND_S, "the programs have ended")
+
+
+@needs_python
+def test_ranks_have_no_privileges_and_a_restart_gives_them_none(trained: testbed.Lab) -> None:
+    nodes = trained.topology.node_names
+    for node in nodes:  # while they wait for a job
+        for pid in inside(trained, node):
+            assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
+    job = trained.train(steps=4000, checkpoint_every=10)
+    assert trained.run_directory is not None
+    ranks = trained.run_directory.ranks
+    for attempt in (1, 2):
+        oracle.until(lambda n=attempt: job.attempt == n, 60.0, f"attempt {attempt} runs")  # type: ignore[misc]
+        job.wait_for(job.step + 25, 120.0)
+        pids = {node: inside(trained, node) for node in nodes}
+        for rank, node in enumerate(nodes):
+            (pid,) = pids[node]
+            assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
+            held = {str(it.readlink()) for it in Path(f"/proc/{pid}/fd").iterdir()}
+            files = {it for it in held if it.startswith("/") and it != "/dev/null"}
+            assert files <= {str(ranks / f"rank-{rank}{end}") for end in (".jsonl", ".checks.jsonl", ".log")}
+        assert (ranks / "checkpoints" / "rank-0").stat().st_uid == program_user.OWN_UID
+        for path in (ranks, ranks / "attempt", ranks / "checkpoints", ranks.parent / "run.json"):
+            assert path.stat().st_uid == 0, path
+        if attempt == 1:
+            os.kill(pids[nodes[-1]][0], signal.SIGKILL)
+    job.stop()
+    oracle.until(job.over, BOUND_S, "the job is over")
+
+
+@needs_python
+def test_ranks_end_with_the_fork_server(trained: testbed.Lab) -> None:
+    (pid,) = inside(trained, "east-0") or trained.train(steps=1).wait() or inside(trained, "east-0")
+    server = int(status_of(pid)["PPid"])
+    assert status_of(server)["Uid"].split()[0] == "0"
+    others = [it for node in trained.topology.node_names for it in inside(trained, node)]
+    os.kill(server, signal.SIGKILL)
+    oracle.until(lambda: not any(Path(f"/proc/{it}").exists() for it in others), BOUND_S, "the ranks have ended")
+
+
+@needs_python
+def test_libraries_have_no_privileges(lab: testbed.Lab, tmp_path: Path) -> None:
+    workers = WorkerSet(lab_folder.folder(lab.name), lab.topology, collective_libraries.find("ring"), tmp_path / "ring")
+    try:
+        assert not workers.join(60.0).trouble
+        for node in lab.topology.node_names:
+            (pid,) = inside(lab, node)
+            assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
+        assert (tmp_path / "ring").stat().st_uid == 0
+        assert (tmp_path / "ring" / "outputs").stat().st_uid == program_user.OWN_UID
+    finally:
+        workers.kill()
+
+
+# ---- refusals, before anything starts
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    (folder := tmp_path / "secret").mkdir(mode=0o700)
+    (folder / "train.sh").write_text("#!/bin/sh\necho trained\n")
+    (folder / "train.sh").chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("argv", [["{}/train.sh"], ["sh", "{}/train.sh"]])
+def test_a_program_that_its_user_cannot_read_is_refused(
+    lab: testbed.Lab, command: oracle.Command, tmp_path: Path, secret: Path, argv: list[str]
+) -> None:
+    words = [it.format(secret) for it in argv]
+    done = command("launch", "-l", lab.name, "--runs", str(tmp_path / "runs"), "--", *words)
+    assert done.returncode == 2
+    assert str(secret) in done.stderr and "launch --as-root" in done.stderr
+    assert not list((tmp_path / "runs").glob("*"))
+    done = command("launch", "-l", lab.name, "--runs", str(tmp_path / "runs"), "--as-root", "--", *words)
+    assert (done.returncode, done.stdout.count("trained")) == (0, 4), done.stderr
+
+
+def test_a_folder_that_programs_cannot_write_is_refused(
+    lab: testbed.Lab, command: oracle.Command, secret: Path
+) -> None:
+    done = command("launch", "-l", lab.name, "--runs", str(secret / "runs"), "--", "true")
+    assert done.returncode == 2
+    assert str(secret) in done.stderr and "launch --as-root" in done.stderr
+
+
+def test_a_run_whose_ranks_could_not_write_is_refused_before_a_lab_is_built(
+    command: oracle.Command, secret: Path, lab_name: str
+) -> None:
+    began = time.monotonic()
+    done = command("run", "metro-40km", "--name", lab_name, "--runs", str(secret / "runs"))
+    assert done.returncode == 2
+    assert str(secret if reachable(sys.executable) else "") in done.stderr
+    assert "namespaces:" not in done.stderr, time.monotonic() - began
+
+
+def test_state_that_programs_could_move_away_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lab_name: str
+) -> None:
+    (home := tmp_path / "home").mkdir()
+    os.chown(home, *CALLER)
+    monkeypatch.setenv("SUDO_UID", str(CALLER[0]))
+    monkeypatch.setenv("SUDO_GID", str(CALLER[1]))
+    (home / "state").mkdir()
+    monkeypatch.setenv("TESTBED_STATE", str(home / "state"))
+    with pytest.raises(UserError, match=f"can rename {home}/state"):
+        testbed.up("metro-40km", name=lab_name, agents=False)

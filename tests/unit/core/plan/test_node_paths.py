@@ -1,0 +1,71 @@
+"""Paths from node to node over one link: addresses of their own, and routes that lead over that link and no other."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from testbed.core.plan import node_paths
+from testbed.core.plan.build import build
+from testbed.core.plan.resources import Address, Route
+from testbed.core.topology.resolve import load_text
+
+TRIANGLE = b"""\
+sites: {a: {nodes: 2}, b: {}, c: {}}
+links:
+  ab: {between: [a, b], km: 10}
+  ac: {between: [a, c], km: 10}
+  bc: {between: [b, c], km: 10}
+  longer: {between: [b, a], km: 90}
+"""
+NODES = {"a": "a-1", "b": "b-0", "c": "c-0"}
+
+
+def walk(steps: list[Route], owner: dict[str, str], gateway: str, destination: str) -> list[str]:
+    """The links and nodes that a packet at ``gateway`` passes, by the longest prefix and then the least metric."""
+    passed: list[str] = []
+    while gateway.endswith("-gw"):
+        fit = [it for it in steps if it.namespace == gateway and ip_address(destination) in ip_network(it.destination)]
+        best = min(fit, key=lambda it: (-ip_network(it.destination).prefixlen, it.metric))
+        ((hop, interface),) = best.hops
+        passed.append(interface)
+        gateway = owner[hop]
+        assert len(passed) < 5
+    return [*passed, gateway]
+
+
+def test_each_direction_goes_over_its_own_link_there_and_back() -> None:
+    topology = load_text(TRIANGLE, "t.yaml")
+    lab = [it for it in build(topology, agents=False) if isinstance(it, Route | Address)]
+    probing = list(node_paths.steps(topology, topology.links, NODES))
+    routes = [it for it in (*lab, *probing) if isinstance(it, Route) and ":" not in it.destination]
+    owner = {it.cidr.partition("/")[0]: it.namespace for it in (*lab, *probing) if isinstance(it, Address)}
+    for link in topology.links:
+        for path in node_paths.node_paths(topology, link, NODES):
+            site = topology.site_of(path.sender)
+            assert owner[path.source] == path.sender and owner[path.destination] == path.receiver
+            passed = walk(routes, owner, site.gateway, path.destination)
+            assert passed == [link.name, "fabric", path.receiver]
+            back = walk(routes, owner, topology.site_of(path.receiver).gateway, path.source)
+            assert back == [link.name, "fabric", path.sender]
+    assert len({it.cidr for it in probing if isinstance(it, Address)}) == 2 * len(topology.links)
+
+
+def test_nothing_of_the_lab_itself_has_these_addresses() -> None:
+    topology = load_text(TRIANGLE, "t.yaml")
+    own = {it.cidr.partition("/")[0] for it in build(topology, agents=False) if isinstance(it, Address)}
+    probed = {
+        it.cidr.partition("/")[0] for it in node_paths.steps(topology, topology.links, NODES) if isinstance(it, Address)
+    }
+    assert not own & probed
+    assert all(ip_address(it) in ip_network("10.253.0.0/16") for it in probed)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [(NODES, ("a-1", "a-0")), ({"b": "b-0", "c": "c-0"}, ("b-0", "b-gw")), ({"a": "a-0"}, ("a-0", "a-1"))],
+)
+def test_inside_a_site_is_another_node_or_else_the_gateway(nodes: dict[str, str], expected: tuple[str, str]) -> None:
+    path = node_paths.inside(load_text(TRIANGLE, "t.yaml"), nodes)
+    assert (path.sender, path.receiver) == expected

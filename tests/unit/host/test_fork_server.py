@@ -1,0 +1,28 @@
+"""The fork server's end, whatever is known of its process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from testbed.host.fork_server import ForkServer
+from testbed.host.linux import process
+
+
+def test_one_whose_start_time_could_not_be_read_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of descriptors, /proc cannot be read; the process is a child all the same."""
+    monkeypatch.setattr(process, "started", lambda pid: 0)
+    gone = threading.Event()
+    server = ForkServer(
+        tmp_path / "log",
+        lambda event: gone.set() if event["event"] == "gone" else None,
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+    )
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    stopping.start()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert gone.wait(5)

@@ -1,0 +1,201 @@
+"""What one thing cannot do keeps no other from it: a heal in which something fails, an emulator that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from noop import NoHandler
+
+from testbed.core.plan.properties import Carrier, Paused
+from testbed.core.plan.step import Property
+from testbed.errors import HostError, LabError, StorageError, TestbedError, raise_all
+from testbed.host.drivers.netns import NetnsDriver
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
+from testbed.keeper import protocol
+from testbed.keeper.engine import LAB, Engine
+from testbed.keeper.journal import PROTECTED, Journal
+from testbed.keeper.keeper import Keeper
+from testbed.keeper.rank_faults import RankFaultHandler
+from testbed.keeper.service import Caller
+from testbed.keeper.verbs import Verbs
+from testbed.lab import teardown
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    """A real one, of a lab of which nothing is built."""
+    folder = LabFolder(tmp_path / "metro")
+    folder.path.mkdir()
+    made = Keeper(folder, agents=False, containers=False)
+    yield made
+    made._worker.shutdown()
+
+
+def refuse(error: Exception) -> Callable[..., Any]:
+    def instead(*arguments: Any, **more: Any) -> Any:
+        raise error
+
+    return instead
+
+
+def test_all_that_failed_is_said_and_one_cause_once() -> None:
+    raise_all([])
+    with pytest.raises(LabError, match=r"^one$"):
+        raise_all([LabError("one")])
+    with pytest.raises(HostError, match=r"^one; two; OSError\('three'\)$"):
+        raise_all([LabError("one"), StorageError("two"), LabError("one"), OSError("three")])
+
+
+# ---- the emulator dies
+
+
+@pytest.mark.parametrize("error", [HostError("no such device"), StorageError("disk full"), OSError("out of files")])
+def test_that_the_emulator_died_is_written_whatever_fails_after_it(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(keeper.engine, "apply", refuse(error))
+    monkeypatch.setattr(keeper.driver, "assign", refuse(error))
+    keeper._emulator_died(-9)
+    told = keeper.events.since(0)["events"]
+    assert [it["event"] for it in told] == ["emulator-died", "note"]
+    assert told[0]["status"] == -9
+    assert str(error) in told[1]["text"]
+    assert Verbs(keeper).answer({"call": "hello"}, Caller(lambda text: None))["emulator_died"]
+
+
+def test_on_a_full_disk_the_ends_go_down_unrecorded(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the fibers would swallow packets behind ends that are up."""
+    down: list[Property] = []
+    monkeypatch.setattr("testbed.keeper.keeper._fiber_ends", lambda step: ["north-a", "north-b"])
+    keeper.journal.intend(LAB, [Carrier("plant", "x", True)])
+    monkeypatch.setattr(keeper.journal, "intend", refuse(StorageError("disk full")))
+    monkeypatch.setattr(keeper.journal, "exchange", refuse(StorageError("disk full")))
+    monkeypatch.setattr(keeper.driver, "assign", down.extend)
+    keeper._emulator_died(None)
+    assert down == [Carrier("plant", "north-a", False), Carrier("plant", "north-b", False)]
+    assert [it["event"] for it in keeper.events.since(0)["events"]] == ["emulator-died"]
+
+
+# ---- heal
+
+
+class Handler(NoHandler):
+    """Refuses to light the fibers of ``broken``, each in its own words."""
+
+    def __init__(self, *broken: str) -> None:
+        self.broken, self.lit = broken, list[str]()
+
+    def assign(self, settings: Sequence[Property]) -> None:
+        for it in settings:
+            assert isinstance(it, Carrier)
+            if it.up and it.interface in self.broken:
+                raise HostError(f"{it.interface} is stuck")
+            self.lit += [it.interface] if it.up else []
+
+
+def test_a_heal_of_everything_tries_everything(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(keeper.faults, "heal", refuse(HostError("f1 is stuck")))
+    monkeypatch.setattr(keeper.protection, "restore", refuse(HostError("north is stuck")))
+    monkeypatch.setattr(keeper.engine, "settle", lambda: done.append("settled"))
+    with pytest.raises(HostError, match=r"^f1 is stuck; north is stuck$"):
+        Verbs(keeper).answer({"call": "heal", "ids": ["f1"], "everything": True}, Caller(lambda text: None))
+    assert done == ["settled"]
+
+
+def test_every_fault_is_healed_but_those_that_cannot_and_all_of_these_are_told(keeper: Keeper) -> None:
+    hand = Handler("b", "d")
+    keeper.engine = keeper.faults._engine = Engine(keeper.journal, {Carrier: hand})
+    keeper.engine.apply(LAB, tuple(Carrier("plant", end, True) for end in "ace"))
+    from testbed.core.faults.fault_kind import Compiled
+
+    for end in "abcde":
+        fault = cast(
+            protocol.CompiledFault,
+            {"type": "cut", "target": end, "links": [end], "nodes": [], "parameters": {}, "for_s": None},
+        )
+        keeper.faults.inject(fault, Compiled.at_once("dark", (Carrier("plant", end, False),), (end,)))
+    hand.lit.clear()
+    with pytest.raises(HostError, match=r"b is stuck.*d is stuck"):
+        keeper.faults.heal(["f1", "f2", "f3", "f4", "f5"])
+    assert hand.lit == ["a", "c", "e"]
+    assert [it["id"] for it in keeper.faults.records() if it["ended_t"] is None] == ["f2", "f4"]
+
+
+def test_a_fault_whose_keys_are_stuck_does_not_keep_its_own_from_being_undone(keeper: Keeper) -> None:
+    """A second heal of one that was half undone settles first; if that fails, its Steps are withdrawn all the same."""
+    keeper.faults._active["f1"] = cast(Any, type("Active", (), {"half_undone": True, "record": {}, "due": None})())
+    tried: list[str] = []
+    keeper.engine.settle = refuse(HostError("another key is stuck"))  # type: ignore[method-assign]
+    keeper.engine.undo = tried.append  # type: ignore[method-assign]
+    keeper.faults._cut = lambda fault, cuts: tried.append("cut")
+    with pytest.raises(HostError, match="another key is stuck"):
+        keeper.faults.heal(["f1"])
+    assert tried == ["f1", "cut"]
+
+
+def test_without_a_keeper_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the fibers' ends nor a fault nor a protected link keeps another from being healed."""
+    refused, lit = {"north-a", "west-0"}, list[str]()
+
+    def assign(self: object, settings: Sequence[Property]) -> None:
+        for it in settings:
+            assert isinstance(it, Carrier)
+            if it.interface in refused:
+                raise HostError(f"{it.interface} is stuck")
+            lit.append(it.interface)
+
+    monkeypatch.setattr(NetnsDriver, "assign", assign)
+    monkeypatch.setattr(teardown, "_darken", refuse(HostError("the plant is stuck")))
+    lab = LabFolder(tmp_path / "metro")
+    lab.path.mkdir()
+    journal = Journal.create(lab.journal, "metro", process.boot_id(), (1 << 22, 1))
+    for number, end in (("f1", "west-0"), ("f2", "east-0")):
+        journal.note("fault", id=number, type="x", target=end, links=[], nodes=[])
+        journal.intend(number, (Carrier("gw", end, False),))
+    journal.intend(f"{PROTECTED}north", (Carrier("plant", "north-a", False),))
+    journal.intend(f"{PROTECTED}south", (Carrier("plant", "south-a", False),))
+    journal.close()
+    with pytest.raises(HostError) as caught:
+        teardown.heal(lab, None)
+    assert all(word in str(caught.value) for word in ("the plant is stuck", "west-0 is stuck", "north-a is stuck"))
+    assert {"east-0", "south-a"} <= set(lit)
+    left = Journal.read(lab.journal)
+    assert [it["id"] for it in left.notes if it["note"] == "fault-ended"] == ["f2"]
+
+
+def test_one_namespace_that_is_stuck_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, seen = NetnsDriver("metro", tmp_path), list[str]()
+
+    class Space:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def set_carriers(self, states: dict[str, bool]) -> None:
+            if self.name in ("a", "c"):
+                raise HostError(f"{self.name} is stuck")
+            seen.append(self.name)
+
+    monkeypatch.setattr(driver, "_space", Space)
+    with pytest.raises(HostError, match=r"^a is stuck; c is stuck$"):
+        driver.assign([Carrier(name, "x", True) for name in "abcd"])
+    assert seen == ["b", "d"]
+
+
+def test_one_rank_that_is_stuck_leaves_the_others() -> None:
+    class Agents:
+        resumed: list[int] = []  # noqa: RUF012
+
+        def pause(self, rank: int, paused: bool) -> None:
+            if rank in (0, 2):
+                raise LabError(f"rank {rank} is stuck")
+            self.resumed.append(rank)
+
+    handler = RankFaultHandler(cast(Any, Agents()), Path)
+    with pytest.raises(TestbedError, match=r"^rank 0 is stuck; rank 2 is stuck$"):
+        handler.assign([Paused(rank, False) for rank in range(4)])
+    assert Agents.resumed == [1, 3]

@@ -1,0 +1,107 @@
+"""A recorder in a lab of 64 ranks none of which answers: fibers are sampled and events recorded all the same."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dead_exporters
+import oracle
+import pytest
+import run_factory
+from followed_keeper import Keeper
+
+from testbed.core.topology import resolve
+from testbed.host.files.store import RunDirectory
+from testbed.lab.jobs import rank_scraper
+from testbed.lab.jobs.recorder import Recorder
+
+WIDE = resolve.load_text(
+    b"sites: {east: {nodes: 32}, west: {nodes: 32}}\nlinks: {north: {between: [east, west], km: 4}}", "x"
+)
+EVENTS = 20
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    made = Keeper(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "run" / "ranks").mkdir(parents=True)
+    with dead_exporters.addresses(64) as addresses:
+        ranks = [SimpleNamespace(rank=n, metrics=host, port=port) for n, (host, port) in enumerate(addresses)]
+        monkeypatch.setattr(rank_scraper.build, "ranks", lambda topology: ranks)
+        monkeypatch.setattr(rank_scraper.lab_nodes, "netns", lambda lab, node: tmp_path)
+        monkeypatch.setattr(rank_scraper.namespace, "enter", lambda path: None)
+        yield tmp_path / "run"
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_ranks_that_do_not_answer_slow_nothing_down(keeper: Keeper, run: Path) -> None:
+    recorder = Recorder(keeper.lab, WIDE, RunDirectory(run))
+    recorder.start()
+    took = []
+    for number in range(EVENTS):
+        began = time.monotonic()
+        keeper.events.add("note", number=number)
+        oracle.until(lambda n=number: len(recorder.events) > n, 10.0, "it is recorded")  # type: ignore[misc]
+        took.append(time.monotonic() - began)
+        time.sleep(0.2)
+    recorder.stop()
+    assert recorder.lab_failure == ""
+    assert [it["number"] for it in lines(run / "events.jsonl")] == list(range(EVENTS))
+    assert statistics.median(took) < 0.1, "an event is recorded when it happens"
+    metrics = lines(run / "metrics.jsonl")
+    fibers = [it["t"] for it in metrics if it["kind"] == "fiber"]
+    assert len(fibers) >= 4
+    assert statistics.median(after - before for before, after in pairwise(fibers)) < 1.2
+    ranks = [it for it in metrics if it["kind"] == "rank"]
+    assert {it["rank"] for it in ranks} == set(range(64))
+    assert {it["why"] for it in ranks} == {"timeout", "refused"}
+    of_one = [it["t"] for it in ranks if it["rank"] == 0]
+    assert statistics.median(after - before for before, after in pairwise(of_one)) < 1.2, "each second once more"
+
+
+def test_what_happens_before_the_stop_is_recorded(keeper: Keeper, run: Path) -> None:
+    for number in range(3):
+        recorder = Recorder(keeper.lab, WIDE, RunDirectory(run))
+        recorder.start()
+        keeper.events.add("note", number=number)
+        recorder.stop()
+    assert [it["number"] for it in lines(run / "events.jsonl")] == [0, 1, 2]
+
+
+def test_a_keeper_that_ends_is_a_failure_of_the_lab(keeper: Keeper, run: Path) -> None:
+    recorder = Recorder(keeper.lab, WIDE, RunDirectory(run))
+    recorder.start()
+    oracle.until(lambda: keeper.publisher._subscribers, 10.0, "it follows")
+    keeper.hang_up()
+    oracle.until(lambda: recorder.lab_failure, 10.0, "it is noticed")
+    assert "ended" in recorder.lab_failure
+    began = time.monotonic()
+    recorder.stop()
+    assert time.monotonic() - began < 10.0
+
+
+def test_factory_and_recorder_agree_on_a_line(keeper: Keeper, run: Path, tmp_path: Path) -> None:
+    """Otherwise tests of the report read what no recorder writes."""
+    recorder = Recorder(keeper.lab, WIDE, RunDirectory(run))
+    recorder.start()
+    recorder.stop()
+    made = run_factory.make_run(tmp_path / "made")
+    run_factory.add_scrapes(made, [1010.0], {0: (0.0, 2000.0)})
+    written = next(it for it in lines(run / "metrics.jsonl") if it["kind"] == "rank")
+    assert set(written) == set(next(it for it in lines(made / "metrics.jsonl") if it["kind"] == "rank" and "why" in it))

@@ -1,0 +1,48 @@
+"""Faults of a lab as a Python object: what is refused before anything is asked, and what a dead keeper means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testbed.core.topology.model import topology_to_dict
+from testbed.errors import UserError
+from testbed.host.drivers.netns import NetnsDriver
+from testbed.host.files import catalog
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
+from testbed.keeper import client
+from testbed.keeper.journal import Journal
+from testbed.lab.lab import Lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """A lab of metro-40km whose keeper is dead, with nothing in its journal."""
+    folder = LabFolder(tmp_path / "metro")
+    folder.path.mkdir()
+    folder.topology.write_text(json.dumps(topology_to_dict(catalog.load_topology("metro-40km"))))
+    Journal.create(folder.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+    return Lab(folder)
+
+
+@pytest.mark.parametrize("for_s", [0.0, -1.0, float("nan"), float("inf"), 1e300, 7 * 86400.5])
+def test_a_fault_lasts_no_longer_than_the_command_line_would_let_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, for_s: float
+) -> None:
+    monkeypatch.setattr(client, "ask", lambda lab, request: pytest.fail("the keeper was asked"))
+    with pytest.raises(UserError, match=r"greater than 0 s and at most 604800 s \(7 days\), got "):
+        lab.cut("north", for_s=for_s)
+
+
+def test_a_heal_of_a_lab_whose_keeper_is_dead_says_what_that_means(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NetnsDriver, "assign", lambda self, settings: None)
+    assert lab.heal() == ()
+    assert lab.without_keeper() == "the keeper is gone, so all fibers are dark; take it down with: testbed down metro"
+
+
+def test_of_a_lab_with_a_keeper_there_is_nothing_to_say(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "answers", lambda folder: True)
+    assert lab.without_keeper() == ""
