@@ -35,7 +35,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from testbed.core.plan import codec
 from testbed.core.plan.step import Property, Step
@@ -208,16 +208,19 @@ class Journal:
 
         One of each owner, its newest: a crash between two phases may leave both. Safe from any thread.
         """
-        found: dict[tuple[str, ...], dict[str, tuple[int, Property]]] = {key: {} for key in keys}
+        newest: dict[tuple[str, ...], dict[str, Entry]] = {key: {} for key in keys}
         for entry in list(self.entries.values()):
-            if isinstance(entry.step, Property) and (owners := found.get(entry.step.key)) is not None:
-                number, _ = owners.get(entry.owner, (0, None))
-                if entry.id > number:
-                    owners[entry.owner] = (entry.id, entry.step)
+            owners = newest.get(entry.step.key) if isinstance(entry.step, Property) else None
+            if owners is not None and entry.id >= owners.setdefault(entry.owner, entry).id:
+                owners[entry.owner] = entry
         return {
-            key: [(owner, owners[owner][1]) for owner in sorted(owners, key=self._order.__getitem__)]
-            for key, owners in found.items()
+            key: [(it.owner, cast(Property, it.step)) for it in sorted(owners.values(), key=self.precedence)]
+            for key, owners in newest.items()
         }
+
+    def precedence(self, entry: Entry) -> tuple[int, int]:
+        """Return the rank of an entry among those of its key: by when its owner began."""
+        return self._order[entry.owner], entry.id
 
     def done(self, entries: Iterable[Entry]) -> None:
         """Record that these are in force, with the facts that undoing them needs. Raises StorageError."""
