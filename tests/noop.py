@@ -42,6 +42,9 @@ class NoopEmulator:
     def stats(self) -> tuple[DirectionStats, ...]:
         return tuple(DirectionStats(name) for name in self.impairments)
 
+    def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
+        return []
+
     def segmented(self) -> tuple[str, ...]:
         return ()
 

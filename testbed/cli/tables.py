@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from testbed.core.topology.model import Link, Topology
     from testbed.core.topology.survey import Survey
     from testbed.host.doctor import Check
+    from testbed.keeper.protocol import DirectionInForce
     from testbed.lab.api import LabStatus, LabSummary, RunSummary
 
 Row = list[str | Text]
@@ -301,6 +302,8 @@ def status(found: LabStatus) -> list[Table]:
         for rank in found.ranks
     ]
     made = [table(("link", "km", "carrier", "verdict", "faults", "packets", "drops"), link_rows, right=("km", "drops"))]
+    if in_force_rows := [row for link in found.links for it in link.in_force if (row := _in_force(it)) is not None]:
+        made.append(table(("direction", "in force", "by", "masked"), in_force_rows))
     if rank_rows:
         made.append(
             table(
@@ -310,6 +313,22 @@ def status(found: LabStatus) -> list[Table]:
             )
         )
     return made
+
+
+def _in_force(found: DirectionInForce) -> Row | None:
+    """Return a direction's values that the link does not make alone; None if there are none."""
+    values = [it for it in found["values"] if it["by"] != ["link"]]
+    if not values and not found["dark_by"]:
+        return None
+    lines = [("dark", found["dark_by"])] if found["dark_by"] else []
+    lines += [(f"{it['key']} {it['text']}", it["by"]) for it in values]
+    masked = [f"{it['key']} of {it['fault']}" for it in found["masked"]]
+    return [
+        found["direction"],
+        "\n".join(text for text, _ in lines),
+        "\n".join(" + ".join(by) for _, by in lines),
+        "\n".join(masked) or "-",
+    ]
 
 
 def status_line(found: LabStatus) -> Text:

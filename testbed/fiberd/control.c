@@ -195,6 +195,26 @@ static void do_set(struct control *control, char **words) {
     answer(control, "ok\n");
 }
 
+static void do_get(struct control *control, char **words) {
+    const char *name = strtok_r(NULL, " ", words);
+    const struct fiber *fiber = name ? plant_find(control->plant, name) : NULL;
+    if (!fiber || strtok_r(NULL, " ", words)) {
+        answer(control, "error get: expected the NAME of a direction\n");
+        return;
+    }
+    const struct impairment *it = &fiber->impairment;
+    answer(control, "values %s delay_ns=%" PRIu64 " rate_bps=%.17g queue_bytes=%" PRIu64 " loss=%.17g memory_bytes=%" PRIu64
+           " overhead_bytes=%" PRIu64, fiber->name, it->delay_ns, it->rate_bps, it->queue_bytes, it->loss, it->memory_bytes,
+           it->overhead_bytes);
+    answer(control, " jitter_ns=%" PRIu64 " distribution=%s correlation=%.17g jitter_reorders=%d", it->jitter_ns,
+           distribution_names[it->distribution], it->correlation, it->jitter_reorders);
+    answer(control, " p=%.17g r=%.17g h=%.17g k=%.17g corrupt=%.17g corrupt_survives=%d duplicate=%.17g", it->p, it->r, it->h,
+           it->k, it->corrupt, it->corrupt_survives, it->duplicate);
+    answer(control, " reorder=%.17g reorder_by_ns=%" PRIu64 " largest_bytes=%" PRIu64 "\n", it->reorder, it->reorder_by_ns,
+           it->largest_bytes);
+    answer(control, "ok\n");
+}
+
 static void do_add(struct control *control, char **words) {
     const char *name = strtok_r(NULL, " ", words);
     const char *ingress = strtok_r(NULL, " ", words);
@@ -258,6 +278,8 @@ static void do_line(struct control *control, char *line) {
         answer(control, "error empty line\n");
     else if (strcmp(command, "set") == 0)
         do_set(control, &words);
+    else if (strcmp(command, "get") == 0)
+        do_get(control, &words);
     else if (strcmp(command, "flush") == 0)
         do_flush(control, &words);
     else if (strcmp(command, "stats") == 0)
@@ -269,7 +291,7 @@ static void do_line(struct control *control, char *line) {
     else if (strcmp(command, "go") == 0)
         do_go(control);
     else
-        answer(control, "error %.64s: unknown command (available: add, set, flush, go, stats, ping)\n", command);
+        answer(control, "error %.64s: unknown command (available: add, set, get, flush, go, stats, ping)\n", command);
 }
 
 /* ---- socket --------------------------------------------------------------------------------------------------------- */

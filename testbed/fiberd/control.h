@@ -5,6 +5,7 @@
  *                              overhead_bytes, jitter_ns, distribution, correlation, jitter_reorders (0, 1), p, r, h, k,
  *                              corrupt, corrupt_survives (0, 1), duplicate, reorder, reorder_by_ns, largest_bytes (0: all);
  *                              atomic: after an error, no key is changed; keys not named keep their values
+ *   get NAME                   one line "values NAME KEY=VALUE..." with every key of `set` as it is in force, then "ok"
  *   go                         start forwarding; answers "ok scheduling=... priority=... spin_us=..."
  *   flush NAME                 drop all packets in flight in the direction
  *   stats                      one line "direction NAME KEY=VALUE..." per direction, then "ok"

@@ -1,17 +1,15 @@
 """The one place where Steps are applied, undone and reconciled.
 
 ``apply`` journals the intention, creates the resources in order and sets the properties. ``undo`` removes what an owner
-applied, in reverse order. ``replace`` moves an owner from one plan to its next. ``reconcile`` sets every key to its
-winning value: of the properties in force for a key, the one of the most recent owner wins. ``settle`` does so for the
-keys known to have another value. After an interruption any of them can be repeated, by another process, from the
-journal alone.
+applied, in reverse order. ``replace`` moves an owner from one plan to its next. ``reconcile`` sets every key to the
+value that the properties in force for it make together (``Property.folded``). ``settle`` does so for the keys known to
+have another value. After an interruption any of them can be repeated, by another process, from the journal alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
 
 from testbed.core.plan.step import Plan, Property, Step
 from testbed.errors import HostError, NameTaken, TestbedError, raise_all
@@ -34,7 +32,7 @@ class Engine:
         self.journal = journal
         self._handlers = handlers
         self._unset: dict[tuple[str, ...], Property] = {}
-        """Winning values that could not be set, by key. For properties in force the journal does not record this."""
+        """Values that could not be set, by key. For properties in force the journal does not record this."""
 
     def apply(self, owner: str, plan: Plan, notice: Notice | None = None) -> None:
         """Apply a plan. On any error, what was begun stays in the journal: call :meth:`undo`.
@@ -107,7 +105,7 @@ class Engine:
     def replace(self, owner: str, plan: Plan) -> None:
         """Replace the plan of ``owner`` by this one: resources that it lacks are removed first, new ones are created.
 
-        A property changes to its next value directly: no other owner's value applies in between.
+        A property changes to its next value directly: no value without it applies in between.
         """
         active = self.journal.owned(owner)
         wanted, present = set(plan), {entry.step for entry in active}
@@ -122,7 +120,7 @@ class Engine:
         self.apply(owner, tuple(step for step in new if not isinstance(step, Property)))
 
     def reconcile(self) -> None:
-        """Set every key to its winning value: after a crash, or where a value could not be set."""
+        """Set every key to the value in force: after a crash, or where a value could not be set."""
         active = [it for it in self.journal.entries.values() if isinstance(it.step, Property)]
         self._assign(active, also=list(self.journal.forgotten.values()))
 
@@ -131,20 +129,20 @@ class Engine:
         self._set([*self._unset.values(), *_properties(self.journal.forgotten.values())])
 
     def _assign(self, entries: Sequence[Entry], also: Sequence[Entry] = ()) -> None:
-        """Set the keys of ``entries``, and of ``also``, which are no longer in force, to their winning values."""
+        """Set the keys of ``entries``, and of ``also``, which are no longer in force, to the values in force."""
         self._set(_properties((*entries, *also)))
         for entry in entries:
             entry.done = True
 
     def _set(self, touched: Sequence[Property]) -> None:
-        """Set the keys of ``touched`` to their winning values. Every handler is tried, then all failures are raised.
+        """Set the keys of ``touched`` to the values in force. Every handler is tried, then all failures are raised.
 
         A forgotten property counts as undone only once its key has been set: until then the journal must list it, or
         the next process could not know after a crash that the key may have another value.
         """
         failures: list[TestbedError] = []
         settled = {it.key for it in touched}
-        for handler, properties in self._by_handler(self._winners(touched)).items():
+        for handler, properties in self._by_handler(self._in_force(touched)).items():
             try:
                 handler.assign(properties)
             except TestbedError as error:
@@ -184,17 +182,15 @@ class Engine:
         if failures:
             raise HostError("undo failed: " + "; ".join(str(error) for error in failures)) from failures[0]
 
-    def _winners(self, properties: Iterable[Property]) -> list[Property]:
-        """Return the winning property of each key: that of the most recent owner, else the key's resting value."""
+    def _in_force(self, properties: Iterable[Property]) -> list[Property]:
+        """Return the property to set for each key: the fold of those in force, else the key's resting value."""
         wanted = {it.key: it for it in properties}
         if not wanted:
             return []
-        winners: dict[tuple[str, ...], tuple[tuple[int, int], Property]] = {}
-        for entry in self.journal.entries.values():
-            if isinstance(entry.step, Property) and entry.step.key in wanted:
-                candidate = (self.journal.precedence(entry), entry.step)
-                winners[entry.step.key] = max(winners.get(entry.step.key, candidate), candidate, key=itemgetter(0))
-        found = (winners[key][1] if key in winners else it.rest for key, it in wanted.items())
+        found = (
+            active[-1][1].folded([step for _, step in active]) if active else wanted[key].rest
+            for key, active in self.journal.properties(wanted).items()
+        )
         return [it for it in found if it is not None]
 
     def _by_handler(self, properties: Iterable[Property]) -> dict[Handler, list[Property]]:

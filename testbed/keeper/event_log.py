@@ -52,7 +52,9 @@ class EventLog:
                 del self._events[: -self._most]
             self._changed.notify_all()
         self.added()
-        log(kind + "".join(f" {key}={_short(value)}" for key, value in content.items() if value not in (None, "")))
+        # In the log, for people, what is in force on each direction would hide the rest.
+        told = {key: it for key, it in content.items() if it not in (None, "") and key != "in_force"}
+        log(kind + "".join(f" {key}={_short(value)}" for key, value in told.items()))
 
     def since(self, number: int, wait_s: float = 0.0) -> EventsPage:
         """Return the events from ``number`` on; wait up to ``wait_s`` seconds (10 at most) for the first one."""

@@ -12,18 +12,23 @@ import heapq
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from testbed.core.faults.fault_kind import Compiled, Phase
+from testbed.core.faults.overlap import Begun, refuse_overlap, stated_by
 from testbed.core.faults.power import WARNED
+from testbed.core.physics.change import Change
 from testbed.core.physics.protection_selector import PathCut
+from testbed.core.plan.step import Step
+from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError, TestbedError, raise_all
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
+from testbed.keeper.in_force import InForce
 from testbed.keeper.protocol import CompiledFault, FaultRecord
 
 __all__ = ["Faults", "plan_of"]
@@ -44,15 +49,20 @@ Cut = Callable[[str, tuple[PathCut, ...]], None]
 """(fault, the paths that it cuts from now on) to ``protection.py``, which switches the links."""
 
 
+Stated = Mapping[str, tuple[Change, ...]]
+"""What a fault states of each direction over all of its phases."""
+
+
 @dataclass
 class _Active:
     """A fault in force. ``due`` is its next phase, ``ahead`` are those after it; times are of CLOCK_MONOTONIC.
 
-    ``half_undone``: its Steps are withdrawn, but not all of their keys could be set to the value that wins now.
+    ``half_undone``: its Steps are withdrawn, but not all of their keys could be set to the value in force now.
     """
 
     record: FaultRecord
     compiled: Compiled
+    stated: Stated
     ahead: Iterator[Phase]
     due: Phase | None
     ends_t: float | None
@@ -71,12 +81,18 @@ class Faults:
     def __init__(self, engine: Engine, do: Do, events: EventLog, cut: Cut) -> None:
         self._engine, self._do, self._events, self._cut = engine, do, events, cut
         self._journal = engine.journal
+        self._topology: Topology | None = None
+        self._in_force: InForce | None = None
         self._records: dict[str, FaultRecord] = {}
         self._active: dict[str, _Active] = {}
         self._over: deque[str] = deque()
         self._began: Counter[str] = Counter()
         self._timers: list[tuple[float, str]] = []
         self._timers_changed = threading.Condition()
+
+    def know(self, topology: Topology, in_force: InForce) -> None:
+        """Learn the lab's links, and where events read what is in force; called before the first fault."""
+        self._topology, self._in_force = topology, in_force
 
     def records(self) -> list[FaultRecord]:
         """Return a copy of the record of every fault, in the order in which they began; of those that have ended, the
@@ -102,6 +118,8 @@ class Faults:
     def begin(self, wanted: Sequence[tuple[CompiledFault, Compiled]]) -> list[FaultRecord]:
         """Begin faults together: journalled in one write, set in one call; all or none begin. Raises TestbedError."""
 
+        stated = [stated_by(compiled) for _, compiled in wanted]  # here: the engine's thread is for what is due
+
         def work() -> list[FaultRecord]:
             if self._journal.state in ("going", "down"):
                 raise LabError("the lab is being taken down")
@@ -111,6 +129,7 @@ class Faults:
                 cast(FaultRecord, {**fault, "id": f"f{number + index}", **now})
                 for index, (fault, _) in enumerate(wanted)
             ]
+            self._refuse_overlaps(records, stated)
             self._journal.note_all("fault", records)
             timelines = [compiled.timeline() for _, compiled in wanted]
             firsts = [next(it) for it in timelines]
@@ -129,9 +148,9 @@ class Faults:
                         self._journal.note("fault-ended", id=record["id"], t=time.monotonic())
                 raise
             ack_t = time.monotonic()
-            for record, first, ahead, (_, compiled) in zip(records, firsts, timelines, wanted, strict=True):
+            for number, (record, first, ahead) in enumerate(zip(records, firsts, timelines, strict=True)):
                 record |= {"command_t": command_t, "ack_t": ack_t, "ended_t": None, "phase": first.name}
-                self._activate(record, compiled, ahead)
+                self._activate(record, wanted[number][1], stated[number], ahead, self._told(first.steps))
             return records
 
         records = self._do(work)
@@ -139,16 +158,32 @@ class Faults:
             self._set_timer(record["id"])
         return [record.copy() for record in records]
 
-    def _activate(self, record: FaultRecord, compiled: Compiled, ahead: Iterator[Phase]) -> None:
+    def _refuse_overlaps(self, records: Sequence[FaultRecord], wanted: Sequence[Stated]) -> None:
+        """Raise UserError if one of ``wanted`` cannot be beside the faults in force, or beside one before it."""
+        if self._topology is None:
+            return
+        beside = [Begun(_named(it.record), it.stated) for it in self._active.values()]
+        for record, stated in zip(records, wanted, strict=True):
+            refuse_overlap(self._topology, beside, Begun(f"{record['type']} {record['target']}", stated))
+            beside.append(Begun(_named(record), stated))
+
+    def _told(self, steps: Iterable[Step]) -> dict[str, Any]:
+        """Return what an event tells of the directions that ``steps`` act on; nothing if there are none."""
+        found = {} if self._in_force is None else self._in_force.changed_by(list(steps))
+        return {"in_force": found} if found else {}
+
+    def _activate(
+        self, record: FaultRecord, compiled: Compiled, stated: Stated, ahead: Iterator[Phase], told: Mapping[str, Any]
+    ) -> None:
         """Register a fault that has begun, and add its event; in the engine's thread."""
         lasts_s = record["lasts_s"] = min(
             (it for it in (record["for_s"], compiled.lasts_s) if it is not None), default=None
         )
         ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
         self._records[record["id"]] = record
-        self._active[record["id"]] = _Active(record, compiled, ahead, next(ahead, None), ends_t)
+        self._active[record["id"]] = _Active(record, compiled, stated, ahead, next(ahead, None), ends_t)
         self._began[record["type"]] += 1
-        self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record))
+        self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record), **told)
 
     def heal(self, ids: list[str]) -> list[FaultRecord]:
         """Undo these faults; return the records of those that were active. Every one is tried, then all failures are
@@ -230,11 +265,13 @@ class Faults:
 
     def _enter(self, record: FaultRecord, phase: Phase) -> None:
         command_t = time.monotonic()
+        touched = [it.step for it in self._journal.owned(record["id"])] + list(phase.steps)
         self._engine.replace(record["id"], phase.steps)
         self._cut(record["id"], phase.cuts)
         record["phase"] = phase.name
         times = {"planned_t": record["ack_t"] + phase.at_s, "command_t": command_t, "ack_t": time.monotonic()}
-        self._events.add("fault-phase", t=times["ack_t"], phase=phase.name, **{**_of(record), **times})
+        told = self._told(touched)
+        self._events.add("fault-phase", t=times["ack_t"], phase=phase.name, **{**_of(record), **times, **told})
 
     def _end(self, fault: str) -> FaultRecord | None:
         active = self._active.get(fault)
@@ -255,13 +292,19 @@ class Faults:
         del self._active[fault]
         record["ended_t"] = time.monotonic()
         times = {"command_t": command_t, "ack_t": record["ended_t"]}
-        self._events.add("fault-ended", t=record["ended_t"], **{**_of(record), **times})
+        # Of all its phases: one that ends between two outages has no Steps now.
+        told = self._told(step for phase in active.compiled.phases for step in phase.steps)
+        self._events.add("fault-ended", t=record["ended_t"], **{**_of(record), **times, **told})
         with contextlib.suppress(StorageError):  # it has ended, even if a full disk keeps that from being recorded
             self._journal.note("fault-ended", id=fault, t=record["ended_t"])
         self._over.append(fault)
         while len(self._over) > MOST_ENDED:
             del self._records[self._over.popleft()]
         return record
+
+
+def _named(record: FaultRecord) -> str:
+    return f"{record['id']} ({record['type']} {record['target']})"
 
 
 def plan_of(fault: CompiledFault) -> dict[str, Any]:

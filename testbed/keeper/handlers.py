@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.core.physics import calibration
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.plan.properties import Calibrated, Shape, Throttled
+from testbed.core.plan.properties import Calibrated, Changed, Shape, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError, TestbedError, raise_all
@@ -78,13 +78,26 @@ class EmulatorHandler:
         return {it.direction: it.taken_off_s for it in list(self._calibrations.values()) if it.taken_off_s}
 
     def _applied(self, direction: str) -> Impairment:
-        """Return what the emulator gets: the one place where calibration changes a delay."""
+        """Return what the emulator gets."""
+        return self._calibrated(direction, self._impairments[direction])
+
+    def _calibrated(self, direction: str, impairment: Impairment) -> Impairment:
+        """Return what the emulator gets for an impairment: the one place where calibration changes a delay."""
         found = self._calibrations.get(direction)
         if found is None:
-            return self._impairments[direction]
+            return impairment
         if found.plain_s is not None:
             return Impairment(found.plain_s)
-        return calibration.applied(self._impairments[direction], found.taken_off_s)
+        return calibration.applied(impairment, found.taken_off_s)
+
+    def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
+        """Read the emulator's values back; return one sentence per difference from what it gets for ``expected``.
+
+        Raises LabError: the emulator does not answer.
+        """
+        if (emulator := self.emulator) is None:
+            return []
+        return emulator.differences({name: self._calibrated(name, it) for name, it in expected.items()})
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
         """Return the gateway's end of each cable of the plant, by the plant's end; it is named after the link."""
@@ -145,6 +158,7 @@ def of_keeper(
     residents: dict[type[Step], Handler] = {
         Fibers: emulator,
         Shape: emulator,
+        Changed: emulator,
         Calibrated: emulator,
         Agents: agents,
         Prometheus: prometheus,
@@ -160,7 +174,7 @@ def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab
         drivers |= dict.fromkeys(containers.kinds, containers)
     return {
         **drivers,
-        **dict.fromkeys((Fibers, Shape, Calibrated, Agents, *rank_faults.KINDS), residue),
+        **dict.fromkeys((Fibers, Shape, Changed, Calibrated, Agents, *rank_faults.KINDS), residue),
         Throttled: ThrottleCleanup(Throttle(lab.name, driver.path)),
         Prometheus: PrometheusCleanup(lab),
     }

@@ -14,12 +14,12 @@ and undoing a Step that is not there is no error.
     {"state": "up"}
     {"note": "fault", …}
 
-A property that is withdrawn is *forgotten* first: it no longer competes for its key, but the key has yet to be set to
-the value that wins now. Once that is done the property is *undone*. So the journal lists at any moment every key that
+A property that is withdrawn is *forgotten* first: it has no say in its key any more, but the key has yet to be set to
+the value in force now. Once that is done the property is *undone*. So the journal lists at any moment every key that
 may have a wrong value on the host, including keys that no owner sets any more.
 
-Owners are ordered by their first line. Of two faults that set the same key the one that began later wins, however often
-the earlier one changes its value.
+Owners are ordered by their first line, and their properties of one key are folded in that order, however often a fault
+changes its own.
 
 A journal that has grown is *compacted*: what is in memory is written to a new file, which then takes the journal's name
 (rename(2)), so a crash at any point leaves the old journal or the new one. Steps that were undone are left out, and the
@@ -35,10 +35,10 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from testbed.core.plan import codec
-from testbed.core.plan.step import Step
+from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError, StorageError
 
 VERSION = 3
@@ -203,8 +203,23 @@ class Journal:
             self._order.setdefault(it.owner, it.id)
             self._next = max(self._next, it.id + 1)
 
+    def properties(self, keys: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], list[tuple[str, Property]]]:
+        """Return the (owner, property) in force for each of ``keys``, in the order in which the owners began.
+
+        One of each owner, its newest: a crash between two phases may leave both. Safe from any thread.
+        """
+        newest: dict[tuple[str, ...], dict[str, Entry]] = {key: {} for key in keys}
+        for entry in list(self.entries.values()):
+            owners = newest.get(entry.step.key) if isinstance(entry.step, Property) else None
+            if owners is not None and entry.id >= owners.setdefault(entry.owner, entry).id:
+                owners[entry.owner] = entry
+        return {
+            key: [(it.owner, cast(Property, it.step)) for it in sorted(owners.values(), key=self.precedence)]
+            for key, owners in newest.items()
+        }
+
     def precedence(self, entry: Entry) -> tuple[int, int]:
-        """Return the rank of an entry among those that set the same key: the greatest wins."""
+        """Return the rank of an entry among those of its key: by when its owner began."""
         return self._order[entry.owner], entry.id
 
     def done(self, entries: Iterable[Entry]) -> None:

@@ -40,6 +40,7 @@ from testbed.keeper.carriers import Carriers
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog, log
 from testbed.keeper.faults import Faults
+from testbed.keeper.in_force import InForce
 from testbed.keeper.journal import EMULATOR_DIED, Journal
 from testbed.keeper.prometheus_handler import PrometheusHandler
 from testbed.keeper.protection import Protection
@@ -91,6 +92,7 @@ class Keeper:
         self._ended = threading.Event()
         self.builder: Caller | None = None
         self.topology: Topology | None = None
+        self.in_force: InForce | None = None
         self.up_since = time.time()
         if agents:
             # In the engine's thread, which lives as long as the process: PDEATHSIG follows the thread that forks.
@@ -133,7 +135,9 @@ class Keeper:
     def load_topology(self) -> None:
         """Read the topology from its file (a plan of containers has no links) and start watching carriers."""
         self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
-        self.protection.know(self.topology)
+        self.in_force = InForce(self.journal, self.topology)
+        self.protection.know(self.topology, self.in_force)
+        self.faults.know(self.topology, self.in_force)
         self.carriers.watch(self.topology, self.driver.path)
 
     def rank_states(self) -> list[RankState]:

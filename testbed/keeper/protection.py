@@ -4,8 +4,9 @@ Faults name the paths that they cut (``Phase.cuts``). A :class:`Selector` per pr
 the traffic; the Steps for that are owned by ``protection LINK`` in the journal. So the switch back outlives the fault
 that caused the switch, two faults on one link combine, and `down` needs no knowledge of protection.
 
-The Steps: none on the working path; the second path's delay on the protection path; during a switch both directions
-drop all packets that enter and all in flight; and where the carrier is lost both ends are down.
+The Steps: none on the working path; the second path's delay on the protection path, below the faults in force; during
+a switch both directions drop all packets that enter and all in flight; and where the carrier is lost both ends are
+down.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from testbed.errors import TestbedError, raise_all
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
+from testbed.keeper.in_force import InForce
 from testbed.keeper.journal import PROTECTED
 
 __all__ = ["Protection"]
@@ -34,6 +36,7 @@ class Protection:
 
     def __init__(self, engine: Engine, do: Callable[[Callable[[], None]], None], events: EventLog) -> None:
         self._engine, self._do, self._events = engine, do, events
+        self._in_force: InForce | None = None
         self._links: dict[str, Link] = {}
         self._selectors: dict[str, Selector] = {}
         self._cuts: dict[str, frozenset[PathCut]] = {}
@@ -41,8 +44,9 @@ class Protection:
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
 
-    def know(self, topology: Topology) -> None:
-        """Learn the protected links; called before the first fault."""
+    def know(self, topology: Topology, in_force: InForce) -> None:
+        """Learn the protected links, and where events read what is in force; called before the first fault."""
+        self._in_force = in_force
         for link in topology.links:
             if link.second_path is not None:
                 self._links[link.name], self._selectors[link.name] = link, Selector(link.second_path)
@@ -108,16 +112,19 @@ class Protection:
         for name in sorted(links):
             link, selector = self._links[name], self._selectors[name]
             command_t = time.monotonic()
+            steps = _steps(link, selector)
+            touched = [it.step for it in self._engine.journal.owned(PROTECTED + name)] + list(steps)
             try:
-                self._engine.replace(PROTECTED + name, _steps(link, selector))
+                self._engine.replace(PROTECTED + name, steps)
             except TestbedError as error:
                 failures.append(error)
                 continue
             if self._states[name] != selector.state:
                 was, self._states[name] = self._states[name], selector.state
                 times = {"planned_t": planned_t, "command_t": command_t, "ack_t": time.monotonic()}
+                told = {} if self._in_force is None else {"in_force": self._in_force.changed_by(touched)}
                 self._events.add(
-                    "protection-switched", t=times["ack_t"], link=name, was=was, to=selector.state, **times
+                    "protection-switched", t=times["ack_t"], link=name, was=was, to=selector.state, **times, **told
                 )
             with self._changed:
                 self._due.pop(name, None)

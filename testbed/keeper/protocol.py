@@ -108,6 +108,47 @@ class DirectionCounters(TypedDict):
     lateness: Lateness
 
 
+class ValueInForce(TypedDict):
+    """A value of a direction, for people, and who made it: ids of faults, ``link``, ``protection``."""
+
+    key: str
+    text: str
+    by: list[str]
+
+
+class Masked(TypedDict):
+    """A value that a fault states and that another one keeps from applying."""
+
+    fault: str
+    key: str
+
+
+class DirectionInForce(TypedDict):
+    """What is in force on a direction, the fold of all faults (``core/physics/fold.py``).
+
+    Attributes:
+        dark_by: who keeps packets from passing; empty where they pass.
+        values: in an event only those that the link does not make alone.
+        impairment: all fields of ``Impairment``, in SI units; missing in an event.
+    """
+
+    direction: str
+    dark_by: list[str]
+    values: list[ValueInForce]
+    masked: list[Masked]
+    impairment: NotRequired[dict[str, Any]]
+
+
+class InForceAnswer(TypedDict):
+    """What is in force on every direction; ``differences`` are values of the emulator that are not those, as sentences.
+
+    Only directions that a fault or protection changes are compared: reading one back stops packets for microseconds.
+    """
+
+    directions: list[DirectionInForce]
+    differences: list[str]
+
+
 class StatsAnswer(TypedDict):
     """Counters of all directions, read at ``t``, and the CPU time that the emulator's process has used, in seconds."""
 
@@ -294,6 +335,13 @@ class Stats(Request[StatsAnswer]):
     """Read the emulator's counters; no directions where there is no emulator."""
 
     verb: ClassVar = "stats"
+
+
+@dataclass(frozen=True)
+class InForce(Request[InForceAnswer]):
+    """Return what is in force on every direction and who made it; none while the lab is being built."""
+
+    verb: ClassVar = "in_force"
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Verbs:
                 protocol.Apply.handled_by(self._apply),
                 protocol.Undo.handled_by(self._undo),
                 protocol.Stats.handled_by(self._stats),
+                protocol.InForce.handled_by(self._in_force),
                 protocol.Inject.handled_by(self._inject),
                 protocol.Schedule.handled_by(self._schedule),
                 protocol.Unschedule.handled_by(self._unschedule),
@@ -127,6 +128,15 @@ class Verbs:
             "cpu_s": process.cpu_seconds(emulator.pid) if emulator.pid else 0.0,
             "directions": [_counters(it) for it in found],
         }
+
+    def _in_force(self, request: protocol.InForce, caller: Caller) -> protocol.InForceAnswer:
+        in_force = self._keeper.in_force
+        if in_force is None:
+            return {"directions": [], "differences": []}
+        found = in_force.all()
+        wrong = in_force.differences(self._keeper.emulator.differences)
+        # A fault may have begun in between: what is wrong stays wrong.
+        return {"directions": found, "differences": wrong and in_force.differences(self._keeper.emulator.differences)}
 
     def _inject(self, request: protocol.Inject, caller: Caller) -> FaultRecord:
         return self._keeper.faults.inject(*self._compiled(request.fault))

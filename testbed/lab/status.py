@@ -19,7 +19,7 @@ from testbed.host.linux import namespace, netlink, process
 from testbed.host.metrics.scrape import scrape_all
 from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK, Journal
-from testbed.keeper.protocol import DirectionCounters, FaultRecord, HelloAnswer, RankState
+from testbed.keeper.protocol import DirectionCounters, DirectionInForce, FaultRecord, HelloAnswer, RankState
 from testbed.lab import teardown
 
 SCRAPE_BOUND_S = 0.5
@@ -31,7 +31,8 @@ STEP, TRAIN_LOSS = "testbed_step", "testbed_train_loss"
 class LinkStatus:
     """``carrier`` is what the gateway of each site sees; ``verdict`` is the certificate's.
 
-    ``faults`` are the ids of active faults, ``phases`` their current effects: ``f2 loss 1.2%``.
+    ``faults`` are the ids of active faults, ``phases`` their current effects: ``f2 loss 1.2%``. ``in_force`` has both
+    directions; it is empty where the keeper does not tell.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LinkStatus:
     packets: dict[str, int]
     drops: int
     phases: tuple[str, ...] = ()
+    in_force: tuple[DirectionInForce, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class _Found:
     faults: list[FaultRecord] = field(default_factory=list)
     ranks: list[RankState] = field(default_factory=list)
     protection: dict[str, str] = field(default_factory=dict)
+    in_force: list[DirectionInForce] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
 
     @property
@@ -165,6 +168,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
                 {name: it["packets"] for name, it in directions.items()},
                 sum(sum(it["drops"].values()) for it in directions.values()),
                 (*(f"{it['id']} {it['phase']}" for it in active), *_protection(found.protection.get(link.name))),
+                tuple(it for it in found.in_force if it["direction"] in link.directions),
             )
         )
     return LabStatus(
@@ -207,6 +211,10 @@ def _ask(lab: LabFolder) -> _Found:
         found.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
     if hello["prometheus_ended"]:
         found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
+    with contextlib.suppress(LabError):  # a keeper that predates the request, or an emulator that has just died
+        answer = client.ask(lab, protocol.InForce())
+        found.in_force = answer["directions"]
+        found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += _containers(lab)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]

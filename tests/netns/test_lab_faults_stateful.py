@@ -30,7 +30,7 @@ NODES = ("east-0", "east-1", "west-0", "west-1")
 class Effect:
     """What one standing fault does: ports that are dark, as (namespace, interface), and links that pass nothing for it.
 
-    A silent cut is a setting like an impairment: of those, the one that began last has the say (:meth:`_silenced`).
+    A silent cut darkens its link whatever else is in force (:meth:`_silenced`).
     """
 
     fault: testbed.Fault
@@ -116,10 +116,8 @@ class Machine(RuleBasedStateMachine):
                 oracle.until(lambda a=address, e=east: oracle.ping(e, a, wait_s=0.5), 3.0, f"{link} passes")  # type: ignore[misc]
 
     def _silenced(self, link: str) -> bool:
-        """Whether the latest of the standing faults that set the link's values is a silent cut."""
-        shaping = [it for it in self.standing if it.fault.target == link and it.fault.type in ("cut", "impair")]
-        shaping = [it for it in shaping if it.fault.type == "impair" or not it.dark]
-        return bool(shaping) and shaping[-1].fault.type == "cut"
+        """Whether any of the standing faults is a silent cut: what began later does not light the fiber."""
+        return any(it.fault.target == link and it.fault.type == "cut" and not it.dark for it in self.standing)
 
     def teardown(self) -> None:
         self.lab.heal()

@@ -8,7 +8,6 @@ ramp follows the curve of ``core/physics/margin.py``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -16,10 +15,11 @@ from typing import Final
 
 from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
 from testbed.core.faults.fault_target import target_directions, target_links
+from testbed.core.faults.overlap import judge_change
+from testbed.core.physics.change import Change
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.margin import LEAST_MARGIN_DB, frame_loss, margin_db
-from testbed.core.physics.parameters import judge, lay
-from testbed.core.plan.properties import Shape
+from testbed.core.plan.properties import Changed
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, format_probability, parse_duration_s, parse_probability
 from testbed.core.user_text import expected, out_of_range, shown
@@ -62,6 +62,7 @@ def _shares(over_s: float) -> list[float]:
 def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
     """Ramp the loss of the target's directions up to ``loss`` or down to ``margin``, within ``over``.
 
+    The ramp is of the fiber's whole loss, the link's own included; the loss of other faults comes on top.
     Raises UserError.
     """
     directions = target_directions(topology, target)
@@ -80,7 +81,7 @@ def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) ->
     ramps = []
     for link, direction in directions:
         # A direction with more loss of its own starts there: fading light never reduces the loss.
-        begin = max(_lost(link.impairment(direction)) if written is None else written, FLOOR)
+        begin = max(_lost(link.impairment(direction)), written or 0.0, FLOOR)
         if margin is None and begin >= end:
             reader.note("loss", f"the ramp starts at {format_probability(begin)}; write more than that")
         if margin is not None and frame_loss(margin) <= begin:
@@ -92,15 +93,13 @@ def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) ->
     for moment in zip(*ramps, strict=True):
         steps = []
         for (link, direction), (_, loss) in zip(directions, moment, strict=True):
-            own = link.impairment(direction)
-            impairment = lay({"loss": loss}, own)
-            if judge(impairment):  # the link's own burst length does not fit so much loss
-                impairment = dataclasses.replace(impairment, burst=0.0)
-            steps.append(Shape(direction, impairment))
-            for it in judge(impairment):
-                reader.note("loss", f"{it.key}: {it.why}")
+            change = Change(loss=_beside(_lost(link.impairment(direction)), loss))
+            steps.append(Changed(direction, change))
         at_s, worst = moment[0][0], max(loss for _, loss in moment)
         phases.append(Phase(at_s, f"loss {format_probability(worst, 3)}", tuple(steps)))
+    for step, (link, direction) in zip(steps, directions, strict=True):
+        for it in judge_change(link, direction, step.change):
+            reader.note("loss" if margin is None else "margin", f"{it.key}: {it.why}")
     reader.finish()
     links = target_links(topology, target)[0]
     return Compiled(tuple(phases), links, lasts_s=None if hold_s is None else over_s + hold_s)
@@ -108,6 +107,13 @@ def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) ->
 
 def _lost(own: Impairment) -> float:
     return own.chain.mean_loss if own.chain else own.loss
+
+
+def _beside(own: float, loss: float) -> float:
+    """Return the random loss that makes ``loss`` together with the link's ``own``; 0 if the own is more."""
+    if not own or loss >= 1:
+        return loss
+    return max(0.0, 1.0 - (1.0 - loss) / (1.0 - own))
 
 
 def _time(value: object) -> float:

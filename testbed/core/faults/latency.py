@@ -7,16 +7,16 @@ seconds. No port loses its carrier, so traffic is not rerouted.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
 from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
 from testbed.core.faults.fault_target import target_directions, target_links
 from testbed.core.faults.impair import silenced
+from testbed.core.faults.overlap import judge_change
+from testbed.core.physics.change import Change
 from testbed.core.physics.fiber import propagation_s
-from testbed.core.physics.parameters import judge
-from testbed.core.plan.properties import Shape
+from testbed.core.plan.properties import Changed
 from testbed.core.topology.model import Link, Topology
 from testbed.core.units import format_delay, parse_delay_s, parse_length_m
 from testbed.errors import UserError
@@ -42,16 +42,21 @@ def latency_step(topology: Topology, target: str, parameters: Mapping[str, str])
     delay_s = reader.read("delay", parse_delay_s, 0.0)
     gap_s = reader.read("gap", parse_delay_s, 0.0)
     reader.finish()
-    steps: list[Shape] = []
+    steps: list[Changed] = []
+    new_s: list[float] = []
     for link, direction in directions:
-        own = link.impairment(direction)
-        new_s = {"extra": own.delay_s + extra_s, "km": _over(link, own.delay_s, length_m), "delay": delay_s}[given[0]]
-        impairment = dataclasses.replace(own, delay_s=new_s)
-        steps.append(Shape(direction, impairment))
-        for it in judge(impairment):
+        if given[0] == "extra":
+            change = Change(extra_s=extra_s)
+        else:
+            own_s = link.impairment(direction).delay_s
+            change = Change(delay_s=_over(link, own_s, length_m) if given[0] == "km" else delay_s)
+            new_s.append(change.delay_s or 0.0)
+        steps.append(Changed(direction, change))
+        for it in judge_change(link, direction, change):
             reader.note(given[0], f"{it.key}: {it.why}")
     reader.finish()
-    moved = Phase(gap_s, f"delay {format_delay(max(it.impairment.delay_s for it in steps), 4)}", tuple(steps))
+    name = f"delay {format_delay(max(new_s), 4)}" if new_s else f"delay + {format_delay(extra_s, 4)}"
+    moved = Phase(gap_s, name, tuple(steps))
     phases = (Phase(0.0, "dark", silenced(directions)), moved) if gap_s else (moved,)
     return Compiled(phases, target_links(topology, target)[0])
 
@@ -67,7 +72,7 @@ LATENCY_STEP = FaultKind(
     "a link, one direction of it (north:west), or a duct",
     latency_step,
     {
-        "extra": "additional one-way delay (1ms); or",
+        "extra": "additional one-way delay, on top of all others (1ms); or",
         "km": "length of the new path, of the same fiber (120); or",
         "delay": "new one-way delay (2ms)",
         "gap": "dark for this long before, without loss of carrier (50ms) [0]",

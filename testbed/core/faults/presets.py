@@ -1,19 +1,20 @@
 """Presets of ``impair`` for common faults: jitter, a rate squeeze, corruption, an MTU black hole.
 
-Each replaces some of the link's values and keeps the others.
+Each states a few values; the link's others, and those of other faults, stay.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from testbed.core.faults.fault_kind import Compiled, FaultKind, Reader
 from testbed.core.faults.fault_target import target_directions, target_links
+from testbed.core.faults.overlap import judge_change
+from testbed.core.physics.change import Change, stated
 from testbed.core.physics.impairment import LEAST_LARGEST_BYTES, Impairment
-from testbed.core.physics.parameters import PARAMETERS, judge, lay
-from testbed.core.plan.properties import Shape
+from testbed.core.physics.parameters import PARAMETERS
+from testbed.core.plan.properties import Changed
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, parse_probability
 from testbed.core.user_text import expected
@@ -22,17 +23,18 @@ __all__ = ["CORRUPTION", "JITTER", "MTU_BLACK_HOLE", "PRESETS", "RATE_SQUEEZE"]
 
 _TARGETS: Final = "a link, one direction of it (north:west), or a duct"
 
-Change = Callable[[Impairment], Impairment]
+Stated = Callable[[Impairment], Change]
+"""What a fault states of a direction whose own impairment is this."""
 
 
-def _preset(topology: Topology, target: str, name: str, change: Change, reader: Reader, key: str) -> Compiled:
-    """Apply ``change`` to each direction of ``target``; contradictions are reported for the parameter ``key``."""
+def _preset(topology: Topology, target: str, name: str, of: Stated, reader: Reader, key: str) -> Compiled:
+    """State ``of`` for each direction of ``target``; contradictions are reported for the parameter ``key``."""
     reader.finish()
     steps = []
     for link, direction in target_directions(topology, target):
-        impairment = change(link.impairment(direction))
-        steps.append(Shape(direction, impairment))
-        for it in judge(impairment, link.mtu):
+        change = of(link.impairment(direction))
+        steps.append(Changed(direction, change))
+        for it in judge_change(link, direction, change):
             reader.note(key, f"{it.key}: {it.why}")
     reader.finish()
     return Compiled.at_once(name, tuple(steps), target_links(topology, target)[0])
@@ -46,9 +48,9 @@ def jitter(topology: Topology, target: str, parameters: Mapping[str, str]) -> Co
     if amount_s == 0:
         reader.note("amount", "expected a time greater than 0; write a time such as 20us")
 
-    def change(own: Impairment) -> Impairment:
+    def change(own: Impairment) -> Change:
         spread_s = own.delay_s / 10 if amount_s is None else amount_s
-        return lay({"jitter": spread_s, "distribution": distribution}, own)
+        return stated({"jitter_s": spread_s, "jitter_distribution": distribution}, own)
 
     return _preset(topology, target, "jitter", change, reader, "amount")
 
@@ -61,11 +63,13 @@ def rate_squeeze(topology: Topology, target: str, parameters: Mapping[str, str])
     reader = Reader(parameters)
     share, rate_bps = reader.read("to", _share_or_rate, (0.1, 0.0))
 
-    def change(own: Impairment) -> Impairment:
-        return dataclasses.replace(own, rate_bps=rate_bps or own.rate_bps * share)
+    def change(own: Impairment) -> Change:
+        return Change(rate_bps=rate_bps or own.rate_bps * share)
 
     for link, direction in target_directions(topology, target):
         own = link.impairment(direction)
+        if not rate_bps and not own.rate_bps:
+            reader.note("to", f"the rate of {direction} is unlimited; write a rate such as 50M")
         if rate_bps and own.rate_bps and rate_bps >= own.rate_bps:
             reader.note("to", f"the rate of {direction} is {own.rate_bps / 1e6:g} Mb/s; write less than that")
     return _preset(topology, target, "squeezed", change, reader, "to")
@@ -79,8 +83,8 @@ def corruption(topology: Topology, target: str, parameters: Mapping[str, str]) -
     if not share:
         reader.note("share", "expected a share greater than 0; write a share such as 0.1%")
 
-    def change(own: Impairment) -> Impairment:
-        return lay({"corrupt": share, "corrupt_survives": survives}, own)
+    def change(own: Impairment) -> Change:
+        return Change(corrupt_surviving=share) if survives else Change(corrupt=share)
 
     return _preset(topology, target, "corrupt", change, reader, "share")
 
@@ -94,7 +98,7 @@ def mtu_black_hole(topology: Topology, target: str, parameters: Mapping[str, str
     for link, direction in target_directions(topology, target):
         if largest >= link.mtu:
             reader.note("largest", f"the MTU of {direction} is {link.mtu} B; write less than that")
-    return _preset(topology, target, "black hole", lambda own: lay({"largest": largest}, own), reader, "largest")
+    return _preset(topology, target, "black hole", lambda own: Change(largest_bytes=largest), reader, "largest")
 
 
 def _share_or_rate(value: object) -> tuple[float, float]:

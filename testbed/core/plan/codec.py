@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from testbed.core.physics.change import change_from_dict, change_to_dict
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.plan.properties import Calibrated, Carrier, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.properties import Calibrated, Carrier, Changed, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import (
     Address,
     Agents,
@@ -43,6 +44,7 @@ _KINDS: dict[str, type[Step]] = {
         Prometheus,
         Carrier,
         Shape,
+        Changed,
         Calibrated,
         Paused,
         Slowed,
@@ -55,6 +57,9 @@ _KINDS: dict[str, type[Step]] = {
 
 def to_dict(step: Step) -> dict[str, Any]:
     """Return a Step as JSON data."""
+    if isinstance(step, Changed):  # only what is stated: a brown-out writes ten of these in a second
+        fields = {"direction": step.direction, "change": change_to_dict(step.change), "flush": step.flush}
+        return {"step": "Changed", **fields}
     return {"step": type(step).__name__, **dataclasses.asdict(step)}
 
 
@@ -69,6 +74,8 @@ class _Build:
             return End(**value)
         if name == "impairment":
             return Impairment(**value)
+        if name == "change":
+            return change_from_dict(value)
         if name == "directions":
             return tuple(Direction(**{**it, "impairment": Impairment(**it["impairment"])}) for it in value)
         if name == "ranks":

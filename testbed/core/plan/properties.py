@@ -1,9 +1,13 @@
-"""Properties: Steps that set a key to a value while they are active and no later one overrides them."""
+"""Properties: Steps that have a say in the value of a key while they are active."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.core.physics.change import Change
+from testbed.core.physics.fold import Folded, fold
 from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.step import Property
 
@@ -26,6 +30,11 @@ class Carrier(Property):
         # network are created up.
         return Carrier(self.namespace, self.interface, True)
 
+    def folded(self, in_force: Sequence[Property]) -> Property:
+        """Return the port as down if any owner takes it down: one cut darkens the fiber, whatever began later."""
+        ports = [it for it in in_force if isinstance(it, Carrier)]
+        return Carrier(self.namespace, self.interface, all(it.up for it in ports))
+
     @property
     def within(self) -> tuple[str, ...]:
         return (self.namespace,)
@@ -36,7 +45,11 @@ class Carrier(Property):
 
 @dataclass(frozen=True)
 class Shape(Property):
-    """The impairment of one direction of a fiber; with ``flush``, packets in flight are lost."""
+    """The whole impairment of one direction of a fiber; with ``flush``, packets in flight are lost.
+
+    The lab sets that of the healthy link, and a link's protection that of the second path. Faults state a
+    :class:`Changed`, which is folded onto it.
+    """
 
     direction: str
     impairment: Impairment
@@ -52,6 +65,49 @@ class Shape(Property):
             f"shape {self.direction} delay {it.delay_s * 1e6:g} us rate {it.rate_bps / 1e6:g} Mb/s "
             f"queue {it.queue_bytes} B loss {it.loss:g}"
         )
+
+    def folded(self, in_force: Sequence[Property]) -> Property:
+        return _shape(self.direction, in_force)
+
+
+@dataclass(frozen=True)
+class Changed(Property):
+    """What a fault changes of one direction of a fiber; with ``flush``, packets in flight are lost."""
+
+    direction: str
+    change: Change
+    flush: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("shape", self.direction)
+
+    def folded(self, in_force: Sequence[Property]) -> Property:
+        return _shape(self.direction, in_force)
+
+    def __str__(self) -> str:
+        return f"change {self.direction} {self.change}" + " flush" * self.flush
+
+
+def fold_of(in_force: Sequence[tuple[str, Property]]) -> Folded:
+    """Return the impairment of a direction from its (name, :class:`Shape` or :class:`Changed`) in force, oldest first.
+
+    Changes are folded onto the newest Shape, whenever they began: a second path is another link below the same faults.
+    Without any Shape they are folded onto a direction without impairments.
+    """
+    own, makers = Impairment(), dict[str, str]()
+    for name, step in in_force:
+        if isinstance(step, Shape):
+            before, own = own, step.impairment
+            fields = (it.name for it in dataclasses.fields(own))
+            makers |= {it: name for it in fields if getattr(own, it) != getattr(before, it)}
+    return fold(own, [(name, step.change) for name, step in in_force if isinstance(step, Changed)], makers)
+
+
+def _shape(direction: str, in_force: Sequence[Property]) -> Shape:
+    shapes = [it for it in in_force if isinstance(it, Shape | Changed)]
+    impairment = fold_of([(str(number), it) for number, it in enumerate(shapes)]).impairment
+    return Shape(direction, impairment, any(it.flush for it in shapes))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from testbed.core.report import (
     faults_section,
     fidelity_section,
     hypothesis,
+    in_force_section,
     rank_seconds_section,
     restarts_section,
 )
@@ -37,6 +38,7 @@ from testbed.core.report.events_section import EventLine
 from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
+from testbed.core.report.in_force_section import InForce
 from testbed.core.report.rank_seconds_section import TimeShares
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
@@ -120,6 +122,7 @@ class Report:
     machine: Machine
     steady: tuple[Steady, ...] = ()
     attempts: tuple[AttemptLine, ...] = ()
+    in_force: tuple[InForce, ...] = ()
     checkers: tuple[Checker, ...] = ()
     rank_seconds: TimeShares | None = None
     scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
@@ -221,6 +224,7 @@ def build(run: RunData) -> Report:
         machine=host,
         steady=checks,
         attempts=tried,
+        in_force=in_force_section.lines(run.events, origin),
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),

@@ -9,6 +9,7 @@ from testbed.core.report import (
     faults_section,
     formats,
     hypothesis,
+    in_force_section,
     rank_seconds_section,
     restarts_section,
     scraped_section,
@@ -50,6 +51,7 @@ def markdown(report: Report) -> str:
     blocks += section("## Rank-seconds", rank_seconds_section.LEAD, shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
+    blocks += section("### Values in force", shown=in_force_section.table(report.in_force, report.faults))
     blocks += section("## Attempts", shown=restarts_section.table(report.attempts))
     blocks += section("## Checkers", checkers_section.LEAD, shown=checkers_section.table(report.checkers))
     blocks += section(shown=checkers_section.found_table(report.checkers))

@@ -104,6 +104,10 @@ class Emulator(Protocol):
             LabError: no such direction, an impossible value, or the emulator is gone or silent.
         """
 
+    def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
+        """Read the values in force back; return one sentence per difference from ``expected``. Raises LabError as
+        :meth:`set`."""
+
     def stats(self) -> tuple[DirectionStats, ...]:
         """Return one record per direction, in the order of the start. Raises LabError as :meth:`set`."""
 

@@ -117,8 +117,21 @@ class Fiberd:
             LabError: unknown direction, impossible value, or fiberd has ended or does not answer.
         """
         refuse_impossible(changes)
-        lines = [_set_line(name, impairment) for name, impairment in changes.items()]
+        lines = [
+            f"set {name} " + " ".join(f"{key}={value}" for key, value in _values(impairment).items())
+            for name, impairment in changes.items()
+        ]
         self._ask(lines + [f"flush {name}" for name in flush])
+
+    def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
+        """Read the values in force back; return one sentence per difference. Raises LabError as :meth:`set`."""
+        found = dict(_parse_values(it) for it in self._ask([f"get {name}" for name in expected], collect=True))
+        return [
+            f"{name}: {key} is {found.get(name, {}).get(key)}, expected {value}"
+            for name, impairment in expected.items()
+            for key, value in _values(impairment).items()
+            if not _same(found.get(name, {}).get(key), value)
+        ]
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """Return one record per direction, in the order of the start.
@@ -231,9 +244,10 @@ class Fiberd:
         return f"fiberd (pid {self.pid}) {end}" + (f": {words}" if words else "")
 
 
-def _set_line(name: str, impairment: Impairment) -> str:
+def _values(impairment: Impairment) -> dict[str, str | float]:
+    """Return the impairment by the keys of fiberd's ``set``."""
     chain = impairment.chain
-    values: dict[str, object] = {
+    return {
         "delay_ns": round(impairment.delay_s * 1e9),
         "rate_bps": float(impairment.rate_bps),
         "queue_bytes": impairment.queue_bytes,
@@ -254,7 +268,18 @@ def _set_line(name: str, impairment: Impairment) -> str:
         "reorder_by_ns": round(impairment.reorder_by_s * 1e9),
         "largest_bytes": impairment.largest_bytes,
     }
-    return f"set {name} " + " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _parse_values(line: str) -> tuple[str, dict[str, str]]:
+    _, name, *words = line.split()
+    return name, dict(word.split("=", 1) for word in words)
+
+
+def _same(found: str | None, asked: str | float) -> bool:
+    """Whether a value read back is the one that was sent; fiberd prints numbers with all their digits."""
+    if found is None:
+        return False
+    return found == asked if isinstance(asked, str) else float(found) == float(asked)
 
 
 def _scheduling(answer: Mapping[str, str]) -> str:

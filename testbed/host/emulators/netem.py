@@ -204,14 +204,18 @@ class Netem:
                 way.impairment, way.changes = impairment, way.changes + 1
                 self._limit(way, impairment.largest_bytes)
                 self._offload(way, impairment)
-            found = namespace.inside(self._netns, tc.qdiscs)
-        wrong = [
-            f"{name}: {what}"
-            for name, pair in wanted.items()
-            for what in tc.differences(found.get(self._ways[name].direction.egress, {}), *pair)
-        ]
+            wrong = self._differences(wanted)
         if wrong:
             raise LabError("the kernel's netem differs from the request: " + "; ".join(wrong))
+
+    def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
+        """Read the values in force back; return one sentence per difference. Raises LabError as :meth:`set`."""
+        refuse_unknown(expected, self._ways)
+        with self._lock:
+            self._refuse_stopped()
+            # Seeds change with each change: none is expected.
+            wanted = {name: qdiscs_of(name, it, self._ways[name].mtu) for name, it in expected.items()}
+            return self._differences(wanted)
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """Return one record per direction, in the order of the start. Raises LabError as :meth:`set`.
@@ -279,6 +283,14 @@ class Netem:
         with _translated(f"attach netem to {direction.egress}"):
             rtnetlink.exchange(self._raw, [netem.request(way.egress, True)])
             rtnetlink.exchange(self._raw, [tbf.request(way.egress, True)])
+
+    def _differences(self, wanted: Mapping[str, tuple[tc.Netem, tc.Tbf]]) -> list[str]:
+        found = namespace.inside(self._netns, tc.qdiscs)
+        return [
+            f"{name}: {what}"
+            for name, pair in wanted.items()
+            for what in tc.differences(found.get(self._ways[name].direction.egress, {}), *pair)
+        ]
 
     def _next_seed(self, way: _Attached) -> int | None:
         """Return a new seed: netem restarts its sequence with each change and would lose the same packets again."""

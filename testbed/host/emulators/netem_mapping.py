@@ -7,6 +7,7 @@ from typing import Final
 
 from testbed.core.physics.distribution import offsets_s
 from testbed.core.physics.impairment import GilbertElliott, Impairment
+from testbed.core.physics.one_qdisc import random_loss, with_duplicates
 from testbed.errors import LabError
 from testbed.host.emulators import tc
 
@@ -34,7 +35,7 @@ def qdiscs_of(direction: str, impairment: Impairment, mtu: int, seed: int | None
     """
     if wrong := list(impairment.findings()) or list(_lacking(impairment)):
         raise LabError("; ".join(f"{direction}: {what}" for what in wrong))
-    loss, duplicate = _with_duplicates(_random_loss(impairment), impairment.duplicate)
+    loss, duplicate = with_duplicates(random_loss(impairment), impairment.duplicate)
     assert duplicate is not None
     netem = tc.Netem(
         delay_ns=round(impairment.delay_s * 1e9),
@@ -66,7 +67,7 @@ def _lacking(impairment: Impairment) -> Iterator[str]:
         yield _unsupported("correlation", "correlation of jitter")
     if impairment.chain and impairment.duplicate:
         yield _unsupported("duplicate", "duplication together with burst loss: the clone would be a step of the chain")
-    elif _with_duplicates(_random_loss(impairment), impairment.duplicate)[1] is None:
+    elif with_duplicates(random_loss(impairment), impairment.duplicate)[1] is None:
         yield _unsupported("duplicate", f"duplication of {impairment.duplicate:g} of the packets that this loss leaves")
     try:
         most_s = max(map(abs, offsets_s(impairment)), default=0.0)
@@ -82,14 +83,6 @@ def _unsupported(name: str, what: str) -> str:
     return f"{name}: netem does not support {what}; use --emulator fiberd"
 
 
-def _random_loss(impairment: Impairment) -> float:
-    """Return the loss by chance and by the frame check together (a corrupted frame is lost); 0 with a chain."""
-    if impairment.chain:
-        return 0.0
-    caught = _caught(impairment)
-    return 1.0 - (1.0 - impairment.loss) * (1.0 - caught) if caught else impairment.loss
-
-
 def _chain(impairment: Impairment) -> GilbertElliott | None:
     """Return the chain with the frame check included: a packet must pass the chain, in either state, and the check."""
     chain, clean = impairment.chain, 1.0 - _caught(impairment)
@@ -98,31 +91,3 @@ def _chain(impairment: Impairment) -> GilbertElliott | None:
 
 def _caught(impairment: Impairment) -> float:
     return 0.0 if impairment.corrupt_survives else impairment.corrupt
-
-
-def _with_duplicates(loss: float, duplicate: float) -> tuple[float, float | None]:
-    """Return netem's parameters for which a share ``loss`` is lost and ``duplicate`` of the others arrive twice.
-
-    With netem's own L and D, a packet does not arrive if it is lost and not cloned: (1 - D) L. It arrives twice if it
-    is cloned and neither it nor its clone, which passes netem once more, is lost: D (1 - L)^2 (netem_enqueue; a packet
-    that is cloned and lost arrives once). The second value is None if no D reaches the requested share.
-    """
-    if not duplicate or not loss:
-        return loss, duplicate
-    if loss >= 1:
-        return loss, 0.0  # nothing arrives
-
-    def twice(own: float) -> float:
-        return own * (1.0 - loss / (1.0 - own)) ** 2
-
-    low, high = 0.0, 1.0 - loss
-    for _ in range(100):  # ternary search for the maximum: the function rises, then falls
-        third = (high - low) / 3
-        low, high = (low + third, high) if twice(low + third) < twice(high - third) else (low, high - third)
-    if twice(low) < (1.0 - loss) * duplicate:
-        return loss, None
-    low, high = 0.0, low
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if twice(middle) < (1.0 - loss) * duplicate else (low, middle)
-    return loss / (1.0 - low), low

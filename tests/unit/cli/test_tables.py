@@ -9,7 +9,8 @@ from rich.console import Console, RenderableType
 from testbed.cli import tables
 from testbed.core.faults.fault_registry import registry
 from testbed.core.report.answers import Answer
-from testbed.lab.status import LabStatus
+from testbed.keeper.protocol import DirectionInForce, ValueInForce
+from testbed.lab.status import LabStatus, LinkStatus
 
 
 def shown(what: RenderableType, width: int = 80) -> str:
@@ -33,6 +34,27 @@ def test_faults_can_be_read_on_80_columns() -> None:
 def test_status_tells_what_a_job_waits_for() -> None:
     lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), (), "", ("attempt 2 of job j1 waits: …",))
     assert tables.status_line(lab).plain.endswith("\n  attempt 2 of job j1 waits: …")
+
+
+def test_status_tells_what_is_in_force_and_who_made_it() -> None:
+    values: list[ValueInForce] = [
+        {"key": "delay", "text": "1.2 ms", "by": ["link", "f2"]},
+        {"key": "rate", "text": "800 Mb/s", "by": ["link"]},
+        {"key": "loss", "text": "5%", "by": ["f1"]},
+    ]
+    directions: tuple[DirectionInForce, ...] = (
+        {"direction": "n:west", "dark_by": ["f3"], "values": values, "masked": [{"fault": "f1", "key": "jitter"}]},
+        {"direction": "n:east", "dark_by": [], "values": values[1:2], "masked": []},
+    )
+    link = LinkStatus("n", 40.0, {"west": True}, "ok", ("f1",), {}, 0, ("f1 impaired",), directions)
+    lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (link,), ())
+    said = shown(tables.status(lab)[1], 100)
+    rows = [line.split("  ") for line in said.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert ["n:west", "dark", "f3", "jitter of f1"] in cells
+    assert ["delay 1.2 ms", "link + f2"] in cells
+    assert ["loss 5%", "f1"] in cells
+    assert "n:east" not in said and "800 Mb/s" not in said, "as the topology has it"
 
 
 def test_what_an_answer_sums_up_is_numbered_below_it() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 from noop import NoHandler
 
+from testbed.core.physics.change import Change
 from testbed.core.physics.impairment import Impairment
-from testbed.core.plan.properties import Carrier, Shape
+from testbed.core.plan.properties import Carrier, Changed, Shape
 from testbed.core.plan.resources import Address, Agents, Fibers, Namespace, Redirect, Route, Veth
 from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, LabError, NameTaken, StorageError
@@ -82,7 +85,8 @@ def hand(path: Path) -> Recorder:
 
 def engine_on(journal: Journal, hand: Recorder) -> Engine:
     return Engine(
-        journal, dict.fromkeys((Namespace, Veth, Address, Route, Redirect, Fibers, Agents, Carrier, Shape), hand)
+        journal,
+        dict.fromkeys((Namespace, Veth, Address, Route, Redirect, Fibers, Agents, Carrier, Changed, Shape), hand),
     )
 
 
@@ -361,3 +365,32 @@ def test_what_takes_the_place_is_set_before_anything_is_made(lit: Engine, hand: 
     redirect = Redirect("plant", "north-a", "south-a")
     lit.replace("f1", (redirect, DOWN_A))
     assert hand.said == [f"assign {DOWN_A}", f"make {redirect}"]
+
+
+def test_a_journal_from_before_faults_composed_is_read_and_undone(hand: Recorder, path: Path) -> None:
+    """Its faults have whole impairments; the newest is then what the link itself has."""
+    impairment = dataclasses.asdict(Impairment(loss=0.25))
+    own = {"step": "Shape", "direction": "north:west", "impairment": dataclasses.asdict(Impairment()), "flush": False}
+    lines: list[dict[str, Any]] = [
+        {"journal": 2, "lab": "lab", "boot": "boot", "keeper": [1, 1]},
+        {"id": 1, "owner": "lab", "intend": own},
+        {"id": 2, "owner": "f1", "intend": {**own, "impairment": impairment}},
+        {"note": "fault", "id": "f1", "type": "impair", "target": "north", "links": ["north"]},
+    ]
+    path.write_text("".join(json.dumps(it) + "\n" for it in lines))
+    engine = engine_on(Journal.read(path), hand)
+    engine.reconcile()
+    assert hand.values["shape", "north:west"] == Shape("north:west", Impairment(loss=0.25))
+    engine.undo("f1")
+    assert hand.values["shape", "north:west"] == Shape("north:west", Impairment())
+    assert [it.owner for it in Journal.read(path).entries.values()] == ["lab"]
+
+
+def test_a_crash_between_two_phases_counts_the_newer_one_only(engine: Engine, hand: Recorder, path: Path) -> None:
+    """The new phase is written before the old one is forgotten: both of one fault must not add up."""
+    engine.apply(LAB, (Shape("north:west", Impairment(loss=0.5)),))
+    engine.apply("f1", (Changed("north:west", Change(loss=0.2)),))
+    engine.journal.intend("f1", (Changed("north:west", Change(loss=0.6)),))
+    engine_on(Journal.read(path), hand).reconcile()
+    found = hand.values["shape", "north:west"]
+    assert isinstance(found, Shape) and found.impairment.loss == pytest.approx(0.8)

@@ -36,6 +36,7 @@ WIRE = {
     "apply": {"owner": ..., "plan": ...},
     "undo": {"owner": ...},
     "stats": {},
+    "in_force": {},
     "inject": {"fault": ...},
     "schedule": {"faults": ...},
     "unschedule": {},

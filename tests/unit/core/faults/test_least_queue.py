@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fault_values import shapes
 
 from testbed.core.faults.fault_registry import compile_fault
-from testbed.core.plan.properties import Shape
 from testbed.core.topology.model import Topology
 from testbed.core.topology.resolve import load_text
 from testbed.errors import TestbedError, UserError
@@ -40,6 +40,5 @@ def test_a_written_queue_that_lets_nothing_pass_is_refused(queue: str) -> None:
 @pytest.mark.parametrize("queue", [0, FULL])
 def test_one_packet_and_no_limit_are_what_they_say(queue: int) -> None:
     assert link(impair__queue=str(queue)).links[0].impairment("north:west").queue_bytes == queue
-    (shape, _) = compile_fault(link(), "impair", "north", {"queue": str(queue)}).steps
-    assert isinstance(shape, Shape)
-    assert shape.impairment.queue_bytes == queue
+    found = shapes(link(), compile_fault(link(), "impair", "north", {"queue": str(queue)}).steps)
+    assert [it.queue_bytes for it in found.values()] == [queue, queue]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from fault_values import shapes
 
 from testbed.core.faults.fault_kind import Compiled
 from testbed.core.faults.fault_registry import compile_fault, registry
+from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.codec import from_dict, to_dict
-from testbed.core.plan.properties import Carrier, Paused, Shape, Slowed, Throttled
+from testbed.core.plan.properties import Carrier, Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed, Unpowered
 from testbed.core.plan.step import Property
 from testbed.core.topology.model import Topology
@@ -87,21 +89,20 @@ def test_a_gateway_takes_its_fibers_and_nothing_of_the_fabric(metro: Topology) -
 def test_presets_change_what_they_are_called_after_and_keep_the_rest(metro: Topology) -> None:
     own = metro.link("north").impairment("north:west")
 
-    def shaped(fault: str, **parameters: str) -> Shape:
-        (step,) = compile_fault(metro, fault, "north:west", parameters).steps
-        assert isinstance(step, Shape)
-        assert step.direction == "north:west"
-        return step
+    def shaped(fault: str, **parameters: str) -> Impairment:
+        ((direction, it),) = shapes(metro, compile_fault(metro, fault, "north:west", parameters).steps).items()
+        assert direction == "north:west"
+        return it
 
-    assert shaped("jitter").impairment.jitter_s == pytest.approx(own.delay_s / 10)
-    assert shaped("jitter", amount="30us", distribution="uniform").impairment.jitter_s == pytest.approx(30e-6)
-    squeezed = shaped("rate-squeeze").impairment
+    assert shaped("jitter").jitter_s == pytest.approx(own.delay_s / 10)
+    assert shaped("jitter", amount="30us", distribution="uniform").jitter_s == pytest.approx(30e-6)
+    squeezed = shaped("rate-squeeze")
     assert squeezed.rate_bps == pytest.approx(own.rate_bps / 10)
     assert (squeezed.delay_s, squeezed.queue_bytes) == (own.delay_s, own.queue_bytes)
-    assert shaped("rate-squeeze", to="50M").impairment.rate_bps == 50e6
-    assert shaped("corruption", share="1%").impairment.corrupt == 0.01
-    assert shaped("corruption", survives="true").impairment.corrupt_survives
-    assert shaped("mtu-black-hole").impairment.largest_bytes == 1400
+    assert shaped("rate-squeeze", to="50M").rate_bps == 50e6
+    assert shaped("corruption", share="1%").corrupt == 0.01
+    assert shaped("corruption", survives="true").corrupt_survives
+    assert shaped("mtu-black-hole").largest_bytes == 1400
 
 
 @pytest.mark.parametrize(

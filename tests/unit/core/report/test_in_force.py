@@ -1,0 +1,73 @@
+"""What the report says of overlapping faults: which values were in force when, and who made them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import run_factory
+from test_report import SCHEMA, report_of
+
+from testbed.core.records.event import Event
+from testbed.core.report import in_force_section
+from testbed.core.report.document import to_json
+from testbed.core.report.markdown import markdown
+from testbed.core.report.run_page import html
+
+
+def event(t: float, kind: str, dark_by: list[str], *values: tuple[str, str, list[str]], masked: Any = ()) -> Event:
+    told = {
+        "direction": "north:west",
+        "dark_by": dark_by,
+        "values": [{"key": key, "text": text, "by": by} for key, text, by in values],
+        "masked": [{"fault": fault, "key": key} for fault, key in masked],
+    }
+    return Event(t, kind, {"in_force": {"north:west": told}})
+
+
+EVENTS = (
+    event(11, "fault-began", [], ("loss", "0.0001%", ["f1"])),
+    event(12, "fault-phase", [], ("loss", "1%", ["f1"])),
+    event(13, "fault-phase", [], ("loss", "5%", ["f1"])),
+    event(14, "fault-began", ["f2"], ("loss", "5%", ["f1"])),
+    event(15, "fault-phase", [], ("loss", "5%", ["f1"])),
+    event(16, "fault-phase", ["f2"], ("loss", "5%", ["f1"])),
+    event(17, "fault-ended", ["f2"]),
+    event(18, "fault-ended", []),
+    event(19, "fault-began", [], ("jitter", "20 us normal", ["f4"]), masked=[("f3", "jitter")]),
+)
+
+
+def test_ramps_and_flaps_share_a_line() -> None:
+    ramp, both, flap, jitter = in_force_section.lines(EVENTS, 10.0)
+    assert (ramp.began_s, ramp.ended_s, ramp.outages) == (1, 4, 0)
+    assert [(str(it), it.by) for it in ramp.values] == [("loss 0.0001% to 5%", ("f1",))]
+    assert (both.began_s, both.ended_s, both.outages, both.dark_by) == (4, 7, 2, ("f2",))
+    assert [str(it) for it in both.values] == ["loss 5%"]
+    assert (flap.began_s, flap.ended_s, flap.outages, flap.values) == (7, 8, 1, ())
+    assert (jitter.began_s, jitter.ended_s, jitter.masked) == (9, None, ("jitter of f3",))
+
+
+@pytest.mark.parametrize(
+    "damage", [{}, {"in_force": 3}, {"in_force": {"north:west": None}}, {"in_force": {"x": {"values": [1]}}}]
+)
+def test_older_and_damaged_events_have_nothing_to_tell(damage: dict[str, Any]) -> None:
+    assert in_force_section.lines([Event(1, "fault-began", damage)], 0.0) == ()
+
+
+def test_the_report_has_it_in_every_form(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_factory.make_run(tmp_path / "run")
+    with (path / "events.jsonl").open("a") as file:
+        for it in EVENTS:
+            file.write(json.dumps({"t": it.t, "event": it.event, "fault": "f9", "type": "impair", **it.fields}) + "\n")
+    report = report_of(path)
+    document = to_json(report)
+    jsonschema.validate(document, SCHEMA)
+    assert len(document["in_force"]) == 4
+    for page in (markdown(report), html(report)):
+        assert "Values in force" in page
+        assert "loss 0.0001% to 5%: f1" in page
+        assert "dark 2 times: f2" in page
+        assert "jitter of f3" in page
