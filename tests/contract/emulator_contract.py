@@ -51,6 +51,7 @@ class EmulatorContract(ImpairmentContract):
         until(lambda: self._carrier(lab), 3, "both hosts see the carrier")
 
     @pytest.mark.parametrize("delay_s", [200e-6, 5e-3])
+    @pytest.mark.timing("a median round trip")
     def test_delay_is_added_to_the_round_trip(self, lab: Lab, start: Start, delay_s: float) -> None:
         emulator = start(lab, NOTHING, NOTHING)
         lab.rtts_s(3)
@@ -61,11 +62,13 @@ class EmulatorContract(ImpairmentContract):
         error_s = statistics.median(slow) - statistics.median(bare) - 2 * delay_s
         assert abs(error_s) < 0.4e-3, f"{error_s * 1e6:.0f} us off"
 
+    @pytest.mark.timing("one-way times")
     def test_directions_are_their_own(self, lab: Lab, start: Start) -> None:
         start(lab, Impairment(delay_s=4e-3), NOTHING)
         lab.rtts_s(2)
         assert 4e-3 <= lab.rtts_s(20)[0] < 6e-3
 
+    @pytest.mark.timing("TCP throughput of a rate-limited fiber")
     def test_rate_bounds_tcp(self, lab: Lab, start: Start) -> None:
         rate = 100e6
         start(lab, Impairment(delay_s=1e-3, rate_bps=rate, queue_bytes=400_000), Impairment(delay_s=1e-3))

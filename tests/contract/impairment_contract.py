@@ -94,6 +94,7 @@ class ImpairmentContract:
     # ---- overhead
 
     @pytest.mark.parametrize("overhead", [0, 24, 200])
+    @pytest.mark.timing("throughput within percents")
     def test_each_packet_costs_its_overhead_at_the_rate(self, lab: Lab, start: Start, overhead: int) -> None:
         rate, size = 1e6, 64
         begin(lab, start, Impairment(rate_bps=rate, overhead_bytes=overhead))
@@ -112,6 +113,7 @@ class ImpairmentContract:
         "distribution",
         ["normal", "pareto", *(pytest.param(it, marks=pytest.mark.thorough) for it in ("uniform", "paretonormal"))],
     )
+    @pytest.mark.timing("a distribution of delays")
     def test_jitter_has_its_distribution(self, lab: Lab, start: Start, distribution: str) -> None:
         delay, jitter, count = 120e-3, 25e-3, 3000
         emulator = begin(lab, start, Impairment(delay_s=delay))
@@ -147,6 +149,7 @@ class ImpairmentContract:
         assert min(delays) > 2e-3  # the distribution ends at 4 of the jitter
         assert max(delays) - min(delays) > 2e-3
 
+    @pytest.mark.timing("a share of packets overtaken")
     def test_jitter_reorders_where_asked(self, lab: Lab, start: Start) -> None:
         begin(lab, start, Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_reorders=True))
         arrived = probe(lab, 1000, at_once=10, pause_s=1e-3)
@@ -154,6 +157,7 @@ class ImpairmentContract:
         overtaken = sum(1 for one, other in itertools.pairwise(arrived) if one.number > other.number)
         assert overtaken > 100
 
+    @pytest.mark.timing("delays of single packets")
     def test_jitter_changes_to_none_and_to_order_again(self, lab: Lab, start: Start) -> None:
         jittered = Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_reorders=True)
         emulator = begin(lab, start, jittered)
@@ -169,6 +173,7 @@ class ImpairmentContract:
 
         undisturbed(measured)
 
+    @pytest.mark.timing("a correlation of delays")
     def test_jitter_is_correlated_as_asked(self, lab: Lab, start: Start) -> None:
         correlation, jitter, count = 0.8, 12e-3, 2000
         asked = Impairment(
@@ -192,6 +197,7 @@ class ImpairmentContract:
 
     # ---- reordering
 
+    @pytest.mark.timing("delays of single packets")
     def test_reorder_holds_its_share_back_and_sends_nothing_early(self, lab: Lab, start: Start) -> None:
         delay, share, by, count = 3e-3, 0.05, 60e-3, 4000
         emulator = begin(lab, start, Impairment(delay_s=delay, reorder=share, reorder_by_s=by))
@@ -213,6 +219,7 @@ class ImpairmentContract:
 
         undisturbed(measured)
 
+    @pytest.mark.timing("delays of single packets")
     def test_reorder_goes_together_with_jitter(self, lab: Lab, start: Start) -> None:
         delay, jitter, share, by, count = 20e-3, 10e-3, 0.2, 100e-3, 2000
         asked = Impairment(
@@ -401,6 +408,7 @@ class ImpairmentContract:
 
     # ---- together
 
+    @pytest.mark.timing("delays and counts of both directions")
     def test_directions_have_their_own_impairments(self, lab: Lab, start: Start) -> None:
         count = 2000
         back = Impairment(delay_s=10e-3, jitter_s=2e-3, jitter_distribution="uniform")

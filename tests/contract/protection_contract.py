@@ -161,6 +161,7 @@ class ProtectionContract:
             for gateway in GATEWAYS
         ]
 
+    @pytest.mark.timing("a gap of 50 ms")
     def test_1_plus_1_is_a_short_gap_that_no_port_sees_then_the_second_path(self, lab: testbed.Lab) -> None:
         before, bare = self.downs(lab, "one"), self.rtt_s(lab, "one")
         undisturbed(lambda: self._gaps_are_those_of_the_switches(lab, bare))
@@ -205,6 +206,7 @@ class ProtectionContract:
         second.heal()
         assert self.says(lab, "one") is None
 
+    @pytest.mark.timing("how long a carrier was lost")
     def test_restoration_loses_the_carrier_for_a_second_and_comes_back_longer(self, lab: testbed.Lab) -> None:
         before, bare, east = self.downs(lab, "two"), self.rtt_s(lab, "two"), oracle.netns(lab.name, "east-gw")
         began = time.monotonic()

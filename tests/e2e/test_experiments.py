@@ -48,6 +48,7 @@ class Ran:
 HEAD = "topology: metro-40km\nworkload: {steps: 60, seed: 3}\n"
 
 
+@pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, state_folder: Path) -> None:
     ran = Ran(
         tmp_path,
@@ -68,6 +69,7 @@ def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, stat
     assert ran.cases()["before: ranks_up == 5"] == "failure"
 
 
+@pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
     """The job ends long before the second cut is due, and no measurement is bad."""
     ran = Ran(
@@ -84,6 +86,7 @@ def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_a_drawn_run_is_done_again_from_its_directory(tmp_path: Path, state_folder: Path) -> None:
     first = Ran(
         tmp_path / "first",

@@ -153,6 +153,7 @@ def stream(lab: Lab) -> Iterator[Callable[[], Stream]]:
 
 
 @pytest.mark.parametrize("delay_s", [200e-6, 5e-3])
+@pytest.mark.timing("a median round trip within microseconds")
 def test_round_trip_is_twice_the_delay(lab: Lab, start: Starter, delay_s: float) -> None:
     with lab.redirect():
         bare = lab.rtts_s(150, 0.005)
@@ -415,6 +416,7 @@ def test_change_of_delay_loses_and_reorders_nothing(lab: Lab, start: Starter, st
     assert one.collect() == list(range(one.sent))
 
 
+@pytest.mark.timing("the time in which a queue drains")
 def test_change_of_rate_speeds_up_what_waits(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     emulator = start(lab)
     one = stream()
@@ -545,6 +547,7 @@ def test_the_end_takes_both_ends_down(lab: Lab, start: Starter, way: str) -> Non
         emulator.stats()
 
 
+@pytest.mark.timing("the time until a death is noticed")
 def test_killed_is_noticed_at_once(lab: Lab, start: Starter) -> None:
     emulator = start(lab)
     assert emulator.wait(0.05) is None

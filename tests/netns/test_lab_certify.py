@@ -51,6 +51,7 @@ def accused(found: dict[str, Any]) -> set[str]:
     return {why.partition(": ")[0] for why in found["why"]}
 
 
+@pytest.mark.timing("delays within microseconds")
 def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, command: oracle.Command) -> None:
     found = good(command, lab)
     assert (found["verdict"], found["why"]) == ("certified", [])
@@ -75,6 +76,7 @@ def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, 
     assert json.loads(lab_folder.folder(lab.name).certificate.read_text())["verdict"] == "certified"
 
 
+@pytest.mark.timing("round trips within 30 us")
 def test_the_node_to_node_row_is_that_of_ping(lab: testbed.Lab, command: oracle.Command) -> None:
     """Two nodes see the fiber's delay: the least RTT across, less the least inside a site, is twice the delay."""
     found = good(command, lab)
@@ -95,6 +97,7 @@ def test_the_node_to_node_row_is_that_of_ping(lab: testbed.Lab, command: oracle.
         assert each["error_s"]["median"] == pytest.approx(each["measured_s"]["median"] - each["target_s"])
 
 
+@pytest.mark.timing("round trips within 60 us")
 def test_what_is_taken_off_comes_off_a_faults_delay_too_and_heals_exactly(
     healthy: testbed.Lab, command: oracle.Command
 ) -> None:

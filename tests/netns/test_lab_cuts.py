@@ -47,6 +47,7 @@ def test_both_gateways_lose_the_carrier_at_once_and_get_it_back(healthy: testbed
     assert began < fault.began < fault.ended, "one clock for everything"
 
 
+@pytest.mark.timing("a median gap of 20 ms at a rerouting")
 def test_a_stream_survives_and_hardly_notices(healthy: testbed.Lab) -> None:
     """The longest silence at the receiver around the cut and around the heal: 20 ms at most, by the median of five."""
     cuts, heals = [], []

@@ -140,6 +140,7 @@ def test_what_is_in_flight(healthy: testbed.Lab, target: str, carrier: str, arri
 # ---- flaps
 
 
+@pytest.mark.timing("median phases within 20 ms")
 def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(healthy: testbed.Lab) -> None:
     before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
     with watch(healthy, "north") as seen:
@@ -193,6 +194,7 @@ def test_a_cut_outlasts_a_flap_of_the_same_fiber(healthy: testbed.Lab) -> None:
     ("target", "written", "more_s"),
     [("south:west", {"extra": "1ms"}, 1e-3), ("south", {"km": "247"}, 2e-3), ("south", {"delay": "1.235ms"}, 2e-3)],
 )
+@pytest.mark.timing("a median round trip within 100 us")
 def test_a_step_of_latency_is_seen_by_ping(
     healthy: testbed.Lab, target: str, written: dict[str, str], more_s: float
 ) -> None:

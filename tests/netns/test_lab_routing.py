@@ -128,6 +128,7 @@ class Datagrams:
 
 
 @pytest.mark.parametrize("family", ["inet", pytest.param("inet6", marks=pytest.mark.thorough)])
+@pytest.mark.timing("a median pause of 0.1 s at a rerouting")
 def test_datagrams_pause_for_less_than_a_tenth_of_a_second(lab: testbed.Lab, family: str) -> None:
     """The longest silence around the cut and around the heal, by the median of three; nothing goes in circles."""
     here, there, link = ends(lab)

@@ -86,6 +86,7 @@ def judged(lab: testbed.Lab, direction: str, sample: RateSample) -> DirectionCer
     )
 
 
+@pytest.mark.timing("rates within percents while every core is busy")
 def test_rates_are_right_with_jitter_and_with_every_core_busy(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
     with busy_cores():
         found = [rates(lab, lab.topology, probes) for _ in range(5)]
