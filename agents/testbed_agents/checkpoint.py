@@ -7,8 +7,8 @@ corruption on disk is detected by the checksums.
 A checkpoint that all ranks have is removed only when a newer one that all have is *confirmed*: ranks do not all reach
 the same step before a failure, and any number of attempts may fail while they write. A checkpoint is confirmed when the
 rank writes its next one: the steps in between needed every rank's gradients, and a rank goes on only after its own
-checkpoint is on disk. Confirmed is also the one that an attempt resumed from. So two are kept in the long run, and more
-only after attempts that ended before they had confirmed one of their own.
+checkpoint is on disk. The one that an attempt resumed from is confirmed, too. So there are usually two; each attempt
+that ends before it has confirmed one of its own leaves one more.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Checkpoints:
         if self._confirmed is None:
             return
         for folder in self.folder.iterdir():
-            # Later attempts' are not ours to judge: this process may have been paused while they began.
+            # Those of later attempts stay: this process may have been paused while they began.
             ours = (match := _NAME.fullmatch(folder.name)) is not None and int(match[2]) <= self._fence.attempt
             if ours and folder.name not in (self._confirmed, self._written):
                 shutil.rmtree(folder, ignore_errors=True)

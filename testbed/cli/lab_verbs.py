@@ -245,7 +245,7 @@ def exec_(
         raise UserError(f"missing command to run in {node}; write: testbed exec {node} -- COMMAND")
     target = verb.attach_to_change(lab)
     if target.runs_as_root and sys.stderr.isatty():
-        console.say(f"note: runs as root, in {node} and on the files of this host")
+        console.say(f"note: the command runs as root in {node}, and can change every file of this host")
     with _leave_ctrl_c_to_child():
         return target.exec(node, argv)
 

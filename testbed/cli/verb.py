@@ -232,7 +232,7 @@ LabName = Annotated[
         "-l",
         metavar="NAME",
         envvar="TESTBED_LAB",
-        help="Lab to use. May be omitted while only one is up, in verbs that change it only if you brought it up.",
+        help="Lab to use; default: the only one that is up. Verbs that change a lab take it only if you brought it up.",
         autocompletion=completing(lab_names),
     ),
 ]

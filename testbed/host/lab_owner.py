@@ -1,7 +1,7 @@
-"""Whose lab: who brought it up, and which lab a command may act on without being told.
+"""Whose lab: who brought it up, and which lab a command may act on if none is named.
 
-A command that changes a lab takes one by itself only if it is the only one *and* the same user brought it up. A lab
-whose owner is unknown (brought up by an older version, or ``owner.json`` is damaged) must be named.
+A command that changes a lab takes the only one if none is named, but only if the same user brought it up. A lab whose
+owner is unknown (brought up by an older version, or ``owner.json`` is damaged) must be named.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _UNKNOWN = "brought up by an unknown user"
 
 
 def or_down(lab: LabFolder) -> str:
-    """Return how to get rid of a lab that may be live: the command for its owner; for others, whose it is."""
+    """Return how to remove a lab that may be live: the command for its owner; for others, whose lab it is."""
     found = owner(lab)
     if found is None or not found.mine:
         return f"it was {found or _UNKNOWN}"
@@ -117,8 +117,8 @@ def chosen(name: str | None = None, *, changes: bool = False, command: Command |
         only.refuse_foreign()
         if changes and not ((found := owner(only)) and found.mine):
             raise UserError(
-                f"lab {only.name} is the only one, but you ({login.user_name(login.current().uid)}) did not bring it"
-                " up; to act on it, name it:" + _listed(known, command)
+                f"lab {only.name} is the only one, but {login.user_name(login.current().uid)} did not bring it up; to"
+                " act on it, name it:" + _listed(known, command)
             )
         return only
     names = [it.name for it in known]

@@ -28,7 +28,7 @@ LEAST_ATTEMPTS, MOST_ATTEMPTS = 3, 60
 AT_ONCE, MANY = 5, 500
 """Packets of a silent pair per further round, unless there are many such pairs."""
 CONFIRMATIONS = 2
-"""How often a packet must come around again before the lab is accused."""
+"""Further rounds in which packets must bypass the fibers before a bypass is reported."""
 
 
 def check_bypass(lab: LabFolder, topology: Topology) -> AroundCheck:

@@ -1,8 +1,9 @@
-"""The fidelity certificate: every fiber measured in both directions against a baseline path with a zero-delay redirect.
+"""The fidelity certificate: every fiber measured in both directions, beside a baseline path with a zero-delay redirect.
 
-During the measurement the lab has a baseline path beside its fibers, and all are measured at once
-(``fiber_measurement.py``), so that load of the machine affects all alike. The certificate also proves that no path
-bypasses the fibers (``bypass_check.py``). Only one certification runs at a time per host.
+Baseline and fibers are measured at once (``fiber_measurement.py``), so that load of the machine affects all alike.
+Calibrated directions are measured from node to node, and the baseline is subtracted from the others only. The
+certificate also proves that no path bypasses the fibers (``bypass_check.py``). Only one certification runs at a time
+per host.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ OWN_SIGNALS: Final = frozenset(
         signal.SIGXFSZ,
     )
 )
-"""Signals that the kernel sends a process for its own deeds (signal(7))."""
+"""Signals by which the kernel reports an error of the process itself (signal(7))."""
 
 EFFECT_S: Final = 2.0
 """Two ends this close may be seen in the wrong order: each is noticed by polling."""

@@ -1,8 +1,8 @@
 """Calibration: two nodes see the fiber's delay and no more, though veths, bridges and routers take time as well.
 
 What is *taken off* every delay of a direction is the least time from node to node over a zero-delay fiber, less half
-the least RTT inside a site: two nodes of different sites are then as far apart as two of one site, plus the fiber. No
-packet may be early for that: where the shortened fiber lets one arrive sooner than its delay, less is taken off.
+the least RTT inside a site: two nodes of different sites are then as far apart as two of one site, plus the fiber. This
+must make no packet early: where one crosses the shortened fiber sooner than the fiber's delay, less is taken off.
 """
 
 from __future__ import annotations

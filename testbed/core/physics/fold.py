@@ -9,9 +9,9 @@ Changes are folded onto the link's own impairment in the order in which their fa
 - Queue and overhead: the newest.
 - Darkness: one suffices.
 
-Random loss beside a model of burst loss thins what the model lets pass: its states pass (1 - p) of the packets that
-they passed, which is one model again. Corruption that the frame check detects loses the frame; beside corruption that
-survives it is therefore part of the loss.
+Random loss beside a model of burst loss reduces what each state of the model lets pass by the factor (1 - p), which is
+one model again. Corruption that the frame check detects loses the frame; beside corruption that survives the check it
+is therefore part of the loss.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ CLASSES = {
 """The name of each class, in the order of bars and tables."""
 
 LEAD = (
-    "Every rank-second of the wall time is in one class. Goodput is productive (compute of committed steps at their"
-    " fault-free pace) plus exposed communication (what of their communication no compute hid, at the same pace)."
-    " Checkpoint includes waiting for a peer's. Lost work is steps that were done again or never finished by all ranks;"
-    " begin and end has the moments between steps too."
+    "Every rank-second of the wall time is in one class. Goodput is the share of productive (compute of committed"
+    " steps, at their fault-free pace) plus exposed communication (their communication that no compute hid, at the same"
+    " pace). Checkpoint includes waiting for a peer's checkpoint. Lost work is steps that were done again or never"
+    " finished by all ranks. Begin and end includes the time between steps."
 )
 
 

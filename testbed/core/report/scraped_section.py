@@ -25,7 +25,7 @@ def lead(found: ScrapedMetrics) -> str:
 
 def _agreement(found: ScrapedMetrics) -> str:
     if found.disagreement is None:
-        return "None could be compared with the step records."
+        return "No scrape could be compared with the step records."
     if found.unmatched:
         why = f"{formats.plural(found.unmatched, 'scrape')} counted steps without a record"
     elif found.disagreement > AGREES:
