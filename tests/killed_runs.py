@@ -52,6 +52,7 @@ def one_run(name: str, seed: int, state: Path) -> str:
     victim, early = chance.choice(VICTIMS), chance.random() < 0.25
     moment_s = chance.uniform(0.3, UP_S) if early else chance.uniform(0.0, LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="killed") as folder:
+        Path(folder).chmod(0o711)  # ranks without privileges write below it
         return _run(name, seed, state, Path(folder), victim, early, moment_s)
 
 

@@ -158,6 +158,7 @@ def main() -> int:
     parser.add_argument("--runs", action="store_true", help="kill runs of experiments rather than labs without agents")
     asked = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="kills"))
+    state.chmod(0o711)  # programs without privileges enter it
     if asked.runs:
         import killed_runs
 

@@ -177,6 +177,7 @@ def main() -> int:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="soak"))
+    folder.chmod(0o711)  # ranks without privileges write below it
     state, name = folder / "state", f"soak{os.getpid()}"
     environment = {**os.environ, "TESTBED_STATE": str(state), "TESTBED_RUNS": str(folder / "runs")}
     environment["PYTHONPATH"] = os.pathsep.join((str(TESTS.parent), str(TESTS.parent / "agents")))

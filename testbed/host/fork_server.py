@@ -46,7 +46,7 @@ class ForkServer:
 
     def __init__(self, log: Path, heard: Callable[[dict[str, Any]], None], argv: Sequence[str] = ()) -> None:
         """``argv`` starts the fork server elsewhere: in a container, with its Python."""
-        self._heard = heard
+        self._heard, self._elsewhere = heard, bool(argv)
         self._lock = threading.Lock()
         self.exited = threading.Event()
         self._warm = False
@@ -121,7 +121,9 @@ class ForkServer:
                     break
         code = self._child.wait()
         self.exited.set()
-        how = {"signal": -code} if code < 0 else {"code": code}
+        # `docker exec` reports a signal as a shell does.
+        number = -code if code < 0 else code - 128 if self._elsewhere and code > 128 else 0
+        how = {"signal": number} if number else {"code": code}
         self._heard({"event": "gone", "how": process.how_ended(code), **how, "t": time.monotonic()})
 
     def _copy(self, words: int) -> bool:

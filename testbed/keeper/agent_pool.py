@@ -266,6 +266,7 @@ class AgentPool:
         if self._containers is None:
             self._user = ProgramUser.from_dict(user) if user else None
         self.refresh()
+        self._memory.renew()
         if self._containers is not None:
             nodes = [rank.node for rank in self.ranks.values()]
             self._containers.own(Path(message["directory"]))

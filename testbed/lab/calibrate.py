@@ -124,7 +124,8 @@ def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) 
         by = {name: calibration.early_s(off[name], beyond[name]) for name in beyond}
         off |= {name: max(0.0, off[name] - by[name]) for name in by}
         early = {name for name in by if by[name]}
-    off = {name: value for name, value in off.items() if value}
+    shared = calibration.share(link.between for link in topology.links)
+    off = {name: value * shared for name, value in off.items() if value}
     # Nothing came over a path in time (a neighbour was not resolved on a busy machine): the least of those built alike.
     silent = [name for name in targets if name not in least and off and targets[name] > min(off.values())]
     off |= dict.fromkeys(silent, min(off.values(), default=0.0))

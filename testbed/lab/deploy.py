@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -241,7 +242,11 @@ def _make_folder(name: str) -> LabFolder:
         if free.f_bavail * free.f_frsize < NEEDED_BYTES:
             raise StorageError(f"{folder.path.parent}: less than {NEEDED_BYTES // 1_000_000} MB free; free some space")
         folder.path.mkdir(mode=0o700)
-        lab_owner.record(folder)
+        try:
+            lab_owner.record(folder)
+        except BaseException:
+            shutil.rmtree(folder.path, ignore_errors=True)  # a lab without an owner would be nobody's to remove
+            raise
     except FileExistsError as error:
         if folder.path.is_symlink() or not folder.path.is_dir():
             raise StorageError(f"{folder.path} exists and is not a lab's folder; remove it") from error

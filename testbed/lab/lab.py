@@ -382,7 +382,8 @@ class Lab:
         self._used = True
         return run
 
-    def _end_run(self) -> None:
+    def _end_run(self, give: bool = True) -> None:
+        """Record the end of the current run. ``give``: it belongs to the caller now, as no rank writes any more."""
         how = run_metadata.Ending()
         if self.recorder is not None:
             self.recorder.stop()
@@ -390,7 +391,8 @@ class Lab:
             self.recorder = None
         if self.run_directory is not None and self._used:
             run_metadata.end(self.run_directory, how)
-            self.run_directory.give_to_caller()
+            if give:
+                self.run_directory.give_to_caller()
 
     def report(self) -> SavableReport:
         """Return the report of this lab object's last job, and write it into the run directory."""
@@ -402,9 +404,11 @@ class Lab:
     def down(self) -> None:
         """Take the lab down; does nothing if it is already down."""
         try:
-            self._end_run()
+            self._end_run(give=False)
         finally:  # also when the disk is full
             teardown.down(self._folder)
+        if self.run_directory is not None and self._used:
+            self.run_directory.give_to_caller()
 
     def _latest_run(self) -> RunDirectory | None:
         if self.run_directory is not None:

@@ -235,7 +235,7 @@ def _containers(lab: LabFolder) -> list[str]:
 
 def without_keeper(lab: LabFolder) -> list[str]:
     """Describe a lab whose keeper is dead: its fibers, and the faults that the keeper can no longer end."""
-    gone, down = "the keeper is gone", f"take it down with: testbed down {lab.name}"
+    gone, down = "the keeper is gone", lab_owner.or_down(lab)
     try:
         journal = Journal.read(lab.journal)
     except LabError as error:
@@ -251,7 +251,7 @@ def without_keeper(lab: LabFolder) -> list[str]:
         ]
     if teardown.lit_by_the_kernel(journal):
         lit = "the kernel keeps its fibers lit, unsupervised"
-        why = [f"{gone}, and {lit}; darken them with: testbed heal -l {lab.name}, or {down}"]
+        why = [f"{gone}, and {lit}; darken them with: testbed heal -l {lab.name}; or {down}"]
     else:
         why = [f"{gone}, so all fibers are dark; {down}"]
     for it in teardown.active_faults(journal):

@@ -168,8 +168,7 @@ def _journal_to_heal_by(lab: LabFolder) -> Journal:
         if journal.empty:
             raise LabError(f"{lab.journal} is empty")
     except LabError as error:
-        without = f"take it down without its journal: testbed down {lab.name}"
-        raise LabError(f"cannot heal lab {lab.name}: {error}; {without}") from error
+        raise LabError(f"cannot heal lab {lab.name}: {error}; {lab_owner.or_down(lab)}") from error
     return journal
 
 

@@ -83,7 +83,15 @@ class LabContract:
         tmp_path.chmod(0o755)
         monkeypatch.chdir(tmp_path)
         lines: list[str] = []
-        assert lab.launch(["python3", "who.py"], directory=tmp_path, echo=lines.append) == 0
+        # The image's Python, or the host's: not one below /root, which programs cannot use.
+        assert (
+            lab.launch(
+                ["/usr/bin/env", "PATH=/opt/testbed/bin:/usr/bin", "python3", "who.py"],
+                directory=tmp_path,
+                echo=lines.append,
+            )
+            == 0
+        )
         assert sorted(lines) == ["[rank 0] 0 east-0", "[rank 1] 1 west-0"]
 
     def test_a_node_waits_for_no_name_server(self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -383,7 +383,7 @@ def test_a_port_that_is_taken_is_said_so(lab: testbed.Lab) -> None:
 
 def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folder: Path) -> None:
     with testbed.up("metro-40km", name=lab_name, agents=False) as plain:
-        with pytest.raises(UserError, match=f"lab {lab_name} runs no Prometheus; .* testbed up --observe"):
+        with pytest.raises(UserError, match=f"lab {lab_name} runs no Prometheus; .*testbed up --observe"):
             plain.observe(0)
         assert plain.prometheus == plain.status().prometheus == ""
         assert oracle.run("ip", "netns", "exec", oracle.netns(lab_name, "mgmt"), "ss", "-ltnH") == ""

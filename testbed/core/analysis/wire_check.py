@@ -135,7 +135,8 @@ def check(
         cuts.append(WireCut(toward, expected, steps * float(gradient), payload, wire))
     algorithm = jobs[0].algorithm
     directions = compare(topology, logs, fibers, windows) if topology else ()
-    if not all(cut.ok for cut in cuts) or not directions:
+    by_bound = not all(cut.ok for cut in cuts) or not directions
+    if by_bound:
         why = (
             f"there were fewer than {LEAST_STEPS} calm steps, or the routes of the {algorithm} are unknown"
             if algorithm
@@ -153,7 +154,7 @@ def check(
         minimum_bytes=sum(cut.minimum_bytes for cut in cuts),
         measured_bytes=sum(cut.measured_bytes for cut in cuts),
         algorithm=algorithm,
-        compared_with="algorithm" if directions else "bound",
+        compared_with="bound" if by_bound else "algorithm",
         directions=directions,
     )
 

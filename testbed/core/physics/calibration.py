@@ -2,17 +2,18 @@
 
 What is *taken off* every delay of a direction is the least time from node to node over a zero-delay fiber, less half
 the least RTT inside a site: two nodes of different sites are then as far apart as two of one site, plus the fiber. This
-must make no packet early: where one crosses the shortened fiber sooner than the fiber's delay, less is taken off.
+must make no packet early: where one crosses the shortened fiber sooner than the fiber's delay, less is taken off. And
+where traffic may cross several links, each transit gateway is in two of their measurements: half comes off each link.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 
-__all__ = ["ALIKE_S", "GUARD_S", "alike", "applied", "early_s", "taken_off_s"]
+__all__ = ["ALIKE_S", "GUARD_S", "alike", "applied", "early_s", "share", "taken_off_s"]
 
 GUARD_S = 2e-6
 """How far above the fiber's delay the earliest packet of a calibration stays: the minimum of thousands of packets is
@@ -32,6 +33,19 @@ def taken_off_s(delay_s: float, across_s: float, inside_rtt_s: float) -> float:
     """
     off = max(0.0, across_s - inside_rtt_s / 2)
     return off if delay_s > off else 0.0
+
+
+def share(links: Iterable[tuple[str, str]]) -> float:
+    """Return the share of :func:`taken_off_s` that comes off each link, given the two sites of each.
+
+    A link's measurement is of two gateways and the plant, v = 2 g + p; a path over n links has n + 1 gateways and n
+    times the plant. n v would be n - 1 gateways too much, n v / 2 never is.
+    """
+    neighbours: dict[str, set[str]] = {}
+    for one, other in links:
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    return 0.5 if any(len(it) > 1 for it in neighbours.values()) else 1.0
 
 
 def early_s(off_s: float, beyond_s: float) -> float:

@@ -72,20 +72,6 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
     return tuple(route for _, _, some in sorted(found, key=lambda it: it[:2]) for route in some)
 
 
-def fewest_links(topology: Topology, origin: str) -> dict[str, int]:
-    """Return the minimum number of links from the site ``origin`` to each reachable site; 0 for itself."""
-    found, edge = {origin: 0}, [origin]
-    while edge:
-        beyond = []
-        for link in topology.links:
-            for here, there in (link.between, link.between[::-1]):
-                if here in edge and there not in found:
-                    found[there] = found[here] + 1
-                    beyond.append(there)
-        edge = beyond
-    return found
-
-
 def path(topology: Topology, here: str, there: str) -> tuple[frozenset[str], ...] | None:
     """Return the directions (``link:site``) that flows from one site to another take in a healthy lab, hop by hop.
 

@@ -90,7 +90,7 @@ def dead(lab: str, node: str) -> str:
     """Return the message for a container that has exited unasked."""
     return (
         f"the container of {node} has exited (see: docker inspect {container_name(lab, node)});"
-        f" take the lab down with: testbed down {lab}"
+        f" who brought the lab up takes it down with: testbed down {lab}"
     )
 
 

@@ -64,6 +64,16 @@ def _opened(folder: Folder) -> int:
     return os.open(".", _FOLDER, dir_fd=folder) if isinstance(folder, int) else os.open(folder, _FOLDER)
 
 
+def owner(folder: Folder) -> tuple[int, int]:
+    """Return user and group of a folder."""
+    held = _opened(folder)
+    try:
+        state = os.fstat(held)
+        return state.st_uid, state.st_gid
+    finally:
+        os.close(held)
+
+
 def let_through(folder: Folder) -> None:
     """Let every user enter a folder, whatever the umask was when it was made."""
     held = _opened(folder)

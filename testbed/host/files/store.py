@@ -222,13 +222,17 @@ class RunDirectory:
 
     def reserve(self) -> None:
         """Reserve space for run.json, so that a run's end can be recorded on a full disk. Raises StorageError."""
-        with _translated(self.path), (self.path / _RESERVE).open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+        with _translated(self.path):
+            handle = beneath.append(self._top, _RESERVE)
+            try:
+                os.posix_fallocate(handle, 0, _RESERVE_BYTES)
+            finally:
+                os.close(handle)
 
     def free_reserve(self) -> bool:
         """Free what :meth:`reserve` took; return whether there was any. Never raises."""
         with contextlib.suppress(OSError):
-            (self.path / _RESERVE).unlink()
+            beneath.remove(self._top, _RESERVE)
             return True
         return False
 
@@ -263,9 +267,10 @@ class RunDirectory:
             return os.fdopen(beneath.append(self._top, name), "ab", buffering=0)
 
     def give_to_caller(self) -> None:
-        """Give a run that has ended to the user who called sudo; without sudo, what ranks have written to root."""
+        """Give a run that has ended to the user who called sudo; without sudo, to the owner of its folder, so that it
+        takes back what ranks have written."""
         with _translated(self.path):
-            beneath.give_all(self._top, caller() or ((0, 0) if os.geteuid() == 0 else None))
+            beneath.give_all(self._top, caller() or (beneath.owner(self._top) if os.geteuid() == 0 else None))
 
     def read(self) -> RunData:
         """Read the whole run; tolerates everything that a crash leaves behind: missing, empty and torn files."""
@@ -420,7 +425,8 @@ def write_report(run: RunDirectory) -> Report:
     report = build_report(run)
     for name, content in _report_files(report).items():
         run.write_text(name, content)
-    run.give_to_caller()
+    if report.run.status != "running":  # until its end ranks write into it, and nobody else may
+        run.give_to_caller()
     return report
 
 

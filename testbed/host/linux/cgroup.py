@@ -220,8 +220,14 @@ class OomWatch:
         if counter is not None:
             self._known.setdefault(counter, _oom_kills(counter))
 
+    def renew(self) -> None:
+        """Forget the kills so far: whatever shares a group with the watched processes may have been their cause."""
+        for counter in self._known:
+            self._known[counter] = _oom_kills(counter)
+
     def killed(self, key: int) -> bool:
-        """Whether the group of ``key`` lost a process since :meth:`watch` that no earlier call has accounted for."""
+        """Whether the group of ``key`` lost a process since :meth:`watch` or :meth:`renew` that no earlier call has
+        accounted for."""
         counter = self._counters.get(key)
         if counter is None or _oom_kills(counter) <= self._known[counter]:
             return False

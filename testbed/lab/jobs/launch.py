@@ -23,7 +23,7 @@ from testbed.host import runner
 from testbed.host.drivers.containerlab import agent_ids
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.host.lab_nodes import driver, place
+from testbed.host.lab_nodes import driver, netns, place
 from testbed.host.linux.cgroup import OomWatch
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import client, protocol
@@ -116,7 +116,8 @@ def launch(
             began_t[rank.rank] = time.monotonic()
             child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
             children[rank.rank] = child
-            ends.watch(rank, Path("/proc", str(child.pid)), where.watched)
+            first = Path(*netns(lab, rank.node).readlink().parts[:3]) if where.watched else Path(f"/proc/{child.pid}")
+            ends.watch(rank, first, where.watched)
             reader = threading.Thread(target=_copy, args=(rank.rank, child, run, tell), daemon=True)
             reader.start()
             readers.append(reader)
@@ -185,7 +186,10 @@ class _Ends:
         self._ends: list[dict[str, Any]] = []
 
     def watch(self, rank: Rank, process: Path, watched: bool) -> None:
-        """Watch a rank's process; ``watched``: a watchdog reports its signals as a shell does, 128 + n."""
+        """Watch a rank's process, or in a container its first one, whose control group is the same.
+
+        ``watched``: a watchdog reports its signals as a shell does, 128 + n.
+        """
         self._watched[rank.rank], self._nodes[rank.rank] = watched, rank.node
         self._memory.watch(rank.rank, process)
 

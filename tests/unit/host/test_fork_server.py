@@ -26,3 +26,17 @@ def test_one_whose_start_time_could_not_be_read_is_ended(tmp_path: Path, monkeyp
     stopping.join(10)
     assert not stopping.is_alive()
     assert gone.wait(5)
+
+
+@pytest.mark.parametrize(("status", "end"), [(137, {"signal": 9}), (3, {"code": 3}), (0, {"code": 0})])
+def test_one_in_a_container_tells_signals_as_a_shell_does(tmp_path: Path, status: int, end: dict[str, int]) -> None:
+    seen: list[dict[str, object]] = []
+    gone = threading.Event()
+
+    def heard(event: dict[str, object]) -> None:
+        seen.append(event)
+        gone.set()
+
+    ForkServer(tmp_path / "log", heard, [sys.executable, "-c", f"import sys; sys.exit({status})"])
+    assert gone.wait(10)
+    assert {key: value for key, value in seen[-1].items() if key in ("signal", "code")} == end

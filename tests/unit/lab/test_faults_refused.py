@@ -9,6 +9,7 @@ import pytest
 
 from testbed.core.topology.model import topology_to_dict
 from testbed.errors import UserError
+from testbed.host import lab_owner
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
@@ -37,9 +38,14 @@ def test_a_fault_lasts_no_longer_than_the_command_line_would_let_it(
         lab.cut("north", for_s=for_s)
 
 
-def test_a_heal_of_a_lab_whose_keeper_is_dead_says_what_that_means(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heal_of_a_lab_whose_keeper_is_dead_says_what_that_means(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(NetnsDriver, "assign", lambda self, settings: None)
     assert lab.heal() == ()
+    unknown = "the keeper is gone, so all fibers are dark; it was brought up by an unknown user"
+    assert lab.without_keeper() == unknown, "no hint to remove what may be another user's"
+    lab_owner.record(LabFolder(tmp_path / "metro"))
     assert lab.without_keeper() == "the keeper is gone, so all fibers are dark; take it down with: testbed down metro"
 
 

@@ -13,6 +13,7 @@ from followed_keeper import Keeper
 
 from testbed.core.topology import resolve
 from testbed.errors import LabError
+from testbed.host import lab_owner
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
@@ -26,6 +27,7 @@ def lab(tmp_path: Path) -> LabFolder:
     """No keeper has it; its journal is that of this boot."""
     made = LabFolder(tmp_path / "metro")
     made.path.mkdir()
+    lab_owner.record(made)
     Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
     return made
 

@@ -15,6 +15,7 @@ from testbed.core.plan.properties import Carrier, Throttled
 from testbed.core.plan.resources import Containers, Namespace
 from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError
+from testbed.host import lab_owner
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.lab_folder import LabFolder
@@ -143,6 +144,9 @@ def test_containers_that_no_journal_tells_of_go_too(
 
 def test_without_a_journal_nothing_is_said_to_be_healed(lost: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teardown, "REMOVAL_BOUND_S", 0.05)
+    with pytest.raises(LabError, match=r"^cannot heal lab metro: .*; it was brought up by an unknown user"):
+        teardown.heal(lost, None)
+    lab_owner.record(lost)
     with pytest.raises(LabError, match=r"^cannot heal lab metro: .*; .*testbed down metro"):
         teardown.heal(lost, None)
     assert not filelock.FileLock(lost.lock).is_locked

@@ -27,6 +27,21 @@ def test_it_is_never_more_than_the_delay_and_never_negative(delay: float, across
     assert 0.0 <= off <= delay
 
 
+def test_half_comes_off_where_links_share_a_gateway() -> None:
+    assert calibration.share([("east", "west"), ("west", "east")]) == 1.0, "two routes between the same two sites"
+    assert calibration.share([("a", "b"), ("b", "c")]) == 0.5
+    assert calibration.share([]) == 1.0
+
+
+@given(gateway=TIMES, plant=TIMES, links=st.integers(1, 64))
+def test_what_comes_off_a_path_over_several_links_is_never_more_than_it_takes(
+    gateway: float, plant: float, links: int
+) -> None:
+    sites = [(f"s{it}", f"s{it + 1}") for it in range(links)]
+    off = calibration.share(sites) * (2 * gateway + plant)
+    assert links * off <= (links + 1) * gateway + links * plant + 1e-12
+
+
 @given(off=TIMES, beyond=TIMES)
 def test_after_the_correction_no_packet_is_early(off: float, beyond: float) -> None:
     """``beyond`` is what the earliest packet took on top of the shortened delay: it must make up for what is off."""

@@ -238,15 +238,3 @@ def test_no_packet_goes_in_a_circle_from_where_a_detour_was_just_laid_or_taken_a
     for route in reversed(order):
         del detours[route.namespace, route.destination]
         assert arrives(route.namespace.removesuffix("-gw"), route.destination, ""), route
-
-
-@settings(max_examples=50, deadline=None)
-@given(topologies())
-def test_fewest_links_are_those_of_networkx(topology: Topology) -> None:
-    graph = networkx.MultiGraph()
-    graph.add_nodes_from(site.name for site in topology.sites)
-    graph.add_edges_from(link.between for link in topology.links)
-    for site in topology.sites:
-        assert routing.fewest_links(topology, site.name) == networkx.single_source_shortest_path_length(
-            graph, site.name
-        )

@@ -322,3 +322,14 @@ def test_under_sudo_a_run_is_roots_until_it_has_ended(tmp_path, monkeypatch):
     assert {it.stat().st_uid for it in (run.path, *run.path.rglob("*"))} == {0}
     run.give_to_caller()
     assert {it.stat().st_uid for it in (run.path, *run.path.rglob("*"))} == {4242}
+
+
+@pytest.mark.parametrize(("status", "given"), [("running", 0), ("finished", 1), ("failed", 1)])
+def test_a_run_is_given_away_only_when_it_has_ended(tmp_path, monkeypatch, status, given):
+    """While it goes on, ranks write into it: a report beside it changes no owner."""
+    calls = []
+    monkeypatch.setattr(RunDirectory, "give_to_caller", lambda run: calls.append(run.path))
+    run = RunDirectory.open(run_factory.make_run(tmp_path / "r"))
+    run.write_json("run.json", {**run.read_json("run.json"), "status": status})
+    store.write_report(run)
+    assert len(calls) == given

@@ -51,6 +51,21 @@ def test_a_process_killed_for_want_of_memory_is_told_from_one_that_was_shot(grou
     assert not watch.killed(0), "one kill explains one death"
 
 
+def test_kills_before_a_job_explain_no_death_in_it(group: Path) -> None:
+    """Ranks share their control group with whatever else runs in it."""
+    watch = OomWatch()
+    with hungry() as foreign, hungry() as rank:
+        for child in (foreign, rank):
+            (group / "cgroup.procs").write_text(str(child.pid))
+        watch.watch(0, Path("/proc", str(rank.pid)))
+        foreign.communicate(timeout=30)
+        assert foreign.returncode == -9
+        watch.renew()
+        rank.kill()
+        rank.wait(10)
+    assert not watch.killed(0)
+
+
 def test_a_process_without_a_group_is_not_watched() -> None:
     watch = OomWatch()
     watch.watch(0, Path("/proc/0"))
