@@ -153,29 +153,52 @@ class Service:
     def _read(self) -> None:
         use_raised_priority()
         while not self._closing:
-            resting_s = self._accept_again_t - time.monotonic()
-            ready = self._selector.select(max(0.0, resting_s) if self._accept_again_t else None)
-            if self._closing:
-                return
-            if self._accept_again_t and time.monotonic() >= self._accept_again_t:
-                self._accept_again_t = 0.0
-                self._selector.register(self._listener, selectors.EVENT_READ)
-            for key, events in ready:
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj == self._wakes:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wakes, 4096)
-                    with self._looking:
-                        waiting, self._look_at = self._look_at, set()
-                    for connection in waiting:
-                        self._look(connection)
-                else:
-                    if events & selectors.EVENT_READ:
-                        self._receive(key.data)
-                    if events & selectors.EVENT_WRITE:
-                        key.data.flush()
-                    self._look(key.data)
+            try:
+                self._turn()
+            except Exception as error:  # no error may end this thread: nobody else would hear any connection
+                if not self._closing:
+                    log(f"the socket could not be read: {error!r}")
+                    time.sleep(BUSY_S)
+
+    def _turn(self) -> None:
+        """Wait until something is ready, and attend to all that is."""
+        resting_s = self._accept_again_t - time.monotonic()
+        ready = self._selector.select(max(0.0, resting_s) if self._accept_again_t else None)
+        if self._closing:
+            return
+        if self._accept_again_t and time.monotonic() >= self._accept_again_t:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._accept_again_t = 0.0
+        for key, events in ready:
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj == self._wakes:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakes, 4096)
+                with self._looking:
+                    waiting, self._look_at = self._look_at, set()
+                for connection in waiting:
+                    self._attend(connection, 0)
+            else:
+                self._attend(key.data, events)
+
+    def _attend(self, connection: _Connection, events: int) -> None:
+        """Receive, send and look; a connection where that fails is closed, and none of the others suffers."""
+        try:
+            if events & selectors.EVENT_READ:
+                self._receive(connection)
+            if events & selectors.EVENT_WRITE:
+                connection.flush()
+            self._look(connection)
+        except Exception as error:
+            log(f"a connection failed and is closed: {error!r}")
+            with connection.lock:
+                connection.broken = True
+                connection.unsent.clear()
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(connection.socket)
+            if not connection.answering:  # otherwise once it is answered: what belongs to it is released after that
+                self._close(connection)
 
     def _accept(self) -> None:
         try:
@@ -187,8 +210,11 @@ class Service:
                 self._selector.unregister(self._listener)
                 self._accept_again_t = time.monotonic() + BUSY_S
             return
-        connection = _Connection(connected, self._wake)
-        self._selector.register(connected, selectors.EVENT_READ, connection)
+        try:
+            self._selector.register(connected, selectors.EVENT_READ, _Connection(connected, self._wake))
+        except OSError as error:
+            log(f"a connection could not be accepted: {error!r}")
+            connected.close()
 
     def _receive(self, connection: _Connection) -> None:
         try:
@@ -210,17 +236,32 @@ class Service:
             self._begin(connection, line)
         over = connection.broken or (connection.ended and not connection.received and not connection.unsent)
         if over and not connection.answering:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(connection.socket)
-            with connection.lock:
-                connection.broken = True
-                connection.socket.close()
-            self._workers.submit(lambda: self._closed(connection.caller))
+            self._close(connection)
             return
         ahead = connection.answering and len(connection.received) > MOST_AHEAD_BYTES
         wanted = 0 if connection.ended or connection.broken or ahead else selectors.EVENT_READ
         wanted |= selectors.EVENT_WRITE if connection.unsent else 0
         self._want(connection, wanted)
+
+    def _close(self, connection: _Connection) -> None:
+        if connection.socket.fileno() < 0:
+            return
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(connection.socket)
+        with connection.lock:
+            connection.broken = True
+            connection.socket.close()
+
+        def release() -> None:
+            try:
+                self._closed(connection.caller)
+            except Exception as error:
+                log(f"what belonged to a connection could not be released: {error!r}")
+
+        try:
+            self._workers.submit(release)
+        except LabError:
+            release()  # here: without any thread that answers, nobody is kept waiting
 
     def _want(self, connection: _Connection, wanted: int) -> None:
         try:
@@ -255,7 +296,11 @@ class Service:
             connection.send(protocol.refused(error))
             return
         connection.answering = True
-        self._workers.submit(lambda: self._finish(connection, request))
+        try:
+            self._workers.submit(lambda: self._finish(connection, request))
+        except LabError as error:
+            connection.answering = False
+            connection.send(protocol.refused(error))
 
     def _decoded(self, line: bytes) -> Any:
         try:

@@ -1,4 +1,7 @@
-"""Threads that answer requests at real-time priority: begun when all others are busy, kept for the next request."""
+"""Threads that answer requests at real-time priority: begun when all others are busy, kept for the next request.
+
+Where the system refuses another thread (a limit of processes), work waits for those that there are.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from testbed.errors import LabError
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.event_log import log
 
@@ -23,22 +27,31 @@ class Workers:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        """Threads that wait, less the work that is queued for them."""
-        for _ in range(FIRST):
-            self._begin()
+        """Threads that wait, less the work that is queued for them: below 0 if the system refused threads."""
+        self._begun = 0
+        with self._lock:
+            self._begin(FIRST)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have a thread do ``work``, at once."""
+        """Have a thread do ``work``: at once, unless the system refuses a thread for it. Raises LabError if there is
+        no thread at all."""
         with self._lock:
-            if self._idle == 0:
-                self._begin()
+            self._begin(1)
+            if not self._begun:
+                raise LabError("the keeper cannot answer: the system lets it begin no thread")
             self._idle -= 1
         self._work.put(work)
 
-    def _begin(self) -> None:
-        """Begin a thread. Its creator has normal priority; the thread raises its own, once."""
-        self._idle += 1
-        threading.Thread(target=self._run, name="answer", daemon=True).start()
+    def _begin(self, wanted: int) -> None:
+        """Begin threads until ``wanted`` are idle; also those that were refused earlier. Their creator has normal
+        priority; each raises its own, once."""
+        try:
+            while self._idle < wanted:
+                threading.Thread(target=self._run, name="answer", daemon=True).start()
+                self._begun += 1
+                self._idle += 1
+        except RuntimeError as error:
+            log(f"requests wait for one of {self._begun} threads: {error}")
 
     def _run(self) -> None:
         use_realtime_priority()

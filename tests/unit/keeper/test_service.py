@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import selectors
 import socket
 import threading
 import time
@@ -195,6 +196,122 @@ def test_a_request_that_waits_holds_up_no_other(scheduled: tuple[Path, Scheduled
         made.hold.set()
         for connection in waiting:
             assert connection.makefile("rb").readline() == b'{"ok": {}}\n'
+
+
+# ---- what the system refuses
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While set, the system refuses threads that answer, as at a limit of processes."""
+    refused, start = threading.Event(), threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if refused.is_set() and thread.name == "answer":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    return refused
+
+
+def test_without_more_threads_requests_wait_for_those_there_are(
+    full: threading.Event, scheduled: tuple[Path, Scheduled]
+) -> None:
+    path, made = scheduled
+    full.set()
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+        for connection in waiting:
+            connection.settimeout(WAIT_S)
+            connection.connect(str(path))
+            connection.sendall(b'{"call": "wait"}\n')
+        oracle.until(lambda: len(made.decoded) == 5, WAIT_S, "all are heard")
+        made.hold.set()
+        for connection in waiting:
+            assert connection.makefile("rb").readline() == b'{"ok": {}}\n'
+    assert ask(path, b'{"call": "go"}', b'{"call": "go"}') == [{"ok": {}}] * 2
+    assert len({thread for thread, _ in made.answered}) == 2
+
+
+def test_threads_that_were_refused_are_begun_later(full: threading.Event, scheduled: tuple[Path, Scheduled]) -> None:
+    path, made = scheduled
+    full.set()
+    with contextlib.ExitStack() as stack:
+        for number in range(5):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.connect(str(path))
+            connection.sendall(b'{"call": "wait"}\n')
+            oracle.until(lambda heard=number + 1: len(made.decoded) == heard, WAIT_S, "it is heard")
+        full.clear()
+        assert ask(path, b'{"call": "go"}') == [{"ok": {}}], "beside five that wait"
+        oracle.until(lambda: len(made.answered) == 6, WAIT_S, "and those that had waited for a thread have one")
+        made.hold.set()
+
+
+def test_without_any_thread_a_request_is_refused_and_its_end_is_noticed(
+    full: threading.Event, tmp_path: Path, closed: threading.Event
+) -> None:
+    full.set()
+    service = Service(tmp_path / "socket", answer, lambda caller: closed.set())
+    refused, again = ask(tmp_path / "socket", b'{"call": "go"}', b'{"call": "go"}')
+    assert (
+        refused
+        == again
+        == {"error": "the keeper cannot answer: the system lets it begin no thread"} | {"kind": "LabError"}
+    )
+    assert closed.wait(WAIT_S)
+    full.clear()
+    assert ask(tmp_path / "socket", b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
+    service.close()
+
+
+@pytest.mark.parametrize("broken", ["_receive", "_look", "_begin", "_want"])
+def test_a_connection_that_fails_is_closed_and_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, path: Path, closed: threading.Event, broken: str
+) -> None:
+    work, failed = getattr(Service, broken), list[object]()
+
+    def once(service: Service, connection: Any, *more: Any) -> Any:
+        if not failed:
+            failed.append(connection)
+            raise MemoryError("no memory for this one")
+        return work(service, connection, *more)
+
+    monkeypatch.setattr(Service, broken, once)
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        for connection in (first, second):
+            connection.settimeout(WAIT_S)
+            connection.connect(str(path))
+        first.sendall(b'{"call": "go"}\n')
+        said = b""
+        with contextlib.suppress(ConnectionResetError):  # of a socket that is closed with a request unread
+            while data := first.recv(4096):
+                said += data
+        assert b"error" not in said
+        assert closed.wait(WAIT_S), "what belongs to it is released"
+        second.sendall(b'{"call": "go"}\n')
+        assert [json.loads(it) for it in read_lines(second, 2)][-1] == {"ok": {"verb": "go"}}
+
+
+def read_lines(connection: socket.socket, number: int) -> list[bytes]:
+    with connection.makefile("rb") as stream:
+        return [stream.readline() for _ in range(number)]
+
+
+def test_an_error_of_the_selector_ends_nothing(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    select, failed = selectors.DefaultSelector.select, list[object]()
+
+    def twice(selector: Any, timeout: float | None = None) -> Any:
+        if len(failed) < 2:
+            failed.append(selector)
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return select(selector, timeout)
+
+    monkeypatch.setattr(selectors.DefaultSelector, "select", twice)
+    for _ in range(3):
+        assert ask(path, b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
+    assert len(failed) == 2
 
 
 # ---- what a client may do to it
