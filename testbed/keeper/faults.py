@@ -22,7 +22,7 @@ from testbed.core.faults.overlap import Begun, refuse_overlap, stated_by
 from testbed.core.faults.power import WARNED
 from testbed.core.physics.change import Change
 from testbed.core.physics.protection_selector import PathCut
-from testbed.core.plan.step import Step
+from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError, TestbedError, raise_all
 from testbed.host.linux.scheduling import use_realtime_priority
@@ -57,12 +57,14 @@ Stated = Mapping[str, tuple[Change, ...]]
 class _Active:
     """A fault in force. ``due`` is its next phase, ``ahead`` are those after it; times are of CLOCK_MONOTONIC.
 
+    ``steps`` are those of its phase now, and of the phases before it whose Steps could not be replaced.
     ``half_undone``: its Steps are withdrawn, but not all of their keys could be set to the value in force now.
     """
 
     record: FaultRecord
     compiled: Compiled
     stated: Stated
+    steps: Plan
     ahead: Iterator[Phase]
     due: Phase | None
     ends_t: float | None
@@ -150,7 +152,7 @@ class Faults:
             ack_t = time.monotonic()
             for number, (record, first, ahead) in enumerate(zip(records, firsts, timelines, strict=True)):
                 record |= {"command_t": command_t, "ack_t": ack_t, "ended_t": None, "phase": first.name}
-                self._activate(record, wanted[number][1], stated[number], ahead, self._told(first.steps))
+                self._activate(record, wanted[number][1], stated[number], ahead, first.steps)
             return records
 
         records = self._do(work)
@@ -173,17 +175,17 @@ class Faults:
         return {"in_force": found} if found else {}
 
     def _activate(
-        self, record: FaultRecord, compiled: Compiled, stated: Stated, ahead: Iterator[Phase], told: Mapping[str, Any]
+        self, record: FaultRecord, compiled: Compiled, stated: Stated, ahead: Iterator[Phase], steps: Plan
     ) -> None:
-        """Register a fault that has begun, and add its event; in the engine's thread."""
+        """Register a fault that has begun with ``steps``, and add its event; in the engine's thread."""
         lasts_s = record["lasts_s"] = min(
             (it for it in (record["for_s"], compiled.lasts_s) if it is not None), default=None
         )
         ends_t = None if lasts_s is None else record["ack_t"] + lasts_s
         self._records[record["id"]] = record
-        self._active[record["id"]] = _Active(record, compiled, stated, ahead, next(ahead, None), ends_t)
+        self._active[record["id"]] = _Active(record, compiled, stated, steps, ahead, next(ahead, None), ends_t)
         self._began[record["type"]] += 1
-        self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record), **told)
+        self._events.add("fault-began", t=record["ack_t"], phase=record["phase"], **_of(record), **self._told(steps))
 
     def heal(self, ids: list[str]) -> list[FaultRecord]:
         """Undo these faults; return the records of those that were active. Every one is tried, then all failures are
@@ -257,16 +259,19 @@ class Faults:
             # phase, so that a fiber goes down as often as requested.
             while not active.compiled.period_s and active.due is not None and self._is_due(active, active.due):
                 phase, active.due = active.due, next(active.ahead, None)
-            self._enter(active.record, phase)
+            self._enter(active, phase)
 
     @staticmethod
     def _is_due(active: _Active, phase: Phase) -> bool:
         return time.monotonic() >= active.record["ack_t"] + phase.at_s
 
-    def _enter(self, record: FaultRecord, phase: Phase) -> None:
+    def _enter(self, active: _Active, phase: Phase) -> None:
+        record = active.record
         command_t = time.monotonic()
-        touched = [it.step for it in self._journal.owned(record["id"])] + list(phase.steps)
+        # Both until it is known that these have replaced those.
+        touched = active.steps = tuple(dict.fromkeys((*active.steps, *phase.steps)))
         self._engine.replace(record["id"], phase.steps)
+        active.steps = phase.steps
         self._cut(record["id"], phase.cuts)
         record["phase"] = phase.name
         times = {"planned_t": record["ack_t"] + phase.at_s, "command_t": command_t, "ack_t": time.monotonic()}

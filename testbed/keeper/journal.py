@@ -94,6 +94,9 @@ class Journal:
         self.state = "building"
         self.entries: dict[int, Entry] = {}
         """Steps that are in force, or were at least intended."""
+        # The same by owner and by key, in the same order: a fault that is due waits for no walk over a whole lab.
+        self._by_owner: dict[str, dict[int, Entry]] = {}
+        self._by_key: dict[tuple[str, ...], dict[int, Entry]] = {}
         self.forgotten: dict[int, Entry] = {}
         """Properties withdrawn from the journal whose keys may not have been reset on the host yet."""
         self.notes: list[dict[str, Any]] = []
@@ -200,6 +203,9 @@ class Journal:
     def _add(self, fresh: Iterable[Entry]) -> None:
         for it in fresh:
             self.entries[it.id] = it
+            self._by_owner.setdefault(it.owner, {})[it.id] = it
+            if isinstance(it.step, Property):
+                self._by_key.setdefault(it.step.key, {})[it.id] = it
             self._order.setdefault(it.owner, it.id)
             self._next = max(self._next, it.id + 1)
 
@@ -208,15 +214,15 @@ class Journal:
 
         One of each owner, its newest: a crash between two phases may leave both. Safe from any thread.
         """
-        newest: dict[tuple[str, ...], dict[str, Entry]] = {key: {} for key in keys}
-        for entry in list(self.entries.values()):
-            owners = newest.get(entry.step.key) if isinstance(entry.step, Property) else None
-            if owners is not None and entry.id >= owners.setdefault(entry.owner, entry).id:
-                owners[entry.owner] = entry
-        return {
-            key: [(it.owner, cast(Property, it.step)) for it in sorted(owners.values(), key=self.precedence)]
-            for key, owners in newest.items()
-        }
+        found: dict[tuple[str, ...], list[tuple[str, Property]]] = {}
+        for key in keys:
+            newest: dict[str, Entry] = {}
+            for entry in list(self._by_key.get(key, {}).values()):
+                if entry.id >= newest.setdefault(entry.owner, entry).id:
+                    newest[entry.owner] = entry
+            ordered = sorted(newest.values(), key=self.precedence)
+            found[key] = [(it.owner, cast(Property, it.step)) for it in ordered]
+        return found
 
     def precedence(self, entry: Entry) -> tuple[int, int]:
         """Return the rank of an entry among those of its key: by when its owner began."""
@@ -238,7 +244,7 @@ class Journal:
 
     def _forget(self, entries: Iterable[Entry]) -> None:
         for it in entries:
-            del self.entries[it.id]
+            self._remove(it.id)
             self.forgotten[it.id] = it
 
     def undone(self, entries: Iterable[Entry]) -> None:
@@ -250,8 +256,16 @@ class Journal:
 
     def _drop(self, ids: Iterable[int]) -> None:
         for number in ids:
-            self.entries.pop(number, None)
+            if number in self.entries:
+                self._remove(number)
             self.forgotten.pop(number, None)
+
+    def _remove(self, number: int) -> None:
+        """Remove an entry that is in force from all that lists it."""
+        entry = self.entries.pop(number)
+        _take(self._by_owner, entry.owner, number)
+        if isinstance(entry.step, Property):
+            _take(self._by_key, entry.step.key, number)
 
     def set_state(self, state: str) -> None:
         """Record the state of the lab. Raises StorageError."""
@@ -276,7 +290,7 @@ class Journal:
     def owned(self, owner: str) -> list[Entry]:
         """Return the entries of ``owner``. Safe from any thread while the engine's thread writes."""
         # list() copies in one step; iterating over the dict itself fails when it changes meanwhile.
-        return [it for it in list(self.entries.values()) if it.owner == owner]
+        return list(self._by_owner.get(owner, {}).values())
 
     def forgotten_by(self, owner: str) -> list[Entry]:
         """Return the properties that ``owner`` has withdrawn and whose keys are still to be set."""
@@ -360,6 +374,13 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _take(index: dict[Any, dict[int, Entry]], name: object, number: int) -> None:
+    """Remove an entry from one place of an index, and the place once it is empty: ended faults must leave nothing."""
+    del index[name][number]
+    if not index[name]:
+        del index[name]
 
 
 def _open(path: Path) -> int:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,14 +15,18 @@ import pytest
 from noop import NoHandler
 
 from testbed.core.faults.fault_kind import Compiled, Phase
-from testbed.core.plan.properties import Carrier
+from testbed.core.physics.protection_selector import PathCut
+from testbed.core.plan.properties import Carrier, Changed, Shape
 from testbed.core.plan.step import Property
 from testbed.errors import HostError
+from testbed.host.files import catalog
 from testbed.keeper import faults
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog
 from testbed.keeper.faults import Faults
+from testbed.keeper.in_force import InForce
 from testbed.keeper.journal import Journal
+from testbed.keeper.protection import Protection
 
 T = TypeVar("T")
 LIT, DARK = Carrier("plant", "north-a", True), Carrier("plant", "north-a", False)
@@ -157,6 +162,62 @@ def test_a_phase_that_cannot_be_had_is_told_and_the_next_one_is_played(bench: Be
     bench.hand.broken = None
     oracle.until(lambda: bench.over(fault), 5.0, "it goes on and ends")
     assert bench.hand.said[-1][1]
+
+
+class Unwalked(dict[int, Any]):
+    """Entries that can be found by their number, and not be walked over."""
+
+    def _refuse(self) -> Any:
+        raise AssertionError("a walk over all entries of a lab: milliseconds in which no fault can act")
+
+    __iter__ = keys = values = items = _refuse
+
+
+def test_neither_a_phase_nor_a_switch_walks_over_the_lab(bench: Bench) -> None:
+    topology = catalog.load_topology("regional-protected", None)
+    link = next(it for it in topology.links if it.second_path is not None)
+    bench.engine = Engine(bench.journal, dict.fromkeys((Carrier, Shape, Changed), bench.hand))
+    bench.engine.apply(LAB, tuple(Carrier("plant", end, True) for end in link.ends))
+    bench.engine.apply(LAB, tuple(Shape(it, link.impairment(it)) for it in link.directions))
+    in_force = InForce(bench.journal, topology)
+    bench.faults._engine = bench.engine
+    protection = Protection(bench.engine, bench.do, bench.events)
+    for it in (bench.faults, protection):
+        it.know(topology, in_force)
+    bench.journal.entries = Unwalked(bench.journal.entries)
+    dark = tuple(Carrier("plant", end, False) for end in link.ends)
+    bench.do(partial(protection.cut, "f9", [PathCut(link.name, "working")]))
+    phases = (Phase(0.0, "dark", dark), Phase(0.02, "lit", ()))
+    fault = bench.faults.inject(FAULT, Compiled(phases, (link.name,), 0.04))
+    oracle.until(lambda: len(bench.told("fault-phase")) >= 2, 5.0, "it is played")
+    bench.faults.heal([fault["id"]])
+    bench.do(partial(protection.cut, "f9", []))
+    assert bench.told("fault-failed") == []
+    dark_by = {
+        it["phase"]: [value["dark_by"] for value in it["in_force"].values()]
+        for it in (*bench.told("fault-began"), *bench.told("fault-phase"))
+    }
+    assert dark_by == {"dark": [["f1", "protection"]] * 2, "lit": [["protection"]] * 2}
+    switching, _ = bench.told("protection-switched")
+    assert switching["to"] == "switching" and set(switching["in_force"]) == set(link.directions)
+
+
+def test_an_event_tells_of_steps_that_an_earlier_phase_could_not_withdraw(bench: Bench) -> None:
+    """It tells what is in force on every direction that the fault has acted on, also after a phase that failed."""
+    topology = catalog.load_topology("regional-protected", None)
+    one, other = topology.links[:2]
+    bench.faults.know(topology, InForce(bench.journal, topology))
+    phases = tuple(
+        Phase(t, name, (Carrier("plant", link.ends[0], False),))
+        for t, name, link in ((0.0, "one", one), (0.05, "other", other), (0.2, "other again", other))
+    )
+    bench.faults.inject(FAULT, Compiled(phases, (one.name,), lasts_s=0.4))
+    bench.hand.broken = HostError("the kernel said no")
+    oracle.until(lambda: bench.told("fault-failed"), 5.0, "it is told")
+    bench.hand.broken = None
+    oracle.until(lambda: bench.told("fault-phase"), 5.0, "the next one is played")
+    (told,) = bench.told("fault-phase")
+    assert set(told["in_force"]) == {*one.directions, *other.directions}
 
 
 def test_a_fault_that_cannot_begin_leaves_nothing(bench: Bench) -> None:

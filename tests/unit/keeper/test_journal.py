@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from testbed.host.files import catalog
 from testbed.keeper.journal import Journal
 
 PLAN = (Namespace("plant"), Namespace("east-0", isolated=True, hosts="127.0.0.1 localhost\n"))
-DARK = Carrier("plant", "north-a", False)
+DARK, LIT = Carrier("plant", "north-a", False), Carrier("plant", "north-a", True)
 
 
 @pytest.fixture
@@ -44,19 +46,24 @@ def content(journal: Journal) -> dict[str, Any]:
 
 
 def test_whoever_asks_for_what_stands_may_do_so_while_it_changes(journal: Journal) -> None:
-    """Connections ask while the engine's thread writes: here each comparison finds one more entry there."""
+    """Connections ask while the engine's thread writes: here one more entry before each of their bytecodes."""
+    journal.intend("lab", [*PLAN, LIT])
 
-    class Owner(str):
-        __slots__ = ()
-        __hash__ = str.__hash__
+    def write(frame: FrameType, event: str, argument: object) -> Any:
+        frame.f_trace_opcodes = True
+        journal.intend("lab", [LIT])
+        return write
 
-        def __eq__(self, other: object) -> bool:
-            journal.intend("f1", [DARK])
-            return str.__eq__(self, other)
-
-    (entry, _) = journal.intend("lab", PLAN)
-    entry.owner = Owner("lab")
-    assert [it.step for it in journal.owned("lab")] == list(PLAN)
+    tracer = sys.gettrace()
+    sys.settrace(write)
+    try:
+        owned = journal.owned("lab")
+        found = journal.properties([LIT.key])
+    finally:
+        sys.settrace(tracer)
+    assert [it.step for it in owned] == [*PLAN, *[LIT] * (len(owned) - len(PLAN))]
+    assert found == {LIT.key: [("lab", LIT)]}
+    assert len(journal.owned("lab")) > len(owned) > len(PLAN) + 1, "it was written meanwhile"
 
 
 def test_what_is_read_back_is_what_stood_in_memory(journal: Journal, path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Namespace
+from testbed.core.plan.step import Property
 from testbed.keeper import event_log, journal
 from testbed.keeper.journal import Entry, Journal
 from testbed.lab.log_tail import LogTail
@@ -177,6 +178,44 @@ def test_a_compacted_journal_says_what_one_says_that_never_was(
         each.journal = Journal.read(each.journal.path)
     fresh = [each.journal.intend("f99", [DARK])[0].id for each in (often, never)]
     assert fresh[0] == fresh[1], "no number is used twice"
+
+
+def by_walking(of: Journal) -> dict[str, Any]:
+    """What the journal says of owners and keys, found among all of its entries."""
+    properties: dict[tuple[str, ...], dict[str, Any]] = {DARK.key: {}}
+    owners: dict[str, list[Any]] = {}
+    for it in of.entries.values():
+        owners.setdefault(it.owner, []).append(it)
+        if isinstance(it.step, Property):
+            properties[it.step.key][it.owner] = max(it, properties[it.step.key].get(it.owner, it), key=lambda it: it.id)
+    return {
+        "owners": owners,
+        "properties": {
+            key: [(it.owner, it.step) for it in sorted(found.values(), key=of.precedence)]
+            for key, found in properties.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_owners_and_keys_are_found_as_by_walking_over_all_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(journal, "COMPACT_BYTES", 500)
+    author = Author(tmp_path / "journal", seed)
+    author.journal._compact_at = 600
+    most = 0
+    for _ in range(300):
+        author.step()
+        for it in (author.journal, Journal.read(author.journal.path)):
+            owners = {"lab", "certification", *(f"f{number}" for number in range(1, it.faults_begun + 1))}
+            found = {owner: it.owned(owner) for owner in owners}
+            expected = by_walking(it)
+            assert {owner: entries for owner, entries in found.items() if entries} == expected["owners"]
+            assert it.properties([DARK.key]) == expected["properties"]
+            assert set(it._by_owner) == set(expected["owners"]), "those that own nothing leave nothing"
+            most = max(most, len(expected["properties"][DARK.key]))
+    assert most >= 3, "there was something to order"
 
 
 def test_ended_faults_are_forgotten_but_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
