@@ -78,6 +78,10 @@ class Engine:
             self.journal.undone(resources)
             raise
 
+    def apply_unrecorded(self, owner: str, plan: Sequence[Property]) -> None:
+        """Set these properties though the disk has refused them: they are folded with the others from now on."""
+        self._assign(self.journal.hold(owner, plan))
+
     def _make(self, waiting: deque[Entry]) -> None:
         """Create the first of ``waiting`` and remove it from there, unless its name is taken: then it was not begun."""
         entry = waiting.popleft()

@@ -97,6 +97,8 @@ class Journal:
         # The same by owner and by key, in the same order: a fault that is due waits for no walk over a whole lab.
         self._by_owner: dict[str, dict[int, Entry]] = {}
         self._by_key: dict[tuple[str, ...], dict[int, Entry]] = {}
+        self._unwritten: dict[int, Entry] = {}
+        """Entries in force that the disk has not taken yet: see :meth:`hold`."""
         self.forgotten: dict[int, Entry] = {}
         """Properties withdrawn from the journal whose keys may not have been reset on the host yet."""
         self.notes: list[dict[str, Any]] = []
@@ -200,6 +202,13 @@ class Journal:
         self._forget(withdrawn)
         return fresh
 
+    def hold(self, owner: str, plan: Iterable[Step]) -> list[Entry]:
+        """Add a plan in memory, for a disk that has refused it; the next write that succeeds records it first."""
+        fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
+        self._add(fresh)
+        self._unwritten |= {it.id: it for it in fresh}
+        return fresh
+
     def _add(self, fresh: Iterable[Entry]) -> None:
         for it in fresh:
             self.entries[it.id] = it
@@ -259,6 +268,7 @@ class Journal:
             if number in self.entries:
                 self._remove(number)
             self.forgotten.pop(number, None)
+            self._unwritten.pop(number, None)
 
     def _remove(self, number: int) -> None:
         """Remove an entry that is in force from all that lists it."""
@@ -310,11 +320,13 @@ class Journal:
             if before >= self._compact_at:
                 # Now, because what is in memory has been written and nothing else has.
                 before = self._compact(before)
+            held = b"".join(it.written() for it in self._unwritten.values())
             try:
-                _append(self._file, data)
+                _append(self._file, held + data)
             except OSError:
                 os.ftruncate(self._file, before)
                 raise
+            self._unwritten.clear()
         except OSError as error:
             raise StorageError(f"cannot write the journal {self.path}: {error.strerror}") from error
 
@@ -339,6 +351,7 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
         self._file = file
+        self._unwritten.clear()
         size = sum(map(len, lines))
         self._compact_at = max(COMPACT_BYTES, 2 * size)
         return size

@@ -178,7 +178,8 @@ class Keeper:
                 try:
                     self.engine.apply(EMULATOR_DIED, plan)
                 except StorageError:
-                    self.driver.assign(plan)  # unrecorded rather than not at all: `down` removes the ends anyway
+                    # Unrecorded rather than not at all: `down` removes the ends anyway, and no heal may light them.
+                    self.engine.apply_unrecorded(EMULATOR_DIED, plan)
 
         try:
             self.do(work)
@@ -244,7 +245,10 @@ class Keeper:
 
     def _end_soon(self) -> None:
         """End the process shortly, so that the answer to `down` is delivered first."""
-        threading.Timer(0.05, self._ended.set).start()
+        try:
+            threading.Timer(0.05, self._ended.set).start()
+        except RuntimeError:  # the system refuses another thread
+            self._ended.set()
 
 
 def _fiber_ends(step: Step) -> list[str]:

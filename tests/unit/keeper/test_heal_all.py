@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,15 +11,16 @@ from typing import Any, cast
 import pytest
 from noop import NoHandler
 
+from testbed.core.faults.fault_kind import Compiled
 from testbed.core.plan.properties import Carrier, Paused
 from testbed.core.plan.step import Property
 from testbed.errors import HostError, LabError, StorageError, TestbedError, raise_all
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
-from testbed.keeper import protocol
+from testbed.keeper import journal, protocol
 from testbed.keeper.engine import LAB, Engine
-from testbed.keeper.journal import PROTECTED, Journal
+from testbed.keeper.journal import EMULATOR_DIED, PROTECTED, Journal
 from testbed.keeper.keeper import Keeper
 from testbed.keeper.rank_faults import RankFaultHandler
 from testbed.keeper.service import Caller
@@ -57,6 +60,8 @@ def test_all_that_failed_is_said_and_one_cause_once() -> None:
 def test_that_the_emulator_died_is_written_whatever_fails_after_it(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
+    monkeypatch.setattr("testbed.keeper.keeper._fiber_ends", lambda step: ["north-a", "north-b"])
+    keeper.journal.intend(LAB, [Carrier("plant", "x", True)])
     monkeypatch.setattr(keeper.engine, "apply", refuse(error))
     monkeypatch.setattr(keeper.driver, "assign", refuse(error))
     keeper._emulator_died(-9)
@@ -78,6 +83,61 @@ def test_on_a_full_disk_the_ends_go_down_unrecorded(keeper: Keeper, monkeypatch:
     keeper._emulator_died(None)
     assert down == [Carrier("plant", "north-a", False), Carrier("plant", "north-b", False)]
     assert [it["event"] for it in keeper.events.since(0)["events"]] == ["emulator-died"]
+
+
+def cut_of(*ends: str) -> tuple[protocol.CompiledFault, Compiled]:
+    fault = {"type": "cut", "target": "north", "links": ["north"], "nodes": [], "parameters": {}, "for_s": None}
+    dark = tuple(Carrier("plant", end, False) for end in ends)
+    return cast(protocol.CompiledFault, fault), Compiled.at_once("dark", dark, ("north",))
+
+
+def test_no_heal_lights_a_fiber_whose_emulator_died_on_a_full_disk(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With carrier but without an emulator it would silently drop all packets. The disk has it as soon as it can."""
+    ends, full, up = ("north-a", "north-b"), list[bool](), dict[str, bool]()
+    monkeypatch.setattr("testbed.keeper.keeper._fiber_ends", lambda step: [step.interface])
+    monkeypatch.setattr(keeper.driver, "assign", lambda settings: up.update({it.interface: it.up for it in settings}))
+    append = journal._append
+    monkeypatch.setattr(
+        journal, "_append", lambda file, data: refuse(OSError(errno.ENOSPC, "full"))() if full else append(file, data)
+    )
+    keeper.engine.apply(LAB, tuple(Carrier("plant", end, True) for end in ends))
+    keeper.faults.inject(*cut_of(*ends))
+    full.append(True)
+    keeper._emulator_died(-9)
+    assert Journal.read(keeper.lab.journal).owned(EMULATOR_DIED) == [], "else the disk was not full"
+    keeper.faults.heal(["f1"])
+    assert up == dict.fromkeys(ends, False)
+    full.clear()
+    keeper.faults.inject(*cut_of("north-a"))
+    keeper.faults.heal(["f2"])
+    assert up == dict.fromkeys(ends, False)
+    there = Journal.read(keeper.lab.journal)
+    assert [it.step for it in there.owned(EMULATOR_DIED)] == [Carrier("plant", end, False) for end in ends]
+    assert there.owned("f2") == []
+
+
+@pytest.mark.parametrize("first", ["forgotten", "undone", "compacted"])
+def test_what_the_disk_refused_and_took_later_can_be_read(keeper: Keeper, first: str) -> None:
+    it = keeper.journal
+    held = it.hold(EMULATOR_DIED, [Carrier("plant", "north-a", False)])
+    if first == "compacted":
+        it._compact_at = 0
+        it.note("remark")
+    else:
+        {"forgotten": it.forget, "undone": it.undone}[first](held)
+    again = Journal.read(it.path)
+    assert (again.entries, again.forgotten) == (it.entries, it.forgotten)
+    it.note("remark")
+    assert Journal.read(it.path).entries == it.entries
+
+
+def test_a_keeper_that_may_begin_no_thread_ends_with_its_lab(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper.do(lambda: None)  # the engine's thread is there
+    monkeypatch.setattr(threading.Thread, "start", refuse(RuntimeError("can't start new thread")))
+    keeper.down()
+    assert keeper._ended.is_set()
 
 
 # ---- heal
@@ -111,8 +171,6 @@ def test_every_fault_is_healed_but_those_that_cannot_and_all_of_these_are_told(k
     hand = Handler("b", "d")
     keeper.engine = keeper.faults._engine = Engine(keeper.journal, {Carrier: hand})
     keeper.engine.apply(LAB, tuple(Carrier("plant", end, True) for end in "ace"))
-    from testbed.core.faults.fault_kind import Compiled
-
     for end in "abcde":
         fault = cast(
             protocol.CompiledFault,
