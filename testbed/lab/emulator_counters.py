@@ -18,6 +18,9 @@ class Counters:
 
     ``own_drops`` are the emulator's own failures; ``emptied`` is None where it does not count (netem), ``queued_bytes``
     what is queued now. ``late_bounds_s`` and ``late_counts`` are the histogram of lateness, empty on netem.
+
+    ``segments`` (packets of at most the MTU) and ``bytes`` (L2) were delivered, ``duplicated`` of them twice (None: not
+    counted); ``dropped`` were not, for any cause.
     """
 
     own_drops: int
@@ -25,6 +28,10 @@ class Counters:
     queued_bytes: float
     late_bounds_s: Sequence[float] = ()
     late_counts: Sequence[int] = ()
+    segments: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    duplicated: int | None = None
 
 
 def read(lab: LabFolder) -> dict[str, Counters]:
@@ -36,6 +43,10 @@ def read(lab: LabFolder) -> dict[str, Counters]:
             queued_bytes=it["queue_bytes"],
             late_bounds_s=it["lateness"]["bounds_s"],
             late_counts=it["lateness"]["counts"],
+            segments=it["segments"],
+            bytes=it["bytes"],
+            dropped=sum(it["drops"].values()),
+            duplicated=it.get("duplicated"),
         )
         for it in client.ask(lab, protocol.Stats())["directions"]
     }

@@ -53,6 +53,9 @@ LATE_S, STARVED_SHARE = 20e-6, 0.25
 """Delays are starved if the prober was held up, or the emulator sent later than this, for a larger share of packets:
 the median is off by less otherwise."""
 
+WARMING = "warming:inside"
+"""The echo before each one inside a site, which nobody counts."""
+
 EVENTS = 30
 """Expected lost (or duplicated, …) packets of a stream: enough to tell their share from zero and from its double."""
 
@@ -131,11 +134,14 @@ class Measuring:
         self._taken_off_s = self._hello.get("taken_off_s", {})
         self._net = Addressing(topology)
         self._impairments = {name: link.impairment(name) for link in topology.links for name in link.directions}
+        self._jittered = {
+            link.name for link in topology.links if any(link.impairment(it).jitter_s for it in link.directions)
+        }
         self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
         self.calibrated = frozenset(self._taken_off_s)
         """Names of the calibrated directions."""
         self._count = effort.probes_of(topology)
-        self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 3))
+        self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 5))
 
     def measure(
         self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
@@ -151,7 +157,7 @@ class Measuring:
             small = {**probes, **across}
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
             trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
-            echoes, no_echoes = self._echoes(opened, trips, [*bare, *([inside] if inside else [])])
+            echoes, no_echoes = self._echoes(opened, trips, bare, inside)
             before, cpu = emulator_counters.read(self._lab), psutil.cpu_times()
             delays = self._delays(small, echoes, across)
             load = _load(cpu, psutil.cpu_times())
@@ -210,6 +216,7 @@ class Measuring:
             rate_slack=rate.slack,
             rate_tries=rate.tries,
             rate_starved=rate.starved,
+            rate_beside=rate.beside,
         )
 
     def _seen_s(self, arrivals: Sequence[Arrival], calibrated: Sequence[str]) -> tuple[float, ...]:
@@ -219,10 +226,13 @@ class Measuring:
         return tuple(it + off_s for it in _first(arrivals))
 
     def _echoes(
-        self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath]
+        self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath], inside: ProbePath | None
     ) -> tuple[dict[str, Echo], str]:
-        """Open an echo for each link, from its first site, and one over the baseline; or return why there are none."""
+        """Open an echo for each link, from its first site, one over the baseline, and two inside a site, where no other
+        packet passes before (:func:`_in_turn`); or return why there are none."""
         wanted = {f"echo:{path.name.partition(':')[0]}": path for path in reversed([*paths, *bare])}
+        if inside:
+            wanted |= {WARMING: inside, "echo:inside": inside}
         found: dict[str, Echo] = {}
         try:
             for name, path in wanted.items():
@@ -237,7 +247,7 @@ class Measuring:
     ) -> dict[str, _Delays]:
         """Return the small packets of every path, of the latest try: only links that are outside tolerance, and of
         which it is proven that they were starved of CPU, are measured again."""
-        probers: dict[str, Prober] = {**probes, **echoes}
+        probers = _in_turn({**probes, **echoes}, self._jittered)
         self._warm_up(list(probers.values()))
         found: dict[str, _Delays] = {}
         again: Collection[str] = probers
@@ -274,7 +284,7 @@ class Measuring:
                 judged = judge_delays(self._impairments[name], self._sample(name, delays, across))
                 if (delays[name].starved or bare_starved) and any(check.verdict == "bad" for check in judged):
                     names |= {*link.directions, f"echo:{link.name}"}
-        beside = ("bare:a", "bare:b", "echo:bare", "echo:inside") if names else ()
+        beside = ("bare:a", "bare:b", "echo:bare", WARMING, "echo:inside") if names else ()
         return [it for it in delays if it in names or it in beside]
 
     def _warm_up(self, probers: Sequence[Prober]) -> None:
@@ -323,6 +333,25 @@ class Measuring:
 
     def _say(self, what: str, takes_s: float) -> None:
         self._tell(f"{what}, about {takes_s:.1f} s")
+
+
+def _in_turn(probers: Mapping[str, Prober], jittered: Collection[str]) -> dict[str, Prober]:
+    """Return the probers of a round in the order of sending: each echo behind the other packets over its path.
+
+    A packet over hops that nothing has used for milliseconds finds cold caches, and takes some microseconds more at
+    each. RTTs are compared with each other and with delays, so each must be that of a path just used. The echoes of
+    ``jittered`` links come last: a fiber that keeps the order must not hold them back behind the packets just sent.
+    """
+    places = {name.partition(":")[0]: place for place, name in enumerate(probers) if not name.startswith("echo:")}
+    last = len(probers)
+
+    def turn(name: str) -> int:
+        sort, _, over = name.partition(":")
+        if sort != "echo":
+            return places[sort]
+        return places.get("warming" if over == "inside" else over, last) if over not in jittered else last
+
+    return {name: probers[name] for name in sorted(probers, key=turn)}
 
 
 def _first(arrivals: Sequence[Arrival]) -> tuple[float, ...]:

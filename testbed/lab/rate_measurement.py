@@ -1,8 +1,9 @@
 """Measure the rates of all directions by packet trains, side by side, again where the prober was starved.
 
-A train is *starved* if its queue ran empty before it was through: its prober had no CPU to fill it, so its dispersion
-is not the rate. The emulator's counters prove it, and decide nothing else: the rate is bytes over the time between the
-kernel's receive stamps at the far gateway.
+A train is *starved* if its queue ran empty before it was through: its prober had no CPU to fill it, so it is too slow.
+The emulator's counters prove it, and how much other traffic crossed the fiber meanwhile; they decide nothing else: the
+rate is bytes over the time between the kernel's receive stamps at the far gateway. Both explain a rate that is too low,
+and nothing is held against one that is right.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ Tell = Callable[[str], None]
 class RateSample:
     """The rate of one direction in bit/s, as :class:`~testbed.core.certification.judge.DirectionSample` has it.
 
-    ``why`` says why no train was sent; ``starved`` what proves that the latest of ``tries`` was starved.
+    ``why`` says why no train was sent; ``starved`` what proves that the latest of ``tries`` was starved, empty for a
+    rate within tolerance. ``beside`` is the other traffic that crossed meanwhile, in bytes over those of the trains.
     """
 
     bps: float | None = None
@@ -71,6 +73,7 @@ class RateSample:
     tries: int = 1
     starved: str = ""
     why: str = ""
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,8 @@ def _measure(lab: LabFolder, plans: Sequence[_Plan], attempt: int) -> dict[str, 
 
 def _sample(plan: _Plan, passages: Sequence[Passage], before: Counters, after: Counters, attempt: int) -> RateSample:
     slopes: list[float] = []
-    why = starved_why(plan.count, before, after)
+    packets, beside = _others(plan, before, after)
+    why = starved_why(plan.count + packets, before, after)
     for passage in passages:
         last_bits = None
         if passage.queued_bytes is not None:
@@ -205,8 +209,8 @@ def _sample(plan: _Plan, passages: Sequence[Passage], before: Counters, after: C
         slowest = min(passage.handed_bps for passage in passages)
         why += f", packets were handed over at {format_rate(slowest, 3)} and more"
     measured = rate_bps(slopes)
-    if before.emptied is None and measured is not None:
-        # netem proves no gap, only that there may be one: a train that is not too slow had none that matters.
+    if measured is not None:
+        # A gap makes a train slower, never faster: trains that are not too slow had none that matters.
         off = abs(measured / plan.seen / plan.target.rate_bps - 1.0)
         why = "" if off <= RATE_TOLERANCE else why
     return RateSample(
@@ -214,16 +218,31 @@ def _sample(plan: _Plan, passages: Sequence[Passage], before: Counters, after: C
         slack=plan.slack,
         tries=attempt,
         starved=why if measured is not None else "",
+        beside=beside,
     )
 
 
-def starved_why(trains: int, before: Counters, after: Counters) -> str:
+def _others(plan: _Plan, before: Counters, after: Counters) -> tuple[int, float]:
+    """Return the packets of others that entered the fiber between these counters, and their bytes over the trains'."""
+    sent, frame = plan.count * plan.train.count, plan.train.mtu + 14
+    dropped = after.dropped - before.dropped
+    if before.duplicated is None or after.duplicated is None:
+        twice = plan.target.duplicate * sent
+    else:
+        twice = after.duplicated - before.duplicated
+    packets = after.segments - before.segments + dropped - twice - sent
+    more_bytes = after.bytes - before.bytes + (dropped - twice - sent) * frame
+    return max(0, round(packets)), max(0.0, more_bytes / (sent * frame))
+
+
+def starved_why(may_find_empty: int, before: Counters, after: Counters) -> str:
     """Return why trains between these counters were starved; empty if nothing proves it.
 
-    The first packet of a train finds the queue empty. Any other packet that does has a gap before it.
+    The first packet of a train finds the queue empty, and so may each packet of other traffic: ``may_find_empty``
+    together. Any other packet that does has a gap before it.
     """
-    if before.emptied is not None and after.emptied is not None and after.emptied - before.emptied > trains:
-        gaps = after.emptied - before.emptied - trains
+    if before.emptied is not None and after.emptied is not None and after.emptied - before.emptied > may_find_empty:
+        gaps = after.emptied - before.emptied - may_find_empty
         return f"the queue ran empty {gaps} times before the train was through"
     if emulator_counters.late_share(before, after, LATE_S) > LATE_SHARE:
         return f"the emulator sent more than {LATE_SHARE:.0%} of the packets {LATE_S * 1e6:.0f} us late"

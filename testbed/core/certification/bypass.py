@@ -17,6 +17,7 @@ __all__ = [
     "FAMILIES",
     "MANAGEMENT",
     "NEARBY",
+    "UNKNOWN",
     "AroundCheck",
     "BypassProbe",
     "Pair",
@@ -34,6 +35,9 @@ in reach of an interface (the link-local multicast group of all nodes, RFC 4291,
 
 MOST_PROBES = 6000
 """Addressed probes of a round. Up to this number each node of a site has its turn; 64 sites have 8064 without that."""
+
+UNKNOWN = "cannot rule out a bypass path"
+"""What a check without a result says: it counts against the lab, as nothing passes without a measurement."""
 
 MOST_NAMED = 3
 """Pairs that a sentence names."""
@@ -148,7 +152,7 @@ def why_bypassed(astray: Sequence[BypassProbe], silent: Sequence[Pair]) -> str:
         f"{first.sender} reaches {first.receiver}" + ("" if len(families) > 1 else f" over {first.family}")
         for first, families in met.values()
     ]
-    return f"no packet from {_listed(said)}: cannot rule out a bypass path"
+    return f"no packet from {_listed(said)}: {UNKNOWN}"
 
 
 def _gravity(stray: BypassProbe) -> int:

@@ -7,6 +7,7 @@ directions. The kernel timestamps arrivals and answers echoes, so the measured t
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -32,6 +33,9 @@ _SMALL = struct.Struct("=Qq6x")
 """Number and time of sending in ns: gives a frame of 64 bytes with its check sequence, Ethernet's minimum."""
 _ECHO = struct.Struct("!BBHHHqQ")
 """Type, code, checksum, identifier, sequence number (RFC 792); then the payload: time of sending, and number."""
+
+_IDENTIFIERS = itertools.count(os.getpid())
+"""One for each set of echoes (RFC 792): two sets between the same addresses see each other's answers."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Echo:
 
     def __init__(self, path: ProbePath) -> None:
         self.path = path
-        self._identifier = os.getpid() & 0xFFFF
+        self._identifier = next(_IDENTIFIERS) & 0xFFFF
         try:
             self._socket = namespace.inside(path.sender, lambda: _raw(path))
         except OSError as error:

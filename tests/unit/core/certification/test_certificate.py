@@ -554,3 +554,37 @@ def test_what_was_taken_off_is_read_back_and_older_certificates_had_none() -> No
     assert (older.directions[0].taken_off_s, older.directions[0].between) == (0.0, "gateways")
     assert older.directions[0].error_median_s == pytest.approx(7e-6 - 21e-6)
     assert older.rtt is not None and older.rtt.between == "gateways"
+
+
+def test_starvation_explains_only_a_rate_that_is_too_low() -> None:
+    starved = measured(HEALTHY, rate_tries=3, rate_starved="the queue ran empty 3 times")
+    for bps in (0.77e9, 0.8001e9, 0.83e9):
+        assert verdict(HEALTHY, dataclasses.replace(starved, rate_bps=bps)).ok, bps
+    slow = verdict(HEALTHY, dataclasses.replace(starved, rate_bps=0.7e9))
+    assert (bad(slow), slow.starved) == (["rate"], True)
+    fast = verdict(HEALTHY, dataclasses.replace(starved, rate_bps=0.9e9))
+    assert (bad(fast), fast.starved) == (["rate"], False)
+
+
+def test_other_traffic_leaves_a_low_rate_untold_if_it_is_enough_to_explain_it() -> None:
+    """75 % of the rate is that of a fiber of the whole rate if others had the quarter: a third of the trains' bytes."""
+    busy = measured(HEALTHY, rate_bps=0.6e9, rate_beside=0.34, rate_starved="the queue ran empty 3 times")
+    found = verdict(HEALTHY, busy)
+    check = found.check("rate")
+    assert check is not None and check.verdict == "inconclusive" and check.measured == 0.6e9
+    assert "other traffic crossed the fiber meanwhile" in check.why and "starved" not in check.why
+    assert (found.ok, found.verdict, found.starved) == (True, "not told", False)
+    assert bad(verdict(HEALTHY, dataclasses.replace(busy, rate_beside=0.1))) == ["rate"], "too little to explain it"
+    for right in (0.8e9, 0.77e9):
+        assert verdict(HEALTHY, dataclasses.replace(busy, rate_bps=right)).verdict == "ok"
+    assert bad(verdict(HEALTHY, dataclasses.replace(busy, rate_bps=0.9e9))) == ["rate"], "others make it no faster"
+
+
+def test_waits_of_the_machine_excuse_a_median_rtt_between_nodes_and_never_a_minimum() -> None:
+    inside = [10e-6, 50e-6, 50e-6]
+    late = RoundTripSample([412e-6, 600e-6, 600e-6], inside, 3, between="nodes")
+    assert judge_round_trip(HEALTHY, HEALTHY, late).why == ()
+    assert judge_round_trip(HEALTHY, HEALTHY, dataclasses.replace(late, between="gateways")).why
+    assert judge_round_trip(HEALTHY, HEALTHY, dataclasses.replace(late, times_s=[600e-6] * 3)).why == (
+        "minimum RTT 190 us too long (tolerance 100 us)",
+    )
