@@ -53,9 +53,6 @@ LATE_S, STARVED_SHARE = 20e-6, 0.25
 """Delays are starved if the prober was held up, or the emulator sent later than this, for a larger share of packets:
 the median is off by less otherwise."""
 
-WARMING = "warming:inside"
-"""The echo before each one inside a site, which nobody counts."""
-
 EVENTS = 30
 """Expected lost (or duplicated, …) packets of a stream: enough to tell their share from zero and from its double."""
 
@@ -141,7 +138,7 @@ class Measuring:
         self.calibrated = frozenset(self._taken_off_s)
         """Names of the calibrated directions."""
         self._count = effort.probes_of(topology)
-        self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 5))
+        self._interval_s = max(INTERVAL_S, SLOT_S * (3 * len(topology.links) + 6))
 
     def measure(
         self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
@@ -228,11 +225,13 @@ class Measuring:
     def _echoes(
         self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath], inside: ProbePath | None
     ) -> tuple[dict[str, Echo], str]:
-        """Open an echo for each link, from its first site, one over the baseline, and two inside a site, where no other
-        packet passes before (:func:`_in_turn`); or return why there are none."""
+        """Open an echo for each link, from its first site, one over the baseline, and one inside a site; or return why
+        there are none. Those named ``warming:`` are not counted (:func:`_in_turn`)."""
         wanted = {f"echo:{path.name.partition(':')[0]}": path for path in reversed([*paths, *bare])}
         if inside:
-            wanted |= {WARMING: inside, "echo:inside": inside}
+            wanted |= {"warming:inside": inside, "echo:inside": inside}
+        if paths and (first := _over(paths[0].name)) not in self._jittered:
+            wanted[f"warming:{first}"] = paths[0]
         found: dict[str, Echo] = {}
         try:
             for name, path in wanted.items():
@@ -284,8 +283,8 @@ class Measuring:
                 judged = judge_delays(self._impairments[name], self._sample(name, delays, across))
                 if (delays[name].starved or bare_starved) and any(check.verdict == "bad" for check in judged):
                     names |= {*link.directions, f"echo:{link.name}"}
-        beside = ("bare:a", "bare:b", "echo:bare", WARMING, "echo:inside") if names else ()
-        return [it for it in delays if it in names or it in beside]
+        beside = ("bare:", "echo:bare", "echo:inside", "warming:")
+        return [it for it in delays if it in names or (names and it.startswith(beside))]
 
     def _warm_up(self, probers: Sequence[Prober]) -> None:
         """Send the first packets of each path, which resolve neighbours and fill caches; they are not counted."""
@@ -339,19 +338,26 @@ def _in_turn(probers: Mapping[str, Prober], jittered: Collection[str]) -> dict[s
     """Return the probers of a round in the order of sending: each echo behind the other packets over its path.
 
     A packet over hops that nothing has used for milliseconds finds cold caches, and takes some microseconds more at
-    each. RTTs are compared with each other and with delays, so each must be that of a path just used. The echoes of
-    ``jittered`` links come last: a fiber that keeps the order must not hold them back behind the packets just sent.
+    each. RTTs are compared with each other and with delays, so each must be that of a path just used. The first packets
+    of a round and the echo inside a site follow echoes that nobody counts (``warming:``). The echoes of ``jittered``
+    links come last: a fiber that keeps the order must not hold them back behind the packets just sent.
     """
-    places = {name.partition(":")[0]: place for place, name in enumerate(probers) if not name.startswith("echo:")}
-    last = len(probers)
+    over = {name: _over(name) for name in probers}
+    groups = {group: place for place, group in enumerate(dict.fromkeys(over.values()))}
 
-    def turn(name: str) -> int:
-        sort, _, over = name.partition(":")
-        if sort != "echo":
-            return places[sort]
-        return places.get("warming" if over == "inside" else over, last) if over not in jittered else last
+    def turn(name: str) -> tuple[int, int]:
+        sort = name.partition(":")[0]
+        if sort == "echo" and over[name] in jittered:
+            return len(groups), 0
+        return groups[over[name]], {"warming": 0, "echo": 2}.get(sort, 1)
 
     return {name: probers[name] for name in sorted(probers, key=turn)}
+
+
+def _over(name: str) -> str:
+    """Return what a prober's packets cross: the name of a link, ``bare``, or ``inside``."""
+    sort, _, rest = name.partition(":")
+    return rest if sort in ("echo", "warming") else sort
 
 
 def _first(arrivals: Sequence[Arrival]) -> tuple[float, ...]:
