@@ -82,6 +82,7 @@ def judged(lab: testbed.Lab, direction: str, sample: RateSample) -> DirectionCer
             rate_why=sample.why,
             rate_tries=sample.tries,
             rate_starved=sample.starved,
+            rate_beside=sample.beside,
         ),
     )
 
