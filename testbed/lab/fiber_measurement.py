@@ -253,10 +253,13 @@ class Measuring:
         for attempt in range(1, TRIES + 1):
             starved_before = ", starved before" if attempt > 1 else ""
             what = f"{self._count} small packets and echoes per path{starved_before}"
-            self._say(what, self._count * self._interval_s)
+            interval_s = self._interval_s
+            if attempt > 1 and not any(_over(it) in self._jittered for it in again):
+                interval_s = max(INTERVAL_S, SLOT_S * (len(again) + 3))  # a few links need not wait for all others
+            self._say(what, self._count * interval_s)
             before, held_up = emulator_counters.read(self._lab), {name: it.held_up for name, it in probes.items()}
             with realtime_priority(wanted=self._hello["emulator"] == "fiberd"):
-                came = rounds([probers[it] for it in again], self._count, self._interval_s, self._patience_s)
+                came = rounds([probers[it] for it in again], self._count, interval_s, self._patience_s)
             after = emulator_counters.read(self._lab)
             held_up = {name: it.held_up - held_up[name] for name, it in probes.items()}
             for name in again:
