@@ -156,7 +156,8 @@ class Attempts:
                 if dead or self._stopping.is_set() or not self._left:
                     ranks = self._watch.state(after_t=now).ranks
                     self.storage = any("storage" in it and it["storage"] for it in ranks)
-                    self.unexplained = any(it["unexplained"] for it in ranks if "unexplained" in it)
+                    # A container that died was ended from outside too.
+                    self.unexplained = bool(dead) or any(it["unexplained"] for it in ranks if "unexplained" in it)
                     self.failure = why
                     return _End.LAST
                 return _End.FAILED
