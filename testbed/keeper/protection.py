@@ -120,6 +120,9 @@ class Protection:
                 failures.append(error)
                 continue
             if self._states[name] != selector.state:
+                if selector.state == "switching" and selector.due_t is not None:
+                    # A switch lasts from when its path is dark, not from the request: that took time as well.
+                    selector.due_t += time.monotonic() - planned_t
                 was, self._states[name] = self._states[name], selector.state
                 times = {"planned_t": planned_t, "command_t": command_t, "ack_t": time.monotonic()}
                 told = {} if self._in_force is None else {"in_force": self._in_force.changed_by(touched)}
