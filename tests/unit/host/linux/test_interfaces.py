@@ -42,4 +42,4 @@ def test_what_is_kept_open_is_read_anew(table: Path, monkeypatch: pytest.MonkeyP
     assert counters.read()["north-a"].sent_bytes == 99
     counters.close()
     counters.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
