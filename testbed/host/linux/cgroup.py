@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -113,11 +114,12 @@ class CpuGroup:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """The hierarchy with the controller ``cpu``: ``root`` is its mount point, ``within`` the group mounted there."""
+    """The hierarchy with a ``controller``: ``root`` is its mount point, ``within`` the group mounted there."""
 
     root: Path
     unified: bool
     within: str = "/"
+    controller: str = "cpu"
 
     def group(self, name: str) -> CpuGroup:
         return CpuGroup(self.root / name, self.unified)
@@ -130,7 +132,7 @@ class Hierarchy:
             return None
         for line in lines:
             number, controllers, path = line.split(":", 2)
-            if (number == "0") if self.unified else ("cpu" in controllers.split(",")):
+            if (number == "0") if self.unified else (self.controller in controllers.split(",")):
                 below = os.path.relpath(path, self.within)
                 return None if below.startswith("..") else CpuGroup(self.root / below, self.unified)
         return None
@@ -176,24 +178,28 @@ def _oom_counter(process: Path = Path("/proc/self")) -> Path | None:
     ``process`` is ``/proc/PID``. The group may be removed together with its last process, so call it before the end.
     """
     try:
-        groups = (process / "cgroup").read_text().splitlines()
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounted = _memory_hierarchies()
     except OSError:
         return None
-    for line in mounts:
+    for where in mounted:
+        if (group := where.of(process.name)) is not None:
+            file = group.path / ("memory.events" if where.unified else "memory.oom_control")
+            if file.exists():
+                return file
+    return None
+
+
+@functools.cache
+def _memory_hierarchies() -> tuple[Hierarchy, ...]:
+    """Return the mounted hierarchies that may have the controller ``memory``. Read once: a large lab has thousands of
+    mounts, and each of its ranks is watched. Raises OSError."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(), after.split(" ", 2)
-        unified = kind == "cgroup2"
-        if not unified and (kind != "cgroup" or "memory" not in options.split(",")):
-            continue
-        for group in groups:
-            number, controllers, path = group.split(":", 2)
-            if (number == "0") if unified else ("memory" in controllers.split(",")):
-                below = os.path.relpath(path, fields[3])
-                file = Path(fields[4], below, "memory.events" if unified else "memory.oom_control")
-                if not below.startswith("..") and file.exists():
-                    return file
-    return None
+        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
+            found.append(Hierarchy(Path(fields[4]), kind == "cgroup2", fields[3], "memory"))
+    return tuple(found)
 
 
 def _oom_kills(counter: Path | None) -> int:

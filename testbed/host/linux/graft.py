@@ -41,30 +41,7 @@ def graft(folder: Path, pid: int) -> None:
             f"cannot mount {folder} into containers: it would hide their system folders; use another folder, or"
             " --driver netns"
         )
-    here = _call("clone the mount of", folder, "syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder),
-                 _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC)  # fmt: skip
-
-    def attach() -> None:
-        there = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            mine = folder.stat()
-            # Only this thread enters the container; its view of the file system ends with it.
-            _call("leave for", folder, "unshare", namespace.CLONE_FS)
-            _call("enter the container for", folder, "setns", there, namespace.CLONE_NEWNS)
-        finally:
-            os.close(there)
-        folder.mkdir(parents=True, exist_ok=True)
-        seen = folder.stat()
-        if (seen.st_dev, seen.st_ino) != (mine.st_dev, mine.st_ino):
-            _call("attach", folder, "syscall", _MOVE_MOUNT, here, b"", _AT_FDCWD, os.fsencode(folder),
-                  _MOVE_MOUNT_F_EMPTY_PATH)  # fmt: skip
-
-    try:
-        namespace.in_a_thread(attach)
-    except OSError as error:
-        raise HostError(f"could not mount {folder} into a container: {error.strerror}") from error
-    finally:
-        os.close(here)
+    _attach(folder, Path(f"/proc/{pid}/ns/mnt"), "container", if_missing=True)
 
 
 def pin(folder: Path, mounts: Path) -> None:
@@ -72,23 +49,37 @@ def pin(folder: Path, mounts: Path) -> None:
 
     From inside, a mount point cannot be renamed or removed (EBUSY), whoever owns the folder above.
     """
+    _attach(folder, mounts, "node", if_missing=False)
+
+
+def _attach(folder: Path, mounts: Path, place: str, *, if_missing: bool) -> None:
+    """Mount a clone of ``folder`` at its own path in the mount namespace held at ``mounts``. Raises HostError.
+
+    ``place`` is for errors: what has that namespace. ``if_missing``: create the path inside if need be, and leave it
+    alone if it is the same folder already.
+    """
     here = _call("clone the mount of", folder, "syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder),
                  _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC)  # fmt: skip
 
     def attach() -> None:
         there = os.open(mounts, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            mine = folder.stat()
+            # Only this thread enters the namespace; its view of the file system ends with it.
             _call("leave for", folder, "unshare", namespace.CLONE_FS)
-            _call("enter the node for", folder, "setns", there, namespace.CLONE_NEWNS)
+            _call(f"enter the {place} for", folder, "setns", there, namespace.CLONE_NEWNS)
         finally:
             os.close(there)
-        _call("attach", folder, "syscall", _MOVE_MOUNT, here, b"", _AT_FDCWD, os.fsencode(folder),
-              _MOVE_MOUNT_F_EMPTY_PATH)  # fmt: skip
+        if if_missing:
+            folder.mkdir(parents=True, exist_ok=True)
+        if not (if_missing and os.path.samestat(folder.stat(), mine)):
+            _call("attach", folder, "syscall", _MOVE_MOUNT, here, b"", _AT_FDCWD, os.fsencode(folder),
+                  _MOVE_MOUNT_F_EMPTY_PATH)  # fmt: skip
 
     try:
         namespace.in_a_thread(attach)
     except OSError as error:
-        raise HostError(f"could not mount {folder} in a node: {error.strerror}") from error
+        raise HostError(f"could not mount {folder} into a {place}: {error.strerror}") from error
     finally:
         os.close(here)
 
