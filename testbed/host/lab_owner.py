@@ -78,7 +78,7 @@ def owner(lab: LabFolder) -> Owner | None:
 
 
 def strangers(lab: LabFolder) -> str:
-    """Return a line about a lab that another user or another login session brought up, or nobody knows who; else ""."""
+    """Return a line about a lab that another user or another login session, or an unknown user, brought up; else ""."""
     found = owner(lab)
     if found is None and not lab.path.is_dir():
         return ""

@@ -2,7 +2,7 @@
 threads that have real-time priority (``protocol.py``).
 
 Answering holds the interpreter's lock. At normal priority it would delay a fault that is due until the answering thread
-gets a core again, so answers have the priority of faults. Reading has not: whoever sends a long or malformed line does
+gets a core again, so answers have the priority of faults. Reading has not: who sends a long or malformed line does
 so at the cost of other commands, not of the machine.
 """
 
@@ -155,7 +155,7 @@ class Service:
         while not self._closing:
             try:
                 self._turn()
-            except Exception as error:  # no error may end this thread: nobody else would hear any connection
+            except Exception as error:  # no error may end this thread: no other reads from connections
                 if not self._closing:
                     log(f"the socket could not be read: {error!r}")
                     time.sleep(BUSY_S)
@@ -261,7 +261,7 @@ class Service:
         try:
             self._workers.submit(release)
         except LabError:
-            release()  # here: without any thread that answers, nobody is kept waiting
+            release()  # here: without any thread that answers, no client waits
 
     def _want(self, connection: _Connection, wanted: int) -> None:
         try:

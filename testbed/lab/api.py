@@ -171,7 +171,7 @@ def attach(
 ) -> Lab:
     """Return a running lab: ``name``, else ``$TESTBED_LAB``, else the only one, if the same user brought it up.
 
-    ``changes``: set it to False to only look at the lab, whoever brought it up. ``command`` returns what an error
+    ``changes``: set it to False to only look at the lab of any user. ``command`` returns what an error
     suggests for a lab. Raises UnknownName or UserError.
     """
     from testbed.lab.lab import Lab

@@ -245,7 +245,7 @@ def _make_folder(name: str) -> LabFolder:
         try:
             lab_owner.record(folder)
         except BaseException:
-            shutil.rmtree(folder.path, ignore_errors=True)  # a lab without an owner would be nobody's to remove
+            shutil.rmtree(folder.path, ignore_errors=True)  # no user could remove a lab without an owner
             raise
     except FileExistsError as error:
         if folder.path.is_symlink() or not folder.path.is_dir():

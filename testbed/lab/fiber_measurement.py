@@ -342,7 +342,7 @@ def _in_turn(probers: Mapping[str, Prober], jittered: Collection[str]) -> dict[s
 
     A packet over hops that nothing has used for milliseconds finds cold caches, and takes some microseconds more at
     each. RTTs are compared with each other and with delays, so each must be that of a path just used. The first packets
-    of a round and the echo inside a site follow echoes that nobody counts (``warming:``). The echoes of ``jittered``
+    of a round and the echo inside a site follow echoes that are not counted (``warming:``). The echoes of ``jittered``
     links come last: a fiber that keeps the order must not hold them back behind the packets just sent.
     """
     over = {name: _over(name) for name in probers}

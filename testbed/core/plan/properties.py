@@ -112,7 +112,7 @@ def _shape(direction: str, in_force: Sequence[Property]) -> Shape:
 
 @dataclass(frozen=True)
 class Calibrated(Property):
-    """What comes off every delay of one direction, in seconds, whoever sets that delay: ``physics/calibration.py``.
+    """What comes off every delay of one direction, in seconds, whatever sets that delay: ``physics/calibration.py``.
 
     ``plain_s``: instead, while that value is measured, the direction has this delay, no rate limit and no impairment.
     """

@@ -94,7 +94,7 @@ def names(folder: Folder, name: str) -> list[str]:
 
 
 def make_folder(folder: Folder, name: str, owner: Owner = None, mode: int = 0o755) -> None:
-    """Make the folder ``name`` unless it exists, whoever's it is. Raises OSError; ENOTDIR for anything else there."""
+    """Make the folder ``name`` unless it exists, with any owner. Raises OSError; ENOTDIR for anything else there."""
     with _parent(folder, name) as (above, last):
         with suppress(FileExistsError):
             os.mkdir(last, mode, dir_fd=above)

@@ -425,7 +425,7 @@ def write_report(run: RunDirectory) -> Report:
     report = build_report(run)
     for name, content in _report_files(report).items():
         run.write_text(name, content)
-    if report.run.status != "running":  # until its end ranks write into it, and nobody else may
+    if report.run.status != "running":  # until its end it is root's, and ranks write into it
         run.give_to_caller()
     return report
 

@@ -47,7 +47,7 @@ def graft(folder: Path, pid: int) -> None:
 def pin(folder: Path, mounts: Path) -> None:
     """Mount ``folder`` onto itself in the mount namespace held at ``mounts``. Raises HostError.
 
-    From inside, a mount point cannot be renamed or removed (EBUSY), whoever owns the folder above.
+    From inside, a mount point cannot be renamed or removed (EBUSY), regardless of the owner of the folder above.
     """
     _attach(folder, mounts, "node", if_missing=False)
 

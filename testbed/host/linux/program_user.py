@@ -224,7 +224,7 @@ def renamable(user: ProgramUser, path: Path) -> Path | None:
 
 
 def _may_be_moved(user: ProgramUser, path: Path) -> bool:
-    """Whether whoever can write in the folder above can move ``path``: a sticky folder's entries belong to owners."""
+    """Whether a user who can write the folder above can move ``path``: a sticky folder's entries belong to owners."""
     try:
         above, own = path.parent.stat(), path.lstat()
     except OSError:

@@ -1,6 +1,6 @@
 """Scrape the ranks of a run every second, all at once, from inside the management network.
 
-A rank that does not answer costs nobody else anything: its line says so, and the next scrape begins on time.
+A rank that does not answer delays no other: its line says so, and the next scrape begins on time.
 """
 
 from __future__ import annotations
