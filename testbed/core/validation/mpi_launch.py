@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from testbed.core.validation.library import Launcher
+
+OF_DAEMONS: Final[Mapping[Launcher, Mapping[str, str]]] = {"mpich": {"HWLOC_XMLFILE": "/dev/null"}}
+"""Variables that a launcher's daemons need.
+
+MPICH's daemon (hydra_pmi_proxy) describes the processors to its ranks in a file, always in /tmp, which it removes only
+at a good end: killed daemons left one each. It makes none if it is told of one (HWLOC_XMLFILE, hwloc's environment
+variables). An empty one describes nothing, which matters only to several ranks on one node.
+"""
 
 
 def mpiexec_argv(

@@ -24,7 +24,7 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMEN
 from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.core.validation.library import PYTHON, Library
-from testbed.core.validation.mpi_launch import mpiexec_argv
+from testbed.core.validation.mpi_launch import OF_DAEMONS, mpiexec_argv
 from testbed.errors import HostError
 from testbed.host import collective_libraries, lab_nodes, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
@@ -319,7 +319,7 @@ class Starter:
         """
         place = self._place(node)
         if isinstance(place, ContainerPlace):
-            return place.enter([], self.folder)
+            return place.enter([], self.folder, OF_DAEMONS.get(self._library.launcher, {}))
         watchdog = [collective_libraries.python(), "-P", "-m", "testbed_agents.watchdog", "--"]
         return [runner.tool("setsid"), *place.enter(watchdog, self.folder, tied=False)]
 
@@ -347,6 +347,8 @@ class Starter:
             "TESTBED_FOLDER": str(self.outputs),
             "PYTHONUNBUFFERED": "1",
         }
+        # Ranks get the daemons' variables too: in namespaces daemons inherit mpiexec's environment.
+        ours |= OF_DAEMONS.get(self._library.launcher, {})
         return launch.environment(self._topology, rank, {**ours, **self._library.environment})
 
     def _argv(self) -> list[str]:
