@@ -9,7 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.cli import console, tables, verb
-from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, TopologyArgument
+from testbed.cli.verb import (
+    AllowUncertified,
+    AsJson,
+    Driver,
+    Emulator,
+    LabNameToMake,
+    Overrides,
+    RunsFolder,
+    TopologyArgument,
+)
 from testbed.core.units import format_delay, format_duration, format_probability, format_rate
 from testbed.errors import UserError
 
@@ -44,6 +53,7 @@ def audit(
     ] = None,
     hold: Annotated[str, typer.Option(metavar="TIME", help="With --measure: how long each duct is cut.")] = "5s",
     name: LabNameToMake = None,
+    runs: RunsFolder = None,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
@@ -77,6 +87,7 @@ def audit(
                 only=only or (),
                 hold_s=hold_s,
                 name=name,
+                runs=runs,
                 driver=driver,
                 emulator=emulator,
                 allow_uncertified=allow_uncertified,

@@ -11,19 +11,22 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from testbed.core.units import format_rate
+from testbed.errors import Interrupted
 
 if TYPE_CHECKING:
     from rich.live import Live
 
     from testbed.core.certification.certificate import Certificate
     from testbed.lab.api import LiveState
+    from testbed.lab.progress import HowEnded
 
 PIPE_WIDTH = 200
 """Width if the stream is not a terminal: a table for grep must not be folded at 80 columns."""
@@ -36,6 +39,11 @@ LEAST_WIDTH = 72
 
 MOST_LINKS_SHOWN = 8
 """Links shown while a job runs; more would push the training line off the screen."""
+
+_MARKS: Final[Mapping[HowEnded, tuple[str, str]]] = {
+    "done": (" ✓ ", "green"), "failed": (" ✗ ", "red"), "interrupted": (" ■ ", "yellow"),
+}  # fmt: skip
+"""Sign and style of a phase that has ended."""
 
 _settings = {"quiet": False, "verbose": False}
 
@@ -131,13 +139,21 @@ class Quiet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(failed=error is not None)
+        """End the current phase, if any is left: it failed or was interrupted only if nothing has told its end."""
+        if error is None:
+            self.ended("done")
+        else:
+            self.ended("interrupted" if isinstance(error, KeyboardInterrupt | Interrupted) else "failed")
+        self.close()
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self) -> None:
         pass
 
     def phase(self, name: str, detail: str = "") -> None:
         pass
+
+    def ended(self, how: HowEnded) -> None:
+        """Show how the current phase ended. Later errors are not its own."""
 
     def certificate(self, certificate: Certificate) -> None:
         pass
@@ -161,12 +177,19 @@ class Plain(Quiet):
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._ticked = -TICK_EVERY_S
+        self._phase = ""
 
     def _line(self, text: str) -> None:
         err().print(f"[{time.monotonic() - self._began:7.2f} s] {text}", soft_wrap=True)
 
     def phase(self, name: str, detail: str = "") -> None:
+        self._phase = name
         self._line(f"{name}: {detail}" if detail else name)
+
+    def ended(self, how: HowEnded) -> None:
+        if self._phase and how != "done":
+            self._line(f"{self._phase}: {how}")
+        self._phase = ""
 
     def certificate(self, certificate: Certificate) -> None:
         self._line(_certificate_line(certificate))
@@ -209,22 +232,22 @@ class Drawn(Quiet):
         self._live.start()
         return self
 
-    def close(self, *, failed: bool = False) -> None:
-        self._finish(failed)
+    def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _finish(self, failed: bool = False) -> None:
+    def ended(self, how: HowEnded) -> None:
         name, detail = self._phase
         if name:
             took = time.monotonic() - self._phase_began
-            mark = Text(" ✗ ", style="red") if failed else Text(" ✓ ", style="green")
-            err().print(mark.append(f"{name:<12}", style="default").append(f"{took:6.2f} s  {detail}", style="dim"))
+            line = Text(*_MARKS[how]).append(f"{name:<12}", style="default")
+            word = "" if how == "done" else f"{how}{': ' if detail else ''}"
+            err().print(line.append(f"{took:6.2f} s  {word}{detail}", style="dim"))
         self._phase = ("", "")
 
     def phase(self, name: str, detail: str = "") -> None:
-        self._finish()
+        self.ended("done")
         self._phase, self._phase_began = (name, detail), time.monotonic()
         self._state, self._doing = None, ""
 

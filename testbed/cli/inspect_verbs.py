@@ -73,13 +73,7 @@ def _list_topologies(as_json: bool) -> None:
         console.show_json(data)
         return
     rows: list[tables.Row] = [
-        [
-            it.name,
-            str(len(it.sites)),
-            str(len(it.node_names)),
-            ", ".join(f"{link.name} {link.length_m / 1e3:g} km" for link in it.links),
-        ]
-        for it in loaded
+        [it.name, str(len(it.sites)), str(len(it.node_names)), tables.links_in_short(it)] for it in loaded
     ]
     console.show(tables.table(("topology", "sites", "nodes", "links"), rows, right=("sites", "nodes")))
 
@@ -103,7 +97,7 @@ def _list_runs(as_json: bool) -> None:
     elif found:
         console.show(tables.runs(found))
     else:
-        console.say("no runs yet; start one with: testbed run metro-40km")
+        console.say(f"no runs in {api.runs_searched()} yet; start one with: testbed run metro-40km")
 
 
 def _list_libraries(as_json: bool) -> None:

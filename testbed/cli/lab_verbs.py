@@ -273,9 +273,16 @@ def logs(
     ] = False,
     lab: LabName = None,
 ) -> None:
-    """Show logs of the lab (keeper, emulator, agents, Prometheus), or of one node or rank."""
-    for line in verb.attach(lab).logs(what, follow):
+    """Show logs of the lab (keeper, emulator, agents, Prometheus), or of one node or rank.
+
+    Of a node or rank: the output of its program in the lab's latest run.
+    """
+    target, empty = verb.attach(lab), True
+    for line in target.logs(what, follow):
         console.show_line(line)
+        empty = False
+    if empty and what is not None:
+        console.say(f"no output of {what} yet: no program has written any since lab {target.name} came up")
 
 
 @verb.verb(verb.LABS, "testbed certify", "testbed certify --thorough --json")

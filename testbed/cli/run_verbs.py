@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,6 +98,18 @@ def run(
     return outcome.exit_code
 
 
+def _named(run: Path) -> str:
+    """Return what `testbed report` finds a run by: its name, if it is where runs are looked for, else its path."""
+    from testbed.errors import TestbedError
+    from testbed.host.files import runs_folder
+
+    try:
+        known = run.parent in runs_folder.searched()
+    except TestbedError:
+        known = False
+    return run.name if known else shlex.quote(str(run))
+
+
 def _junit(report: Report) -> str:
     from testbed.core.report.junit import junit
 
@@ -140,16 +153,32 @@ def launch(
             f"note: links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
             f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
         )
-    return target.launch(command, directory=runs, echo=console.show_line, as_root=as_root)
+    told: list[str] = []
+
+    def tell(where: str) -> None:
+        told.append(where)
+        console.say(where, style="dim")
+
+    try:
+        return target.launch(command, directory=runs, echo=console.show_line, as_root=as_root, tell=tell)
+    finally:
+        if told and target.run_directory is not None:
+            console.say(f"output and measurements: {target.run_directory.path}", style="dim")
+            console.say(f"report: testbed report {_named(target.run_directory.path)}", style="dim")
 
 
 @verb.verb(
     verb.RUNS,
     "testbed report                             # the latest run",
-    "testbed report runs/metro-40km-20261121-054212 --open",
+    "testbed report metro-40km-20261121-054212 --open",
 )
 def report(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Run directory (default: the latest).")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="Name of a run (see testbed ls runs), or its directory; default: the latest."
+        ),
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.", show_default=False)] = False,
     as_json: AsJson = False,
 ) -> int:

@@ -102,6 +102,18 @@ def physics(topology: Topology) -> Table:
 
 MOST_PAIRS = 10
 
+MOST_LINKS_LISTED = 6
+"""Links of a topology named in a row; more are counted."""
+
+
+def links_in_short(topology: Topology) -> str:
+    """Return the links with their lengths in km, or how many there are and from how long to how long."""
+    links = topology.links
+    if len(links) <= MOST_LINKS_LISTED:
+        return ", ".join(f"{link.name} {link.length_m / 1e3:g} km" for link in links)
+    least, most = (f"{end(link.length_m for link in links) / 1e3:g}" for end in (min, max))
+    return f"{len(links)} links of {least} km" if least == most else f"{len(links)} links of {least} to {most} km"
+
 
 def survey(found: Survey) -> list[Table]:
     """Return the tables of ``show`` beyond delays: optics of each link, round trips of sites, training strategies."""

@@ -258,7 +258,10 @@ RunArgument = Annotated[
 RunsFolder = Annotated[
     Path | None,
     typer.Option(
-        "--runs", metavar="FOLDER", envvar="TESTBED_RUNS", help="Parent of run directories (default: ./runs)."
+        "--runs",
+        metavar="FOLDER",
+        envvar="TESTBED_RUNS",
+        help="Parent of run directories (default: testbed/runs in your XDG data folder, ~/.local/share).",
     ),
 ]
 NodeArgument = Annotated[

@@ -105,6 +105,11 @@ class LabFolder:
         return self.path / "scratch"
 
     @property
+    def latest_run(self) -> Path:
+        """Path of the lab's latest run directory; exists only once there was one, and not in labs of older versions."""
+        return self.path / "run"
+
+    @property
     def handles(self) -> Path:
         return self.path / "handles"
 

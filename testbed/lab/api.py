@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from testbed.errors import TestbedError, UnknownName, UserError
+from testbed.errors import TestbedError, UserError
 from testbed.host import lab_folder, lab_owner
 from testbed.lab import teardown
 
@@ -60,6 +60,7 @@ __all__ = [
     "report",
     "run",
     "runs",
+    "runs_searched",
     "strangers",
     "up",
     "validate",
@@ -223,15 +224,25 @@ def down_all() -> tuple[str, ...]:
 
 
 def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
-    """Return all runs, the latest first."""
-    from testbed.host.files import store
-    from testbed.lab.lab import runs_root
+    """Return all runs, the latest first: those in ``root``, else where runs are kept by default, and in ./runs."""
+    from testbed.host.files import runs_folder, store
 
-    return tuple(_summary(run_directory) for run_directory in store.list_runs((root or runs_root()).absolute()))
+    found = runs_folder.listed() if root is None else store.list_runs(root.absolute())
+    return tuple(_summary(run_directory) for run_directory in found)
+
+
+def runs_searched() -> str:
+    """Return the folders in which runs are looked for, for a message. Raises UserError."""
+    from testbed.host.files import runs_folder
+
+    return " or ".join(map(str, runs_folder.searched()))
 
 
 def report(run: Path | None = None) -> tuple[Report, Path]:
-    """Rebuild a report (default: of the latest run) from its run directory alone; return it and its page's path."""
+    """Rebuild a report from its run directory alone; return it and its page's path.
+
+    ``run`` is the directory, or its name where runs are kept; default: the latest run.
+    """
     from testbed.host.files import store
 
     chosen = _chosen(run)
@@ -243,10 +254,9 @@ def report(run: Path | None = None) -> tuple[Report, Path]:
 def validation_report(run: Path | None = None) -> tuple[Validation, Comparison | None, Path] | None:
     """Like :func:`report`, for a run directory of ``testbed validate``: return the result, the comparison with its
     baseline and the path of its page. None if the run is not a validation, or there are no runs."""
-    from testbed.host.files import store
-    from testbed.lab.lab import runs_root
+    from testbed.host.files import runs_folder, store
 
-    if run is None and not store.list_runs(runs_root()):
+    if run is None and not runs_folder.listed():
         return None
     chosen = _chosen(run)
     if not (chosen.path / store.VALIDATION).exists():
@@ -257,21 +267,9 @@ def validation_report(run: Path | None = None) -> tuple[Validation, Comparison |
 
 
 def _chosen(run: Path | None) -> RunDirectory:
-    from testbed.host.files import store
-    from testbed.host.files.store import RunDirectory
-    from testbed.lab.lab import runs_root
+    from testbed.host.files import runs_folder
 
-    if run is not None:
-        try:
-            return RunDirectory.open(run if run.exists() else runs_root() / run)
-        except UnknownName as error:  # no runs beside that path: suggest those of the default folder
-            raise UnknownName(
-                error.what, error.name, error.known or [each.path.name for each in store.list_runs(runs_root())]
-            ) from None
-    known = store.list_runs(runs_root())
-    if not known:
-        raise UserError(f"no runs in {runs_root()} yet; start one with: testbed run metro-40km")
-    return known[0]
+    return runs_folder.latest() if run is None else runs_folder.find(run)
 
 
 def _summary(run_directory: RunDirectory) -> RunSummary:

@@ -22,7 +22,16 @@ from testbed.core.plan.resources import Agents, Containers, Fibers, Namespace, R
 from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.user_text import shown
-from testbed.errors import FidelityError, HostError, LabError, NameTaken, NotAllowed, StorageError, UserError
+from testbed.errors import (
+    FidelityError,
+    HostError,
+    Interrupted,
+    LabError,
+    NameTaken,
+    NotAllowed,
+    StorageError,
+    UserError,
+)
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder, lab_nodes, lab_owner, runner
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
@@ -35,7 +44,7 @@ from testbed.host.metrics import prometheus_server
 from testbed.keeper import client, protocol
 from testbed.lab import containers, program_rights, teardown
 from testbed.lab.interruption import defer_interrupts
-from testbed.lab.progress import Progress, Silent
+from testbed.lab.progress import Progress, Silent, Unbreakable
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -125,10 +134,14 @@ def up(
                     raise HostError(f"the container of {dead[0]} died while the lab came up") from error
                 raise
             builder.ask(protocol.Open())
-    except BaseException:
-        if not keep:
-            with defer_interrupts():
+    except BaseException as error:
+        with defer_interrupts():
+            tell = Unbreakable(progress)
+            tell.ended("interrupted" if isinstance(error, KeyboardInterrupt | Interrupted) else "failed")
+            if not keep:
+                tell.phase("down", f"lab {lab_name}: what was built is removed")
                 teardown.down(folder)
+                tell.ended("done")
         raise
     return lab
 

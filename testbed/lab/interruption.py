@@ -15,21 +15,39 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that it undoes everything and writes what was measured."""
+    """Treat SIGTERM like Ctrl-C, so that it undoes everything and writes what was measured.
+
+    The first of them counts: a second Ctrl-C, however soon it comes, cannot cut the undo or the writing short.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    heard = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal heard
+        if not heard:
+            heard = True
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in _heard()}
     try:
         yield
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted; everything was undone") from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heard() -> list[signal.Signals]:
+    """Return the signals to treat alike: those that raise KeyboardInterrupt now, and SIGTERM."""
+    heard = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a program may have its own, or ignore it
+        heard.append(signal.SIGINT)
+    if callable(signal.getsignal(signal.SIGHUP)):  # nohup(1) ignores it
+        heard.append(signal.SIGHUP)
+    return heard
 
 
 @contextlib.contextmanager

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +18,9 @@ from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
-from testbed.errors import FidelityError, LabError, StorageError, TestbedError, UnknownName, UserError
+from testbed.errors import FidelityError, Interrupted, LabError, StorageError, TestbedError, UnknownName, UserError
 from testbed.host import lab_nodes, lab_owner
-from testbed.host.files import beneath, store
+from testbed.host.files import beneath, runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_owner import Owner
@@ -29,17 +28,11 @@ from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
 from testbed.lab import certify as certification
-from testbed.lab import program_rights, status, teardown
+from testbed.lab import lab_logs, program_rights, status, teardown
 from testbed.lab.injected_fault import Fault
 from testbed.lab.jobs import launch, run_metadata
 from testbed.lab.jobs.job import Job, Workload
 from testbed.lab.jobs.recorder import Recorder
-from testbed.lab.log_tail import LogTail
-
-
-def runs_root() -> Path:
-    """Return ``$TESTBED_RUNS``, else ./runs, as an absolute path, because agents run in another directory."""
-    return Path(os.environ.get("TESTBED_RUNS") or "runs").absolute()
 
 
 @dataclass(frozen=True)
@@ -73,6 +66,8 @@ class Lab:
         self.recorder: Recorder | None = None
         self._jobs = 0
         self._used = False
+        self._ending = run_metadata.Ending()
+        """How the current run ends if nothing else happens to it."""
 
     @property
     def owner(self) -> Owner | None:
@@ -82,7 +77,9 @@ class Lab:
     def __enter__(self) -> Lab:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt | Interrupted):
+            self._ending = run_metadata.Ending("interrupted", "interrupted by the user")
         self.down()
 
     # ---- faults
@@ -210,29 +207,13 @@ class Lab:
         return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
 
     def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
-        """Yield lines of the logs of keeper, emulator, agents and Prometheus, or of one node or rank.
+        """Yield lines of the logs of keeper, emulator, agents and Prometheus, or of one node or rank: the output of its
+        program in the lab's latest run, and of no earlier lab's.
 
-        ``follow`` ends with LabError when the lab is taken down.
+        ``follow`` continues with the next run, and ends with LabError when the lab is taken down.
         """
-        folder = self._folder
-        places = [folder.keeper_log, folder.emulator_log, folder.agents_log, folder.prometheus_log]
-        if what is not None:
-            number = what.removeprefix("rank-").removeprefix("rank ")
-            nodes = self.topology.node_names
-            if what in nodes:
-                number = str(nodes.index(what))
-            elif not (number.isdecimal() and int(number) < len(nodes)):
-                raise UnknownName("node or rank", what, [*nodes, *(str(rank) for rank in range(len(nodes)))])
-            latest = self._latest_run()
-            places = [latest.ranks / f"rank-{number}.log"] if latest else []
-        tails = [LogTail(it, folder.older_keeper_log if it == folder.keeper_log else None) for it in places]
-        while True:
-            for tail in tails:
-                yield from tail.lines(torn=not follow)
-            if not follow:
-                return
-            self._folder.refuse_gone()
-            time.sleep(0.2)
+        own = self.run_directory.path if self.run_directory is not None else None
+        yield from lab_logs.lines(self._folder, self.topology, what, follow, own)
 
     # ---- working
 
@@ -259,14 +240,16 @@ class Lab:
         echo: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
         as_root: bool = False,
+        tell: Callable[[str], None] | None = None,
     ) -> int:
         """Run a user's program once per rank with torchrun's environment; return the status of the worst rank.
 
         In namespaces it runs as the user who called sudo, else the owner of the working directory, else a uid of the
         testbed's own; ``as_root``: as root, which can change every file of this host, this run's too.
 
-        Its output is kept in a new run directory below ``directory`` (default :func:`runs_root`). Another thread may
-        end the ranks by setting ``stop``. Raises FidelityError like :meth:`train`, LabError if a node has no power or a
+        Its output is kept in a new run directory below ``directory`` (default: ``$TESTBED_RUNS``, else the caller's
+        data folder); ``tell`` receives where, before the program begins. Another thread may end the ranks by setting
+        ``stop``. Raises FidelityError like :meth:`train`, LabError if a node has no power or a
         training job is running, UserError if the user cannot read the program.
         """
         if not argv:
@@ -287,6 +270,8 @@ class Lab:
                 "Wait until it finishes."
             )
         run = self._unused_run(directory)
+        if tell is not None:
+            tell(runs_folder.note(run.path, directory))
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         run_metadata.amend(run, program_user=user.to_dict() if user else None)
         how = run_metadata.Ending("interrupted", "interrupted by the user")
@@ -349,9 +334,7 @@ class Lab:
         """Raise UserError if programs of ``user`` cannot write below the next run directory."""
         if root is None and self.run_directory is not None and not self._used:
             root = self.run_directory.path.parent
-        root = (root or runs_root()).absolute()
-        store.check_writable(root, 0)
-        program_rights.refuse_folder(user, root)
+        program_rights.refuse_folder(user, runs_folder.ready(root, 0))
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
@@ -370,9 +353,10 @@ class Lab:
     def open_run(self, root: Path | None = None) -> RunDirectory:
         """Create a run directory for the next job."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.run_directory = RunDirectory.create(root or runs_root(), f"{self.name}-{stamp}")
+        self.run_directory = RunDirectory.create(root or runs_folder.ready(need_bytes=0), f"{self.name}-{stamp}")
         self._used = False
         run_metadata.begin(self.run_directory, self._folder, self.topology, self.certificate)
+        lab_logs.note_run(self._folder, self.run_directory.path)
         return self.run_directory
 
     def _unused_run(self, root: Path | None = None) -> RunDirectory:
@@ -384,7 +368,7 @@ class Lab:
 
     def _end_run(self, give: bool = True) -> None:
         """Record the end of the current run. ``give``: it belongs to the caller now, as no rank writes any more."""
-        how = run_metadata.Ending()
+        how = replace(self._ending)
         if self.recorder is not None:
             self.recorder.stop()
             how.fail(self.recorder.lab_failure, tells_nothing=True)
@@ -409,14 +393,6 @@ class Lab:
             teardown.down(self._folder)
         if self.run_directory is not None and self._used:
             self.run_directory.give_to_caller()
-
-    def _latest_run(self) -> RunDirectory | None:
-        if self.run_directory is not None:
-            return self.run_directory
-        # The name that open_run and RunDirectory.create give; metro-40km's runs must not match lab metro.
-        name = re.compile(re.escape(self.name) + r"-\d{8}-\d{6}(-\d+)?")
-        mine = [run for run in store.list_runs(runs_root()) if name.fullmatch(run.name)]
-        return mine[0] if mine else None
 
 
 def _read_topology(folder: LabFolder) -> Topology:

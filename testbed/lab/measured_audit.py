@@ -17,11 +17,13 @@ from testbed.core.shared_risk.audit import ducts_of
 from testbed.core.topology.model import Topology
 from testbed.errors import FidelityError, Interrupted, JobFailed, LabError, TestbedError, UnknownName, UserError
 from testbed.host import fork_server as agent_host
-from testbed.host.files import store
+from testbed.host.files import runs_folder
+from testbed.host.files.store import RunDirectory
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.job import Job
-from testbed.lab.lab import Lab, runs_root
+from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 
 __all__ = ["DEFAULT_HOLD_S", "Measured", "measure", "to_dict"]
@@ -76,8 +78,7 @@ def measure(
         raise LabError(f"--measure needs training agents: {why}")
     if not 0.5 <= hold_s <= 20.0:
         raise UserError(f"--hold must be from 0.5 s to 20 s, below the job's timeout of 30 s; got {hold_s:g} s")
-    root = (runs or runs_root()).absolute()
-    store.check_writable(root)
+    root = runs_folder.ready(runs)
     try:
         with interruptible():
             lab = deploy.up(
@@ -91,11 +92,14 @@ def measure(
     except Interrupted as error:
         return Measured((), ducts, "interrupted", str(error), None)
     try:
-        return _on(lab, ducts, hold_s, root, progress)
+        run = lab.open_run(root)
+        progress.note(runs_folder.note(run.path, runs))
+        return _on(lab, ducts, hold_s, run, progress)
     finally:
         with defer_interrupts():
             progress.phase("down", f"lab {lab.name}")
             lab.down()
+            progress.ended("done")
 
 
 def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
@@ -108,9 +112,8 @@ def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
     return tuple(duct for duct in known if not only or duct in only)
 
 
-def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, root: Path, progress: Progress) -> Measured:
-    status, why, done = "finished", "", 0
-    run = lab.open_run(root)
+def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, progress: Progress) -> Measured:
+    status, why, done, job_failed = "finished", "", 0, False
     try:
         with interruptible():
             progress.phase("train", f"{len(lab.topology.node_names)} ranks, then {len(ducts)} cuts of {hold_s:g} s")
@@ -128,12 +131,18 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, root: Path, progress: P
         raise
     except TestbedError as error:
         status, why = "failed", str(error)
-        if isinstance(error, JobFailed):
+        job_failed = isinstance(error, JobFailed)
+        if job_failed:
             done = min(done + 1, len(ducts))  # that cut was measured; it ended the job
+    if status != "finished":
+        progress.ended("interrupted" if status == "interrupted" else "failed")
     with defer_interrupts():
         time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the job's last scrapes and records
         if lab.recorder is not None:
             lab.recorder.stop()
+        how = run_metadata.Ending("interrupted", why) if status == "interrupted" else run_metadata.Ending()
+        how.fail(why if status == "failed" else "", tells_nothing=not job_failed)
+        run_metadata.end(run, how)
         data = run.read()
         found = impacts(data.ranks, fault_windows(data.events), time.monotonic())
         if status != "finished":

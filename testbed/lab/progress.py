@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from testbed.core.certification.certificate import Certificate
 
-__all__ = ["LiveState", "Progress", "Silent", "Unbreakable"]
+__all__ = ["HowEnded", "LiveState", "Progress", "Silent", "Unbreakable"]
+
+HowEnded = Literal["done", "failed", "interrupted"]
+"""How a phase ended."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,14 @@ class LiveState:
 
 
 class Progress(Protocol):
-    """A receiver of progress; every method may do nothing."""
+    """A receiver of progress; every method may do nothing.
+
+    ``phase`` begins a phase; the one before it is done, unless ``ended`` has told how it ended.
+    """
 
     def phase(self, name: str, detail: str = "") -> None: ...
+
+    def ended(self, how: HowEnded) -> None: ...
 
     def certificate(self, certificate: Certificate) -> None: ...
 
@@ -42,6 +50,9 @@ class Silent:
     """Ignores all progress."""
 
     def phase(self, name: str, detail: str = "") -> None:
+        return None
+
+    def ended(self, how: HowEnded) -> None:
         return None
 
     def certificate(self, certificate: Certificate) -> None:
@@ -65,6 +76,10 @@ class Unbreakable:
 
     def phase(self, name: str, detail: str = "") -> None:
         self._tell(lambda: self._progress.phase(name, detail))
+
+    def ended(self, how: HowEnded) -> None:
+        # A program's own receiver may have been written before there was this method.
+        self._tell(lambda: getattr(self._progress, "ended", Silent().ended)(how))
 
     def certificate(self, certificate: Certificate) -> None:
         self._tell(lambda: self._progress.certificate(certificate))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from testbed.core.topology.topology_limits import BRIDGE_PORTS
+from testbed.errors import UserError
 from testbed.host.doctor.check import Check, read
-from testbed.host.files import store
+from testbed.host.files import runs_folder, store
 
 __all__ = ["folders", "limits"]
 
@@ -59,9 +60,14 @@ def _limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
 
 def folders() -> Iterator[Check]:
     state = Path(os.environ.get("TESTBED_STATE") or "/var/lib/testbed")
-    runs = Path(os.environ.get("TESTBED_RUNS") or "runs").absolute()
     yield _folder("state folder", state, "TESTBED_STATE")
-    yield _folder("runs folder", runs, "TESTBED_RUNS")
+    try:
+        runs = runs_folder.runs_root()
+    except UserError as error:
+        why, _, fix = str(error).partition("; ")
+        yield Check("runs folder", "missing", why, fix, needed=True)
+    else:
+        yield _folder("runs folder", runs, runs_folder.VARIABLE)
 
 
 def _folder(name: str, folder: Path, variable: str) -> Check:

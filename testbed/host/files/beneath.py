@@ -10,6 +10,7 @@ refused as well: opening a pipe would block.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import stat
@@ -26,6 +27,7 @@ __all__ = [
     "give_all",
     "let_through",
     "make_folder",
+    "make_path",
     "names",
     "open_file",
     "remove",
@@ -104,6 +106,29 @@ def make_folder(folder: Folder, name: str, owner: Owner = None, mode: int = 0o75
             give(held, owner)
         finally:
             os.close(held)
+
+
+def make_path(path: Path, owner: Owner = None) -> None:
+    """``mkdir -p``: make ``path`` and what is missing above it, each new level with ``owner``. Raises OSError.
+
+    Links above the first new level are followed, as they were there before; none takes the place of a new level.
+    """
+    missing = list(itertools.takewhile(lambda level: not level.exists(), (path, *path.parents)))
+    held = os.open(missing[-1].parent if missing else path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for level in reversed(missing):
+            made = True
+            try:
+                os.mkdir(level.name, dir_fd=held)
+            except FileExistsError:
+                made = False  # by another process, in between
+            inner = os.open(level.name, _FOLDER, dir_fd=held)
+            os.close(held)
+            held = inner
+            if made:
+                give(held, owner)
+    finally:
+        os.close(held)
 
 
 def open_file(folder: Folder, name: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:

@@ -72,18 +72,9 @@ def _translated(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
-def _give(path: Path) -> None:
-    """Give a newly created file to the user who called sudo."""
-    if to := caller():
-        os.chown(path, *to, follow_symlinks=False)
-
-
 def _make_folder(path: Path) -> None:
     """``mkdir -p``; each new level is given to the user who called sudo."""
-    missing = list(itertools.takewhile(lambda level: not level.exists(), (path, *path.parents)))
-    for level in reversed(missing):
-        level.mkdir(exist_ok=True)
-        _give(level)
+    beneath.make_path(path, caller())
 
 
 def write_whole(path: Path, content: str) -> None:
@@ -391,23 +382,24 @@ def _read_lines(folder: beneath.Folder, name: str) -> tuple[list[object], int, b
     return decoded, bad, True
 
 
-def list_runs(root: Path) -> list[RunDirectory]:
-    """Return all runs under ``root``, the latest first; empty if there is no such folder.
+def list_runs(*roots: Path) -> list[RunDirectory]:
+    """Return all runs under ``roots``, the latest first; a missing folder has none.
 
     Raises:
-        StorageError: they cannot be listed: ``root`` is a file or not readable.
+        StorageError: they cannot be listed: one of ``roots`` is a file or not readable.
     """
     found = []
-    with _translated(root):
-        try:
-            folders = list(root.iterdir())
-        except FileNotFoundError:
-            return []
-        for folder in folders:
-            for name in ("run.json", VALIDATION):
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                    found.append(((folder / name).stat().st_mtime, folder))
-                    break
+    for root in roots:
+        with _translated(root):
+            try:
+                folders = list(root.iterdir())
+            except FileNotFoundError:
+                continue
+            for folder in folders:
+                for name in ("run.json", VALIDATION):
+                    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                        found.append(((folder / name).stat().st_mtime, folder))
+                        break
     return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
 
 

@@ -33,13 +33,13 @@ from testbed.core.topology.survey import validity_of
 from testbed.errors import Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
-from testbed.host.files import catalog, store
+from testbed.host.files import catalog, runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.keeper import client, protocol
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
-from testbed.lab.lab import Lab, runs_root
+from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.run.fault_player import FaultPlayer
 from testbed.lab.run.live_metrics import LiveMetrics
@@ -81,8 +81,7 @@ def run(
     topology, planned = prepared.topology, prepared.planned
     if why := agent_host.missing():
         raise LabError(f"a run needs training agents: {why}")
-    root = (runs or runs_root()).absolute()
-    store.check_writable(root)
+    root = runs_folder.ready(runs)
     first = topology.links[0].name
     if any(it.inject == "cut" and it.target == first for it in planned) and not _has_bypass(topology):
         progress.note(f"no path bypasses {first}: the job stalls while it is cut")
@@ -99,11 +98,14 @@ def run(
             job=deploy.Job(root, tuple(it for it in (prepared.workload.get("data"),) if it)),
         )
         try:
-            return _on(lab, prepared, root, progress)
+            run_directory = lab.open_run(root)
+            progress.note(runs_folder.note(run_directory.path, runs))
+            return _on(lab, prepared, run_directory, progress)
         finally:
             with defer_interrupts():
                 progress.phase("down", f"lab {lab.name}")
                 _down(lab)
+                progress.ended("done")
 
 
 def _down(lab: Lab) -> None:
@@ -205,9 +207,8 @@ def _has_bypass(topology: Topology) -> bool:
     return first.between[1] in reached
 
 
-def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOutcome:
+def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Progress) -> RunOutcome:
     """Do steps 3 to 5 of the module's list, in a running lab."""
-    run_directory = lab.open_run(root)
     experiment, topology = prepared.experiment, prepared.topology
     written = {key: value if isinstance(value, int | float) else str(value) for key, value in prepared.workload.items()}
     run_metadata.amend(
@@ -230,9 +231,11 @@ def _on(lab: Lab, prepared: _Prepared, root: Path, progress: Progress) -> RunOut
             Follower(job, live, lab.recorder, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:
         how, interrupted = run_metadata.Ending("interrupted", "interrupted by the user"), error
+        progress.ended("interrupted")
     except TestbedError as error:
         # A failed job was measured and is bad; a failed lab or host tells nothing about the job.
         how.fail(str(error), tells_nothing=not isinstance(error, JobFailed))
+        progress.ended("failed")
         progress.note(str(error))
     with defer_interrupts():
         report = _conclude(lab, prepared, monitor, live, run_directory, how, progress)

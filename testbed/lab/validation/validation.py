@@ -47,13 +47,13 @@ from testbed.errors import (
 )
 from testbed.host import collective_libraries, lab_folder, lab_nodes, lab_owner
 from testbed.host.drivers.container_place import ContainerPlace
-from testbed.host.files import catalog, store, validations
+from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
 from testbed.keeper import client, protocol
 from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
-from testbed.lab.lab import Lab, runs_root
+from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.validation.fault_injection import FiberFaults
 from testbed.lab.validation.library_validation import PARTS, Bench, LibraryValidation, Part
@@ -117,7 +117,7 @@ def validate(
     if lab is not None:
         _refuse_beside_lab(topology=topology is not None, set=bool(set), name=name is not None, keep=keep)
     wanted = _topology(topology or DEFAULT_TOPOLOGY, set) if lab is None else None
-    root = (runs or runs_root()).absolute()
+    root = runs_folder.ready(runs, 0)
     if wanted is not None:
         _check_room(root, wanted)
     parts = tuple(it for it in PARTS if not only or it in only)
@@ -126,13 +126,13 @@ def validate(
             borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)
             _refuse_barred(lab_nodes.driver(lab_folder.folder(borrowed.name)), root, _own_files(chosen))
-            return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run()
+            return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run(runs)
         made = deploy.up(
             wanted, name=name, agents=False, driver=driver, emulator=emulator,
             allow_uncertified=allow_uncertified, keep=keep, progress=reporter, job=deploy.Job(root, _own_files(chosen)),
         )  # fmt: skip
         try:
-            return _Validating(made, chosen, suite, parts, root, before, reporter).run()
+            return _Validating(made, chosen, suite, parts, root, before, reporter).run(runs)
         finally:
             with defer_interrupts():
                 if keep:
@@ -140,6 +140,7 @@ def validate(
                 else:
                     reporter.phase("down", f"lab {made.name}")
                     made.down()
+                    reporter.ended("done")
 
 
 class _Validating:
@@ -168,8 +169,10 @@ class _Validating:
         self._links = certified(lab.topology, lab.certificate)
         self._results: list[LibraryResult] = []
 
-    def run(self) -> ValidationOutcome:
-        """Run all libraries. Raises Interrupted after everything was written."""
+    def run(self, runs: Path | None = None) -> ValidationOutcome:
+        """Run all libraries; ``runs`` is the folder that was asked for. Raises Interrupted after everything was
+        written."""
+        self._reporter.note(runs_folder.note(self._run.path, runs))
         failed: TestbedError | None = None
         try:
             topology = self._lab.topology
@@ -184,6 +187,7 @@ class _Validating:
                     self._write()
         except (KeyboardInterrupt, Interrupted) as error:
             with defer_interrupts():
+                self._reporter.ended("interrupted")
                 self._write(interrupted=True)
                 self._give()
             raise Interrupted(f"interrupted; the results so far are in {self._run.path}") from error
@@ -203,6 +207,7 @@ class _Validating:
         try:
             library_validation.run()
         except (LabError, HostError) as error:
+            self._reporter.ended("failed")
             self._reporter.note(str(error))
             return error
         except BaseException:

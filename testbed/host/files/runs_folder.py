@@ -1,0 +1,195 @@
+"""Where runs are kept: the folder that is named, else a data folder of the user who called the testbed.
+
+``--runs`` or ``$TESTBED_RUNS``; else ``testbed/runs`` in the caller's ``$XDG_DATA_HOME`` or ``~/.local/share`` (XDG
+Base Directory Specification), behind sudo too. Root itself, without sudo, has ``/var/lib/testbed/runs``: programs run
+without privileges and could not enter root's home.
+
+Runs are also looked for in ``runs`` of the working directory, where older versions kept them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from pathlib import Path
+from typing import Final
+
+from testbed.errors import StorageError, UnknownName, UserError
+from testbed.host.files import store
+from testbed.host.files.store import NEEDED_BYTES, RunDirectory
+from testbed.host.linux import login
+from testbed.host.linux.program_user import caller
+
+__all__ = ["OF_ROOT", "VARIABLE", "find", "latest", "listed", "note", "ready", "runs_root", "searched"]
+
+VARIABLE: Final = "TESTBED_RUNS"
+
+OF_ROOT: Final = Path("/var/lib/testbed/runs")
+"""The default of root itself."""
+
+_BELOW: Final = Path("testbed", "runs")
+_OLD: Final = Path("runs")
+_FIX: Final = f"set {VARIABLE} (or --runs) to a folder that you can write"
+
+
+def runs_root() -> Path:
+    """Return the parent folder of new runs, absolute, because agents run in another directory. Changes nothing.
+
+    Raises:
+        UserError: none is named, and the caller has no home folder.
+    """
+    if named := os.environ.get(VARIABLE):
+        return Path(named).absolute()
+    return _default()
+
+
+def _default() -> Path:
+    by_sudo = caller()
+    if by_sudo is not None and by_sudo[0] > 0:
+        # sudo usually removes the variable. One that was kept may be root's: the caller's is in a folder of theirs.
+        data = _data_home()
+        if data is not None and _owner(_existing(data)) == by_sudo[0]:
+            return data / _BELOW
+        return _home(by_sudo[0], "") / ".local" / "share" / _BELOW
+    if (data := _data_home()) is not None:
+        return data / _BELOW
+    if os.geteuid() == 0:
+        return OF_ROOT
+    return _home(os.getuid(), os.environ.get("HOME", "")) / ".local" / "share" / _BELOW
+
+
+def _data_home() -> Path | None:
+    """Return ``$XDG_DATA_HOME``; a relative path is invalid and ignored, as the specification says."""
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return data if data.is_absolute() else None
+
+
+def _home(uid: int, named: str) -> Path:
+    """Return ``named``, else the home folder of the password database. Raises UserError if neither exists."""
+    candidates = [named]
+    with contextlib.suppress(KeyError):
+        candidates.append(pwd.getpwuid(uid).pw_dir)
+    for it in map(Path, candidates):
+        if it.is_absolute() and it != Path("/") and it.is_dir():
+            return it
+    raise UserError(f"no folder for runs: {login.user_name(uid)} has no home folder; {_FIX}")
+
+
+def ready(runs: Path | None = None, need_bytes: int = NEEDED_BYTES) -> Path:
+    """Return the parent folder of new runs, ``runs`` or the default, absolute; create it if it is missing.
+
+    Raises:
+        UserError: as :func:`runs_root`.
+        StorageError: it cannot be created or written, or has less than ``need_bytes`` bytes free; or it is the default
+            and leads to a folder that is not the caller's.
+    """
+    root = (runs or runs_root()).absolute()
+    try:
+        if not _named(runs):
+            _refuse_not_ours(root)
+        store.check_writable(root, need_bytes)
+    except StorageError as error:
+        raise StorageError(f"runs cannot be stored: {error}; {_FIX}") from error
+    return root
+
+
+def _refuse_not_ours(root: Path) -> None:
+    """Raise StorageError if root would write for the caller of sudo into a folder that is not the caller's.
+
+    Programs of earlier runs have the same user: one could have put a link there that leads into /etc.
+    """
+    by_sudo = caller()
+    if by_sudo is None or by_sudo[0] == 0:
+        return
+    existing = _existing(root)
+    if (owner := _owner(existing)) not in (by_sudo[0], None):
+        place = f"{existing}" if existing == existing.resolve() else f"{existing} (which is {existing.resolve()})"
+        raise StorageError(
+            f"{place} belongs to {login.user_name(int(owner or 0))}, not to {login.user_name(by_sudo[0])}"
+        )
+
+
+def _existing(path: Path) -> Path:
+    return next(it for it in (path, *path.parents) if _owner(it) is not None)
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def _named(runs: Path | None) -> bool:
+    return runs is not None or bool(os.environ.get(VARIABLE))
+
+
+def note(run: Path, runs: Path | None = None) -> str:
+    """Return the line that says where a run is when it begins, and, if nobody named the folder, how to name another.
+
+    ``runs`` is the folder that the caller was given, if any.
+    """
+    return f"run directory: {run}" + ("" if _named(runs) else f" (the default; --runs or {VARIABLE} names another)")
+
+
+# ---- finding runs
+
+
+def searched() -> tuple[Path, ...]:
+    """Return the folders in which runs are looked for: where new ones go, then ``runs`` of the working directory.
+
+    If ``$TESTBED_RUNS`` is set, only there.
+
+    Raises:
+        UserError: there is none of them.
+    """
+    if os.environ.get(VARIABLE):
+        return (runs_root(),)
+    old = _OLD.absolute()
+    try:
+        found = [_default()]
+    except UserError:
+        if not old.is_dir():
+            raise
+        found = []
+    if old.is_dir() and not any(it.exists() and it.samefile(old) for it in found):
+        found.append(old)
+    return tuple(found)
+
+
+def listed() -> list[RunDirectory]:
+    """Return all runs of :func:`searched`, the latest first. Raises UserError, StorageError."""
+    return store.list_runs(*searched())
+
+
+def latest() -> RunDirectory:
+    """Return the latest run. Raises UserError if there is none, StorageError."""
+    if known := listed():
+        return known[0]
+    places = " or ".join(map(str, searched()))
+    raise UserError(f"no runs in {places} yet; start one with: testbed run metro-40km")
+
+
+def find(run: Path) -> RunDirectory:
+    """Return a run by its path, or by its name in :func:`searched`; ``runs/NAME`` counts as the name.
+
+    Raises:
+        UnknownName: there is none. UserError, StorageError.
+    """
+    if run.exists():
+        places = [run]
+    elif run.is_absolute() or run.parent not in (Path(), _OLD):
+        raise UnknownName("run", run.name, [it.name for it in store.list_runs(run.parent)] or _names())
+    else:
+        places = [it for each in searched() if (it := each / run.name).exists()]
+    if not places:
+        raise UnknownName("run", run.name, _names())
+    try:
+        return RunDirectory.open(places[0])
+    except UnknownName as error:  # no runs beside that path: suggest those of the default folder
+        raise UnknownName(error.what, error.name, error.known or _names()) from None
+
+
+def _names() -> list[str]:
+    return [it.name for it in listed()]
