@@ -86,6 +86,7 @@ class FakeLab:
     child_status: int = 0
     trouble: str = ""
     allow_uncertified: bool = False
+    run_directory: Any = None
 
     def _fault(self, kind: str, target: str, ended: float | None = None) -> api.Fault:
         return api.Fault("f1", kind, target, ("north",), 100.0, 1.7e9, ended)
@@ -118,8 +119,11 @@ class FakeLab:
         directory: Path | None = None,
         echo: Callable[[str], None],
         as_root: bool = False,
+        tell: Callable[[str], None],
     ) -> int:
         self.asked.append(("launch", list(argv), directory))
+        self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))
+        tell("run directory: /runs/fake-1")
         echo("[0] hello")
         return self.child_status
 

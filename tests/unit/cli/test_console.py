@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from testbed.cli import console
+from testbed.errors import Interrupted
 from testbed.lab.api import LiveState
+from testbed.lab.progress import Unbreakable
 
 FIBERS = {"north:west": 224e6, "north:east": 0.0, "south:west": 1.5e6, "south:east": 2e6}
 STATE = LiveState(120, 500, 2.913, 8136.0, FIBERS, ("cut north",))
@@ -87,6 +89,58 @@ def test_on_a_terminal_the_phase_that_failed_is_marked(terminal: io.StringIO) ->
     text = terminal.getvalue()
     assert re.search(r" ✓ plan", text)
     assert re.search(r" ✗ fibers", text)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("interrupted; everything was undone")])
+def test_after_ctrl_c_what_was_interrupted_is_marked_and_not_the_undo_that_succeeded(
+    terminal: io.StringIO, error: BaseException
+) -> None:
+    with pytest.raises(type(error)), console.progress() as progress:
+        progress.phase("train", "500 steps")
+        progress.ended("interrupted")
+        progress.phase("report")
+        progress.phase("down", "lab x")
+        progress.ended("done")
+        raise error
+    text = terminal.getvalue()
+    assert re.search(r" ■ train +0\.\d\d s  interrupted: 500 steps", text)
+    assert re.search(r" ✓ report", text) and re.search(r" ✓ down +0\.\d\d s  lab x", text)
+    assert "✗" not in text
+    assert text.count(" down ") == 1 or not re.search(r"[■✗] down", text)
+
+
+def test_a_phase_that_nobody_ended_was_interrupted_if_the_command_was(terminal: io.StringIO) -> None:
+    with pytest.raises(KeyboardInterrupt), console.progress() as progress:
+        progress.phase("certify")
+        raise KeyboardInterrupt
+    assert re.search(r" ■ certify", terminal.getvalue())
+
+
+def test_in_a_file_a_phase_that_was_not_done_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), console.progress() as progress:
+        progress.phase("train")
+        progress.ended("interrupted")
+        progress.phase("down", "lab x")
+        progress.ended("done")
+        raise KeyboardInterrupt
+    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["train", "train: interrupted", "down: lab x"]
+
+
+def test_a_receiver_of_older_programs_need_not_know_how_phases_end() -> None:
+    class Old:
+        def __init__(self) -> None:
+            self.phases: list[str] = []
+
+        def phase(self, name: str, detail: str = "") -> None:
+            self.phases.append(name)
+
+    old = Old()
+    progress = Unbreakable(old)  # type: ignore[arg-type]
+    progress.phase("train")
+    progress.ended("interrupted")
+    progress.phase("down")
+    assert old.phases == ["train", "down"]
 
 
 def test_what_is_drawn_while_a_job_runs(terminal: io.StringIO) -> None:

@@ -1,0 +1,236 @@
+"""Where runs are kept: the named folder, else the data folder of whoever called; and what is looked through for them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import run_factory
+from cli_fixtures import Cli, cli
+
+from testbed.errors import StorageError, UnknownName, UserError
+from testbed.host.doctor import limits
+from testbed.host.files import runs_folder
+from testbed.lab import api
+
+UID, GID = 4242, 4343
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: folders are given to another user")
+
+
+class Caller:
+    """Who calls, from which environment: what sudo, su or a login leave."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+        self._patch, self.home = monkeypatch, home
+        self._accounts: dict[int, str] = {}
+        for name in ("SUDO_UID", "SUDO_GID", "XDG_DATA_HOME", "HOME", runs_folder.VARIABLE):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", self._account)
+
+    def _account(self, uid: int) -> SimpleNamespace:
+        if uid not in self._accounts:
+            raise KeyError(uid)
+        return SimpleNamespace(pw_dir=self._accounts[uid], pw_name="anna", pw_gid=GID)
+
+    def sudo(self, home: str | None) -> None:
+        self._user(0)
+        self.environment(SUDO_UID=str(UID), SUDO_GID=str(GID), HOME="/root")
+        if home is not None:
+            self._accounts[UID] = home
+
+    def user(self, uid: int, home: str | None = None) -> None:
+        self._user(uid)
+        if home is not None:
+            self._accounts[uid] = home
+
+    def _user(self, uid: int) -> None:
+        self._patch.setattr(os, "geteuid", lambda: uid)
+        self._patch.setattr(os, "getuid", lambda: uid)
+
+    def environment(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self._patch.setenv(name, value)
+
+
+@pytest.fixture
+def caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Caller:
+    (home := tmp_path / "home").mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(home, UID, GID)
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    return Caller(monkeypatch, home)
+
+
+def default_of(home: Path) -> Path:
+    return home / ".local" / "share" / "testbed" / "runs"
+
+
+# ---- which folder
+
+
+def test_a_named_folder_is_taken_whoever_calls(caller: Caller) -> None:
+    caller.environment(TESTBED_RUNS="x/y", XDG_DATA_HOME="/data")
+    for call in (lambda: caller.sudo(None), lambda: caller.user(1000), lambda: caller.user(0)):
+        call()
+        assert runs_folder.runs_root() == Path.cwd() / "x" / "y"
+        assert runs_folder.searched() == (Path.cwd() / "x" / "y",)
+
+
+@needs_root
+def test_behind_sudo_it_is_the_callers_home_and_never_roots(caller: Caller, tmp_path: Path) -> None:
+    caller.sudo(str(caller.home))
+    assert runs_folder.runs_root() == default_of(caller.home)
+    (of_root := tmp_path / "root-data").mkdir()
+    caller.environment(XDG_DATA_HOME=str(of_root))
+    assert runs_folder.runs_root() == default_of(caller.home), "this is root's, of `sudo -i` or root's profile"
+    caller.environment(XDG_DATA_HOME=str(caller.home / "data"))
+    assert runs_folder.runs_root() == caller.home / "data" / "testbed" / "runs", "and this the caller's, of `sudo -E`"
+
+
+def test_roots_own_is_where_programs_without_privileges_can_come(caller: Caller) -> None:
+    caller.user(0, "/root")
+    caller.environment(HOME="/root")
+    assert runs_folder.runs_root() == Path("/var/lib/testbed/runs")
+    caller.environment(SUDO_UID="0", SUDO_GID="0")
+    assert runs_folder.runs_root() == Path("/var/lib/testbed/runs"), "sudo by root"
+    caller.environment(XDG_DATA_HOME="/data")
+    assert runs_folder.runs_root() == Path("/data/testbed/runs")
+
+
+@pytest.mark.parametrize("home", ["", "relative", "/", "/no/such/home"])
+def test_a_users_home_is_that_of_the_login_else_of_the_account(caller: Caller, home: str) -> None:
+    caller.user(1000, str(caller.home))
+    caller.environment(HOME=home, XDG_DATA_HOME="not/absolute")
+    assert runs_folder.runs_root() == default_of(caller.home)
+    caller.environment(HOME=str(Path.cwd()))
+    assert runs_folder.runs_root() == default_of(Path.cwd())
+
+
+@pytest.mark.parametrize("account", [None, "/", "/nonexistent"])
+@pytest.mark.parametrize("by_sudo", [False, True])
+def test_who_has_no_home_is_told_what_to_set(caller: Caller, by_sudo: bool, account: str | None) -> None:
+    if by_sudo:
+        caller.sudo(account)
+    else:
+        caller.user(1234, account)
+        caller.environment(HOME="/")
+    with pytest.raises(UserError, match=r"^no folder for runs: .*has no home folder; set TESTBED_RUNS \(or --runs\)"):
+        runs_folder.runs_root()
+    with pytest.raises(UserError, match="TESTBED_RUNS"):
+        runs_folder.ready()
+    assert list(Path.cwd().iterdir()) == []
+    (check,) = (it for it in limits.folders() if it.name == "runs folder")
+    assert (check.state, check.needed) == ("missing", True)
+    assert "no home folder" in check.detail and "TESTBED_RUNS" in check.fix
+
+
+# ---- made for the caller, and for nobody else
+
+
+@needs_root
+def test_every_new_level_belongs_to_the_caller(caller: Caller) -> None:
+    caller.sudo(str(caller.home))
+    root = runs_folder.ready()
+    assert root == default_of(caller.home)
+    for level in (root, *list(root.parents)[: len(root.relative_to(caller.home).parts) - 1]):
+        assert (level.stat().st_uid, level.stat().st_gid) == (UID, GID), level
+    assert list(Path.cwd().iterdir()) == [], "nothing appears where one stands"
+
+
+@needs_root
+@pytest.mark.parametrize("level", [".local", ".local/share/testbed", ".local/share/testbed/runs"])
+def test_a_link_that_a_program_of_the_callers_put_there_does_not_lead_root_astray(
+    caller: Caller, tmp_path: Path, level: str
+) -> None:
+    (etc := tmp_path / "etc").mkdir()
+    way = caller.home / level
+    way.parent.mkdir(parents=True, exist_ok=True)
+    way.symlink_to(etc)
+    caller.sudo(str(caller.home))
+    with pytest.raises(StorageError, match=rf"runs cannot be stored: .*{etc}.* belongs to .*; set TESTBED_RUNS"):
+        runs_folder.ready()
+    assert list(etc.iterdir()) == []
+    os.chown(etc, UID, GID)  # a disk of the caller's own
+    assert runs_folder.ready().exists()
+    assert list(etc.iterdir()) != [] or level.endswith("runs")
+
+
+@needs_root
+def test_a_folder_that_cannot_be_made_is_a_sentence_with_what_to_set(caller: Caller) -> None:
+    (caller.home / ".local").write_text("a file")
+    caller.sudo(str(caller.home))
+    os.chown(caller.home / ".local", UID, GID)
+    with pytest.raises(StorageError, match=r"runs cannot be stored: .*Not a directory; set TESTBED_RUNS \(or --runs\)"):
+        runs_folder.ready()
+
+
+# ---- found again
+
+
+@needs_root
+def test_runs_are_found_by_name_where_they_are_now_and_where_they_were(
+    caller: Caller, cli: Cli, tmp_path: Path
+) -> None:
+    caller.sudo(str(caller.home))
+    said = cli("ls", "runs")
+    assert said.status == 0 and f"no runs in {default_of(caller.home)} yet" in said.err
+    said = cli("report")
+    assert said.status == 2 and f"no runs in {default_of(caller.home)} yet" in said.err
+    run_factory.make_run(default_of(caller.home) / "metro-2")
+    os.utime(default_of(caller.home) / "metro-2" / "run.json", (2e9, 2e9))
+    assert [it.name for it in api.runs()] == ["metro-2"]
+    # A folder of an older version, where one stands.
+    for name in ("metro-1", "metro-3"):
+        run_factory.make_run(Path.cwd() / "runs" / name)
+        os.utime(Path.cwd() / "runs" / name / "run.json", (1e9 * int(name[-1]), 1e9 * int(name[-1])))
+    assert [it.name for it in api.runs()] == ["metro-3", "metro-2", "metro-1"], "the latest first"
+    said = cli("ls", "runs")
+    for name in ("metro-1", "metro-2", "metro-3"):
+        assert name in said.out
+    assert str(default_of(caller.home)) in said.out and str(Path.cwd() / "runs") in said.out
+    for asked, found in (
+        ("metro-1", Path.cwd() / "runs" / "metro-1"),
+        ("metro-2", default_of(caller.home) / "metro-2"),
+        ("runs/metro-2", default_of(caller.home) / "metro-2"),
+        ("runs/metro-3", Path.cwd() / "runs" / "metro-3"),
+    ):
+        assert f"report: {found.relative_to(Path.cwd()) if asked == 'runs/metro-3' else found}/index.html" in (
+            cli("report", asked).out
+        )
+    assert api.report()[1].parent.name == "metro-3"
+    with pytest.raises(UnknownName, match="available: metro-1, metro-2, metro-3"):
+        api.report(Path("nope"))
+    with pytest.raises(UnknownName):
+        api.report(tmp_path / "elsewhere" / "metro-2")
+    # Who names a folder means that one only.
+    caller.environment(TESTBED_RUNS=str(default_of(caller.home)))
+    assert [it.name for it in api.runs()] == ["metro-2"]
+
+
+def test_who_has_no_home_still_finds_the_runs_where_one_stands(caller: Caller) -> None:
+    caller.user(1234)
+    run_factory.make_run(Path.cwd() / "runs" / "metro-1")
+    assert [it.name for it in api.runs()] == ["metro-1"]
+    assert runs_folder.find(Path("metro-1")).path == Path.cwd() / "runs" / "metro-1"
+
+
+def test_the_same_folder_is_not_looked_through_twice(caller: Caller) -> None:
+    caller.user(1234)
+    caller.environment(XDG_DATA_HOME=str(Path.cwd() / "data"))
+    run_factory.make_run(Path.cwd() / "data" / "testbed" / "runs" / "metro-1")
+    (Path.cwd() / "runs").symlink_to(Path.cwd() / "data" / "testbed" / "runs")
+    assert [it.name for it in api.runs()] == ["metro-1"]
+
+
+def test_the_line_at_the_beginning_of_a_run_says_how_to_name_another_folder(caller: Caller) -> None:
+    caller.user(0)
+    assert runs_folder.note(Path("/a/r")) == (
+        "run directory: /a/r (the default; --runs or TESTBED_RUNS names another)"
+    )
+    assert runs_folder.note(Path("/a/r"), Path("/a")) == "run directory: /a/r"
+    caller.environment(TESTBED_RUNS="/a")
+    assert runs_folder.note(Path("/a/r")) == "run directory: /a/r"
