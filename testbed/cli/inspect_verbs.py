@@ -219,7 +219,7 @@ def _findings(name: str) -> list[Finding]:
         if catalog.kind_of(name) == "topology":
             catalog.load_topology(name)
         else:
-            _check_experiment(name)
+            return list(catalog.examine_experiment(name))
     except FileMistakes as mistakes:
         return list(mistakes.findings)
     except UnknownName as error:
@@ -230,16 +230,6 @@ def _findings(name: str) -> list[Finding]:
     except UserError as error:
         return [Finding(name, 0, str(error).removeprefix(f"{name} "))]
     return []
-
-
-def _check_experiment(name: str) -> None:
-    """Load an experiment and check that its faults fit the topology that it names. Raises UserError."""
-    from testbed.core.experiment import fault_schedule
-    from testbed.host.files import catalog
-
-    experiment = catalog.load_experiment(name)
-    if experiment.topology is not None:
-        fault_schedule.plan(experiment, catalog.load_topology_of(experiment))
 
 
 @verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")

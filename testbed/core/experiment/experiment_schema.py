@@ -62,6 +62,7 @@ __all__ = [
     "ScheduledFault",
     "Trigger",
     "Workload",
+    "examine",
     "load_text",
 ]
 
@@ -100,6 +101,8 @@ class ScheduledFault:
     parameters: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 1
     every_s: float = 0.0
+    partial: bool = False
+    """Whether its kind or its parameters have mistakes, so that only its target can be checked."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class Workload:
 class Experiment:
     """A parsed experiment; ``text`` is the file's own text, kept for the record of a run.
 
-    ``set`` overrides the topology; ``set_lines`` has the line of each override.
+    ``set`` overrides the topology; ``set_lines`` has the line of each override, ``topology_line`` that of its name.
     """
 
     name: str
@@ -138,6 +141,7 @@ class Experiment:
     source: str
     text: str
     set_lines: Mapping[str, int] = field(default_factory=dict)
+    topology_line: int = 0
 
 
 _AFTER: Final = re.compile(r"step\s+([0-9]{1,9})|step\s+([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
@@ -222,6 +226,22 @@ def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = 
     Raises:
         FileMistakes: with every mistake found.
     """
+    experiment, findings = examine(text, label, faults)
+    if findings:
+        raise FileMistakes(findings)
+    return experiment
+
+
+def examine(
+    text: bytes, label: str, faults: Mapping[str, FaultKind] | None = None
+) -> tuple[Experiment, tuple[Finding, ...]]:
+    """Return what can be read of an experiment, and its mistakes; see :func:`load_text`.
+
+    Parts with mistakes are left out, except faults whose target can be checked (``partial``).
+
+    Raises:
+        FileMistakes: nothing can be read, or the mistakes are too many.
+    """
     document = yamltext.read(text, label)
     if document.data is None:
         fix = "write at least schedule: [{after: step 40%, inject: cut, target: 'link[0]', for: 10s}]"
@@ -244,14 +264,16 @@ def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = 
     overrides = _set(top.set, mistakes)
     hypothesis = hypothesis_of(top.hypothesis, mistakes)
     outages = outages_of(top.random, mistakes)
-    mistakes.raise_if_any()
+    if any(path[:1] == ("random",) for path in mistakes.bad):
+        outages = None
     stem = label.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
-    return Experiment(
+    steps_are_known = not mistakes.bad & {("workload",), ("workload", "steps")}
+    experiment = Experiment(
         name=top.name or stem,
         teaches=top.teaches or "",
         topology=top.topology,
         set=overrides,
-        steps=workload.steps or DEFAULT_STEPS,
+        steps=workload.steps or (DEFAULT_STEPS if steps_are_known else MOST_STEPS),
         seed=workload.seed or 0,
         workload=Workload(workload.data, workload.checkpoint, workload.restarts, workload.timeout),
         schedule=tuple(fault for fault in schedule if fault is not None),
@@ -262,13 +284,14 @@ def load_text(text: bytes, label: str, faults: Mapping[str, FaultKind] | None = 
         source=label,
         text=text.decode("utf-8-sig"),
         set_lines={key: document.line(("set", key)) for key in overrides},
+        topology_line=document.line(("topology",)),
     )
+    return experiment, tuple(mistakes.findings)
 
 
 def _fault(
     raw: object, path: Path, faults: Mapping[str, FaultKind], compression: Compression, mistakes: Mistakes
 ) -> ScheduledFault | None:
-    before = len(mistakes.findings)
     fault = check(_Fault, raw, path, "a fault", mistakes)
     bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
     if path in mistakes.bad:
@@ -288,7 +311,7 @@ def _fault(
     parameters = _parameters(fault.parameters, (*path, "with"), kind, mistakes)
     for_s = _for_s(fault.duration, parameters, kind, compression, (*path, "for"), mistakes)
     _check_repeats(fault, for_s, bad, path, mistakes)
-    if len(mistakes.findings) > before or fault.inject is None or fault.target is None:
+    if fault.inject is None or fault.target is None:
         return None
     return ScheduledFault(
         trigger=fault.after or Trigger(at_s=fault.at, when=fault.when),
@@ -300,6 +323,7 @@ def _fault(
         parameters=parameters,
         repeat=fault.repeat or 1,
         every_s=fault.every or 0.0,
+        partial=kind is None or any(it[: len(path) + 1] == (*path, "with") for it in mistakes.bad),
     )
 
 
@@ -347,7 +371,7 @@ def _set(raw: object, mistakes: Mistakes) -> dict[str, object]:
         if not isinstance(key, str) or isinstance(value, Mapping) or value is None:
             message, fix = expected("a single value", value, "write KEY: VALUE, as in links.north.km: 80")
             mistakes.note(("set", key), f"set {shown(key)}: {message}", fix)
-    return {str(key): value for key, value in raw.items()}
+    return {str(key): value for key, value in raw.items() if ("set", key) not in mistakes.bad}
 
 
 def _parameters(raw: object, path: Path, kind: FaultKind | None, mistakes: Mistakes) -> dict[str, str]:

@@ -11,13 +11,14 @@ from testbed.core.experiment import draw
 from testbed.core.experiment.expect import Expectation
 from testbed.core.experiment.experiment_schema import Experiment, ScheduledFault
 from testbed.core.faults.causes import CAUSES
-from testbed.core.faults.fault_registry import compile_fault
+from testbed.core.faults.fault_registry import compile_fault, registry
+from testbed.core.faults.fault_target import all_targets
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable
 from testbed.core.user_text import out_of_range, unknown
 from testbed.errors import FileMistakes, Finding, UnknownName, UserError
 
-__all__ = ["MOST_FAULTS", "Planned", "plan", "resolve_target"]
+__all__ = ["MOST_FAULTS", "Planned", "examine", "plan", "resolve_target"]
 
 MOST_FAULTS: Final = 1000
 """Most faults of one run, including repetitions and drawn faults."""
@@ -58,6 +59,16 @@ def plan(
         FileMistakes: an unknown or unsuitable target, invalid parameters, a step beyond the end of the job, or more
             than :data:`MOST_FAULTS` faults.
     """
+    planned, findings = examine(experiment, topology, steps, seed)
+    if findings:
+        raise FileMistakes(findings)
+    return planned
+
+
+def examine(
+    experiment: Experiment, topology: Topology, steps: int | None = None, seed: int | None = None
+) -> tuple[tuple[Planned, ...], tuple[Finding, ...]]:
+    """Return the schedule as far as it can be made, and its mistakes; see :func:`plan`."""
     total = experiment.steps if steps is None else steps
     findings: list[Finding] = []
     planned: list[Planned] = []
@@ -71,6 +82,9 @@ def plan(
             target = resolve_target(fault.target, topology)
         except Unreadable as error:
             findings.append(Finding(fault.file, fault.line, error.message, error.fix))
+            continue
+        if fault.partial:
+            findings += _partial(fault, target, topology)
             continue
         ends_s: float | None = None
         try:
@@ -97,9 +111,23 @@ def plan(
     planned += _drawn(experiment, topology, experiment.seed if seed is None else seed, findings)
     if (count := sum(it.repeat for it in planned)) > MOST_FAULTS:
         findings.append(Finding(experiment.source, 0, f"too many faults: {count}", f"use at most {MOST_FAULTS}"))
-    if findings:
-        raise FileMistakes(findings)
-    return tuple(planned)
+    return tuple(planned), tuple(findings)
+
+
+def _partial(fault: ScheduledFault, target: str, topology: Topology) -> list[Finding]:
+    """Return the mistake in the target of a fault that has others, if there is one."""
+    if fault.inject in registry():
+        try:
+            compile_fault(topology, fault.inject, target, fault.parameters)
+        except UnknownName as error:
+            return [_unknown(fault, error, topology)]
+        except UserError:
+            pass  # perhaps only for want of what was left out
+        return []
+    name = target.partition(":")[0]
+    if name in (known := all_targets(topology)) or name.isdecimal():
+        return []
+    return [_unknown(fault, UnknownName("target", name, sorted(known)), topology)]
 
 
 def _drawn(experiment: Experiment, topology: Topology, seed: int, findings: list[Finding]) -> list[Planned]:

@@ -16,14 +16,15 @@ import testbed
 from testbed.core import yamltext
 from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
-from testbed.core.user_text import shown
-from testbed.errors import FileMistakes, UnknownName, UserError
+from testbed.core.user_text import shown, unknown
+from testbed.errors import FileMistakes, Finding, UnknownName, UserError
 
 if TYPE_CHECKING:
     from testbed.core.experiment.experiment_schema import Experiment
 
 __all__ = [
     "Kind",
+    "examine_experiment",
     "find",
     "kind_of",
     "list_experiments",
@@ -156,18 +157,98 @@ def load_topology_of(experiment: Experiment, overrides: Mapping[str, object] | N
     """Load the topology that an experiment names, with its ``set`` and then ``overrides`` applied.
 
     Raises:
-        UserError: it names none. FileMistakes: of the topology; mistakes in the experiment's ``set`` have its lines.
+        UserError: it names none. FileMistakes: of the topology; mistakes in what the experiment names or sets have its
+            lines. UnknownName: of ``overrides``.
     """
     if experiment.topology is None:
         raise UserError(f"{experiment.source} names no topology; add a line such as 'topology: metro-40km'")
+    topology, findings = _topology_of(experiment, overrides or {})
+    if topology is None or findings:
+        raise FileMistakes(findings)
+    return topology
+
+
+def examine_experiment(
+    name_or_path: str,
+    overrides: Mapping[str, object] | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+) -> tuple[Finding, ...]:
+    """Return all mistakes of an experiment at once: its own, and what does not fit the topology that it names.
+
+    ``overrides``, ``steps`` and ``seed`` as of a run of it. Raises UnknownName, UserError as :func:`find`; of
+    ``overrides`` too.
+    """
+    from testbed.core.experiment import experiment_schema, fault_schedule
+
+    text, label = find(name_or_path, "experiment")
     try:
-        return load_topology(experiment.topology, {**experiment.set, **(overrides or {})})
+        experiment, findings = experiment_schema.examine(text, label)
     except FileMistakes as error:
-        theirs = {f"--set {key}": line for key, line in experiment.set_lines.items() if key not in (overrides or {})}
-        raise FileMistakes(
-            replace(it, file=experiment.source, line=theirs[it.file]) if it.file in theirs else it
-            for it in error.findings
-        ) from error
+        return error.findings
+    if experiment.topology is not None:
+        topology, more = _topology_of(experiment, overrides or {})
+        findings += more
+        if topology is not None:
+            findings += fault_schedule.examine(experiment, topology, steps, seed)[1]
+    return FileMistakes(findings).findings
+
+
+def _topology_of(
+    experiment: Experiment, overrides: Mapping[str, object]
+) -> tuple[Topology | None, tuple[Finding, ...]]:
+    """Return the topology that an experiment names, without those of its ``set`` that are mistakes, and all mistakes.
+
+    Without a topology the file that describes it has mistakes, or there is none. Raises UnknownName, UserError for
+    ``overrides``.
+    """
+    assert experiment.topology is not None
+    name, own = experiment.topology, {key: it for key, it in experiment.set.items() if key not in overrides}
+    try:
+        text, label = find(name, "topology")
+    except UserError as error:
+        return None, (_at(experiment, experiment.topology_line, error),)
+    findings: list[Finding] = []
+    try:
+        return resolve.load_text(text, label, {**own, **overrides}), ()
+    except FileMistakes as error:
+        findings += error.findings
+    except UserError:
+        if not own:
+            raise
+    # One by one, to find each mistake and what is right.
+    right: dict[str, object] = {}
+    for key, value in own.items():
+        try:
+            resolve.load_text(text, label, {key: value})
+        except FileMistakes as error:
+            mine = [it for it in error.findings if it.file == f"--set {key}"]
+            findings += mine
+            if mine:
+                continue
+        except UserError as error:
+            findings.append(_at(experiment, experiment.set_lines.get(key, 0), error))
+            continue
+        right[key] = value
+    topology = None
+    try:
+        topology = resolve.load_text(text, label, {**right, **overrides})
+    except FileMistakes as error:
+        findings += error.findings
+    lines = {f"--set {key}": line for key, line in experiment.set_lines.items() if key not in overrides}
+    return topology, tuple(
+        dict.fromkeys(
+            replace(it, file=experiment.source, line=lines[it.file]) if it.file in lines else it for it in findings
+        )
+    )
+
+
+def _at(experiment: Experiment, line: int, error: UserError) -> Finding:
+    """Return an error about a name in an experiment as a finding with its line."""
+    if isinstance(error, UnknownName):
+        return Finding(experiment.source, line, *unknown(error.what, error.name, error.known))
+    message, _, fix = str(error).partition("; ")
+    return Finding(experiment.source, line, message, fix)
 
 
 def kind_of(name_or_path: str) -> Kind:

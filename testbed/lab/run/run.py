@@ -30,7 +30,7 @@ from testbed.core.report.document import Report
 from testbed.core.report.measured import measured
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import validity_of
-from testbed.errors import Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
+from testbed.errors import FileMistakes, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
 from testbed.host.files import catalog, runs_folder, store
@@ -137,12 +137,18 @@ class _Prepared:
 def _prepare(
     what: str, overrides: Mapping[str, object] | None, steps: int | None, seed: int | None, data: Path | None
 ) -> _Prepared:
-    experiment, topology = _read(what, overrides)
-    total = experiment.steps if steps is None else steps
-    if total < 1:
-        raise UserError(f"steps must be at least 1, got {total}")
-    chosen = experiment.seed if seed is None else seed
-    planned = fault_schedule.plan(experiment, topology, total, chosen)
+    try:
+        experiment, topology = _read(what, overrides)
+        total = experiment.steps if steps is None else steps
+        if total < 1:
+            raise UserError(f"steps must be at least 1, got {total}")
+        chosen = experiment.seed if seed is None else seed
+        planned = fault_schedule.plan(experiment, topology, total, chosen)
+    except FileMistakes:
+        # That was the first step which failed: say what is wrong everywhere.
+        if catalog.kind_of(what) == "experiment":
+            raise FileMistakes(catalog.examine_experiment(what, overrides, steps, seed)) from None
+        raise
     written = experiment.workload
     if data is None and written.data is not None:
         data = Path(written.data)
