@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run
 
+from testbed.cli import tables
+from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
 from testbed.errors import FidelityError, LabError
 from testbed.host import lab_folder, lab_owner
@@ -298,6 +300,25 @@ def test_launch_says_that_bytes_are_not_scaled(cli: Cli, fake_lab: FakeLab, tmp_
     assert "1/1000" in said.err
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_launch_says_where_its_run_is_at_its_begin_and_end(cli: Cli, fake_lab: FakeLab, status: int) -> None:
+    fake_lab.child_status = status
+    lines = cli("launch", "--", "true").err.splitlines()
+    assert lines[-3:] == [
+        "run directory: /runs/fake-1", "output and measurements: /runs/fake-1", "report: testbed report /runs/fake-1",
+    ]  # fmt: skip
+
+
+def test_a_log_without_a_line_is_told_on_stderr(
+    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_lab, "logs", lambda what, follow: iter(()))
+    said = cli("logs", "east-0")
+    assert (said.status, said.out) == (0, "")
+    assert "no output of east-0 yet: no program has written any since lab fake came up" in said.err
+    assert cli("logs").err == ""
+
+
 def test_logs(cli: Cli, fake_lab: FakeLab) -> None:
     assert cli("logs", "east-0", "-f").out == "one\ntwo\n"
     assert fake_lab.asked[-1] == ("logs", "east-0", True)
@@ -422,6 +443,104 @@ def test_lint(cli: Cli, tmp_path: Path) -> None:
     assert places == [f"{bad}:1", f"{bad}:3", f"{bad}:3", f"{experiment}:2", str(tmp_path / "none.yaml")]
     found = json.loads(cli("lint", "--json", str(bad)).out)
     assert {"file", "line", "message", "fix"} == set(found[0])
+
+
+MISTAKEN = """topology: {topology}
+set: {{links.nroth.km: 80, sites.east.nodes: many, links.south.km: 60, linx.a: 3}}
+workload: {{steps: 100}}
+hypothesis: {{before: [ranks_up == 4, speed > 3]}}
+schedule:
+  - {{after: step 40%, inject: cut, target: nroth, for: 10s}}
+  - {{after: step 900, inject: cut, target: "link[7]", for: 10s}}
+  - {{at: 3s, inject: cot, target: soth, for: 10s}}
+  - {{at: 3s, inject: cut, target: "north:wst", for: soon}}
+  - {{at: 3s, inject: rank-kill, target: 99}}
+  - {{inject: cut, target: south, with: {{cause: rodnt}}, for: 3s}}
+  - {{at: 3s, inject: flap, target: nowhere, with: {{donw: 1s}}, for: 3s}}
+  - {{at: 3s, inject: cut, target: west-0, for: 1s}}
+expect: [goodput >= 0.5, spead > 3]
+"""
+"""Mistakes of every kind: each would hide others if it were looked for in a pass of its own."""
+
+
+def test_lint_finds_what_does_not_fit_the_topology_in_the_same_pass(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / "x.yaml"
+    own.write_text(MISTAKEN.format(topology="metro-40km"))
+    said = cli("lint", str(own))
+    assert said.status == 2
+    for line, words in (
+        (2, "unknown link 'nroth'; did you mean north?"),
+        (2, "nodes of site 'east': expected a whole number, got 'many'"),
+        (2, "unknown field 'linx.a'"),
+        (4, "unknown metric 'speed'"),
+        (6, "unknown link or duct 'nroth'; did you mean north?"),
+        (7, "step 900 is out of range; expected 0 to 99"),
+        (7, "unknown link 'link[7]' in topology 'metro-40km'"),
+        (8, "unknown fault 'cot'; did you mean cut?"),
+        (8, "unknown target 'soth'; did you mean south?"),
+        (9, "unknown link end 'wst'; did you mean west?"),
+        (9, "for of a fault: expected a time, got 'soon'"),
+        (10, "unknown rank, node or site '99'"),
+        (11, "a fault has no trigger"),
+        (11, "unknown cause 'rodnt'; did you mean rodent?"),
+        (12, "unknown flap parameter 'donw'"),
+        (12, "unknown link or duct 'nowhere'"),
+        (13, "unknown link or duct 'west-0'"),
+        (14, "unknown metric 'spead'"),
+    ):
+        assert any(it.startswith(f"{own}:{line}: ") and words in it for it in said.out.splitlines()), (line, words)
+    assert len(said.out.splitlines()) == 18, said.out
+    assert "18 mistakes" in said.err
+    # What is right shows: with them out of the way there are none.
+    right = MISTAKEN.format(topology="metro-40km").splitlines()
+    kept = [line for number, line in enumerate(right, 1) if number in (1, 3, 5)]
+    own.write_text("\n".join([*kept, "  - {at: 3s, inject: cut, target: south, for: 1s}"]))
+    assert cli("lint", str(own)).status == 0
+
+
+def test_run_tells_the_same_mistakes_in_one_pass(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / "x.yaml"
+    own.write_text(MISTAKEN.format(topology="metro-40km"))
+    told = cli("lint", str(own)).out.splitlines()
+    said = cli("run", str(own), "--runs", str(tmp_path / "runs"))
+    assert said.status == 2
+    assert [line.strip().removeprefix("testbed: ") for line in said.err.splitlines()] == told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lint_names_the_line_of_a_topology_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / "x.yaml"
+    own.write_text(MISTAKEN.format(topology="metro-40kn"))
+    said = cli("lint", str(own)).out
+    assert f"{own}:1: unknown topology 'metro-40kn'; did you mean metro-40km?" in said
+    assert f"{own}:8: unknown fault 'cot'" in said and f"{own}:14: unknown metric 'spead'" in said
+
+
+def test_mistakes_of_a_topology_file_and_of_an_experiment_that_names_it_are_told_at_once(
+    cli: Cli, tmp_path: Path
+) -> None:
+    topology, own = tmp_path / "t.yaml", tmp_path / "x.yaml"
+    topology.write_text("sites: {a1: {nodes: 1}, b1: {nodes: 0}}\nlinks:\n  x1: {between: [a1, b1], km: 10}\n")
+    own.write_text(f"topology: {topology}\nset: {{links.x1.km: -3}}\nexpect: [spead > 3]\n")
+    places = [line.split(": ")[0] for line in cli("lint", str(own)).out.splitlines()]
+    assert sorted(places) == [f"{topology}:1", f"{own}:2", f"{own}:3"]
+
+
+def test_topologies_are_listed_in_short_and_whole_as_json(cli: Cli) -> None:
+    said = cli("ls", "topologies")
+    (row,) = (line for line in said.out.splitlines() if "ring-64" in line)
+    assert "64 links of 12 km" in row
+    (row,) = (line for line in said.out.splitlines() if "regional-ring" in line)
+    assert "alba-brava 90 km, brava-costa 140 km, costa-alba 110 km" in row
+    assert max(map(len, said.out.splitlines())) <= 120
+    (ring,) = (it for it in json.loads(cli("ls", "topologies", "--json").out) if it["name"] == "ring-64")
+    assert len(ring["links"]) == 64
+
+
+def test_links_of_different_lengths_are_told_from_the_shortest_to_the_longest() -> None:
+    links = ", ".join(f"l{n}: {{between: [a1, b1], km: {10 + n}}}" for n in range(7))
+    text = f"sites: {{a1: {{nodes: 1}}, b1: {{nodes: 1}}}}\nlinks: {{{links}}}"
+    assert tables.links_in_short(resolve.load_text(text.encode(), "x")) == "7 links of 10 to 16 km"
 
 
 def test_shipped_files_have_no_mistakes(cli: Cli) -> None:

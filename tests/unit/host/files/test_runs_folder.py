@@ -16,6 +16,8 @@ from testbed.host.doctor import limits
 from testbed.host.files import runs_folder
 from testbed.lab import api
 
+__all__ = ["cli"]  # a fixture
+
 UID, GID = 4242, 4343
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: folders are given to another user")
 
