@@ -25,7 +25,7 @@ help:
 	@echo "make soak    run a job under random faults for SOAK_SECONDS (3600), checked from outside (root; docs/soak.md)"
 	@echo "make soak-up bring SOAK_UPS (100) labs up and down with every core busy: at most one in a hundred is refused (root; docs/soak.md)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets; FUZZ_KEEP=1 merges the corpus (docs/fuzzing.md)"
-	@echo "make clean   remove generated files: $(VENV), the compiled helper, caches, build/; keeps runs/"
+	@echo "make clean   remove generated files: $(VENV), the compiled helper, caches, build/; keeps your runs"
 
 demo:
 	@tools/setup.sh demo
@@ -91,4 +91,4 @@ clean:
 	rm -rf $(VENV) testbed/fiberd/fiberd testbed/fiberd/build build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find agents benchmarks testbed tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	@echo "make clean: done; runs/ was kept"
+	@echo "make clean: done; your runs were kept"

@@ -24,7 +24,14 @@ USER = (60_123, 60_123)
 
 BOUND_S = 240.0
 
-INSTALLED = [name for name, it in collective_libraries.registry().items() if not collective_libraries.why_not(it)]
+QUICK = ("ring", "mpich", "openmpi")
+"""Those with an mpiexec and its daemons, and one without; the others are tried by `make test-thorough`."""
+
+INSTALLED = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough)
+    for name, it in collective_libraries.registry().items()
+    if not collective_libraries.why_not(it)
+]
 
 needs_python = pytest.mark.skipif(
     not all(it.stat().st_mode & 0o001 for it in Path(sys.executable).resolve().parents),
@@ -72,6 +79,7 @@ def until_it_says(validating: subprocess.Popen[str], words: str) -> None:
 
 
 @needs_python
+@pytest.mark.thorough
 @pytest.mark.parametrize("library", INSTALLED)
 def test_a_validation_that_comes_to_its_end(
     begin: Callable[..., subprocess.Popen[str]], lab_name: str, library: str

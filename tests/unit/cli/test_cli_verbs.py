@@ -309,9 +309,7 @@ def test_launch_says_where_its_run_is_at_its_begin_and_end(cli: Cli, fake_lab: F
     ]  # fmt: skip
 
 
-def test_a_log_without_a_line_is_told_on_stderr(
-    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_without_a_line_is_told_on_stderr(cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_lab, "logs", lambda what, follow: iter(()))
     said = cli("logs", "east-0")
     assert (said.status, said.out) == (0, "")

@@ -1,4 +1,4 @@
-"""Where runs are kept: the named folder, else the data folder of whoever called; and what is looked through for them."""
+"""Where runs are kept: the named folder, else the data folder of whoever called; and where they are looked for."""
 
 from __future__ import annotations
 
@@ -230,9 +230,7 @@ def test_the_same_folder_is_not_looked_through_twice(caller: Caller) -> None:
 
 def test_the_line_at_the_beginning_of_a_run_says_how_to_name_another_folder(caller: Caller) -> None:
     caller.user(0)
-    assert runs_folder.note(Path("/a/r")) == (
-        "run directory: /a/r (the default; --runs or TESTBED_RUNS names another)"
-    )
+    assert runs_folder.note(Path("/a/r")) == ("run directory: /a/r (the default; --runs or TESTBED_RUNS names another)")
     assert runs_folder.note(Path("/a/r"), Path("/a")) == "run directory: /a/r"
     caller.environment(TESTBED_RUNS="/a")
     assert runs_folder.note(Path("/a/r")) == "run directory: /a/r"
