@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -64,4 +65,6 @@ def test_an_interruption_keeps_what_was_measured(state_folder: Path) -> None:
     assert "interrupted" in said
     assert "north" in said.rpartition("Measured")[2], "the first cut was over"
     assert "not cut: south" in said
+    (run,) = (state_folder.parent / "runs").glob(f"{name}-*/run.json")
+    assert json.loads(run.read_text())["status"] == "interrupted"
     assert oracle.left_behind(name, state_folder) == []
