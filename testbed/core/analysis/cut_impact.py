@@ -25,9 +25,10 @@ class CutImpact:
         steps_per_s_during: committed while it lasted.
         goodput: the second over the first: the share of the pace that was kept. Not the goodput of a job, which
             counts rank-seconds.
-        longest_gap_s: between two commits while it lasted and shortly after.
+        longest_gap_s: between two commits while it lasted and shortly after; at least this long if ``gap_open``.
         back_after_end_s: from its end to the first step of at most 1.1 x the median; 0 if no step near it was longer.
         came_back: whether a step was committed after it.
+        gap_open: whether training stopped at this cut and did not come back.
     """
 
     duct: str
@@ -39,11 +40,12 @@ class CutImpact:
     longest_gap_s: float | None
     back_after_end_s: float | None
     came_back: bool
+    gap_open: bool = False
 
 
 def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> list[CutImpact]:
     """Return the impact of each of ``windows`` that has ended, in order."""
-    job = evaluate(logs, windows, ended_t)
+    job = evaluate(logs, windows, ended_t, seen_t=ended_t)
     found: list[CutImpact] = []
     calm_from_t = job.began_t or 0.0
     for each in job.faults:
@@ -64,9 +66,10 @@ def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: fl
                 longest_gap_s=each.longest_gap_s,
                 back_after_end_s=each.back_after_end_s,
                 came_back=any(commit.t > window.ended_t for commit in job.commits),
+                gap_open=each.gap_open,
             )
         )
-        calm_from_t = window.ended_t + (each.back_after_end_s or 0.0)
+        calm_from_t = window.ended_t if each.aftermath_end_t is None else each.aftermath_end_t
     return found
 
 

@@ -7,6 +7,7 @@ The definitions, all in seconds of one monotonic clock:
   their fault-free pace: ``rank_seconds.py`` puts every rank-second into one class. Checkpoints, lost work, restarts and
   the slowdown by faults are in the wall time and not in goodput.
 - ``commits.py`` defines which steps count, ``recovery.py`` the recovery from a fault.
+- The goodput of a job that died is an upper bound: its wall time ends with the job, which was never completed.
 
 What the records do not tell is None.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from testbed.core.analysis.commits import Commit, commits, every_run, steps_lost
 from testbed.core.analysis.rank_seconds import RankSeconds, Span, account
 from testbed.core.analysis.rank_times import RankTime, rank_times
-from testbed.core.analysis.recovery import FaultRecovery, recover
+from testbed.core.analysis.recovery import FaultRecovery, JobSpan, recover
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 from testbed.core.records.rank_log import RankLog
 
@@ -49,6 +50,10 @@ class JobEvidence:
     """Failures that ranks reported, as in ``ranks 0, 2 failed at step 17: connection reset``."""
     spans: tuple[Span, ...] = ()
     """Every rank-second by class, attempt by attempt; empty if the wall time is unknown."""
+    died: bool = False
+    """Whether a rank failed and nothing restarted the job: it never reached its last step, and did not come back."""
+    seen_t: float | None = None
+    """Until when the run was observed, at least ``ended_t``; a job that died did not come back until then."""
 
     @property
     def wall_s(self) -> float | None:
@@ -92,9 +97,15 @@ class JobEvidence:
 
     @property
     def recovery_s(self) -> float | None:
-        """The longest gap between commits over all faults; None without a fault."""
+        """The longest gap between commits over all faults, at least this long if :attr:`recovery_open`; None without a
+        fault."""
         gaps = [fault.longest_gap_s for fault in self.faults if fault.longest_gap_s is not None]
         return max(gaps, default=None)
+
+    @property
+    def recovery_open(self) -> bool:
+        """Whether no step came after one of the faults."""
+        return any(fault.gap_open for fault in self.faults)
 
     @property
     def train_loss_first(self) -> float | None:
@@ -110,11 +121,15 @@ def evaluate(
     windows: Sequence[FaultWindow],
     ended_t: float | None = None,
     detected: Mapping[int, float] | None = None,
+    *,
+    seen_t: float | None = None,
+    failed: bool = False,
 ) -> JobEvidence:
     """Build the evidence on a job.
 
     ``ended_t`` is when the job was observed to end; it counts where a rank was killed and could not record its own end.
-    ``detected`` is when the end of each attempt was detected, if known.
+    ``detected`` is when the end of each attempt was detected, if known. ``seen_t`` is until when the run was observed.
+    ``failed``: the job is known to have failed, even if no rank could record that.
     """
     job = next((log.job for log in logs if log.job), None)
     committed = commits(logs, job.world_size) if job else ()
@@ -129,7 +144,10 @@ def evaluate(
     median = statistics.median(commit.step_s for commit in calm) if calm else None
     complete = job is not None and job.steps is not None and len(committed) >= job.steps
     ran = every_run(logs, job.world_size) if job and any(commit.resumed for commit in committed) else ()
-    faults = tuple(recover(committed, ran, window, stretches, median, began, ended, complete) for window in windows)
+    died = job is not None and not complete and (failed or _any_failed(logs))
+    seen = ended if ended is None or seen_t is None or not died else max(ended, seen_t)
+    span = None if began is None or ended is None or seen is None else JobSpan(began, ended, seen, complete, died)
+    faults = tuple(recover(committed, ran, window, stretches, median, span) for window in windows)
     quiet = _quiet(calm, faults)
     spans: tuple[Span, ...] = ()
     if job and job.world_size > 0 and began is not None and ended is not None:
@@ -162,7 +180,15 @@ def evaluate(
         faults=faults,
         failures=_failures(logs),
         spans=spans,
+        died=died,
+        seen_t=seen,
     )
+
+
+def _any_failed(logs: Sequence[RankLog]) -> bool:
+    """Whether a rank recorded that it failed in the last attempt."""
+    last = max((job.attempt for log in logs for job in log.jobs), default=1)
+    return any(end.status == "failed" and end.attempt == last for log in logs for end in log.ends[-1:])
 
 
 def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
@@ -183,11 +209,11 @@ def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
 
 def _quiet(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> list[Commit]:
     """Return the steps outside every fault and its aftermath, so that ordinary noise is no loss."""
-    # From the end of a fault until the job was back to its pace.
+    # From the end of a fault until the job was back to its pace, or until another fault took over.
     aftermaths = Stretches(
-        (fault.window.ended_t, fault.window.ended_t + fault.back_after_end_s)
+        (fault.window.ended_t, fault.aftermath_end_t)
         for fault in faults
-        if fault.window.ended_t is not None and fault.back_after_end_s is not None
+        if fault.window.ended_t is not None and fault.aftermath_end_t is not None
     )
     return [commit for commit in calm if not aftermaths.touch(commit.begin_t, commit.t)]
 

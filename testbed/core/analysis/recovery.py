@@ -5,6 +5,13 @@ step. A gap counts for a fault if it overlaps the fault, or follows soon after i
 Overlapping faults share their gaps, because the cause cannot be told apart. A checkpoint between two commits is no
 fault's doing: its time is left out of gaps and steps.
 
+A gap is *open* if no step ended it: training did not come back as far as the run was observed. Its length is then what
+was seen of it, from the last commit to the end of the observation, and the true one is at least that. No bound on
+recovery is met by an open gap, however short it was seen.
+
+The time back after the end of a fault is its own: it is unknown if another fault began, or an overlapping one ended,
+before training was back, as training may have waited for that.
+
 What the records do not tell is None.
 """
 
@@ -18,7 +25,7 @@ from dataclasses import dataclass
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 
-__all__ = ["BACK", "FaultRecovery", "recover"]
+__all__ = ["BACK", "FaultRecovery", "JobSpan", "recover"]
 
 BACK = 1.1
 """A job is back to its pace when a step takes at most this multiple of the fault-free median."""
@@ -28,7 +35,8 @@ _EDGE_STEPS = 3
 network any more, but the next one does. Later slow steps are noise of the host, not this fault's."""
 
 _STALL_STEPS = 5
-"""A job that ends this many median steps after its last commit had stalled; a plain stop comes within a step or two."""
+"""A job that is stopped this many median steps after its last commit had stalled; a plain stop comes within a step or
+two. One that died had stalled however soon that was noticed."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,14 @@ class FaultRecovery:
     """The job's recovery from one fault.
 
     Attributes:
-        longest_gap_s: between two commits while it lasted and shortly after; up to the job's end when none came.
+        longest_gap_s: between two commits while it lasted and shortly after; at least this long if ``gap_open``.
         back_s: from its beginning to the end of the first step at 1.1 x the median or less, after the stall; 0 when
-            no step was slower; None when the job never came back.
+            no step was slower; None when the job never came back, or only after another fault.
         back_after_end_s: the same from the end of the fault.
         recovered: False when the job never came back; None when unknown.
         gap_began_t: when the longest gap began, which may be before the fault or long after its beginning.
+        gap_open: whether no step came after the fault.
+        aftermath_end_t: until when its aftermath lasted: the job was back, or another fault began or ended.
     """
 
     window: FaultWindow
@@ -50,6 +60,20 @@ class FaultRecovery:
     back_after_end_s: float | None
     recovered: bool | None
     gap_began_t: float | None = None
+    gap_open: bool = False
+    aftermath_end_t: float | None = None
+
+
+@dataclass(frozen=True)
+class JobSpan:
+    """The job's time. ``seen_t``: until when the run was observed, at least ``ended_t``. ``complete``: every planned
+    step is committed. ``died``: a rank failed and nothing restarted the job; the alternative is an orderly stop."""
+
+    began_t: float
+    ended_t: float
+    seen_t: float
+    complete: bool
+    died: bool
 
 
 def recover(
@@ -58,37 +82,49 @@ def recover(
     window: FaultWindow,
     faults: Stretches,
     median: float | None,
-    began: float | None,
-    ended: float | None,
-    complete: bool,
+    job: JobSpan | None,
 ) -> FaultRecovery:
     outside = FaultRecovery(window, None, None, None, None)
-    if median is None or began is None or ended is None or not committed:
+    if median is None or job is None or not committed:
         return outside
-    if window.began_t > ended or (window.ended_t is not None and window.ended_t <= began):
+    if window.began_t > job.ended_t or (window.ended_t is not None and window.ended_t <= job.began_t):
         return outside
-    last_t = committed[-1].t
-    near = _gaps(committed, window, faults, _EDGE_STEPS * median)
+    settle_s = _EDGE_STEPS * median
+    near = _gaps(committed, window, faults, settle_s)
     if not near:  # all steps during the fault were lost to a later fault
-        near = _gaps(ran, window, faults, _EDGE_STEPS * median)
-    stalled = not complete and ended - last_t > _STALL_STEPS * median
-    if stalled and (window.ended_t is None or last_t <= window.ended_t):
-        # Nothing was committed after it: the gap is at least as long as the remaining time of the job.
-        gap_s, gap_began_t = max([*near, (ended - last_t, last_t)])
-        return FaultRecovery(window, gap_s, None, None, False, gap_began_t)
+        near = _gaps(ran, window, faults, settle_s)
+    last_t = committed[-1].t
+    gap = _open_gap(last_t, job, median)
+    if gap is not None and _overlap(gap, window, settle_s) and _is_of(gap, window, faults):
+        gap_s, gap_began_t = max([*near, (gap.duration_s, last_t)])
+        return FaultRecovery(window, gap_s, None, None, False, gap_began_t, gap_open=True)
     if last_t <= window.began_t:
         return outside
-    back = _back(committed, window, faults, window.began_t, median)
-    after = None if window.ended_t is None else _back(committed, window, faults, window.ended_t, median)
-    longest = max(near, default=None)
+    longest_s, gap_began_t = max(near, default=(None, None))
+    back_s = _back(committed, window, faults, window.began_t, median)
+    recovered = back_s is not None
+    after_s, aftermath_end_t = None, None
+    if window.ended_t is not None:
+        after_s = _back(committed, window, faults, window.ended_t, median)
+        # Faults that end within a step of each other end together.
+        limit_t = min(faults.next_begin(window.ended_t), faults.next_end(window.ended_t + median))
+        if after_s is not None:
+            aftermath_end_t = min(window.ended_t + after_s, limit_t)
+            if window.ended_t + after_s > limit_t:
+                after_s = None
+        if after_s is None and back_s is not None and window.began_t + back_s > window.ended_t:
+            back_s = None
     return FaultRecovery(
-        window,
-        longest[0] if longest else None,
-        back,
-        after,
-        back is not None,
-        longest[1] if longest else None,
+        window, longest_s, back_s, after_s, recovered, gap_began_t, aftermath_end_t=aftermath_end_t
     )
+
+
+def _open_gap(last_t: float, job: JobSpan, median: float) -> Commit | None:
+    """Return the time since the last commit, as the step that did not come; None if the job went on to its end."""
+    if job.complete or not (job.died or job.ended_t - last_t > _STALL_STEPS * median):
+        return None
+    seen_t = max(job.ended_t, job.seen_t if job.died else job.ended_t)
+    return Commit(0, seen_t, seen_t - last_t, 0, None, stood_t=last_t)
 
 
 def _gaps(done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float) -> list[tuple[float, float]]:

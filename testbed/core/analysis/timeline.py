@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from testbed.core.fields import number, text, texts
+from testbed.core.fields import mapping, number, sequence, text, texts
 from testbed.core.records.event import Event
 
 __all__ = ["FaultWindow", "Stretches", "fault_windows"]
@@ -19,7 +20,8 @@ class FaultWindow:
 
     ``began_t`` is when the testbed issued the command and ``ack_t`` when the host confirmed it: the effect began in
     between. ``carrier_s`` is from the command until the last gateway port of ``links`` had lost carrier; None if none
-    did.
+    did. ``parameters`` are those of the fault as the user wrote them; of a run whose events lack them, the values that
+    it gave its directions. ``for_s`` is how long it was to last; None: until healed, or unknown.
     """
 
     fault: str
@@ -31,6 +33,8 @@ class FaultWindow:
     planned_t: float | None = None
     ack_t: float | None = None
     carrier_s: float | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    for_s: float | None = None
 
     @property
     def label(self) -> str:
@@ -44,6 +48,7 @@ class Stretches:
     def __init__(self, stretches: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(stretches)
         self._begins = [begin for begin, _ in ordered]
+        self._each_end = sorted(end for _, end in ordered)
         self._ends = list(itertools.accumulate((end for _, end in ordered), max))
 
     def touch(self, begin_t: float, end_t: float) -> bool:
@@ -51,11 +56,22 @@ class Stretches:
         before = bisect.bisect_left(self._begins, end_t)
         return before > 0 and self._ends[before - 1] > begin_t
 
+    def next_begin(self, t: float) -> float:
+        """Return when the next interval begins after ``t``; infinity if none does."""
+        at = bisect.bisect_right(self._begins, t)
+        return self._begins[at] if at < len(self._begins) else math.inf
+
+    def next_end(self, t: float) -> float:
+        """Return when the next interval ends after ``t``; infinity if none does."""
+        at = bisect.bisect_right(self._each_end, t)
+        return self._each_end[at] if at < len(self._each_end) else math.inf
+
 
 def fault_windows(events: Iterable[Event]) -> tuple[FaultWindow, ...]:
     """Pair each ``fault-began`` with the ``fault-ended`` of its id; ordered by beginning."""
     listed = list(events)
     ends = {text(each.fields, "fault"): each for each in listed if each.event == "fault-ended"}
+    phases = {text(each.fields, "fault"): each for each in listed if each.event == "fault-phase"}  # the last of each
     windows = []
     for event in listed:
         if event.event != "fault-began":
@@ -76,9 +92,26 @@ def fault_windows(events: Iterable[Event]) -> tuple[FaultWindow, ...]:
                 planned_t=number(event.fields, "planned_t"),
                 ack_t=number(event.fields, "ack_t"),
                 carrier_s=_carrier_loss(listed, links, began_t, ended_t),
+                parameters=_parameters(event, phases.get(name, event)),
+                for_s=number(event.fields, "for_s"),
             )
         )
     return tuple(sorted(windows, key=lambda window: window.began_t))
+
+
+def _parameters(began: Event, last: Event) -> Mapping[str, str]:
+    """Return the parameters of a fault that began with ``began``, and whose ``last`` phase is known."""
+    if "parameters" in began.fields:
+        written = mapping(began.fields, "parameters")
+        return {str(key): value for key, value in written.items() if isinstance(value, str)}
+    name = text(began.fields, "fault")
+    in_force = mapping(last.fields, "in_force")
+    return {
+        text(value, "key"): text(value, "text")
+        for direction in in_force
+        for value in sequence(mapping(in_force, direction), "values")
+        if isinstance(value, Mapping) and name in texts(value, "by")
+    }
 
 
 def _commanded(event: Event) -> float:
