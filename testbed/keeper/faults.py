@@ -327,6 +327,8 @@ def _of(record: FaultRecord) -> dict[str, Any]:
         "target": record["target"],
         "links": record["links"],
         "nodes": record["nodes"],
+        "parameters": dict(record["parameters"]),
+        "for_s": record["for_s"],
         **plan_of(record),
         "command_t": record["command_t"],
         "ack_t": record["ack_t"],

@@ -15,6 +15,7 @@ What the records do not tell is None.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from testbed.core.records.rank_log import RankLog
 
 __all__ = ["JobEvidence", "evaluate"]
 
+_OF_A_STEP = re.compile(r"step ([0-9]{1,12}): (.*)", re.DOTALL)
 _LOSS_STEPS = 10
 """train_loss at the beginning and the end is the mean over this many steps; one batch alone says little."""
 
@@ -199,8 +201,11 @@ def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
     for log in logs:
         for end in log.ends[-1:]:
             if end.status == "failed" and end.attempt == last:
-                at = "" if end.step is None else f" at step {end.step}"
-                reason = f": {end.reason}" if end.reason else ""
+                # An agent's own reason begins with the step that it was in, the one after the last that it ended.
+                of = _OF_A_STEP.fullmatch(end.reason)
+                at = f" in step {of[1]}" if of else "" if end.step is None else f" at step {end.step}"
+                why = of[2] if of else end.reason
+                reason = f": {why}" if why else ""
                 ranks_by_failure.setdefault(f"failed{at}{reason}", []).append(str(log.rank))
     return tuple(
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in ranks_by_failure.items()

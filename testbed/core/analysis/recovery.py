@@ -49,7 +49,8 @@ class FaultRecovery:
             no step was slower; None when the job never came back, or only after another fault.
         back_after_end_s: the same from the end of the fault.
         recovered: False when the job never came back; None when unknown.
-        gap_began_t: when the longest gap began, which may be before the fault or long after its beginning.
+        gap_began_t: when the longest gap began, which may be before the fault or long after its beginning; if
+            ``gap_open``, when the open one did.
         gap_open: whether no step came after the fault.
         aftermath_end_t: until when its aftermath lasted: the job was back, or another fault began or ended.
     """
@@ -96,8 +97,8 @@ def recover(
     last_t = committed[-1].t
     gap = _open_gap(last_t, job, median)
     if gap is not None and _overlap(gap, window, settle_s) and _is_of(gap, window, faults):
-        gap_s, gap_began_t = max([*near, (gap.duration_s, last_t)])
-        return FaultRecovery(window, gap_s, None, None, False, gap_began_t, gap_open=True)
+        gap_s, _ = max([*near, (gap.duration_s, last_t)])
+        return FaultRecovery(window, gap_s, None, None, False, last_t, gap_open=True)
     if last_t <= window.began_t:
         return outside
     longest_s, gap_began_t = max(near, default=(None, None))

@@ -12,11 +12,15 @@ __all__ = ["Expectation", "RunInfo", "SteadyCheck"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """An expectation of the experiment; ``holds`` is None when it could not be evaluated."""
+    """An expectation of the experiment; ``holds`` is None when it could not be evaluated.
+
+    ``bound`` is ``at least`` or ``at most`` where ``measured`` is a bound, as the job did not come back; else empty.
+    """
 
     text: str
     holds: bool | None = None
     measured: float | None = None
+    bound: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class RunInfo:
                     text=text(each, "text"),
                     holds=holds if isinstance(holds := each.get("holds"), bool) else None,
                     measured=number(each, "measured"),
+                    bound=text(each, "bound"),
                 )
                 for each in sequence(fields, "expectations")
                 if isinstance(each, Mapping)

@@ -20,6 +20,7 @@ from testbed.core.report import (
     fidelity_section,
     formats,
     hypothesis,
+    open_metrics,
     restarts_section,
 )
 from testbed.core.report.faults_section import Fault
@@ -124,16 +125,21 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
     ranks = f" on {formats.plural(job.world_size, 'rank')}" if job.world_size else ""
     if not done:
         why = "; ".join(job.failures) or info.reason or "no step was committed by all ranks"
-        return Answer("trained", question, "no" if info.status == "failed" else "unknown", f"It did not train: {why}.")
+        told = "no" if info.status == "failed" else "unknown"
+        return Answer("trained", question, told, f"It did not train: {why.rstrip('.')}.")
     if first is None or last is None:
         return Answer("trained", question, "unknown", f"{steps}{ranks}, but train_loss has no numeric value.")
     went = f"train_loss went from {formats.loss(first)} to {formats.loss(last)} in {steps}{ranks}"
     if job.failures:
-        return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures)}.")
+        return Answer("trained", question, "no", f"{went}. {'. '.join(_sentence(it) for it in job.failures)}.")
     if planned and done < planned:
         told = "unknown" if info.status in ("interrupted", "running") else "no"
         return Answer("trained", question, told, f"{went}; the job did not reach its last step.")
     return Answer("trained", question, word(last < first), f"{went}.")
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}".rstrip(".")
 
 
 def _ran(info: RunInfo, command: str) -> Answer:
@@ -204,6 +210,9 @@ def _ended(found: Blame, launched: bool) -> tuple[Answer, ...]:
 
 def _expected(index: int, expectation: Expectation) -> Answer:
     value = expectation.measured
+    if expectation.bound:
+        said = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."
+        return Answer(f"expected-{index}", "As expected?", word(expectation.holds), said)
     measured = "" if value is None else f" Measured: {value:.4g}."
     if value is not None and value > 1 and expectation.text.startswith("goodput"):
         measured = f" Measured: {value:.4g}, {formats.goodput_means(value)}."
@@ -220,19 +229,24 @@ def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
     return "pass" if info.status == "finished" and set(told) <= {"yes", fidelity_section.NOT_MEASURABLE} else "unknown"
 
 
-def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...]) -> str:
+def headline(
+    verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...], cause: str = ""
+) -> str:
+    """Return the result in one sentence; ``cause`` says why a job that died did not come back, if that is known."""
     if verdict == "pass":
         if answers[0].id == "ran":
             return "The program ran across the fiber."
         if not faults:
             return "It trained across the fiber."
-        first, more = f"the {faults[0].type} of {faults[0].target}", len(faults) - 1
+        first, more = _with_article(faults[0]), len(faults) - 1
         also = f" and {formats.plural(more, 'more fault')}" if more else ""
         return f"It trained, and came through {first}{also}."
     if info.status == "interrupted":
         return "The run was interrupted; this is what was measured."
     if info.status == "running":
         return "The run has not ended: it is still going, or was killed. This is what was measured."
+    if cause and verdict == "fail":
+        return cause
     if info.status == "failed" and (why := info.unknown_because or info.reason):
         return f"The run failed: {why.rstrip('.')}."
     if verdict == "fail":
@@ -253,6 +267,11 @@ def headline(verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: t
     if any(answer.id == UNEXPLAINED for answer in answers):
         return "A process was ended by a signal whose sender is unknown."
     return "Too little was measured for a verdict."
+
+
+def _with_article(fault: Fault) -> str:
+    """Return the fault's words after ``the``, unless they begin with an impairment, as in ``loss 0.5 % on north``."""
+    return fault.words if fault.type == "impair" and fault.parameters else f"the {fault.words}"
 
 
 def word(ok: bool | None) -> str:

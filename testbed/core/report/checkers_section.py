@@ -41,18 +41,19 @@ def right(checked: Checked) -> bool | None:
 
 
 def sentence(checked: Checked) -> str:
-    """Return the findings in words, or why nothing could be determined."""
-    bad = [each for each in checked.checkers if each.found]
-    said = "; ".join(f"{_count(each)}: {_where(each)}" for each in bad)
+    """Return the findings in words, or why nothing could be determined. A hang makes training late, not incorrect: the
+    table has it, not the sentence that says that training is correct."""
     verdict = right(checked)
     if verdict is False:
+        said = "; ".join(f"{_count(each)}: {_where(each)}" for each in checked.checkers if each.found)
         return f"{said[:1].upper()}{said[1:]}."
     if verdict is None:
         untold = next((each.why for each in checked.checkers if each.holds is None), "too little was recorded")
         return f"Could not be determined: {untold}."
     sums = next((each.looked_at for each in checked.checkers if each.id == "sums"), "")
-    held = "every sum is right, no rank trained on other parameters, no update was lost"
-    return f"{sums}: {held}; {said}." if said else f"{sums}: {held}, no collective hung."
+    hung = any(each.found for each in checked.checkers if each.id == "hangs")
+    held = ["every sum is right", "no rank trained on other parameters", "no update was lost"]
+    return f"{sums}: {', '.join(held + ([] if hung else ['no collective hung']))}."
 
 
 def table(checkers: Iterable[Checker]) -> Table | None:

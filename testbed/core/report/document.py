@@ -5,8 +5,9 @@ Times that end in ``_s`` and refer to the job (``began_s``, ``t_s``) count from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,8 @@ from testbed.core.report import (
     fidelity_section,
     hypothesis,
     in_force_section,
+    job_end,
+    open_metrics,
     rank_seconds_section,
     restarts_section,
 )
@@ -39,6 +42,7 @@ from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.in_force_section import InForce
+from testbed.core.report.open_metrics import OpenMetric
 from testbed.core.report.rank_seconds_section import TimeShares
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.topology.model import Topology
@@ -57,10 +61,17 @@ __all__ = [
 
 VERSION = 1
 
+_ENDS = ("job-ended", "rank-died")
+"""Events of the end of a rank. One that was killed reports no end of its own."""
+
 
 @dataclass(frozen=True)
 class Training:
-    """The training of all ranks together; ``compute_s``, ``peer_wait_s`` and ``network_s`` are rank-seconds."""
+    """The training of all ranks together; ``compute_s``, ``peer_wait_s`` and ``network_s`` are rank-seconds.
+
+    ``recovery_s`` is at least that if ``recovery_open``: no step came after one of the faults. ``died``: a rank failed
+    and nothing restarted the job, so ``goodput`` is at most what it was until then.
+    """
 
     world_size: int | None
     steps_planned: int | None
@@ -78,6 +89,8 @@ class Training:
     peer_wait_s: float
     network_s: float
     recovery_s: float | None
+    recovery_open: bool = False
+    died: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,7 @@ class Report:
     scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
+    open_metrics: Mapping[str, OpenMetric] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -148,8 +162,11 @@ class Report:
 
     @property
     def recovery_s(self) -> float | None:
-        """Longest gap between commits around a fault, in seconds; None without a fault."""
-        return self.training.recovery_s
+        """Longest gap between commits around a fault, in seconds; None without a fault.
+
+        Infinite if training did not come back, so that no upper bound is met; ``training.recovery_s`` is what was seen.
+        """
+        return math.inf if self.training.recovery_open else self.training.recovery_s
 
     @property
     def compute_utilization(self) -> float | None:
@@ -168,9 +185,16 @@ class Report:
 def build(run: RunData) -> Report:
     """Judge a run by the contents of its directory, of which every file may be missing."""
     windows = fault_windows(run.events)
-    ended = [event.t for event in run.events if event.event == "job-ended"]
+    ended = [event.t for event in run.events if event.event in _ENDS]
     logs = attempt_history.fenced(run.ranks)
-    job = evaluate(logs, windows, max(ended, default=None), attempt_history.detections(run.events))
+    job = evaluate(
+        logs,
+        windows,
+        max(ended, default=None),
+        attempt_history.detections(run.events),
+        seen_t=_seen(run),
+        failed=run.info.status == "failed" and not run.info.unknown_because,
+    )
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
@@ -182,9 +206,11 @@ def build(run: RunData) -> Report:
     faults = faults_section.lines(job.faults, origin)
     checks = hypothesis.steady(run.info, origin)
     found = check(run.checks)
+    bounds = open_metrics.open_metrics(job, tried, origin)
+    info = replace(run.info, expectations=open_metrics.judged(run.info.expectations, bounds))
     told = answers.answer(
         answers.Evidence(
-            info=run.info,
+            info=info,
             job=job,
             faults=faults,
             attempts=tried,
@@ -198,13 +224,13 @@ def build(run: RunData) -> Report:
             steady=checks,
         )
     )
-    verdict = answers.verdict(run.info, told)
+    verdict = answers.verdict(info, told)
     return Report(
         version=VERSION,
         verdict=verdict,
-        headline=answers.headline(verdict, run.info, told, faults),
+        headline=answers.headline(verdict, info, told, faults, job_end.sentence(run, job, faults)),
         answers=told,
-        run=run.info,
+        run=info,
         duration_s=_duration(run.info),
         training=_training(job),
         faults=faults,
@@ -230,6 +256,7 @@ def build(run: RunData) -> Report:
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         missing=run.missing,
         malformed=run.malformed,
+        open_metrics=bounds,
     )
 
 
@@ -244,6 +271,13 @@ def to_json(report: Report) -> dict[str, object]:
     if report.topology:
         document["topology"].pop("origins")
     return document
+
+
+def _seen(run: RunData) -> float | None:
+    """Return until when the run was observed."""
+    if run.info.ended_t is not None:
+        return run.info.ended_t
+    return run.events[-1].t if run.events else None
 
 
 def _origin(run: RunData, job: JobEvidence) -> float:
@@ -277,6 +311,8 @@ def _training(job: JobEvidence) -> Training:
         peer_wait_s=sum(each.peer_wait_s for each in job.rank_times),
         network_s=sum(each.network_s for each in job.rank_times),
         recovery_s=job.recovery_s,
+        recovery_open=job.recovery_open,
+        died=job.died,
     )
 
 

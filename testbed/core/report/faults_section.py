@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from testbed.core.analysis.recovery import BACK, FaultRecovery
-from testbed.core.report import formats
+from testbed.core.report import fault_words, formats
 from testbed.core.report.report_table import Table
 
 __all__ = ["Fault", "lines", "sentence", "summary", "table"]
@@ -26,7 +26,10 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault; ``ended_s`` is None if the record does not hold its end, so it was still active then."""
+    """One fault; ``ended_s`` is None if the record does not hold its end, so it was still active then.
+
+    ``longest_gap_s`` is at least that if ``gap_open``: no step came after the fault. ``parameters`` are as written.
+    """
 
     fault: str
     type: str
@@ -41,10 +44,28 @@ class Fault:
     recovered: bool | None
     gap_began_s: float | None = None
     """When the longest gap began, since the job began."""
+    gap_open: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return f"{self.type} {self.target}".strip() or self.fault
+        """The fault with its parameters, for a label of a plot: ``cut north``, ``loss 0.5 % north:west``."""
+        return fault_words.short(self.type, self.target, self.parameters) or self.fault
+
+    @property
+    def words(self) -> str:
+        """The fault with its parameters, as part of a sentence: ``cut of north``, ``loss 0.5 % on north toward west``."""
+        return fault_words.of(self.type, self.target, self.parameters) or self.fault
+
+    @property
+    def effect(self) -> str:
+        """The same without the name of its link, for a label beside that link: ``cut``, ``loss 0.5 % toward west``."""
+        return fault_words.effect(self.type, self.target, self.parameters) or self.fault
+
+    @property
+    def gap(self) -> str:
+        """The longest gap: ``6.7 s``; ``>= 41.2 s`` where no step ended it."""
+        return gap_words(self.longest_gap_s, self.gap_open)
 
     @property
     def lasted(self) -> str:
@@ -66,9 +87,16 @@ def lines(faults: Iterable[FaultRecovery], origin: float) -> tuple[Fault, ...]:
             back_after_end_s=it.back_after_end_s,
             recovered=it.recovered,
             gap_began_s=None if it.gap_began_t is None else it.gap_began_t - origin,
+            gap_open=it.gap_open,
+            parameters=it.window.parameters,
         )
         for it in faults
     )
+
+
+def gap_words(gap_s: float | None, is_open: bool) -> str:
+    """Format a gap between commits; an open one is at least as long as it was seen."""
+    return f">= {formats.duration(gap_s)}" if is_open and gap_s is not None else formats.duration(gap_s)
 
 
 def table(faults: Iterable[Fault]) -> Table | None:
@@ -80,11 +108,11 @@ def _rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
     for number, fault in enumerate(faults, 1):
         yield (
             str(number),
-            fault.label,
+            _first_upper(fault.words),
             formats.duration(fault.began_s),
             fault.lasted,
             formats.duration(fault.carrier_s),
-            formats.duration(fault.longest_gap_s),
+            fault.gap,
             formats.duration(fault.back_s),
             formats.duration(fault.back_after_end_s),
             "unknown" if fault.recovered is None else "yes" if fault.recovered else "no",
@@ -101,21 +129,25 @@ def summary(faults: Sequence[Fault]) -> str:
     said = f"It came through {through}"
     if len(told) < len(faults):
         said += f"; {len(faults) - len(told)} fell outside the training"
-    worst = max((it for it in told if it.longest_gap_s is not None), key=lambda it: it.longest_gap_s or 0, default=None)
+    measured = [it for it in told if it.longest_gap_s is not None]
+    worst = max(measured, key=lambda it: (it.gap_open, it.longest_gap_s or 0), default=None)
     if worst is not None:
-        gap, at = formats.duration(worst.longest_gap_s), formats.duration(worst.began_s)
-        said += f"; the longest gap between commits, {gap}, was at {worst.label} at {at}"
+        at = formats.duration(worst.began_s)
+        if worst.gap_open:
+            return f"{said}; after the {worst.words} at {at} training did not come back: the gap is {worst.gap}."
+        said += f"; the longest gap between commits, {worst.gap}, was at the {worst.words} at {at}"
     return f"{said}."
 
 
 def sentence(fault: Fault) -> str:
     """Return what happened, and how the job fared."""
     lasted = ", to the end of the record" if fault.ended_s is None else f" for {fault.lasted}"
-    began = f"{fault.label} at {formats.duration(fault.began_s)}{lasted}"
-    began = began[:1].upper() + began[1:]
+    began = _first_upper(f"{fault.words} at {formats.duration(fault.began_s)}{lasted}")
     if fault.recovered is None:
         return f"{began}: it fell outside the training, so there is no recovery to measure."
-    gap = f"longest gap between commits {formats.duration(fault.longest_gap_s)}{_where(fault)}"
+    if fault.gap_open:
+        return f"{began}: no step came{_since(fault)}; training did not come back: the gap is {fault.gap}."
+    gap = f"longest gap between commits {fault.gap}{_where(fault)}"
     if not fault.recovered:
         return f"{began}: {gap}, and training had not recovered when the job ended."
     if fault.back_s == 0:
@@ -125,10 +157,25 @@ def sentence(fault: Fault) -> str:
             else ""
         )
         return f"{began}: {gap}; no step near its beginning took more than {BACK:g} × the median{after}."
+    if fault.back_s is None:
+        return f"{began}: {gap}; another fault began or ended before a step was back to {BACK:g} × the median."
     return (
         f"{began}: {gap}; the first step back to {BACK:g} × the median ended"
         f" {formats.duration(fault.back_s)} after it began."
     )
+
+
+def _first_upper(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _since(fault: Fault) -> str:
+    """Return since when no step came."""
+    if fault.gap_began_s is None:
+        return ""
+    from_s = fault.gap_began_s - fault.began_s
+    edge = "before it began" if from_s < 0 else "after it began"
+    return f" from {formats.duration(abs(from_s))} {edge} to the end of the record"
 
 
 def _where(fault: Fault) -> str:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from testbed.core.checkers.checks import Checked
-from testbed.core.report import restarts_section
+from testbed.core.experiment import expect
+from testbed.core.records.run_info import Expectation
+from testbed.core.report import open_metrics, restarts_section
 from testbed.core.report.document import Report
 
-__all__ = ["measured"]
+__all__ = ["judged", "measured"]
+
+
+def judged(expectations: Iterable[expect.Expectation], report: Report) -> tuple[Expectation, ...]:
+    """Judge the expectations of an experiment by the report of its run, as run.json records them. One whose metric is
+    only bounded, because the job did not come back, is never met."""
+    found = measured(report)
+    recorded = (Expectation(it.text, expect.judge(it, found), found.get(it.metric)) for it in expectations)
+    return open_metrics.judged(tuple(recorded), report.open_metrics)
 
 
 def measured(report: Report) -> dict[str, float | None]:

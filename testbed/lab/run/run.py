@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.core.experiment import draw, expect, fault_schedule, replay
+from testbed.core.experiment import draw, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import Monitor
 from testbed.core.physics import validity
 from testbed.core.report import answers
 from testbed.core.report.document import Report
-from testbed.core.report.measured import measured
+from testbed.core.report.measured import judged
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import validity_of
 from testbed.errors import FileMistakes, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
@@ -285,14 +285,8 @@ def _conclude(
         schedule=[{**_line(it), "began": began.get(number, 0)} for number, it in enumerate(prepared.planned)],
         expectations=[{"text": it.text, "holds": None, "measured": None} for it in prepared.experiment.expectations],
     )
-    found = measured(store.build_report(run_directory))
-    run_metadata.amend(
-        run_directory,
-        expectations=[
-            {"text": it.text, "holds": expect.judge(it, found), "measured": found.get(it.metric)}
-            for it in prepared.experiment.expectations
-        ],
-    )
+    found = judged(prepared.experiment.expectations, store.build_report(run_directory))
+    run_metadata.amend(run_directory, expectations=[dataclasses.asdict(it) for it in found])
     return store.write_report(run_directory)
 
 
@@ -301,10 +295,13 @@ def _line(planned: Planned) -> dict[str, Any]:
     return {
         "inject": planned.inject,
         "target": planned.target,
+        "parameters": dict(planned.parameters),
+        "for_s": planned.for_s,
         "at_s": planned.at_s,
         "after_step": planned.after_step,
         "when": None if planned.when is None else planned.when.text,
         "repeat": planned.repeat,
+        "every_s": planned.every_s,
     }
 
 
