@@ -86,20 +86,20 @@ def recover(
     job: JobSpan | None,
 ) -> FaultRecovery:
     outside = FaultRecovery(window, None, None, None, None)
-    if median is None or job is None or not committed:
+    if job is None:
         return outside
     if window.began_t > job.ended_t or (window.ended_t is not None and window.ended_t <= job.began_t):
         return outside
-    settle_s = _EDGE_STEPS * median
+    settle_s = 0.0 if median is None else _EDGE_STEPS * median
     near = _gaps(committed, window, faults, settle_s)
     if not near:  # all steps during the fault were lost to a later fault
         near = _gaps(ran, window, faults, settle_s)
-    last_t = committed[-1].t
+    last_t = committed[-1].t if committed else job.began_t
     gap = _open_gap(last_t, job, median)
     if gap is not None and _overlap(gap, window, settle_s) and _is_of(gap, window, faults):
         gap_s, _ = max([*near, (gap.duration_s, last_t)])
         return FaultRecovery(window, gap_s, None, None, False, last_t, gap_open=True)
-    if last_t <= window.began_t:
+    if median is None or last_t <= window.began_t:
         return outside
     longest_s, gap_began_t = max(near, default=(None, None))
     back_s = _back(committed, window, faults, window.began_t, median)
@@ -120,9 +120,10 @@ def recover(
     )
 
 
-def _open_gap(last_t: float, job: JobSpan, median: float) -> Commit | None:
+def _open_gap(last_t: float, job: JobSpan, median: float | None) -> Commit | None:
     """Return the time since the last commit, as the step that did not come; None if the job went on to its end."""
-    if job.complete or not (job.died or job.ended_t - last_t > _STALL_STEPS * median):
+    stalled = median is not None and job.ended_t - last_t > _STALL_STEPS * median
+    if job.complete or not (job.died or stalled):
         return None
     seen_t = max(job.ended_t, job.seen_t if job.died else job.ended_t)
     return Commit(0, seen_t, seen_t - last_t, 0, None, stood_t=last_t)

@@ -131,15 +131,11 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
         return Answer("trained", question, "unknown", f"{steps}{ranks}, but train_loss has no numeric value.")
     went = f"train_loss went from {formats.loss(first)} to {formats.loss(last)} in {steps}{ranks}"
     if job.failures:
-        return Answer("trained", question, "no", f"{went}. {'. '.join(_sentence(it) for it in job.failures)}.")
+        return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures).rstrip('.')}.")
     if planned and done < planned:
         told = "unknown" if info.status in ("interrupted", "running") else "no"
         return Answer("trained", question, told, f"{went}; the job did not reach its last step.")
     return Answer("trained", question, word(last < first), f"{went}.")
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}".rstrip(".")
 
 
 def _ran(info: RunInfo, command: str) -> Answer:
@@ -238,7 +234,7 @@ def headline(
             return "The program ran across the fiber."
         if not faults:
             return "It trained across the fiber."
-        first, more = _with_article(faults[0]), len(faults) - 1
+        first, more = faults[0].named, len(faults) - 1
         also = f" and {formats.plural(more, 'more fault')}" if more else ""
         return f"It trained, and came through {first}{also}."
     if info.status == "interrupted":
@@ -267,11 +263,6 @@ def headline(
     if any(answer.id == UNEXPLAINED for answer in answers):
         return "A process was ended by a signal whose sender is unknown."
     return "Too little was measured for a verdict."
-
-
-def _with_article(fault: Fault) -> str:
-    """Return the fault's words after ``the``, unless they begin with an impairment, as in ``loss 0.5 % on north``."""
-    return fault.words if fault.type == "impair" and fault.parameters else f"the {fault.words}"
 
 
 def word(ok: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""A fault in words, with its parameters: ``loss 0.5 % on north toward west``, ``cut of north``."""
+"""A fault in words, with its parameters: ``loss 0.5 % on north toward west``, ``cut north``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["effect", "of", "short"]
+__all__ = ["effect", "in_full", "named", "short"]
 
 _VALUE: Final = re.compile(r"([-+]?[0-9][0-9.]*(?:e[-+]?[0-9]+)?)\s*([A-Za-z%/]+)?", re.ASCII)
 _RANKS: Final = frozenset({"rank-kill", "rank-pause", "straggler"})
@@ -24,14 +24,23 @@ _TEMPLATES: Final[Mapping[str, tuple[str, str]]] = {
 """Other faults are named by their type, with all parameters behind it."""
 
 
-def of(type: str, target: str, parameters: Mapping[str, str]) -> str:
-    """Return the fault with its target and parameters, as part of a sentence; empty if nothing is known of it."""
+def in_full(type: str, target: str, parameters: Mapping[str, str]) -> str:
+    """Return the fault with its target and parameters; empty if nothing is known of it."""
+    return _joined(type, target, parameters, "")
+
+
+def named(type: str, target: str, parameters: Mapping[str, str]) -> str:
+    """Return the same within a sentence: ``the cut of north``, ``loss 0.5 % on north``."""
+    said = _joined(type, target, parameters, " of")
+    return said if type == "impair" and parameters else f"the {said}"
+
+
+def _joined(type: str, target: str, parameters: Mapping[str, str], joined: str) -> str:
     what, more = _parts(type, parameters)
     where = _where(type, target)
-    if not where:
-        return what + more
-    joined = "on" if type == "impair" and parameters or type in _TEMPLATES and what != type else "of"
-    return f"{what} {joined} {where}{more}" if what else where + more
+    if not what or not where:
+        return (what or where) + more
+    return f"{what}{' on' if what != type else joined} {where}{more}"
 
 
 def short(type: str, target: str, parameters: Mapping[str, str]) -> str:

@@ -54,8 +54,13 @@ class Fault:
 
     @property
     def words(self) -> str:
-        """The fault with its parameters, as part of a sentence: ``cut of north``, ``loss 0.5 % on north toward west``."""
-        return fault_words.of(self.type, self.target, self.parameters) or self.fault
+        """The fault with its target and parameters: ``cut north``, ``loss 0.5 % on north toward west``."""
+        return fault_words.in_full(self.type, self.target, self.parameters) or self.fault
+
+    @property
+    def named(self) -> str:
+        """The same within a sentence: ``the cut of north``."""
+        return fault_words.named(self.type, self.target, self.parameters)
 
     @property
     def effect(self) -> str:
@@ -108,7 +113,7 @@ def _rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
     for number, fault in enumerate(faults, 1):
         yield (
             str(number),
-            _first_upper(fault.words),
+            fault.words,
             formats.duration(fault.began_s),
             fault.lasted,
             formats.duration(fault.carrier_s),
@@ -134,8 +139,8 @@ def summary(faults: Sequence[Fault]) -> str:
     if worst is not None:
         at = formats.duration(worst.began_s)
         if worst.gap_open:
-            return f"{said}; after the {worst.words} at {at} training did not come back: the gap is {worst.gap}."
-        said += f"; the longest gap between commits, {worst.gap}, was at the {worst.words} at {at}"
+            return f"{said}; after {worst.named} at {at} training did not come back: the gap is {worst.gap}."
+        said += f"; the longest gap between commits, {worst.gap}, was at {worst.named} at {at}"
     return f"{said}."
 
 

@@ -25,16 +25,17 @@ def sentence(run: RunData, job: JobEvidence, faults: Sequence[Fault]) -> str:
     if not standing or not job.commits:
         return ""
     last = job.commits[-1]
-    stopped = f"Training stopped in step {last.step + 1} and did not come back"
+    stopped = f"Training stopped after step {last.step} and did not come back"
     if run.topology is not None:
         outage = longest_outage(run.events, run.topology, last.t, job.ended_t, job.seen_t)
         if outage is not None:
             links = [link.name for link in run.topology.links]
             return f"{stopped}: {_outage(outage, links, number(run.info.workload, 'timeout_s'), job.seen_t)}."
-    named = [f"{it.words} at {formats.duration(it.began_s)}" for it in standing[:_NAMED]]
+    named = [f"{it.named} at {formats.duration(it.began_s)}" for it in standing[:_NAMED]]
     more = len(standing) - len(named)
     also = f" and {formats.plural(more, 'more fault')}" if more else ""
-    return f"{stopped}, after the {' and the '.join(named)}{also}."
+    why = f": {run.info.reason.rstrip('.')}" if run.info.reason else ""
+    return f"{stopped} after {' and '.join(named)}{also}{why}."
 
 
 def _outage(outage: Outage, links: Sequence[str], timeout_s: float | None, seen_t: float) -> str:

@@ -83,7 +83,10 @@ def test_a_hang_is_told_and_counted_but_makes_nothing_wrong(run: Path) -> None:
     report = reported(run)
     assert measured(report)["hangs"] == 1
     assert (report.verdict, answer(report)[0]) == ("pass", "yes")
-    assert "all ranks were in it for 20.0 s" in answer(report)[1]
+    assert "hang" not in answer(report)[1], "a yes does not contain what was found against it"
+    assert "hung" not in answer(report)[1]
+    for form in ("index.html", "report.md", "report.json"):
+        assert "all ranks were in it for 20.0 s" in (run / form).read_text()
 
 
 def test_without_the_records_of_one_rank_there_is_no_pass(run: Path) -> None:
