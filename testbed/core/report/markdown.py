@@ -16,7 +16,7 @@ from testbed.core.report import (
 )
 from testbed.core.report.document import Report
 from testbed.core.report.report_table import Table
-from testbed.core.report.run_page import facts, shortcomings
+from testbed.core.report.run_page import facts, goodput, shortcomings
 
 __all__ = ["escape", "markdown", "section", "table"]
 
@@ -36,8 +36,8 @@ def markdown(report: Report) -> str:
         ("train_loss", f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}"),
         ("steps committed", formats.count(training.steps_committed)),
         ("steps lost", formats.count(training.steps_lost)),
-        ("recovery", formats.duration(report.recovery_s)),
-        ("goodput", _goodput(report.goodput)),
+        ("recovery", _recovery(report)),
+        ("goodput", _goodput(report)),
         ("compute utilization", formats.share(report.compute_utilization)),
         ("compute", f"{formats.duration(training.compute_s)} (rank-seconds)"),
         ("peer wait", f"{formats.duration(training.peer_wait_s)} (rank-seconds)"),
@@ -63,9 +63,14 @@ def markdown(report: Report) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _goodput(value: float | None) -> str:
-    said = formats.share(value)
+def _goodput(report: Report) -> str:
+    value, said = report.goodput, goodput(report)
     return f"{said} ({formats.goodput_means(value)})" if value is not None and value > 1 else said
+
+
+def _recovery(report: Report) -> str:
+    said = faults_section.gap_words(report.training.recovery_s, report.training.recovery_open)
+    return f"{said}, training did not come back" if report.training.recovery_open else said
 
 
 def _scraped(report: Report) -> list[str]:

@@ -22,7 +22,7 @@ from testbed.core.report.document import Report
 from testbed.core.report.figures import figures
 from testbed.core.report.scraped_figures import scraped_figures
 
-__all__ = ["facts", "html", "shortcomings"]
+__all__ = ["facts", "goodput", "html", "shortcomings"]
 
 _RECORDS = frozenset({"began_t", "ended_t", "ends"})
 """Of a launched program's workload: records that the rank-seconds and the answers are made from, no words for a reader.
@@ -75,8 +75,16 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
             f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}",
             f"{done}{of} steps, means of the first and last 10",
         ),
-        ("recovery", formats.duration(report.recovery_s), "longest gap between commits around a fault"),
-        ("goodput", formats.share(report.goodput), formats.goodput_means(report.goodput)),
+        (
+            "recovery",
+            faults_section.gap_words(training.recovery_s, training.recovery_open),
+            "training did not come back" if training.recovery_open else "longest gap between commits around a fault",
+        ),
+        (
+            "goodput",
+            goodput(report),
+            "the job did not reach its last step" if training.died else formats.goodput_means(report.goodput),
+        ),
         (
             "compute utilization",
             formats.share(report.compute_utilization),
@@ -88,6 +96,12 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
             f"all ranks; median step {formats.duration(training.median_step_s)}",
         ),
     )
+
+
+def goodput(report: Report) -> str:
+    """Format goodput, which is at most that for a job that died."""
+    said = formats.share(report.goodput)
+    return f"<= {said}" if report.training.died and report.goodput is not None else said
 
 
 def _scraped(report: Report) -> dict[str, object]:
