@@ -328,7 +328,7 @@ def _of(record: FaultRecord) -> dict[str, Any]:
         "links": record["links"],
         "nodes": record["nodes"],
         "parameters": dict(record["parameters"]),
-        "for_s": record["for_s"],
+        "lasts_s": record["lasts_s"],
         **plan_of(record),
         "command_t": record["command_t"],
         "ack_t": record["ack_t"],

@@ -29,9 +29,7 @@ def longest_outage(
 ) -> Outage | None:
     """Return the longest outage that overlaps ``from_t`` to ``to_t``; ``seen_t`` ends one without an end."""
     near = [
-        it
-        for it in _outages(events, topology)
-        if it.began_t < to_t and (it.ended_t is None or it.ended_t > from_t)
+        it for it in _outages(events, topology) if it.began_t < to_t and (it.ended_t is None or it.ended_t > from_t)
     ]
     return max(near, key=lambda it: (seen_t if it.ended_t is None else it.ended_t) - it.began_t, default=None)
 

@@ -115,9 +115,7 @@ def recover(
                 after_s = None
         if after_s is None and back_s is not None and window.began_t + back_s > window.ended_t:
             back_s = None
-    return FaultRecovery(
-        window, longest_s, back_s, after_s, recovered, gap_began_t, aftermath_end_t=aftermath_end_t
-    )
+    return FaultRecovery(window, longest_s, back_s, after_s, recovered, gap_began_t, aftermath_end_t=aftermath_end_t)
 
 
 def _open_gap(last_t: float, job: JobSpan, median: float | None) -> Commit | None:

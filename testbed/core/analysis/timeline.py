@@ -21,7 +21,7 @@ class FaultWindow:
     ``began_t`` is when the testbed issued the command and ``ack_t`` when the host confirmed it: the effect began in
     between. ``carrier_s`` is from the command until the last gateway port of ``links`` had lost carrier; None if none
     did. ``parameters`` are those of the fault as the user wrote them; of a run whose events lack them, the values that
-    it gave its directions. ``for_s`` is how long it was to last; None: until healed, or unknown.
+    it gave its directions.
     """
 
     fault: str
@@ -34,7 +34,6 @@ class FaultWindow:
     ack_t: float | None = None
     carrier_s: float | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
-    for_s: float | None = None
 
     @property
     def label(self) -> str:
@@ -93,7 +92,6 @@ def fault_windows(events: Iterable[Event]) -> tuple[FaultWindow, ...]:
                 ack_t=number(event.fields, "ack_t"),
                 carrier_s=_carrier_loss(listed, links, began_t, ended_t),
                 parameters=_parameters(event, phases.get(name, event)),
-                for_s=number(event.fields, "for_s"),
             )
         )
     return tuple(sorted(windows, key=lambda window: window.began_t))

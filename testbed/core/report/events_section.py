@@ -1,16 +1,24 @@
-"""The events of a run in its report: one sentence per event, instead of the fields of its record."""
+"""The events of a run in its report: one sentence per event, instead of the fields of its record.
+
+The page and Markdown show the first :data:`SHOWN` and fold the others away.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from testbed.core.fields import Fields, integer, number, text, texts
+from testbed.core.fields import Fields, integer, mapping, number, text, texts
 from testbed.core.records.event import Event
-from testbed.core.report import formats
+from testbed.core.report import fault_words, formats
 from testbed.core.report.report_table import Table
 
-__all__ = ["EventLine", "lines", "table"]
+__all__ = ["SHOWN", "EventLine", "folded", "lines", "table"]
+
+SHOWN: Final = 20
+_AT_ONCE: Final = frozenset({"impaired", "jitter", "squeezed", "corrupt", "black hole", "killed", "stopped", "slowed"})
+"""Phases of faults whose words say as much already."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +32,20 @@ def lines(events: Iterable[Event], origin: float) -> tuple[EventLine, ...]:
     return tuple(EventLine(event.t - origin, event.event, _text(event)) for event in events)
 
 
-def table(events: Iterable[EventLine]) -> Table | None:
-    """The events; None if there are none."""
-    rows = ((f"{each.t_s:.3f}", each.event, each.text) for each in events)
-    return Table.of(("time s", "event", "what"), rows, "Events", (0,))
+def table(events: Sequence[EventLine]) -> Table | None:
+    """The first :data:`SHOWN` events; None if there are none."""
+    return _table(events[:SHOWN], "Events")
+
+
+def folded(events: Sequence[EventLine]) -> Table | None:
+    """The other events; None if there are none. Its label says how many there are."""
+    more = len(events) - SHOWN
+    return _table(events[SHOWN:], f"{formats.plural(more, 'more event')}") if more > 0 else None
+
+
+def _table(events: Iterable[EventLine], label: str) -> Table | None:
+    rows = ((f"{each.t_s:.3f}", each.event.replace("-", " "), each.text) for each in events)
+    return Table.of(("time s", "event", "what"), rows, label, (0,))
 
 
 def _text(event: Event) -> str:
@@ -35,18 +53,30 @@ def _text(event: Event) -> str:
     return said or _any(event.fields)
 
 
-def _fault(fields: Fields) -> str:
-    named = f"{text(fields, 'type')} {text(fields, 'target')}".strip()
+def _fault(fields: Fields, lasts: str = "") -> str:
+    written = {str(key): value for key, value in mapping(fields, "parameters").items() if isinstance(value, str)}
+    named = fault_words.in_full(text(fields, "type"), text(fields, "target"), written)
     number_of = text(fields, "fault")
-    return f"{named} ({number_of})" if named and number_of else named or number_of
+    return f"{named}{lasts} ({number_of})" if named and number_of else (named or number_of) + lasts
 
 
-def _with_links(fields: Fields) -> str:
+def _fault_began(fields: Fields) -> str:
+    """Its phase is left out where it repeats the fault's own words."""
+    phase = text(fields, "phase")
+    return _with_links({**fields, "phase": "" if phase in _AT_ONCE else phase}, number(fields, "lasts_s"))
+
+
+def _fault_phase(fields: Fields) -> str:
+    return _with_links(fields, None)
+
+
+def _with_links(fields: Fields, lasts_s: float | None) -> str:
     links = texts(fields, "links")
     # A fault of one link names it as its target.
     shown = f"; links: {', '.join(links)}" if links and list(links) != [text(fields, "target")] else ""
     phase = text(fields, "phase")
-    return f"{_fault(fields)}{f': {phase}' if phase else ''}{shown}"
+    lasts = f", {formats.duration(lasts_s)}" if lasts_s else ""
+    return f"{_fault(fields, lasts)}{f': {phase}' if phase else ''}{shown}"
 
 
 def _fault_ended(fields: Fields) -> str:
@@ -163,10 +193,10 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "check": _check,
     "container-died": _container_died,
     "emulator-died": _emulator_died,
-    "fault-began": _with_links,
+    "fault-began": _fault_began,
     "fault-ended": _fault_ended,
     "fault-failed": _fault_failed,
-    "fault-phase": _with_links,
+    "fault-phase": _fault_phase,
     "job-began": _job_began,
     "job-ended": _job_ended,
     "protection-switched": _protection,

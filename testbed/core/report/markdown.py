@@ -12,11 +12,12 @@ from testbed.core.report import (
     in_force_section,
     rank_seconds_section,
     restarts_section,
+    schedule_section,
     scraped_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.report_table import Table
-from testbed.core.report.run_page import facts, goodput, shortcomings
+from testbed.core.report.run_page import facts, goodput, is_program, shortcomings
 
 __all__ = ["escape", "markdown", "section", "table"]
 
@@ -32,6 +33,7 @@ def markdown(report: Report) -> str:
     blocks.append(
         table(Table(("", "question", "why"), [(each.answer, each.question, each.text) for each in report.answers]))
     )
+    blocks += _experiment(report)
     measured = (
         ("train_loss", f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}"),
         ("steps committed", formats.count(training.steps_committed)),
@@ -46,7 +48,8 @@ def markdown(report: Report) -> str:
         ("median step", formats.duration(training.median_step_s)),
         ("wall time", formats.duration(training.wall_s)),
     )
-    blocks += ["## Training", table(Table(("quantity", "value"), measured))]
+    if not is_program(report):
+        blocks += ["## Training", table(Table(("quantity", "value"), measured))]
     shown = rank_seconds_section.table(report.rank_seconds)
     blocks += section("## Rank-seconds", rank_seconds_section.LEAD, shown=shown)
     blocks += _links(report) + _fidelity(report)
@@ -58,9 +61,23 @@ def markdown(report: Report) -> str:
     blocks += section("## Steady state", shown=hypothesis.table(report.steady))
     blocks += _scraped(report)
     blocks += section("## Events", shown=events_section.table(report.events))
+    blocks += _folded(events_section.folded(report.events))
     blocks += ["## Run and host", table(Table(("fact", "value"), facts(report)))]
     blocks += [escape(sentence) for sentence in shortcomings(report)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _experiment(report: Report) -> list[str]:
+    teaches = schedule_section.teaches(report.run)
+    shown = section(shown=schedule_section.table(report.run))
+    return ["## Experiment", *([escape(teaches)] if teaches else []), *shown] if teaches or shown else []
+
+
+def _folded(shown: Table | None) -> list[str]:
+    """Return a table that viewers of Markdown fold away, as far as they know HTML's element for it."""
+    if shown is None:
+        return []
+    return [f"<details>\n<summary>{escape(shown.label)}</summary>", table(shown), "</details>"]
 
 
 def _goodput(report: Report) -> str:

@@ -72,7 +72,11 @@ def measure(world_size: int, spans: Sequence[Span], origin: float) -> TimeShares
 
 
 def shown_classes(shares: TimeShares) -> dict[str, str]:
-    """Return the classes to show: all that a job has, and what could not be told apart only if there is some."""
+    """Return the classes to show: all that a job has, and what could not be told apart only if there is some; of a
+    program that records no steps, those that it has any of."""
+    if not shares.total.good_s:
+        by_class = shares.total.by_class()
+        return {key: name for key, name in CLASSES.items() if by_class[key]} or CLASSES
     left_out = "" if shares.total.not_told_apart_s > 0 else "not_told_apart_s"
     return {key: name for key, name in CLASSES.items() if key != left_out}
 

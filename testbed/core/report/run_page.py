@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from testbed.core.fields import sequence, text
 from testbed.core.report import (
     certification_section,
     checkers_section,
@@ -16,13 +17,14 @@ from testbed.core.report import (
     in_force_section,
     rank_seconds_section,
     restarts_section,
+    schedule_section,
     scraped_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.figures import figures
 from testbed.core.report.scraped_figures import scraped_figures
 
-__all__ = ["facts", "goodput", "html", "shortcomings"]
+__all__ = ["facts", "goodput", "html", "is_program", "shortcomings"]
 
 _RECORDS = frozenset({"began_t", "ended_t", "ends"})
 """Of a launched program's workload: records that the rank-seconds and the answers are made from, no words for a reader.
@@ -36,7 +38,8 @@ def html(report: Report) -> str:
     verdict = _VERDICTS[report.verdict]
     eyebrow = (run.name, str(run.experiment.get("name") or ""), formats.moment(run.started_unix_s))
     scraped = scraped_figures(report)
-    lost = ("steps lost", formats.count(report.training.steps_lost))  # Markdown shows it with the training
+    # Markdown shows it with the training.
+    lost = () if is_program(report) else (("steps lost", formats.count(report.training.steps_lost)),)
     return html_page.render(
         "run.html",
         figures(report) + scraped,
@@ -59,13 +62,18 @@ def html(report: Report) -> str:
         scraped_ids=[figure.id for figure in scraped],
         **_scraped(report),
         events_table=events_section.table(report.events),
-        host_facts=(lost, *facts(report)),
+        folded_events=events_section.folded(report.events),
+        teaches=schedule_section.teaches(report.run),
+        schedule_table=schedule_section.table(report.run),
+        host_facts=(*lost, *facts(report)),
         shortcomings=shortcomings(report),
     )
 
 
 def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
-    """Name, value and note of each of the figures at the top."""
+    """Name, value and note of each of the figures at the top; of a launched program, those that are known of it."""
+    if is_program(report):
+        return tuple((name, value, note) for name, value, note in _program(report) if value != formats.UNKNOWN)
     training = report.training
     done = formats.count(training.steps_committed)
     of = f" of {formats.count(training.steps_planned)}" if training.steps_planned else ""
@@ -96,6 +104,21 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
             f"all ranks; median step {formats.duration(training.median_step_s)}",
         ),
     )
+
+
+def _program(report: Report) -> Iterator[tuple[str, str, str]]:
+    """The figures of a launched program: its ranks record no steps."""
+    workload = report.run.workload
+    statuses = [it if isinstance(it, int) else None for it in sequence(workload, "statuses")]
+    good = sum(1 for it in statuses if it == 0)
+    if statuses:
+        yield "ranks", formats.count(len(statuses)), f"{formats.count(good)} ended with status 0"
+    if report.rank_seconds is not None:
+        took = formats.duration(report.rank_seconds.wall_s)
+        yield "the program", took, "from the start of its first process to the end of its last"
+    yield "whole run", formats.duration(report.duration_s), "from its beginning to its end"
+    if report.faults:
+        yield "faults", formats.count(len(report.faults)), "while it was recorded"
 
 
 def goodput(report: Report) -> str:
@@ -136,6 +159,11 @@ def _fidelity(report: Report) -> dict[str, object]:
             "checks_table": certification_section.checks_table(certificate),
         }
     return values
+
+
+def is_program(report: Report) -> bool:
+    """Whether the run is of a launched program, of which nothing is known but its processes."""
+    return bool(text(report.run.workload, "command")) and not report.training.world_size
 
 
 def facts(report: Report) -> tuple[tuple[str, str], ...]:

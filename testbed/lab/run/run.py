@@ -296,7 +296,7 @@ def _line(planned: Planned) -> dict[str, Any]:
         "inject": planned.inject,
         "target": planned.target,
         "parameters": dict(planned.parameters),
-        "for_s": planned.for_s,
+        "lasts_s": planned.lasts_s,
         "at_s": planned.at_s,
         "after_step": planned.after_step,
         "when": None if planned.when is None else planned.when.text,

@@ -1,4 +1,4 @@
-"""Gaps between commits that no step ended, and whose aftermath is whose: examples by hand, then properties of any job."""
+"""Gaps between commits that no step ended, and whose aftermath is whose: by hand, then properties of any job."""
 
 from __future__ import annotations
 

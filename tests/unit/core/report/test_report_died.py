@@ -42,7 +42,8 @@ def dead(tmp_path: Path) -> Path:
     south = {"fault": "f2", "type": "cut", "target": "south", "links": ["south"]}
     kept.append({"t": cut_t + 0.01, "event": "fault-began", **south})
     kept += [
-        {"t": cut_t + 0.011, "event": "carrier", "link": "south", "site": site, "up": False} for site in ("east", "west")
+        {"t": cut_t + 0.011, "event": "carrier", "link": "south", "site": site, "up": False}
+        for site in ("east", "west")
     ]
     kept.append({"t": died_t, "event": "job-ended", "rank": 2, "job": "j1", "status": "failed"})
     write_events(run, kept)
@@ -98,7 +99,9 @@ def test_no_form_of_the_report_passes_on_an_open_gap(dead: Path) -> None:
 
 
 def test_a_run_that_ends_now_is_judged_alike(dead: Path) -> None:
-    written = [expect.parse(text) for text in ("recovery <= 15s", "goodput >= 0.3", "steps_lost == 0", "recovery >= 4s")]
+    written = [
+        expect.parse(text) for text in ("recovery <= 15s", "goodput >= 0.3", "steps_lost == 0", "recovery >= 4s")
+    ]
     assert [it.holds for it in judged(written, report_of(dead))] == [False, False, True, False]
 
 
