@@ -122,7 +122,7 @@ def _show_measured(measured: Measured) -> None:
             _number(it.steps_per_s_before),
             _number(it.steps_per_s_during),
             "-" if it.goodput is None else format_probability(it.goodput, 2),
-            "-" if it.longest_gap_s is None else format_duration(it.longest_gap_s, 3),
+            _gap(it),
             _back(it),
         ]
         for it in measured.impacts
@@ -140,6 +140,11 @@ def _show_measured(measured: Measured) -> None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+def _gap(it: CutImpact) -> str:
+    """Return the longest gap, which is at least that if training did not come back."""
+    return "-" if it.longest_gap_s is None else f"{'>= ' if it.gap_open else ''}{format_duration(it.longest_gap_s, 3)}"
 
 
 def _back(it: CutImpact) -> Text:

@@ -399,10 +399,10 @@ def answers(report: Report) -> Table:
 
 def rank_seconds(report: Report) -> str:
     """Return goodput and the classes of rank-seconds that it is made from in a line; empty if nothing is known."""
-    from testbed.core.report import formats, rank_seconds_section
+    from testbed.core.report import rank_seconds_section, run_page
 
     told = rank_seconds_section.sentence(report.rank_seconds)
-    return told if not told or report.goodput is None else f"goodput {formats.share(report.goodput)}; {told}"
+    return told if not told or report.goodput is None else f"goodput {run_page.goodput(report)}; {told}"
 
 
 def checks(found: Sequence[Check]) -> Table:

@@ -139,13 +139,20 @@ def summary(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return one line on the validity of the scale model, then the worst finding of each quantity that fails."""
     fails = _quantities(findings, FAILS)
     biased = [it for it in _quantities(findings, BIASED) if it not in fails]
-    parts = [f"does not hold for {', '.join(fails)}"] if fails else ["holds"]
-    parts += [f"with a stated bias in {', '.join(biased)} (testbed show)"] if biased else []
+    said = f"does not hold for {_listed(fails)}" if fails else "holds"
+    if biased:
+        said += f"{'; it has' if fails else ', with'} a known bias in {_listed(biased)} (testbed show)"
     worst = (
         max((it for it in findings if (it.quantity, it.verdict) == (quantity, FAILS)), key=lambda it: it.error)
         for quantity in fails
     )
-    return ("the scale model " + "; ".join(parts), *map(str, worst))
+    return (f"the scale model {said}", *map(str, worst))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _quantities(findings: Sequence[Finding], verdict: str) -> list[str]:

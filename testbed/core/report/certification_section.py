@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.certification.link_certificate import Check, DirectionCertificate, LinkCertificate, RoundTrip
-from testbed.core.fields import number, text
+from testbed.core.fields import Fields, number, text
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
 from testbed.core.report.fidelity_section import Fidelity, Machine
@@ -152,22 +152,36 @@ def validity_table(run: RunInfo) -> Table | None:
 
 
 def _validity_rows(run: RunInfo) -> Iterator[Row]:
-    for each in run.validity:
+    for fiber, each in _worst(run):
         if text(each, "verdict") != "holds":
             why = "; ".join(it for it in (text(each, "reason"), text(each, "change")) if it)
             bias = " ".join(it for it in (text(each, "verdict"), text(each, "direction")) if it)
             amounts = (_amount(number(each, key), text(each, "unit")) for key in ("lab", "real"))
-            yield (text(each, "fiber"), text(each, "quantity"), *amounts, bias, why)
+            yield (fiber, text(each, "quantity"), *amounts, bias, why)
+
+
+def _worst(run: RunInfo) -> Iterator[tuple[str, Fields]]:
+    """Return each quantity once, as it is on the fiber with the largest bias: the reasons of the others are the same,
+    with other numbers."""
+    groups: dict[tuple[str, str, str], list[Fields]] = {}
+    for each in run.validity:
+        key = (text(each, "quantity"), text(each, "verdict"), text(each, "direction"))
+        groups.setdefault(key, []).append(each)
+    for alike in groups.values():
+        worst = max(alike, key=lambda it: number(it, "error") or 0.0)
+        fiber = text(worst, "fiber")
+        yield (f"{fiber}, the worst of {len(alike)}" if len(alike) > 1 else fiber), worst
 
 
 def validity_lead(run: RunInfo) -> str:
     """Return a sentence about how much of the scale model holds; empty if it was not checked."""
     if not run.validity:
         return ""
-    holding = sum(1 for each in run.validity if text(each, "verdict") == "holds")
+    quantities = {text(each, "quantity") for each in run.validity}
+    biased = {text(each, "quantity") for each in run.validity if text(each, "verdict") != "holds"}
     return (
-        f"Rates and payloads are divided by the scale, latency is not: {holding} of {len(run.validity)} quantities hold"
-        " unchanged."
+        f"Rates and payloads are divided by the scale, latency is not: {len(quantities - biased)} of {len(quantities)}"
+        " quantities hold unchanged on every fiber."
     )
 
 

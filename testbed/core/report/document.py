@@ -238,7 +238,7 @@ def build(run: RunData) -> Report:
         fidelity=under_load,
         wire=crossed,
         topology=run.topology,
-        events=events_section.lines(run.events, origin),
+        events=events_section.lines(run.events, origin, {it.fault: it.parameters for it in faults}),
         steps=StepSeries(
             step=tuple(commit.step for commit in job.commits),
             t_s=tuple(commit.t - origin for commit in job.commits),

@@ -164,5 +164,5 @@ def _fiber(link: Link, places: Mapping[str, Point], offset: float, faults: Seque
 
 
 def _when(fault: Fault) -> str:
-    began = f"{fault.type} at {formats.duration(fault.began_s)}"
+    began = f"{fault.at_link} at {formats.duration(fault.began_s)}"
     return began if fault.ended_s is None else f"{began} for {formats.duration(fault.ended_s - fault.began_s)}"

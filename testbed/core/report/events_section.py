@@ -5,7 +5,7 @@ The page and Markdown show the first :data:`SHOWN` and fold the others away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,8 +28,19 @@ class EventLine:
     text: str
 
 
-def lines(events: Iterable[Event], origin: float) -> tuple[EventLine, ...]:
-    return tuple(EventLine(event.t - origin, event.event, _text(event)) for event in events)
+def lines(
+    events: Iterable[Event], origin: float, parameters: Mapping[str, Mapping[str, str]] | None = None
+) -> tuple[EventLine, ...]:
+    """Return the events in words. ``parameters``: those of each fault by its id, for events that lack them."""
+    known = parameters or {}
+    return tuple(EventLine(event.t - origin, event.event, _text(_whole(event, known))) for event in events)
+
+
+def _whole(event: Event, parameters: Mapping[str, Mapping[str, str]]) -> Event:
+    of_fault = parameters.get(text(event.fields, "fault"))
+    if not of_fault or "parameters" in event.fields:
+        return event
+    return Event(event.t, event.event, {**event.fields, "parameters": of_fault})
 
 
 def table(events: Sequence[EventLine]) -> Table | None:
@@ -44,7 +55,7 @@ def folded(events: Sequence[EventLine]) -> Table | None:
 
 
 def _table(events: Iterable[EventLine], label: str) -> Table | None:
-    rows = ((f"{each.t_s:.3f}", each.event.replace("-", " "), each.text) for each in events)
+    rows = ((f"{round(each.t_s, 3) + 0.0:.3f}", each.event.replace("-", " "), each.text) for each in events)
     return Table.of(("time s", "event", "what"), rows, label, (0,))
 
 
@@ -72,8 +83,9 @@ def _fault_phase(fields: Fields) -> str:
 
 def _with_links(fields: Fields, lasts_s: float | None) -> str:
     links = texts(fields, "links")
-    # A fault of one link names it as its target.
-    shown = f"; links: {', '.join(links)}" if links and list(links) != [text(fields, "target")] else ""
+    # A fault of one link names it, or one of its directions, as its target.
+    named = text(fields, "target").partition(":")[0]
+    shown = f"; links: {', '.join(links)}" if links and list(links) != [named] else ""
     phase = text(fields, "phase")
     lasts = f", {formats.duration(lasts_s)}" if lasts_s else ""
     return f"{_fault(fields, lasts)}{f': {phase}' if phase else ''}{shown}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["effect", "in_full", "named", "short"]
+__all__ = ["at_link", "in_full", "named", "short"]
 
 _VALUE: Final = re.compile(r"([-+]?[0-9][0-9.]*(?:e[-+]?[0-9]+)?)\s*([A-Za-z%/]+)?", re.ASCII)
 _RANKS: Final = frozenset({"rank-kill", "rank-pause", "straggler"})
@@ -49,7 +49,7 @@ def short(type: str, target: str, parameters: Mapping[str, str]) -> str:
     return f"{what} {target}".strip() + more
 
 
-def effect(type: str, target: str, parameters: Mapping[str, str]) -> str:
+def at_link(type: str, target: str, parameters: Mapping[str, str]) -> str:
     """Return what the fault does, without the name of its link, for a label beside that link."""
     what, more = _parts(type, parameters)
     toward = target.partition(":")[2]
@@ -62,7 +62,7 @@ def _parts(type: str, parameters: Mapping[str, str]) -> tuple[str, str]:
         return ", ".join(_said(parameters)), ""
     key, words = _TEMPLATES.get(type, ("", ""))
     if key in parameters:
-        rest = [it for it in _said({name: value for name, value in parameters.items() if name != key})]
+        rest = _said({name: value for name, value in parameters.items() if name != key})
         return words.format(_value(key, parameters[key])), f" ({', '.join(rest)})" if rest else ""
     return type, f" ({', '.join(_said(parameters))})" if parameters else ""
 

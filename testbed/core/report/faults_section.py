@@ -22,6 +22,7 @@ _HEAD = (
     "back after its end",
     "came through",
 )
+_OF_RECOVERY = _HEAD.index("longest gap")
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Fault:
         return fault_words.named(self.type, self.target, self.parameters)
 
     @property
-    def effect(self) -> str:
+    def at_link(self) -> str:
         """The same without the name of its link, for a label beside that link: ``cut``, ``loss 0.5 % toward west``."""
-        return fault_words.effect(self.type, self.target, self.parameters) or self.fault
+        return fault_words.at_link(self.type, self.target, self.parameters) or self.fault
 
     @property
     def gap(self) -> str:
@@ -105,8 +106,13 @@ def gap_words(gap_s: float | None, is_open: bool) -> str:
 
 
 def table(faults: Iterable[Fault]) -> Table | None:
-    """The faults; their numbers are those of the plots."""
-    return Table.of(_HEAD, _rows(faults), "Faults", (0, *range(2, 8)), verdicts=8)
+    """The faults; their numbers are those of the plots. What is known of none, as with a launched program or faults
+    outside the training, has no columns."""
+    listed = tuple(faults)
+    if all(it.recovered is None and it.longest_gap_s is None for it in listed):
+        told = (row[:_OF_RECOVERY] for row in _rows(listed))
+        return Table.of(_HEAD[:_OF_RECOVERY], told, "Faults", (0, *range(2, _OF_RECOVERY)))
+    return Table.of(_HEAD, _rows(listed), "Faults", (0, *range(2, 8)), verdicts=8)
 
 
 def _rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
@@ -139,7 +145,8 @@ def summary(faults: Sequence[Fault]) -> str:
     if worst is not None:
         at = formats.duration(worst.began_s)
         if worst.gap_open:
-            return f"{said}; after {worst.named} at {at} training did not come back: the gap is {worst.gap}."
+            gap = formats.duration(worst.longest_gap_s)
+            return f"{said}; after {worst.named} at {at} training did not come back: the gap is at least {gap}."
         said += f"; the longest gap between commits, {worst.gap}, was at {worst.named} at {at}"
     return f"{said}."
 
@@ -151,7 +158,8 @@ def sentence(fault: Fault) -> str:
     if fault.recovered is None:
         return f"{began}: it fell outside the training, so there is no recovery to measure."
     if fault.gap_open:
-        return f"{began}: no step came{_since(fault)}; training did not come back: the gap is {fault.gap}."
+        gap = formats.duration(fault.longest_gap_s)
+        return f"{began}: no step came{_since(fault)}; training did not come back: the gap is at least {gap}."
     gap = f"longest gap between commits {fault.gap}{_where(fault)}"
     if not fault.recovered:
         return f"{began}: {gap}, and training had not recovered when the job ended."

@@ -51,7 +51,7 @@ def markdown(report: Report) -> str:
     if not is_program(report):
         blocks += ["## Training", table(Table(("quantity", "value"), measured))]
     shown = rank_seconds_section.table(report.rank_seconds)
-    blocks += section("## Rank-seconds", rank_seconds_section.LEAD, shown=shown)
+    blocks += section("## Rank-seconds", rank_seconds_section.lead(is_program(report)), shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
     blocks += section("### Values in force", shown=in_force_section.table(report.in_force, report.faults))

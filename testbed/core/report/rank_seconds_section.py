@@ -9,7 +9,7 @@ from testbed.core.analysis.rank_seconds import RankSeconds, Span
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 
-__all__ = ["CLASSES", "LEAD", "RankSecondsLine", "TimeShares", "measure", "sentence", "shown_classes", "table"]
+__all__ = ["CLASSES", "RankSecondsLine", "TimeShares", "lead", "measure", "sentence", "shown_classes", "table"]
 
 CLASSES = {
     "productive_s": "productive",
@@ -23,12 +23,23 @@ CLASSES = {
 }
 """The name of each class, in the order of bars and tables."""
 
-LEAD = (
+_LEAD = (
     "Every rank-second of the wall time is in one class. Goodput is the share of productive (compute of committed"
     " steps, at their fault-free pace) plus exposed communication (their communication that no compute hid, at the same"
     " pace). Checkpoint includes waiting for a peer's checkpoint. Lost work is steps that were done again or never"
     " finished by all ranks. Begin and end includes the time between steps."
 )
+
+
+_LEAD_OF_A_PROGRAM = (
+    "The ranks of a launched program record no steps, so what they did between their beginning and their end is not"
+    " told apart."
+)
+
+
+def lead(program: bool) -> str:
+    """Return what the classes of a job mean, or of a launched ``program``."""
+    return _LEAD_OF_A_PROGRAM if program else _LEAD
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def html(report: Report) -> str:
         tiles=_tiles(report),
         drawing=drawing.draw(report.topology, report.faults) if report.topology else None,
         **_fidelity(report),
-        rank_seconds_lead=rank_seconds_section.LEAD,
+        rank_seconds_lead=rank_seconds_section.lead(is_program(report)),
         rank_seconds_table=rank_seconds_section.table(report.rank_seconds),
         faults_table=faults_section.table(report.faults),
         in_force_table=in_force_section.table(report.in_force, report.faults),
@@ -188,7 +188,8 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
     listed += _flat("", run.host)
     if report.certificate:
         listed += [(name, value) for name, value in _flat("", report.certificate.host) if name not in dict(listed)]
-    return tuple((name, value) for name, value in listed if value)
+    empty = ("", formats.UNKNOWN) if is_program(report) else ("",)
+    return tuple((name, value) for name, value in listed if value not in empty)
 
 
 def _flat(prefix: str, values: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from testbed.core.experiment.steady import Condition, Monitor, Told
+from testbed.core.report import fault_words
 from testbed.errors import JobFailed, LabError
 from testbed.host.files.store import RunDirectory
 from testbed.keeper.journal import FIBERS_DARK
@@ -169,12 +170,16 @@ class Follower:
         )
 
 
+def _words(event: Mapping[str, Any]) -> str:
+    return fault_words.in_full(event["type"], event["target"], event.get("parameters") or {})
+
+
 def _text(event: Mapping[str, Any]) -> str:
     kind = event["event"]
     if kind == "fault-began":
-        return f"{event['type']} {event['target']}: began ({event['fault']})"
+        return f"{_words(event)}: began ({event['fault']})"
     if kind == "fault-ended":
-        return f"{event['type']} {event['target']}: ended ({event['fault']})"
+        return f"{_words(event)}: ended ({event['fault']})"
     if kind == "carrier":
         return f"{event['site']}: carrier {'up' if event['up'] else 'down'} on {event['link']}"
     if kind == "container-died":
