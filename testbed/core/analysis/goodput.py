@@ -31,7 +31,8 @@ __all__ = ["JobEvidence", "evaluate"]
 
 _OF_A_STEP = re.compile(r"step ([0-9]{1,12}): (.*)", re.DOTALL)
 _LOSS_STEPS = 10
-"""train_loss at the beginning and the end is the mean over this many steps; one batch alone says little."""
+"""train_loss at the beginning and the end is the mean over this many steps, or over half of a shorter job's: one batch
+alone says little."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,15 @@ class JobEvidence:
 
     @property
     def train_loss_first(self) -> float | None:
-        return _mean([c.train_loss for c in self.commits[:_LOSS_STEPS] if c.train_loss is not None])
+        return _mean([c.train_loss for c in self.commits[: self._loss_steps] if c.train_loss is not None])
 
     @property
     def train_loss_last(self) -> float | None:
-        return _mean([c.train_loss for c in self.commits[-_LOSS_STEPS:] if c.train_loss is not None])
+        return _mean([c.train_loss for c in self.commits[-self._loss_steps :] if c.train_loss is not None])
+
+    @property
+    def _loss_steps(self) -> int:
+        return min(_LOSS_STEPS, max(1, len(self.commits) // 2))
 
 
 def evaluate(

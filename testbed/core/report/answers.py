@@ -129,6 +129,9 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
         return Answer("trained", question, told, f"It did not train: {why.rstrip('.')}.")
     if first is None or last is None:
         return Answer("trained", question, "unknown", f"{steps}{ranks}, but train_loss has no numeric value.")
+    if done == planned == 1 and not job.failures:
+        said = f"train_loss was {formats.loss(first)} in {steps}{ranks}; one step has no trend."
+        return Answer("trained", question, "yes", said)
     went = f"train_loss went from {formats.loss(first)} to {formats.loss(last)} in {steps}{ranks}"
     if job.failures:
         return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures).rstrip('.')}.")

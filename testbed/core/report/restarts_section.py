@@ -110,6 +110,7 @@ def table(attempts: Sequence[AttemptLine]) -> Table | None:
 
 def _rows(attempts: Iterable[AttemptLine]) -> Iterator[tuple[str, ...]]:
     for it in attempts:
+        never = bool(it.why) and not it.in_order and it.time_to_resume_s is None
         yield (
             str(it.number),
             formats.duration(it.began_s),
@@ -118,12 +119,13 @@ def _rows(attempts: Iterable[AttemptLine]) -> Iterator[tuple[str, ...]]:
             "; ".join(part for part in (it.cause, it.why) if part) or formats.UNKNOWN,
             formats.duration(it.detection_s),
             str(it.steps_lost),
-            formats.duration(it.time_to_resume_s),
+            "never" if never else formats.duration(it.time_to_resume_s),
             formats.share(it.goodput),
-            "; ".join(_stall(site) for site in it.blast) or formats.UNKNOWN,
+            "; ".join(_stall(site, never) for site in it.blast) or formats.UNKNOWN,
         )
 
 
-def _stall(site: Standstill) -> str:
+def _stall(site: Standstill, never: bool) -> str:
     lost = f" (lost {formats.plural(len(site.lost_ranks), 'rank')})" if site.lost_ranks else ""
-    return f"{site.site} {formats.duration(site.stood_still_s)}{lost}"
+    stood = "to the end" if never and site.stood_still_s is None else formats.duration(site.stood_still_s)
+    return f"{site.site} {stood}{lost}"

@@ -191,6 +191,13 @@ def test_train_loss_is_the_mean_of_ten_steps():
     assert (evidence.train_loss_first, evidence.train_loss_last) == (5.5, 25.5)
 
 
+def test_a_short_job_has_no_step_in_both_means():
+    for steps, first, last in ((1, 1.0, 1.0), (2, 1.0, 2.0), (5, 1.5, 4.5), (12, 3.5, 9.5)):
+        rows = [step(i, i, i + 1, loss=float(i)) for i in range(1, steps + 1)]
+        evidence = evaluate([rank(0, rows), rank(1, rows)], [])
+        assert (evidence.train_loss_first, evidence.train_loss_last) == (first, last)
+
+
 def test_nothing_is_invented_from_nothing():
     evidence = evaluate([], [window(1.0, 2.0)])
     assert evidence.goodput is evidence.wall_s is evidence.tokens_per_s is evidence.compute_utilization is None

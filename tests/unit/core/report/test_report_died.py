@@ -12,14 +12,21 @@ import pytest
 import run_factory
 from test_report import SCHEMA, answers, answers_text, change, report_of
 
+from testbed.core.analysis import attempt_history
+from testbed.core.analysis.attempt_history import Standstill
+from testbed.core.analysis.goodput import evaluate
+from testbed.core.analysis.timeline import fault_windows
 from testbed.core.experiment import expect
+from testbed.core.report import restarts_section
 from testbed.core.report.answers import EXIT_CODES
 from testbed.core.report.document import Report, to_json
 from testbed.core.report.junit import junit
 from testbed.core.report.markdown import markdown
 from testbed.core.report.measured import judged
-from testbed.core.report.open_metrics import OpenMetric, judge
+from testbed.core.report.open_metrics import OpenMetric, judge, open_metrics
+from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.report.run_page import html
+from testbed.host.files.store import RunDirectory
 
 STEPS = 205
 TIMEOUT_S = 8.0
@@ -164,6 +171,35 @@ def test_no_expectation_of_an_open_metric_ever_holds(op: str, bound: str, over: 
     found = judge(expect.parse(f"goodput {op} 0.5"), OpenMetric(seen, bound, over))
     assert found is (False if over else found)
     assert found is not True
+
+
+def attempt(number: int, ended_s: float, why: str, resumed_s: float | None) -> AttemptLine:
+    return AttemptLine(
+        number, 0.0, ended_s, 0, 5, 0, why, "", None, resumed_s, None, (Standstill("east", (0,), (), None),)
+    )
+
+
+def test_a_last_attempt_that_never_resumed_is_no_time_to_resume_of_an_earlier_one(dead: Path) -> None:
+    run = RunDirectory(dead).read()
+    job = evaluate(attempt_history.fenced(run.ranks), fault_windows(run.events), seen_t=run.info.ended_t)
+    assert job.began_t is not None
+    tried = (attempt(1, 10.0, "rank 2 died", 3.0), attempt(2, 30.0, "rank 2 died", None))
+    metric = open_metrics(job, tried, job.began_t)["time_to_resume"]
+    assert metric.seen == pytest.approx(run.info.ended_t - job.began_t - 30.0)
+    assert judge(expect.parse("time_to_resume <= 1h"), metric) is False
+    shown = restarts_section.table(tried)
+    assert shown is not None
+    assert [(row[7], row[9]) for row in shown.rows] == [("3 s", "east –"), ("never", "east to the end")]
+
+
+def test_one_planned_step_that_was_taken_is_no_failure_to_train(tmp_path: Path) -> None:
+    run = run_factory.make_run(tmp_path / "r", steps=1)
+    change(run, "run.json", workload={"steps": 1}, expectations=[])
+    for file in (run / "ranks").glob("rank-*.jsonl"):
+        file.write_text(file.read_text().replace('"steps": 400', '"steps": 1'))
+    report = report_of(run)
+    assert answers(report)["trained"] == "yes"
+    assert answers_text(report, "trained").endswith("in 1 of 1 step on 4 ranks; one step has no trend.")
 
 
 def test_a_report_without_anything_open_has_none(tmp_path: Path) -> None:
