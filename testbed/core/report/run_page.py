@@ -218,7 +218,9 @@ def _sysctls(values: Mapping[str, object], used: object) -> list[tuple[str, str]
 
 def shortcomings(report: Report) -> tuple[str, ...]:
     """Return sentences about the files that were missing or could not be read."""
-    said = [f"Missing from the run directory: {', '.join(report.missing)}."] if report.missing else []
+    # A launched program has no step records to miss.
+    missing = [it for it in report.missing if not (is_program(report) and it.startswith("ranks/"))]
+    said = [f"Missing from the run directory: {', '.join(missing)}."] if missing else []
     said += [
         f"{formats.plural(lines, 'line')} of {name} could not be read." for name, lines in report.malformed.items()
     ]

@@ -21,8 +21,12 @@ def teaches(info: RunInfo) -> str:
 
 
 def table(info: RunInfo) -> Table | None:
-    """The fault schedule as planned, and how often each fault began; None if no fault was planned."""
-    return Table.of(_HEAD, _rows(info), "Fault schedule", (2, 3))
+    """The fault schedule as planned, and how often each fault began; None if no fault was planned. Runs of earlier
+    versions did not record how long a fault was to last."""
+    rows = list(_rows(info))
+    if any("lasts_s" in it for it in info.schedule):
+        return Table.of(_HEAD, rows, "Fault schedule", (2, 3))
+    return Table.of((*_HEAD[:2], _HEAD[3]), [(*row[:2], row[3]) for row in rows], "Fault schedule", (2,))
 
 
 def _rows(info: RunInfo) -> Iterator[tuple[str, ...]]:
@@ -52,7 +56,6 @@ def _when(each: Fields) -> str:
 
 
 def _for(each: Fields) -> str:
-    """Return for how long; runs of earlier versions did not record it."""
     if "lasts_s" not in each:
         return formats.UNKNOWN
     lasts_s = number(each, "lasts_s")
