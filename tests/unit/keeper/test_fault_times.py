@@ -132,6 +132,13 @@ def test_whichever_end_comes_first_ends_it(bench: Bench) -> None:
     assert 0.05 <= ends[by_itself["id"]] - by_itself["ack_t"] < 0.4
 
 
+def test_every_event_of_a_fault_has_its_parameters_and_how_long_it_is_to_last(bench: Bench) -> None:
+    fault = bench.faults.inject({**FAULT, "parameters": {"loss": "0.5%"}, "for_s": 0.12}, flap(0.05, 0.05))
+    oracle.until(lambda: bench.over(fault), 5.0, "it is over")
+    for kind in ("fault-began", "fault-phase", "fault-ended"):
+        assert {(it["parameters"]["loss"], it["lasts_s"]) for it in bench.told(kind)} == {("0.5%", 0.12)}
+
+
 @pytest.mark.parametrize("for_s", [1e300, float("inf")])
 def test_a_fault_with_an_endless_time_delays_no_other(bench: Bench, for_s: float) -> None:
     """threading waits at most TIMEOUT_MAX; a longer wait raises, and the thread that ends faults would be gone."""
