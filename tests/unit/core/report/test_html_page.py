@@ -103,7 +103,12 @@ def test_hostile_names_stay_text_on_the_page_of_a_run(tmp_path: Path) -> None:
     plain = run_factory.make_run(tmp_path / "plain")
     hostile = run_factory.make_run(tmp_path / "hostile")
     document = json.loads((hostile / "run.json").read_text())
-    document |= {"name": HOSTILE, "lab": HOSTILE, "driver": CARRIER, "experiment": {"name": HOSTILE}}
+    document |= {
+        "name": HOSTILE,
+        "lab": HOSTILE,
+        "driver": CARRIER,
+        "experiment": {"name": HOSTILE, "teaches": HOSTILE},
+    }
     (hostile / "run.json").write_text(json.dumps(document))
     topology = json.loads((hostile / "topology.json").read_text())
     topology["name"] = HOSTILE

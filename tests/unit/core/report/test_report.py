@@ -514,7 +514,11 @@ def test_what_the_scale_model_does_not_hold_is_said(run):
         **{"fiber": "north", "quantity": "packet time", "verdict": "biased", "direction": "too harsh"},
         **{"lab": 1.5e-5, "real": 1.5e-8, "unit": "s", "error": 0.08, "reason": "one packet takes long", "change": ""},
     }
-    change(run, "run.json", validity=[finding, {**finding, "verdict": "holds", "reason": "as it is"}, "damaged"])
+    change(
+        run,
+        "run.json",
+        validity=[finding, {**finding, "quantity": "loss", "verdict": "holds", "reason": "as it is"}, "damaged"],
+    )
     report = report_of(run)
     for text in (html(report), markdown(report)):
         assert "1 of 2 quantities hold" in text

@@ -163,6 +163,20 @@ def test_an_interrupted_stall_is_no_pass_and_no_failure_of_a_bound_it_kept() -> 
     assert (judge(bound, short), judge(bound, long)) == (None, False)
 
 
+def test_a_run_interrupted_while_the_job_stood_still_passes_nothing(dead: Path) -> None:
+    for file in (dead / "ranks").glob("rank-*.jsonl"):
+        file.write_text(file.read_text().replace('"failed"', '"stopped"'))
+    change(dead, "run.json", status="interrupted", reason="interrupted by the user")
+    report = report_of(dead)
+    seen_s = report.training.recovery_s
+    assert report.training.recovery_open
+    assert not report.training.died
+    assert seen_s is not None
+    assert TIMEOUT_S < seen_s < 15, "an orderly stop ends what was seen of the training"
+    assert (answers(report)["recovered"], answers(report)["expected-1"]) == ("no", "unknown")
+    assert report.verdict != "pass"
+
+
 @pytest.mark.parametrize("op", ["<=", "<", ">=", ">", "==", "!="])
 @pytest.mark.parametrize("bound", ["at least", "at most"])
 @pytest.mark.parametrize("over", [True, False])

@@ -187,10 +187,10 @@ def test_what_was_asked_is_unknown_where_the_disk_took_no_answer(
 ) -> None:
     """Whatever fails after the end was written down: the report that is made later passes nothing that is missing."""
 
-    def full(report: object) -> None:
+    def full(*given: object) -> None:
         raise StorageError("disk full")
 
-    monkeypatch.setattr(run_module, "measured", full)
+    monkeypatch.setattr(run_module, "judged", full)
     file = tmp_path / "x.yaml"
     file.write_text("topology: metro-40km\nexpect: [goodput >= 0.1]\n")
     with pytest.raises(StorageError):
