@@ -110,8 +110,8 @@ def table(faults: Iterable[Fault]) -> Table | None:
     outside the training, has no columns."""
     listed = tuple(faults)
     if all(it.recovered is None and it.longest_gap_s is None for it in listed):
-        told = (row[:_OF_RECOVERY] for row in _rows(listed))
-        return Table.of(_HEAD[:_OF_RECOVERY], told, "Faults", (0, *range(2, _OF_RECOVERY)))
+        last = _OF_RECOVERY - all(it.carrier_s is None for it in listed)
+        return Table.of(_HEAD[:last], (row[:last] for row in _rows(listed)), "Faults", (0, *range(2, last)))
     return Table.of(_HEAD, _rows(listed), "Faults", (0, *range(2, 8)), verdicts=8)
 
 
