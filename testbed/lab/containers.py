@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,8 +24,8 @@ _SYSCTLS = Path("/proc/sys")
 def render(topology: Topology, *, name: str = "", image: str = "") -> str:
     """Return the ``*.clab.yml`` of a lab, which :func:`testbed.up` deploys with the containerlab driver.
 
-    Omits sysctls that this host's kernel lacks, because docker would refuse the containers. Raises UserError for an
-    invalid lab name or image name.
+    Omits sysctls that this host's kernel lacks, because docker would refuse the containers. Nodes get a /dev/shm of
+    half of this host's memory. Raises UserError for an invalid lab name or image name.
     """
     lab = name or topology.name
     lab_folder.refuse_bad_name(lab)
@@ -70,5 +71,11 @@ def _render(topology: Topology, plan: Plan, name: str, image: str) -> str:
     keys = {key for step in plan if isinstance(step, Sysctls) for key, _ in step.values}
     absent = frozenset(key for key in keys if not (_SYSCTLS / key).exists())
     return clab.render(
-        topology, plan, name=name, image=image or images.reference(), version=__version__, absent_sysctls=absent
-    )
+        topology, plan, name=name, image=image or images.reference(), version=__version__, absent_sysctls=absent,
+        shm_bytes=_half_of_memory(),
+    )  # fmt: skip
+
+
+def _half_of_memory() -> int:
+    """Return half of this host's memory in bytes: the kernel's default for a tmpfs, as in nodes that are namespaces."""
+    return os.sysconf("SC_PHYS_PAGES") // 2 * os.sysconf("SC_PAGE_SIZE")

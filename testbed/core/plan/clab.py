@@ -60,6 +60,7 @@ def render(
     image: str,
     version: str,
     absent_sysctls: frozenset[str] = frozenset(),
+    shm_bytes: int = 0,
 ) -> str:
     """Return the text of the ``*.clab.yml`` of a lab.
 
@@ -69,6 +70,7 @@ def render(
         image: reference of the agents' image, for all containers.
         version: version of the testbed, for the header and a label.
         absent_sysctls: keys (``net/ipv4/…``) missing in the kernel, for which docker would refuse the container.
+        shm_bytes: size limit of /dev/shm in each node; 0: docker's own, 64 MiB.
     """
     document = CommentedMap()
     document["name"] = name
@@ -79,7 +81,7 @@ def render(
     steps = _by_node(plan)
     for site in topology.sites:
         for node in (site.gateway, *site.node_names):
-            nodes[node] = _node(topology, site, node, steps[node], absent_sysctls)
+            nodes[node] = _node(topology, site, node, steps[node], absent_sysctls, shm_bytes)
         nodes.yaml_set_comment_before_after_key(site.gateway, before=f"site {site.name}", indent=4)
     for node in (PLANT, MANAGEMENT):
         nodes[node] = _node(topology, None, node, steps[node], absent_sysctls)
@@ -141,7 +143,7 @@ def _by_node(plan: Plan) -> dict[str, list[Step]]:
 
 
 def _node(
-    topology: Topology, site: Site | None, name: str, steps: Sequence[Step], absent: frozenset[str]
+    topology: Topology, site: Site | None, name: str, steps: Sequence[Step], absent: frozenset[str], shm_bytes: int = 0
 ) -> CommentedMap:
     role = {PLANT: "plant", MANAGEMENT: "management"}.get(name, "gateway" if site and name == site.gateway else "node")
     node = CommentedMap()
@@ -157,6 +159,9 @@ def _node(
     labels["graph-icon"] = {"plant": "cloud", "gateway": "router", "node": "server", "management": "switch"}[role]
     if sysctls := _sysctls(steps, absent):
         node["sysctls"] = sysctls
+    if role == "node" and shm_bytes:
+        # A limit, not a reservation. Only programs of nodes use shared memory: data loaders, and ranks of one node.
+        node["shm-size"] = f"{shm_bytes // 1024}KiB"
     commands = [*_commands(name, steps), f"touch {READY_FILE}"]
     # One script, because each command would start a process in the container. It runs in the stage that has the links;
     # never use `wait-for`: with fewer workers than nodes (two on two cores), nodes that wait for each other deadlock.
