@@ -50,6 +50,9 @@ def _list_labs(as_json: bool) -> None:
         console.show_json(tables.plain(found))
     elif found:
         console.show(tables.labs(found, time.time()))
+        for each in found:
+            for why in each.why:
+                console.say(f"{each.name}: {why}", style="yellow")
         if any(each.state == api.FOREIGN for each in found):
             console.say("only root can inspect labs of another user", style="dim")
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -196,10 +197,12 @@ def lab_names() -> tuple[str, ...]:
 
 
 def labs() -> tuple[LabSummary, ...]:
-    """Return a summary of each lab that is up or was left behind."""
+    """Return a summary of each lab that is up or was left behind, within seconds whatever does not answer."""
     from testbed.lab import status
 
-    return tuple(status.summary(folder) for folder in lab_folder.folders())
+    folders = lab_folder.folders()
+    with ThreadPoolExecutor(max(1, len(folders))) as beside:  # a lab that does not answer delays no other
+        return tuple(beside.map(status.summary, folders))
 
 
 def down(name: str) -> bool:

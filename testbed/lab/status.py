@@ -13,7 +13,7 @@ from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError, TestbedError
 from testbed.host import lab_nodes, lab_owner
-from testbed.host.drivers import containerlab, docker_client
+from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import namespace, netlink, process
 from testbed.host.metrics.scrape import scrape_all
@@ -89,16 +89,20 @@ class LabStatus:
 
 FOREIGN = "another user's"
 
+GLANCE_S = 2.0
+"""How long :func:`summary` waits for a keeper, and for docker: a list of labs must not hang at one of them."""
+
 
 @dataclass(frozen=True)
 class LabSummary:
-    """``state`` is that of :class:`LabStatus`, or :data:`FOREIGN`: then the other fields are unknown."""
+    """``state`` and ``why`` are those of :class:`LabStatus`; if the state is :data:`FOREIGN`, the rest is unknown."""
 
     name: str
     topology: str
     state: str
     since_unix_s: float
     nodes: int
+    why: tuple[str, ...] = ()
 
 
 @dataclass
@@ -117,6 +121,15 @@ class _Found:
     def active(self) -> list[FaultRecord]:
         return [it for it in self.faults if it["ended_t"] is None]
 
+    @property
+    def state(self) -> str:
+        return "degraded" if self.why or self.hello is None else self.hello["state"]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """``why`` without repetitions."""
+        return tuple(dict.fromkeys(self.why))
+
 
 def summary(lab: LabFolder) -> LabSummary:
     """Return one line about a lab, whatever its condition."""
@@ -128,13 +141,21 @@ def summary(lab: LabFolder) -> LabSummary:
         topology, nodes = data["name"], sum(site["nodes"] for site in data["sites"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # bring-up died before it wrote the file
-    state = "degraded"
-    with contextlib.suppress(LabError):
+    try:
+        found = _ask(lab, GLANCE_S)
+    except LabError as error:  # it was taken down meanwhile
+        return LabSummary(lab.name, topology, "degraded", since, nodes, (str(error),))
+    since = found.hello["since_unix_s"] if found.hello else since
+    return LabSummary(lab.name, topology, found.state, since, nodes, found.reasons)
+
+
+def whole(lab: LabFolder) -> bool:
+    """Return whether the keeper answers, and its emulator and containers are alive."""
+    try:
         hello = client.ask(lab, protocol.Hello())
-        since = hello["since_unix_s"]
-        if not hello["emulator_died"] and not hello["dead_containers"]:
-            state = hello["state"]
-    return LabSummary(lab.name, topology, state, since, nodes)
+    except LabError:
+        return False
+    return hello["state"] in ("up", "kept") and not hello["emulator_died"] and not hello["dead_containers"]
 
 
 def _touched_unix_s(lab: LabFolder) -> float:
@@ -173,8 +194,8 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         )
     return LabStatus(
         lab.name,
-        "degraded" if found.why or hello is None else hello["state"],
-        tuple(dict.fromkeys(found.why)),
+        found.state,
+        found.reasons,
         topology.name,
         max(0.0, time.time() - (hello["since_unix_s"] if hello else _touched_unix_s(lab))),
         lab_nodes.driver(lab),
@@ -192,43 +213,47 @@ def _protection(state: str | None) -> tuple[str, ...]:
     return () if state in (None, "working") else ("on protection" if state == "protection" else state,)
 
 
-def _ask(lab: LabFolder) -> _Found:
+def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
+    """Ask the keeper, and docker about containers. ``bound_s``: how long each may take, instead of its usual time."""
     found = _Found()
+    patience = () if bound_s is None else (bound_s,)
     try:
-        with client.Connection(lab) as keeper:
+        with client.Connection(lab, *patience) as keeper:
             hello = found.hello = keeper.ask(protocol.Hello())
             found.stats = keeper.ask(protocol.Stats())["directions"]
             found.faults = keeper.ask(protocol.Faults())
             found.ranks = keeper.ask(protocol.Ranks())
             found.protection = keeper.ask(protocol.ProtectionStates())
     except LabError:
-        if teardown.keeper_alive(lab):
+        if teardown.keeper_alive(lab, *patience):
             found.why.append("the keeper is alive but does not answer")
         else:
-            found.why += [*without_keeper(lab), *_containers(lab)]
+            found.why += [*without_keeper(lab), *_containers(lab, bound_s)]
         return found
     if hello["emulator_died"]:
         found.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
     if hello["prometheus_ended"]:
         found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
     with contextlib.suppress(LabError):  # a keeper that predates the request, or an emulator that has just died
-        answer = client.ask(lab, protocol.InForce())
+        with client.Connection(lab, *patience) as keeper:
+            answer = keeper.ask(protocol.InForce())
         found.in_force = answer["directions"]
         found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
-    found.why += _containers(lab)
+    found.why += _containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
     return found
 
 
-def _containers(lab: LabFolder) -> list[str]:
+def _containers(lab: LabFolder, bound_s: float | None = None) -> list[str]:
     """Return what is wrong with a lab's containers according to their docker daemon, or with that daemon."""
+    bound_s = bound_s or docker_endpoint.ASK_BOUND_S
     if lab_nodes.driver(lab) != "containerlab":
         return []
     try:
         docker = lab_nodes.docker(lab)
-        docker_client.refuse_silence(docker)
-        return list(containerlab.paused(lab.name, docker).values())
+        docker_client.refuse_silence(docker, bound_s)
+        return list(containerlab.paused(lab.name, docker, bound_s).values())
     except TestbedError as error:
         return [str(error)]
 

@@ -189,14 +189,14 @@ def faults_ever(lab: LabFolder) -> set[str]:
     return targets | {f"f{number}" for number in range(1, 1 + journal.faults_begun)}
 
 
-def keeper_alive(lab: LabFolder) -> bool:
-    return _keeper(lab) is not None
+def keeper_alive(lab: LabFolder, patience_s: float = client.PATIENCE_S) -> bool:
+    return _keeper(lab, patience_s) is not None
 
 
-def _keeper(lab: LabFolder) -> tuple[int, int] | None:
+def _keeper(lab: LabFolder, patience_s: float = client.PATIENCE_S) -> tuple[int, int] | None:
     """Return (pid, start time) of the lab's keeper if it is alive: from itself if it answers, else from the journal."""
-    with contextlib.suppress(LabError):
-        pid = client.ask(lab, protocol.Hello())["pid"]
+    with contextlib.suppress(LabError), client.Connection(lab, patience_s) as connection:
+        pid = connection.ask(protocol.Hello())["pid"]
         return pid, process.started(pid)
     try:
         journal = Journal.read(lab.journal)

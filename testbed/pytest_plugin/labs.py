@@ -196,7 +196,7 @@ def _unused_name() -> str:
 
 
 def _whole(lab: Lab) -> bool:
-    return status.summary(lab._folder).state in ("up", "kept")
+    return status.whole(lab._folder)
 
 
 def _lit(lab: Lab) -> bool:

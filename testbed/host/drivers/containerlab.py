@@ -23,8 +23,8 @@ from testbed.core.plan.clab import LABEL, READY_FILE
 from testbed.core.plan.resources import Containers
 from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
-from testbed.host.drivers.docker_client import INSTALL, NotThere, client, translated
-from testbed.host.drivers.docker_endpoint import Endpoint, ask, endpoint
+from testbed.host.drivers.docker_client import INSTALL, NotThere, client, refuse_silence, translated
+from testbed.host.drivers.docker_endpoint import ASK_BOUND_S, Endpoint, ask, endpoint
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, netlink, offload
 from testbed.host.linux.graft import graft
@@ -94,10 +94,10 @@ def dead(lab: str, node: str) -> str:
     )
 
 
-def paused(lab: str, docker: Endpoint) -> dict[str, str]:
+def paused(lab: str, docker: Endpoint, bound_s: float = ASK_BOUND_S) -> dict[str, str]:
     """Return, by node, the message for each container of a lab that is paused. Raises as :func:`ask`."""
     filters = json.dumps({"label": [f"containerlab={lab}", f"{LABEL}.lab={lab}"], "status": ["paused"]})
-    nodes = sorted(it["Labels"]["clab-node-name"] for it in ask(docker, "/containers/json", filters=filters))
+    nodes = sorted(it["Labels"]["clab-node-name"] for it in ask(docker, "/containers/json", bound_s, filters=filters))
     return {
         node: f"the container of {node} is paused; resume it with: docker unpause {container_name(lab, node)}"
         for node in nodes
@@ -229,6 +229,7 @@ class Containerlab:
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
         if self._watch is not None:
             self._watch.stop()
+        refuse_silence(self.docker)  # sooner than a connection made earlier, whose calls may take a minute
         failure: HostError | None = None
         if self._file.exists() and self._ours():
             try:

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
-from testbed.host.drivers.docker_endpoint import DOES_NOT_RUN, NO_PERMISSION, Elsewhere, Endpoint, ask, endpoint
+from testbed.host.drivers.docker_endpoint import (
+    ASK_BOUND_S,
+    DOES_NOT_RUN,
+    NO_PERMISSION,
+    Elsewhere,
+    Endpoint,
+    ask,
+    endpoint,
+)
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -55,15 +63,15 @@ def why_not() -> str:
     return ""
 
 
-def refuse_silence(where: Endpoint | None = None) -> None:
-    """Raise UserError, NotAllowed, MissingTool or HostError unless docker answers within seconds and on this kernel.
+def refuse_silence(where: Endpoint | None = None, bound_s: float = ASK_BOUND_S) -> None:
+    """Raise UserError, NotAllowed, MissingTool or HostError unless docker answers in time and on this kernel.
 
     ``where`` as in :func:`client`.
     """
     where = where or endpoint()
     if not where.said_by and not where.socket.exists():
         raise HostError(DOES_NOT_RUN) if shutil.which("dockerd") else MissingTool("docker", INSTALL)
-    kernel, ours = ask(where, "/version").get("KernelVersion", ""), os.uname().release
+    kernel, ours = ask(where, "/version", bound_s).get("KernelVersion", ""), os.uname().release
     if kernel != ours:
         raise Elsewhere(
             f"docker at {where.socket} runs on another kernel ({kernel}, expected {ours}), as Docker Desktop does:"

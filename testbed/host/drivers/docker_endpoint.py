@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 USUAL: Final = Path("/var/run/docker.sock")
-DOES_NOT_RUN: Final = "docker is not running; start it: service docker start"
+DOES_NOT_RUN: Final = (
+    "docker is not running; start it: service docker start, or where that fails: sudo tools/install-containerlab.sh"
+)
 NO_PERMISSION: Final = "no permission for docker's socket; use sudo, or join the group docker"
 ASK_BOUND_S: Final = 10.0
 """Time limit of requests that docker answers from memory: a frozen daemon must not block a command."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dead_exporters
@@ -19,7 +22,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import client
 from testbed.keeper.journal import Journal
-from testbed.lab import status, teardown
+from testbed.lab import api, status, teardown
 
 
 @pytest.fixture
@@ -74,6 +77,71 @@ def test_without_a_keeper_its_time_is_that_of_its_line_among_labs(lab: LabFolder
     found = status.status(lab, catalog.load_topology("metro-40km", None), None)
     assert found.uptime_s == pytest.approx(3600, abs=60)
     assert status.summary(lab).since_unix_s == pytest.approx(an_hour_ago)
+
+
+@pytest.fixture
+def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A lab of namespaces and two of containers, whose keepers all answer; the address of the docker of those two."""
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
+    address = tmp_path / "d.sock"
+    keepers = []
+    for name in ("bare", "one", "two"):
+        (tmp_path / "labs" / name).mkdir(parents=True)
+        keepers.append(Keeper(tmp_path / "labs" / name))
+        lab_owner.record(keepers[-1].lab)
+        if name != "bare":
+            keepers[-1].lab.docker.write_text(f"unix://{address}\n")
+    yield address
+    for keeper in keepers:
+        keeper.end()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "reason"), [(False, "docker is not running; start it: "), (True, "docker did not answer within 2 s ")]
+)
+def test_a_list_of_labs_says_degraded_soon_when_docker_is_gone(labs: Path, frozen: bool, reason: str) -> None:
+    with socket.socket(socket.AF_UNIX) as docker:
+        docker.bind(str(labs))
+        if frozen:
+            docker.listen(16)  # and never accepts
+        found = api.labs()
+    assert [(it.name, it.state) for it in found] == [("bare", "up"), ("one", "degraded"), ("two", "degraded")]
+    assert found[0].why == ()
+    for lab in found[1:]:
+        assert len(lab.why) == 1 and lab.why[0].startswith(reason), lab.why
+
+
+def test_a_lab_whose_docker_does_not_answer_delays_no_other(labs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This docker hangs up once it was asked about both labs; asked one by one, it would not answer in time."""
+    monkeypatch.setattr(status, "GLANCE_S", 20.0)
+    with socket.socket(socket.AF_UNIX) as docker, ThreadPoolExecutor(1) as beside:
+        docker.bind(str(labs))
+        docker.listen(16)
+        docker.settimeout(60.0)
+
+        def hang_up_on_both() -> None:
+            both = [docker.accept()[0] for _ in range(2)]
+            for each in both:
+                each.close()
+
+        served = beside.submit(hang_up_on_both)
+        found = api.labs()
+        served.result()
+    assert [it.why[0].partition(";")[0] for it in found if it.why] == ["docker is not running"] * 2
+
+
+def test_a_labs_line_agrees_with_its_status(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path)
+    try:
+        keeper.lab.docker.write_text(f"unix://{tmp_path}/none.sock\n")
+        keeper.ranks = {}
+        line = status.summary(keeper.lab)
+        topology = resolve.load_text(b"sites: {east: {nodes: 1}}", "x")
+        whole = status.status(keeper.lab, topology, None)
+    finally:
+        keeper.end()
+    assert (line.state, line.state) == ("degraded", whole.state)
+    assert set(line.why) <= set(whole.why) and line.why
 
 
 def test_64_ranks_that_do_not_answer_cost_less_than_2_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
