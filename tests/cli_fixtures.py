@@ -120,6 +120,7 @@ class FakeLab:
         echo: Callable[[str], None],
         as_root: bool = False,
         tell: Callable[[str], None],
+        read_only: bool = False,
     ) -> int:
         self.asked.append(("launch", list(argv), directory))
         self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))

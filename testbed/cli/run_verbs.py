@@ -135,11 +135,20 @@ def launch(
             "--as-root", help="Run the program as root, which can change every file of this host.", show_default=False
         ),
     ] = False,
+    read_only: Annotated[
+        bool,
+        typer.Option(
+            "--read-only",
+            help="In containers: start the program even if its user cannot write in the current folder.",
+            show_default=False,
+        ),
+    ] = False,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
 
-    It runs without privileges: as the user who called sudo, else the owner of the working directory, else uid 60700.
+    It runs without privileges: as the user who called sudo, else the owner of the working directory, else uid 60700
+    (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
 
     Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files
     of the rank), HOME, USER and TMPDIR. Output lines are prefixed with the rank and kept. The exit status is that of
@@ -160,7 +169,9 @@ def launch(
         console.say(where, style="dim")
 
     try:
-        return target.launch(command, directory=runs, echo=console.show_line, as_root=as_root, tell=tell)
+        return target.launch(
+            command, directory=runs, echo=console.show_line, as_root=as_root, tell=tell, read_only=read_only
+        )
     finally:
         if told and target.run_directory is not None:
             console.say(f"output and measurements: {target.run_directory.path}", style="dim")

@@ -84,8 +84,8 @@ def place(
     """Return where programs of ``node`` run.
 
     ``isolated``: it is a node, not a gateway, the plant or the management network. In a container, a ``job``'s program
-    has no privileges, like ranks; in a namespace it runs as ``user``, or as root without one. Raises HostError if the
-    container or docker is not running, LabError if it is paused, StorageError.
+    runs as ``user``, or without one as ranks do; in a namespace it runs as ``user``, or as root without one. Raises
+    HostError if the container or docker is not running, LabError if it is paused, StorageError.
     """
     if driver(lab) == "containerlab":
         made_by = docker(lab)
@@ -93,7 +93,8 @@ def place(
         living_netns(lab.name, node)
         if why := containerlab.paused(lab.name, made_by).get(node):
             raise LabError(why)
-        return ContainerPlace(container_name(lab.name, node), made_by, agent_user() if job else "")
+        who = f"{user.uid}:{user.gid}" if user else agent_user()
+        return ContainerPlace(container_name(lab.name, node), made_by, who if job else "")
     handles = lab.handles / node if isolated else None
     if user is None:
         return runner.Place(netns(lab, node), handles)

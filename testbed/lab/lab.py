@@ -20,6 +20,7 @@ from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.errors import FidelityError, Interrupted, LabError, StorageError, TestbedError, UnknownName, UserError
 from testbed.host import lab_nodes, lab_owner
+from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import beneath, runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
@@ -241,11 +242,13 @@ class Lab:
         stop: threading.Event | None = None,
         as_root: bool = False,
         tell: Callable[[str], None] | None = None,
+        read_only: bool = False,
     ) -> int:
         """Run a user's program once per rank with torchrun's environment; return the status of the worst rank.
 
-        In namespaces it runs as the user who called sudo, else the owner of the working directory, else a uid of the
-        testbed's own; ``as_root``: as root, which can change every file of this host, this run's too.
+        It runs as the user who called sudo, else the owner of the working directory, else a uid of the testbed's own,
+        in containers of the image. ``as_root``, in namespaces: as root, which can change every file of this host, this
+        run's too. In containers the user must be able to write in the working directory, unless ``read_only``.
 
         Its output is kept in a new run directory below ``directory`` (default: ``$TESTBED_RUNS``, else the caller's
         data folder); ``tell`` receives where, before the program begins. Another thread may end the ranks by setting
@@ -254,16 +257,19 @@ class Lab:
         """
         if not argv:
             raise UserError("missing command to launch; write: testbed launch -- python train.py")
-        user = program_rights.of_driver(driver := lab_nodes.driver(self._folder))
-        if as_root and driver == "containerlab":
+        contained = lab_nodes.driver(self._folder) == "containerlab"
+        if as_root and contained:
             raise UserError("--as-root is for namespaces: in containers programs never run as root")
+        user = program_rights.in_containers() if contained else program_rights.of_driver("netns")
         if as_root:
             user = None
-        if user is not None:
+        if user is not None and not contained:
             program_rights.refuse_program(user, argv, Path.cwd())
             self._refuse_folder(user, directory)
         self._refuse_uncertified()
         self._refuse_powerless()
+        if user is not None and contained:
+            self._refuse_in_container(user, argv, read_only)
         if self.status().training:
             raise LabError(
                 f"lab {self.name} is running a training job; its traffic would be counted as yours. "
@@ -335,6 +341,13 @@ class Lab:
         if root is None and self.run_directory is not None and not self._used:
             root = self.run_directory.path.parent
         program_rights.refuse_folder(user, runs_folder.ready(root, 0))
+
+    def _refuse_in_container(self, user: ProgramUser, argv: Sequence[str], read_only: bool) -> None:
+        """Mount the working directory into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
+        place = lab_nodes.place(self._folder, self.topology.node_names[0], isolated=True, job=True, user=user)
+        assert isinstance(place, ContainerPlace)
+        client.ask(self._folder, protocol.ShareFolder(folder=str(Path.cwd())))
+        program_rights.refuse_in_container(user, place, argv, Path.cwd(), read_only=read_only)
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from testbed.errors import ProgramBarred
 from testbed.host import lab_folder
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.linux import program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 
-__all__ = ["of_driver", "python_barred", "refuse_files", "refuse_folder", "refuse_program", "refuse_python",
-           "refuse_state"]  # fmt: skip
+__all__ = ["in_containers", "of_driver", "python_barred", "refuse_files", "refuse_folder", "refuse_in_container",
+           "refuse_program", "refuse_python", "refuse_state"]  # fmt: skip
 
 AS_ROOT = "testbed launch --as-root"
 
@@ -27,6 +29,36 @@ def of_driver(driver: str, folder: Path | None = None) -> ProgramUser | None:
     """Return the user of programs started from ``folder`` (default: the working directory); None in containers, which
     have a user of their own. Raises UserError."""
     return None if driver == "containerlab" else program_user.choose(folder or Path.cwd())
+
+
+def in_containers(folder: Path | None = None) -> ProgramUser:
+    """Return the user of a program launched from ``folder`` (default: the working directory) in containers: who called
+    sudo, else the folder's owner unless that is root, else the image's own user. Raises UserError."""
+    uid, gid = map(int, IMAGE_USER.split(":"))
+    return program_user.choose(folder or Path.cwd(), ProgramUser(uid, gid, (), "testbed", None, "the image's own"))
+
+
+def refuse_in_container(
+    user: ProgramUser, place: ContainerPlace, argv: Sequence[str], folder: Path, *, read_only: bool
+) -> None:
+    """Raise ProgramBarred if ``user`` cannot write in ``folder``, or read its files that ``argv`` names, in a container.
+
+    Asks the container, in which ``folder`` is mounted: folders above it may be the image's own. ``read_only``: a folder
+    that can be entered is enough. Raises HostError."""
+    wanted: list[tuple[Access, Path]] = [("x", folder)]
+    wanted += [("r", path) for word in argv for path in _file(word, folder) if path.resolve().is_relative_to(folder)]
+    wanted += [] if read_only else [("w", folder)]
+    barred = program_user.first_refused(user, wanted, place.output)
+    if barred == folder and not read_only:
+        raise ProgramBarred(
+            f"programs in containers run as {user}, who cannot write in the current folder, {folder}; give it to this"
+            f" user (chown {user.uid} {folder}), start from another folder, or add --read-only if your program writes"
+            " nothing there"
+        )
+    if barred:
+        raise ProgramBarred(
+            f"programs in containers run as {user}, who cannot use {barred}; let this user in (chmod, or another folder)"
+        )
 
 
 def refuse_state(user: ProgramUser) -> None:

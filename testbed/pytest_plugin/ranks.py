@@ -238,6 +238,7 @@ class RankJob:
                 # As pytest is, which runs the same code: its temporary folders are root's alone, and it unpickles what
                 # ranks return.
                 as_root=lab_nodes.driver(self.lab._folder) != "containerlab",
+                read_only=True,  # their folder is another one
             )
         except BaseException as error:  # raised again in the thread of the test
             self._broken = error

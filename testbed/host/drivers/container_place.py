@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from testbed.errors import MissingTool
+from testbed.errors import HostError, MissingTool
 from testbed.host import runner
 from testbed.host.drivers.docker_client import INSTALL
 from testbed.host.drivers.docker_endpoint import Endpoint
@@ -21,6 +21,9 @@ __all__ = ["PROGRAMS", "ContainerPlace"]
 
 PROGRAMS: Final = "/opt/testbed/bin"
 """Folder of an image with its Python and the scripts of installed packages (agents/Dockerfile)."""
+
+_BOUND_S: Final = 30.0
+"""Time limit of a program that only looks."""
 
 _WATCHDOG: Final = ("python", "-m", "testbed_agents.watchdog")
 
@@ -77,6 +80,18 @@ class ContainerPlace:
                 with contextlib.suppress(OSError):
                     watch.stdin.write(b"E")
         return 128 - status if status < 0 else status
+
+    def output(self, argv: Sequence[str]) -> str:
+        """Run a short program as the place's user in the folder ``/``; return its output. Raises HostError,
+        MissingTool."""
+        words = [*self._exec(["--workdir", "/"]), *argv]
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BOUND_S)
+        except subprocess.TimeoutExpired as error:
+            raise HostError(f"docker exec in {self.name} did not end within {_BOUND_S:g} s") from error
+        if done.returncode != 0:
+            raise HostError(f"docker exec in {self.name} failed: {(done.stderr or done.stdout).strip()[-300:]}")
+        return done.stdout
 
     def speak(self, argv: Sequence[str]) -> list[str]:
         """Return the argument list of a program that is controlled over its stdin and ends by itself at EOF."""

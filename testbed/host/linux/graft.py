@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -72,6 +73,7 @@ def _attach(folder: Path, mounts: Path, place: str, *, if_missing: bool) -> None
             os.close(there)
         if if_missing:
             folder.mkdir(parents=True, exist_ok=True)
+            _let_through(folder)
         if not (if_missing and os.path.samestat(folder.stat(), mine)):
             _call("attach", folder, "syscall", _MOVE_MOUNT, here, b"", _AT_FDCWD, os.fsencode(folder),
                   _MOVE_MOUNT_F_EMPTY_PATH)  # fmt: skip
@@ -82,6 +84,16 @@ def _attach(folder: Path, mounts: Path, place: str, *, if_missing: bool) -> None
         raise HostError(f"could not mount {folder} into a {place}: {error.strerror}") from error
     finally:
         os.close(here)
+
+
+def _let_through(folder: Path) -> None:
+    """Let every user reach ``folder``, in a container: its image's /root, or folders just made with a strict umask,
+    would bar the programs that the folder is for. What the host has mounted above it stays as it is."""
+    own = Path("/").stat().st_dev
+    for above in folder.parents:
+        state = above.stat()
+        if state.st_dev == own and state.st_mode & 0o011 != 0o011:
+            above.chmod(stat.S_IMODE(state.st_mode) | 0o011)
 
 
 def _call(doing: str, folder: Path, name: str, *arguments: object) -> int:

@@ -14,7 +14,7 @@ import os
 import pwd
 import stat
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -60,6 +60,7 @@ _TRY: Final = 'i=0; while [ $# -gt 0 ]; do [ "$1" "$2" ] || printf "%s " "$i"; s
 """Shell command that prints which of its tests fail; arguments: -r, -w or -x and a path, over and over."""
 
 Access = Literal["r", "w", "x"]
+Inside = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,10 @@ def caller() -> tuple[int, int] | None:
     return found if max(found) < NO_USER else None
 
 
-def choose(folder: Path) -> ProgramUser:
-    """Return the user for programs started from ``folder``. Raises UserError for an invalid ``$TESTBED_UID``."""
+def choose(folder: Path, otherwise: ProgramUser | None = None) -> ProgramUser:
+    """Return the user for programs started from ``folder``; ``otherwise`` replaces the testbed's own uid.
+
+    Raises UserError for an invalid ``$TESTBED_UID``."""
     if (ours := os.geteuid()) != 0:
         return _of(ours, os.getegid(), "this user, who is not root")
     by_sudo = caller()
@@ -130,6 +133,8 @@ def choose(folder: Path) -> ProgramUser:
         owner = folder.stat()
         if owner.st_uid not in (0, _NOBODY):
             return _of(owner.st_uid, owner.st_gid, f"the owner of {folder}")
+    if otherwise is not None:
+        return otherwise
     own = _own_uid()
     return ProgramUser(own, own, (), "testbed", None, "the testbed's own")
 
@@ -204,15 +209,19 @@ def _reachable(user: ProgramUser, path: str) -> str:
     return os.pathsep.join(it for number, it in enumerate(folders) if number not in barred)
 
 
-def first_refused(user: ProgramUser, wanted: Iterable[tuple[Access, Path]]) -> Path | None:
+def first_refused(
+    user: ProgramUser, wanted: Iterable[tuple[Access, Path]], inside: Inside | None = None
+) -> Path | None:
     """Return the first path that ``user`` cannot read, write or enter as wanted, or the folder above it that bars the
-    way; None if there is none. Paths are absolute and exist. Raises HostError."""
+    way; None if there is none. Paths are absolute and exist.
+
+    ``inside`` runs a program as this user elsewhere, as in a container, and returns its output. Raises HostError."""
     tests: list[tuple[Access, Path]] = []
     for access, path in wanted:
         tests += [("x", above) for above in reversed(path.parents)]
         tests.append((access, path))
     tests = list(dict.fromkeys(tests))
-    failed = _failed(user, tests)
+    failed = _failed(user, tests, inside)
     return tests[failed[0]][1] if failed else None
 
 
@@ -232,11 +241,13 @@ def _may_be_moved(user: ProgramUser, path: Path) -> bool:
     return not above.st_mode & stat.S_ISVTX or user.uid in (above.st_uid, own.st_uid)
 
 
-def _failed(user: ProgramUser, tests: Sequence[tuple[Access, Path]]) -> list[int]:
+def _failed(user: ProgramUser, tests: Sequence[tuple[Access, Path]], inside: Inside | None = None) -> list[int]:
     """Return the numbers of the tests that fail for this user, asked of the kernel: by a process of theirs."""
     if not tests:
         return []
     argv = ["/bin/sh", "-c", _TRY, "sh", *(word for access, path in tests for word in (f"-{access}", str(path)))]
+    if inside is not None:
+        return [int(it) for it in inside(argv).split()]
     try:
         if os.geteuid() != 0:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/")

@@ -20,7 +20,8 @@ from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.errors import StorageError, TestbedError
 from testbed.host import runner
-from testbed.host.drivers.containerlab import agent_ids
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns, place
@@ -85,7 +86,7 @@ def launch(
     Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
     the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended on KeyboardInterrupt, when
     ``stop`` is set, and when ``echo`` raises, as in ``testbed launch -- yes | head``; that error is raised here.
-    In namespaces it runs as ``user``, without one as root. ``TESTBED_FOLDER`` is a folder that each rank can write.
+    It runs as ``user``, without one as root. ``TESTBED_FOLDER`` is a folder that each rank can write.
     run.json records the command, the status of each rank (None: ended by the testbed), who ended it, and when its
     process began and ended.
     """
@@ -110,7 +111,9 @@ def launch(
     try:
         for rank in members:
             where = place(lab, rank.node, isolated=True, job=True, user=user)
-            own = {"TESTBED_FOLDER": str(run.ranks / f"rank-{rank.rank}"), **extra}
+            own = {"TESTBED_FOLDER": str(run.ranks / f"rank-{rank.rank}")}
+            own |= _account(user) if user and isinstance(where, ContainerPlace) else {}
+            own |= extra
             variables = environment(topology, rank, own)
             line = where.enter(argv, folder, variables)
             began_t[rank.rank] = time.monotonic()
@@ -153,11 +156,15 @@ def launch(
 
 def _give_folders(lab: LabFolder, run: RunDirectory, ranks: Sequence[Rank], user: ProgramUser | None) -> None:
     """Make a folder for the files of each rank, which its program can write."""
+    run.admit((user.uid, user.gid) if user else (0, 0), len(ranks), records=False)
     if driver(lab) == "containerlab":
-        run.admit(agent_ids(), len(ranks), records=False)
         client.ask(lab, protocol.ShareFolder(folder=str(run.ranks)))
-    else:
-        run.admit((user.uid, user.gid) if user else (0, 0), len(ranks), records=False)
+
+
+def _account(user: ProgramUser) -> dict[str, str]:
+    """Return the variables of a user who may have no account in the image: docker would set HOME to /."""
+    name = {"USER": user.name, "LOGNAME": user.name}
+    return name if f"{user.uid}:{user.gid}" == IMAGE_USER else {"HOME": "/tmp", **name}
 
 
 def _copy(rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Echo) -> None:
