@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from testbed.core.plan.clab import LABEL
 from testbed.core.user_text import shown
 from testbed.errors import HostError, MissingTool, StorageError, UnknownName, UserError
 from testbed.host import runner
+from testbed.host.drivers import image_leftovers
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.drivers.docker_client import NotThere, client, translated
 from testbed.version import __version__
@@ -55,6 +57,8 @@ _NAME: Final = re.compile(
     re.ASCII,
 )
 """An image's name, close to docker's own grammar (github.com/distribution/reference)."""
+_MADE: Final = re.compile("---> ([0-9a-f]{12,64})")
+"""How docker prints the image that a step made, or that it remembered."""
 
 
 def reference(version: str = __version__, gpu: bool = False) -> str:
@@ -128,6 +132,9 @@ def build(
     extras = tuple(dict.fromkeys(extras))
     more = [it for extra in extras for it in requirements(extra)]
     chosen, name = base or _default_base(), tag or reference(gpu=gpu)
+    began = time.monotonic()
+    say(f"building {name} takes one to three minutes on two cores, and the download of {'GBs' if gpu else '250 MB'}"
+        " unless --wheels has the packages")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="testbed-image-") as folder:
         context = Path(folder)
         if shutil.disk_usage(context).free < NEEDED_BYTES:
@@ -140,7 +147,12 @@ def build(
         _gather(context / "wheels", python, wheels, gpu, more, say)
         _agents_into(context)
         arguments = {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": _agents_digest(), "WITH": " ".join(extras)}
-        _docker_build(context, name, arguments, say)
+        arguments["BUILDER"] = image_leftovers.builder()
+        made = image_leftovers.replaced(name)
+        try:
+            _docker_build(context, name, arguments, say, made)
+        finally:
+            _sweep(made, say)
     say("testing the image")
     with translated(f"run {name}"):
         words = client().containers.run(
@@ -151,8 +163,16 @@ def build(
             network_mode="none",
         )
     size = client().images.get(name).attrs["Size"]
-    say(f"{name}: torch {words.decode().strip()}, {size / 1e6:.0f} MB")
+    say(f"{name}: torch {words.decode().strip()}, {size / 1e6:.0f} MB, built in {time.monotonic() - began:.0f} s")
     return name
+
+
+def _sweep(made: set[str], say: Say) -> None:
+    """Remove what a build left. If docker fails, this is said, and hides no other error."""
+    try:
+        image_leftovers.sweep(made, say)
+    except HostError as error:
+        say(f"what the build left could not be removed: {error}; the next build tries again")
 
 
 def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
@@ -167,9 +187,10 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
         raise HostError("debootstrap creates a root file system: run with sudo")
     client()  # fail before the minute that the rest takes
     name = f"{REPOSITORY}-base:{suite}"
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="testbed-base-") as folder:
         root = Path(folder) / "root"
-        say(f"Debian {suite} with {', '.join(_DEBOOTSTRAP)} (a minute)")
+        say(f"Debian {suite} with {', '.join(_DEBOOTSTRAP)} (one to two minutes)")
         # debootstrap mounts /proc and more below the new root. It runs in a mount namespace of its own: if it fails
         # with them still mounted, removing the folder cannot reach the host's files through them.
         apart = [runner.tool("unshare"), "--mount", "--propagation", "private", "--"]
@@ -188,8 +209,11 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
         with tarfile.open(archive, mode="w") as tar:
             tar.add(root, arcname=".")
         repository, _, tag = name.partition(":")
+        replaced = image_leftovers.replaced(name)
         with translated(f"import {name}"):
             client().api.import_image_from_file(str(archive), repository=repository, tag=tag)
+        _sweep(replaced, say)
+    say(f"{name}: built in {time.monotonic() - began:.0f} s; next: testbed image build")
     return name
 
 
@@ -314,7 +338,10 @@ def _dockerfile() -> Path:
     raise HostError("the agents' Dockerfile is missing from this installation; reinstall scale-across-testbed")
 
 
-def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say) -> None:
+def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say, made: set[str]) -> None:
+    """Build the image. ``made`` gets the ids of all images that docker makes for it, shortened as it prints them."""
+    with translated("list images"):
+        before = tuple(it.removeprefix("sha256:") for it in client().api.images(all=True, quiet=True))
     with tempfile.TemporaryFile() as archive:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(context, arcname=".")
@@ -325,15 +352,20 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say)
                 timeout=_BOUND_S, network_mode="none" if arguments["BASE_IMAGE"] == BASE else None,
             )  # fmt: skip
             words: list[str] = []  # output of the step's command, which has the reason; docker adds only the status
-            for step in steps:
-                if "error" in step:
-                    raise HostError(f"could not build {name}: {'; '.join(words[-3:]) or step['error'].strip()}")
-                for line in map(str.strip, step.get("stream", "").splitlines()):
-                    if line.startswith("Step "):
-                        say(line)
-                        words = []
-                    elif line and not line.startswith(("--->", "Removing intermediate container ")):
-                        words.append(line)
+            try:
+                for step in steps:
+                    if "error" in step:
+                        raise HostError(f"could not build {name}: {'; '.join(words[-3:]) or step['error'].strip()}")
+                    for line in map(str.strip, step.get("stream", "").splitlines()):
+                        if line.startswith("Step "):
+                            say(line)
+                            words = []
+                        elif found := _MADE.fullmatch(line):
+                            made.update([found[1]] if not any(it.startswith(found[1]) for it in before) else [])
+                        elif line and not line.startswith(("--->", "Removing intermediate container ")):
+                            words.append(line)
+            finally:
+                steps.close()  # after Ctrl-C docker would go on
 
 
 def _run(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:
