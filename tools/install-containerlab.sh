@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # install-containerlab.sh: install docker and containerlab on Debian or Ubuntu, for `testbed up --driver containerlab`.
 #
-# docker comes from the distribution. containerlab comes from its own package repository if apt has it configured;
-# otherwise it is built from its Go module (a minute). Its version is pinned only in tools/containerlab/go.mod; go.sum
+# docker comes from the distribution. Its init script fails where root may not raise limits, as in many containers
+# ("ulimit: ... Operation not permitted"); then this script starts dockerd itself, and says so and how to end it.
+# containerlab comes from its own package repository if apt has it configured;
+# otherwise it is built from its Go module (minutes). Its version is pinned only in tools/containerlab/go.mod; go.sum
 # has the checksum of every module of the build. A recent enough installation is kept, so the script can be run
 # repeatedly. For a newer version: edit the version in go.mod, then GOFLAGS=-mod=mod go list -deps github.com/srl-labs/containerlab
 #
@@ -35,30 +37,95 @@ apt_install() {
     apt_get install -y --no-install-recommends "$@" || die "apt-get could not install: $*"
 }
 
+readonly docker_socket=/var/run/docker.sock docker_log=/var/log/docker.log
+readonly docker_pid=/var/run/docker.pid
+readonly docker_pid_of_init=/var/run/docker-ssd.pid # that of the init script: `service docker stop` ends this dockerd too
+
 docker_answers() { docker version >/dev/null 2>&1; }
 
 install_docker() {
     if ! have dockerd; then
-        apt_install docker.io iptables
+        unstarted apt_install docker.io iptables
     fi
     if docker_answers; then
         say "docker $(docker version --format '{{.Server.Version}}') answers"
         return 0
     fi
     [ "${START_DOCKER:-yes}" = yes ] || return 0
+    [ -z "${DOCKER_HOST:-}" ] || [ "$DOCKER_HOST" = "unix://$docker_socket" ] ||
+        die "DOCKER_HOST=$DOCKER_HOST does not answer; start that docker, or unset DOCKER_HOST for this machine's own"
     if [ -d /run/systemd/system ]; then
         systemctl enable --now docker >/dev/null || die "docker does not start; see: journalctl -u docker"
-    elif have service; then
-        service docker start >/dev/null || die "docker does not start; see /var/log/docker.log"
+        await_docker || die "docker was started but did not answer within 30 s; see: journalctl -u docker"
+        say "docker $(docker version --format '{{.Server.Version}}') runs; end it with: systemctl stop docker"
+        return 0
     fi
-    for _ in $(seq 30); do
-        if docker_answers; then
-            say "docker $(docker version --format '{{.Server.Version}}') runs"
+    local why="this machine has no init script for it"
+    if have service && [ -e /etc/init.d/docker ]; then
+        if why=$(service docker start 2>&1) && await_docker; then
+            say "docker $(docker version --format '{{.Server.Version}}') runs, started by its init script;" \
+                "log: $docker_log; end it with: service docker stop"
             return 0
         fi
-        sleep 1
+        why="its init script failed: $(tail -n 1 <<<"${why:-docker did not answer within 30 s}")"
+    fi
+    start_dockerd "$why"
+}
+
+# Run a command that installs docker. Without systemd its package starts docker by the init script, and counts as not
+# installed where that fails: forbid that start by Debian's own means, invoke-rc.d(8).
+unstarted() {
+    local policy=/usr/sbin/policy-rc.d
+    if [ -d /run/systemd/system ] || [ -e "$policy" ]; then
+        "$@"
+        return
+    fi
+    trap "rm -f $policy" EXIT
+    printf '#!/bin/sh\n[ "$1" != docker ] || exit 101\n' >"$policy"
+    chmod 755 "$policy"
+    "$@"
+    rm -f "$policy"
+    trap - EXIT
+}
+
+# Wait until docker answers, and no longer than this dockerd runs, if its pid is given.
+await_docker() {
+    for _ in $(seq 150); do
+        ! docker_answers || return 0
+        [ -z "${1:-}" ] || kill -0 "$1" 2>/dev/null || return 1
+        sleep 0.2
     done
-    die "docker is installed but did not answer within 30 s; on a machine without an init system start it by hand: dockerd &"
+    return 1
+}
+
+# Start dockerd as its init script does, but for the limits; first with its usual networks, then without any.
+start_dockerd() {
+    if start-stop-daemon --status --pidfile "$docker_pid_of_init"; then
+        die "dockerd (pid $(cat "$docker_pid_of_init")) runs but does not answer; see $docker_log, end it with:" \
+            "service docker stop, and run this script again"
+    fi
+    local options begun without="--bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false"
+    options=$(set +u && . /etc/default/docker >/dev/null 2>&1 && echo "${DOCKER_OPTS:-}") || options=""
+    begun=$(stat -c %s "$docker_log" 2>/dev/null || echo 0)
+    # shellcheck disable=SC2086 # options are words
+    for more in "" "$without"; do
+        start-stop-daemon --start --background --no-close --exec "$(command -v dockerd)" \
+            --pidfile "$docker_pid_of_init" --make-pidfile -- -p "$docker_pid" $options $more \
+            >>"$docker_log" 2>&1 </dev/null || continue
+        await_docker "$(cat "$docker_pid_of_init")" || {
+            start-stop-daemon --stop --oknodo --quiet --pidfile "$docker_pid_of_init" --remove-pidfile --retry 10
+            continue
+        }
+        say "docker $(docker version --format '{{.Server.Version}}') runs: this script started dockerd itself" \
+            "(pid $(cat "$docker_pid")), because $1"
+        say "  log: $docker_log; end it with: service docker stop, or: kill $(cat "$docker_pid")"
+        say "  it does not start with the machine: run this script again after a restart"
+        [ -z "$more" ] || say "  it has no network for containers, as it could not make one here: labs need none;" \
+            "other containers need --network none or host"
+        return 0
+    done
+    die "dockerd does not start here; its last words in $docker_log:" \
+        "$(tail -c "+$((begun + 1))" "$docker_log" | tail -n 2)"
 }
 
 # Print the version number alone, such as 0.79.0.
@@ -124,8 +191,8 @@ build_containerlab() {
     [ -e /etc/ssl/certs/ca-certificates.crt ] || apt_install ca-certificates # Go trusts nobody without
     install_go
     leave_no_caches
-    say "building containerlab $pinned from its Go module (a minute or two)"
-    local ldflags
+    say "building containerlab $pinned from its Go module: two to eight minutes on two cores, and BYTES of downloads"
+    local ldflags began=$SECONDS
     cp go.mod go.sum "$work/"
     cd "$work"
     export GOFLAGS=-mod=readonly CGO_ENABLED=0 # what go.sum does not name, or not so, is not built
@@ -145,6 +212,7 @@ build_containerlab() {
         cd ..
     fi
     install -D -m 755 containerlab "$prefix/bin/containerlab"
+    say "built containerlab in $((SECONDS - began)) s"
 }
 
 install_containerlab() {
@@ -171,7 +239,8 @@ main() {
     have apt-get || die "this is for Debian and Ubuntu (apt-get); elsewhere install docker and containerlab $pinned as they say themselves"
     install_docker
     install_containerlab
-    say "done; next: testbed image build (docs/containerlab.md)"
+    say "done; next: testbed image build (docs/containerlab.md; one to three minutes on two cores, and a download of" \
+        "250 MB), and before it, on a machine that reaches no registry: testbed image base (one to two minutes)"
 }
 
 main "$@"
