@@ -191,7 +191,7 @@ build_containerlab() {
     [ -e /etc/ssl/certs/ca-certificates.crt ] || apt_install ca-certificates # Go trusts nobody without
     install_go
     leave_no_caches
-    say "building containerlab $pinned from its Go module: two to eight minutes on two cores, and BYTES of downloads"
+    say "building containerlab $pinned from its Go module: one to two minutes on two idle cores, after its downloads"
     local ldflags began=$SECONDS
     cp go.mod go.sum "$work/"
     cd "$work"

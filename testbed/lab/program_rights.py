@@ -41,7 +41,7 @@ def in_containers(folder: Path | None = None) -> ProgramUser:
 def refuse_in_container(
     user: ProgramUser, place: ContainerPlace, argv: Sequence[str], folder: Path, *, read_only: bool
 ) -> None:
-    """Raise ProgramBarred if ``user`` cannot write in ``folder``, or read its files that ``argv`` names, in a container.
+    """Raise ProgramBarred if in a container ``user`` cannot write in ``folder``, or read its files that ``argv`` names.
 
     Asks the container, in which ``folder`` is mounted: folders above it may be the image's own. ``read_only``: a folder
     that can be entered is enough. Raises HostError."""
@@ -57,7 +57,7 @@ def refuse_in_container(
         )
     if barred:
         raise ProgramBarred(
-            f"programs in containers run as {user}, who cannot use {barred}; let this user in (chmod, or another folder)"
+            f"programs in containers run as {user}, who cannot use {barred}; let this user in: chmod, or another folder"
         )
 
 

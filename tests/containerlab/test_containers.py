@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
 
 import testbed
-from testbed.errors import LabError
+from testbed.errors import LabError, ProgramBarred
 from testbed.lab.lab import Lab
 
 pytestmark = pytest.mark.netns
@@ -66,7 +68,9 @@ def test_nothing_of_it_is_on_the_hosts_own_network(lab: Lab) -> None:
         assert not link["ifname"].startswith(("north", "south", "east", "west", "plant"))
 
 
-def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path) -> None:
+def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.chdir(tmp_path)
     said: list[str] = []
     lab.launch(["python", "-c", "import os; print(os.getuid())"], directory=tmp_path, echo=said.append)
     assert said and all(line.split()[2] != "0" for line in said)
@@ -74,6 +78,95 @@ def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path) -> None:
         rows = [line.split(None, 2)[1:] for line in docker("top", container, "-o", "pid,uid,args").splitlines()[1:]]
         assert any("testbed_agents.fork_server" in words for _, words in rows)
         assert all(uid != "0" for uid, words in rows if "testbed_agents" in words)
+
+
+def test_a_nodes_shared_memory_is_that_of_a_node_that_is_a_namespace(lab: Lab) -> None:
+    """Half of the memory, as of every tmpfs of the host; docker's own 64 MiB are too few for PyTorch's data loaders."""
+    size = "df --block-size=1K --output=size"
+    fresh = ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs fresh /mnt && {size} /mnt"]
+    usual = subprocess.run(fresh, check=True, capture_output=True, text=True).stdout.split()[-1]
+    node = f"clab-{lab.name}-east-0"
+    assert docker("exec", node, *size.split(), "/dev/shm").split()[-1] == usual
+    docker("exec", "--user=1000", node, "dd", "if=/dev/zero", "of=/dev/shm/x", "bs=1M", "count=80")
+    docker("exec", node, "rm", "/dev/shm/x")
+    (memory,) = (it for it in Path("/proc/meminfo").read_text().splitlines() if it.startswith("MemTotal:"))
+    assert int(usual) == pytest.approx(int(memory.split()[1]) / 2, rel=0.01)
+    assert docker("exec", f"clab-{lab.name}-east-gw", *size.split(), "/dev/shm").split()[-1] == str(64 * 1024)
+
+
+WRITES = ["python", "-c", "import os; open('written-' + os.environ['RANK'], 'w').close(); print(os.getuid())"]
+
+
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Root's, as a checkout of root's is: others may read it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    folder.chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    return folder
+
+
+def test_a_program_runs_as_the_owner_of_its_working_folder_and_writes_there(
+    lab: Lab, working_folder: Path, tmp_path: Path
+) -> None:
+    os.chown(working_folder, 4711, 4712)
+    working_folder.chmod(0o700)
+    said: list[str] = []
+    assert lab.launch(WRITES, directory=tmp_path, echo=said.append) == 0
+    assert sorted(said) == ["[rank 0] 4711", "[rank 1] 4711"]
+    owners = {(it.name, it.stat().st_uid, it.stat().st_gid) for it in working_folder.iterdir()}
+    assert owners == {("written-0", 4711, 4712), ("written-1", 4711, 4712)}
+    account = ["python", "-c", "import getpass, pathlib; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"]
+    assert lab.launch(account, directory=tmp_path) == 0, "the image has no account of this user"
+
+
+def test_a_working_folder_that_programs_cannot_write_is_refused_before_the_start(
+    lab: Lab, working_folder: Path, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    with pytest.raises(ProgramBarred) as refused:
+        lab.launch(WRITES, directory=runs)
+    assert str(refused.value) == (
+        "programs in containers run as uid 1000 (the image's own), who cannot write in the current folder,"
+        f" {working_folder}; give it to this user (chown 1000 {working_folder}), start from another folder, or add"
+        " --read-only if your program writes nothing there"
+    )
+    assert not runs.exists()
+    assert list(working_folder.iterdir()) == []
+    said: list[str] = []
+    assert lab.launch(["pwd"], directory=runs, echo=said.append, read_only=True) == 0
+    assert sorted(said) == [f"[rank {rank}] {working_folder}" for rank in (0, 1)]
+    os.chown(working_folder, 1000, 1000)
+    assert lab.launch(WRITES, directory=runs) == 0, "what the message says helps"
+
+
+def test_a_file_that_programs_cannot_read_is_refused_before_the_start(
+    lab: Lab, working_folder: Path, tmp_path: Path
+) -> None:
+    os.chown(working_folder, 4711, 4712)
+    (working_folder / "train.py").touch(0o600)
+    with pytest.raises(ProgramBarred, match=rf"run as uid 4711 \(.*\), who cannot use {working_folder}/train.py"):
+        lab.launch(["python", "train.py"], directory=tmp_path)
+
+
+def test_folders_below_roots_home_are_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's own /root bars everybody else."""
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    with tempfile.TemporaryDirectory(dir="/root", prefix="testbed-test-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        (folder / "work").mkdir()
+        os.chown(folder / "work", 4711, 4712)
+        monkeypatch.chdir(folder / "work")
+        assert lab.launch(WRITES, directory=folder / "runs") == 0
+        monkeypatch.setenv("TESTBED_RUNS", str(folder / "more-runs"))
+        lab.run_directory = None
+        lab.train(steps=2, layers=2, heads=2, width=32).wait(60)
+        assert lab.report().training.steps_committed == 2
+        lab.run_directory = None  # it goes
+        monkeypatch.chdir("/")
 
 
 def test_exec_is_inside(lab: Lab) -> None:

@@ -28,8 +28,9 @@ set -e
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs {folder}/layers
 for part in /var /usr/sbin; do
-    mkdir -p {folder}/layers$part/upper {folder}/layers$part/work
-    mount -t overlay overlay -o lowerdir=$part,upperdir={folder}/layers$part/upper,workdir={folder}/layers$part/work $part
+    layer={folder}/layers$part
+    mkdir -p $layer/upper $layer/work
+    mount -t overlay overlay -o lowerdir=$part,upperdir=$layer/upper,workdir=$layer/work $part
 done
 mkdir -p /run/lock {folder}/layers/docker /var/lib/docker
 mount -t tmpfs tmpfs /var/lib/docker
@@ -49,8 +50,8 @@ class Machine:
             ["unshare", "--mount", "--net", "--propagation", "private", "sleep", "infinity"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        home = os.readlink("/proc/self/ns/mnt")
-        oracle.until(lambda: os.readlink(f"/proc/{self._holder.pid}/ns/mnt") != home, 10, "the namespaces are made")
+        home, made = Path("/proc/self/ns/mnt").readlink(), Path(f"/proc/{self._holder.pid}/ns/mnt")
+        oracle.until(lambda: made.readlink() != home, 10, "the namespaces are made")
 
     def __call__(self, script: str) -> str:
         """Output of a script, which must succeed."""
@@ -163,4 +164,3 @@ def test_a_dockerd_that_cannot_start_is_said_with_its_last_words(machine: Machin
     assert "FAILED: dockerd does not start here; its last words in /var/log/docker.log: " in done.stdout
     assert "unknown flag: --no-such-option" in done.stdout
     assert machine.dockerd() == 0
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -278,6 +279,48 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
         dockerd.start()
         gone = teardown.down(lab_folder.folder(name))
     assert gone
+    assert residue(name) == []
+    assert not lab_folder.folder(name).path.exists()
+
+
+def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
+    topology: testbed.Topology, dockerd: Any
+) -> None:
+    """Its containers live on: what needs no docker still works."""
+    name = oracle.unused_name()
+    gone = "docker is not running; start it: service docker start, or where that fails: sudo tools/install-containerlab"
+
+    def said(*words: str) -> tuple[int, str, str]:
+        done = subprocess.run([*TESTBED, *words], capture_output=True, text=True, timeout=60)
+        assert len(done.stderr.splitlines()) <= 2, done.stderr  # `launch` notes the scale of the lab
+        assert "Traceback" not in done.stderr and "bug" not in done.stderr
+        return done.returncode, done.stdout, done.stderr.splitlines()[-1] if done.stderr else ""
+
+    lab = up(topology, name)
+    ours = ["-l", name]
+    try:
+        before = json.loads(said("ls", "labs", "--json")[1])
+        assert [(it["name"], it["state"], it["why"]) for it in before] == [(name, "up", [])]
+        dockerd.end(signal.SIGKILL)
+        (line,) = json.loads(said("ls", "labs", "--json")[1])
+        now = json.loads(said("status", *ours, "--json")[1])
+        assert (line["state"], now["state"]) == ("degraded", "degraded")
+        assert line["why"] == now["why"] and line["why"][0].startswith(gone)
+        status, table, reason = said("ls")
+        assert status == 0 and "degraded" in table and reason.startswith(f"{name}: {gone}")
+        for verb in (["exec", *ours, "east-0", "--", "true"], ["launch", *ours, "--allow-uncertified", "--", "true"]):
+            status, _, reason = said(*verb)
+            assert status == 125 and reason.startswith(f"testbed: {gone}")
+        assert said("inject", *ours, "cut", "north")[0] == 0
+        assert {it.carrier["east"] for it in lab.status().links} == {True, False}
+        assert said("heal", *ours)[0] == 0
+        status, _, reason = said("down", name)
+        assert status == 3 and f": {gone}" in reason and reason.endswith(f"with: testbed down {name}")
+        oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
+        assert emulator_pids(name) == []
+    finally:
+        dockerd.start()
+        teardown.down(lab_folder.folder(name))
     assert residue(name) == []
     assert not lab_folder.folder(name).path.exists()
 

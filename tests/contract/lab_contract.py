@@ -80,7 +80,7 @@ class LabContract:
 
     def test_a_program_runs_once_per_rank(self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "who.py").write_text("import os, socket; print(os.environ['RANK'], socket.gethostname())\n")
-        tmp_path.chmod(0o755)
+        tmp_path.chmod(0o777)  # programs are not root, and in containers must be able to write where they start
         monkeypatch.chdir(tmp_path)
         lines: list[str] = []
         # The image's Python, or the host's: not one below /root, which programs cannot use.
@@ -96,6 +96,7 @@ class LabContract:
 
     def test_a_node_waits_for_no_name_server(self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With a host name server in 10.0.0.0/8, each name that is not in /etc/hosts would take 10 s."""
+        tmp_path.chmod(0o777)
         monkeypatch.chdir(tmp_path)
         said: list[str] = []
         assert lab.launch(["grep", "^nameserver", "/etc/resolv.conf"], directory=tmp_path, echo=said.append) == 0
@@ -105,6 +106,7 @@ class LabContract:
     def test_a_failed_program_is_its_status_and_the_others_end(
         self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        tmp_path.chmod(0o777)
         monkeypatch.chdir(tmp_path)
         mark = f"1{tmp_path.stat().st_ino}"  # a unique sleep time
         script = f"import os, sys, time; sys.exit(7) if os.environ['RANK'] == '0' else time.sleep({mark})"

@@ -75,10 +75,10 @@ def _ours(image: dict[str, Any], made: Collection[str]) -> bool:
         return label == builder() or not _alive(label)
     try:
         with translated("read an image's history"):
-            newest = client().api.history(image["Id"])[0]["CreatedBy"]
+            steps = client().images.get(image["Id"]).history()
     except NotThere:
         return False
-    return _FINISHED in newest.split()
+    return _FINISHED in str(steps[0]["CreatedBy"]).split()
 
 
 def _unfinished(image: dict[str, Any], label: str) -> bool:
