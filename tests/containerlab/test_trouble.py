@@ -319,6 +319,7 @@ def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
         oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
         assert emulator_pids(name) == []
     finally:
+        dockerd.end()  # a check before that may have failed
         dockerd.start()
         teardown.down(lab_folder.folder(name))
     assert residue(name) == []
