@@ -15,6 +15,7 @@ from testbed.core.units import (
     format_delay,
     format_duration,
     format_length,
+    format_number,
     format_probability,
     format_rate,
     format_size,
@@ -183,7 +184,7 @@ def validity(found: Sequence[Finding], scale: float) -> list[Table]:
     for (quantity, word), alike in groups.items():
         worst = max(alike, key=lambda it: it.error)
         biased = word != "holds" and worst.direction
-        off = format_probability(worst.error, 2) if worst.error <= 1 else f"{worst.error + 1:.3g} times"
+        off = format_probability(worst.error, 2) if worst.error <= 1 else f"{format_number(worst.error + 1, 3)} times"
         size = f"{worst.direction}, {off}" if biased else "-"
         rows.append([quantity, verdict(word), size, worst.fiber if biased else "-", str(len(alike))])
         if biased:

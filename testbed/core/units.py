@@ -17,7 +17,10 @@ __all__ = [
     "Unreadable",
     "format_delay",
     "format_duration",
+    "format_full_scale",
     "format_length",
+    "format_number",
+    "format_percent",
     "format_probability",
     "format_rate",
     "format_size",
@@ -166,6 +169,18 @@ def parse_number(value: object, *, low: float, high: float) -> float:
     return _within(si, value, low, high, f"{low:g}", f"{high:g}")
 
 
+def format_number(value: float, digits: int = 6) -> str:
+    """Format with ``digits`` significant digits, more where a whole number needs them: ``0.38``, ``112``, never
+    ``1.1e+02``. Beyond 1e15 and below 1e-4 an exponent is the shorter form."""
+    written = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in written and abs(value) < 1e15 else written
+
+
+def format_percent(share: float, digits: int = 2) -> str:
+    """Format 0..1 (or beyond) as a percentage: ``0.33 %``, ``7.1 %``, ``112 %``."""
+    return f"{format_number(100 * share, digits)} %"
+
+
 def _format(si: float, units: Mapping[str, float], ladder: tuple[str, ...], digits: int = 6) -> str:
     """Format with the largest unit of ``ladder`` (ascending) that leaves at least 1 before the decimal point."""
     unit = ladder[0]
@@ -173,7 +188,7 @@ def _format(si: float, units: Mapping[str, float], ladder: tuple[str, ...], digi
         # The tolerance keeps 0.2 ms, computed as 0.00019999999999999998 s, from being printed in a smaller unit.
         if abs(si) >= units[candidate] * (1 - 1e-9):
             unit = candidate
-    return f"{si / units[unit]:.{digits}g} {unit}"
+    return f"{format_number(si / units[unit], digits)} {unit}"
 
 
 def format_length(length_m: float, digits: int = 6) -> str:
@@ -196,6 +211,15 @@ def format_rate(rate_bps: float, digits: int = 6) -> str:
     return "unlimited" if rate_bps == 0 else _format(rate_bps, _RATE, ("b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"), digits)
 
 
+def format_full_scale(rate_bps: float, scale: float, digits: int = 3) -> str:
+    """Return what a rate of the scale model stands for, in full: ``800 Mb/s stands for 800 Gb/s``.
+
+    The rate alone where nothing is scaled or the rate is unlimited. ``scale`` is the topology's.
+    """
+    here = format_rate(rate_bps, digits)
+    return here if scale == 1 or not rate_bps else f"{here} stands for {format_rate(rate_bps * scale, digits)}"
+
+
 def format_size(size_bytes: float, digits: int = 6) -> str:
     """Format a size in powers of 1000: ``1.5 MB``."""
     return _format(size_bytes, _SIZE, ("B", "kB", "MB", "GB", "TB"), digits)
@@ -205,4 +229,4 @@ def format_probability(probability: float, digits: int = 6) -> str:
     """Format a probability: ``0.1%``; values below one in a million as ``1e-09``."""
     if probability and probability < 1e-6:
         return f"{probability:.{digits}g}"
-    return f"{probability * 100:.{digits}g}%"
+    return f"{format_number(probability * 100, digits)}%"

@@ -14,6 +14,7 @@ from testbed.core.certification import chance
 from testbed.core.certification.expected import overtakable
 from testbed.core.certification.link_certificate import Check
 from testbed.core.physics.impairment import Impairment
+from testbed.core.units import format_percent
 
 __all__ = ["FEWEST_RUNS", "Stream", "judge_counts", "would"]
 
@@ -184,4 +185,4 @@ def would(packets: int | None) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.2g} %" if share >= 1e-4 else f"{share:.2g}".replace("e-0", "e-")
+    return format_percent(share) if share >= 1e-4 else f"{share:.2g}".replace("e-0", "e-")

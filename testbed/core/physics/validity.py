@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from testbed.core.units import format_percent
+
 __all__ = ["BIASED", "FAILS", "HOLDS", "QUANTITIES", "Fiber", "Finding", "Workload", "check", "summary"]
 
 HOLDS, BIASED, FAILS = "holds", "biased", "does not hold"
@@ -193,8 +195,8 @@ def _packet_time(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Fin
     yield Finding(
         fiber.name, "packet time", _verdict(error), lab, lab / scale, "s", error, "too harsh" if error else "",
         f"a packet of {fiber.mtu} bytes takes {lab * 1e6:.3g} us on the wire here and {lab / scale * 1e6:.3g} us at"
-        f" full scale: late by {_percent(error)} of the one-way delay,"
-        f" {_percent(_ratio(lab - lab / scale, fiber.rtt_s))} of the RTT",
+        f" full scale: late by {format_percent(error)} of the one-way delay,"
+        f" {format_percent(_ratio(lab - lab / scale, fiber.rtt_s))} of the RTT",
         f"set scale to {_round_down(most)} or less" if error > TOLERABLE else "",
     )  # fmt: skip
 
@@ -281,10 +283,6 @@ def _ratio(part: float, whole: float) -> float:
 
 def _count(packets: float) -> str:
     return f"{packets:.0f}" if packets >= 100 else f"{packets:.2g}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
 
 
 def _round_down(value: float) -> str:

@@ -10,6 +10,7 @@ from testbed.core.physics.change import Change
 from testbed.core.physics.fold import Folded, fold
 from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.step import Property
+from testbed.core.units import format_percent
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Slowed(Property):
         return Slowed(self.rank, 0.0)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} computes {100 * self.by:.4g} % slower"
+        return f"rank {self.rank} computes {format_percent(self.by, 4)} slower"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.report_table import Table
+from testbed.core.units import format_number, format_percent
 
 __all__ = [
     "checks_table",
@@ -122,10 +123,10 @@ def _value(check: Check, value: float | None) -> str:
     if kind == "rate":
         return formats.bits_per_s(value)
     if kind == "burst":
-        return f"{value:.3g} packets"
+        return f"{format_number(value, 3)} packets"
     if 0 < value < 1e-4:
         return f"{value:.3g}".replace("e-0", "e-")
-    return f"{value * 100:.3g} %"
+    return format_percent(value, 3)
 
 
 def load_table(found: Sequence[Fidelity]) -> Table | None:
@@ -140,7 +141,7 @@ def _load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
             each.direction,
             formats.count(each.packets),
             f"{formats.microseconds(each.median_s)} / {formats.microseconds(each.p99_s)}",
-            formats.UNKNOWN if queue is None else f"{queue / 1e3:.3g} kB",
+            formats.UNKNOWN if queue is None else f"{format_number(queue / 1e3, 3)} kB",
             formats.count(each.own_drops),
             f"{each.verdict}: {each.why}" if each.why else each.verdict,
         )
@@ -188,7 +189,7 @@ def validity_lead(run: RunInfo) -> str:
 def _amount(value: float | None, unit: str) -> str:
     if value is None:
         return formats.UNKNOWN
-    return formats.duration(value) if unit == "s" else f"{value:.3g} {unit}"
+    return formats.duration(value) if unit == "s" else f"{format_number(value, 3)} {unit}"
 
 
 def headroom(certificate: Certificate | None, host: Machine) -> str:

@@ -9,6 +9,7 @@ from testbed.core.fields import integer, text
 from testbed.core.records.run_info import RunInfo, SteadyCheck
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
+from testbed.core.units import format_number
 
 __all__ = ["Steady", "Violated", "missing_faults", "sentence", "steady", "table"]
 
@@ -56,7 +57,7 @@ def sentence(check: Steady) -> str:
         return f"{said} was violated {times}{f'; and {more} more times' if more > 0 else ''}."
     if check.holds is not True:
         return f"{said} {check.why or 'could not be determined'}."
-    measured = "" if check.measured is None else f" Measured last: {check.measured:.4g}."
+    measured = "" if check.measured is None else f" Measured last: {format_number(check.measured, 4)}."
     return f"{said}.{measured}"
 
 
@@ -89,9 +90,9 @@ def missing_faults(info: RunInfo) -> str:
 
 
 def _words(each: Violated) -> str:
-    worst = "" if each.measured is None else f" (worst {each.measured:.4g})"
+    worst = "" if each.measured is None else f" (worst {format_number(each.measured, 4)})"
     return f"from {formats.duration(each.began_s)} to {formats.duration(each.ended_s)}{worst}"
 
 
 def _number(value: float | None) -> str:
-    return formats.UNKNOWN if value is None else f"{value:.4g}"
+    return formats.UNKNOWN if value is None else format_number(value, 4)

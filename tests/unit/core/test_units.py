@@ -116,10 +116,28 @@ def test_sizes_read_back_exactly(size: int) -> None:
         (units.format_size(1_020_000), "1.02 MB"),
         (units.format_probability(0.001), "0.1%"),
         (units.format_probability(1e-9), "1e-09"),
+        (units.format_probability(1.0, 2), "100%"),
+        (units.format_probability(0.9996, 3), "100%"),
+        (units.format_rate(999.96e6, 3), "1000 Mb/s"),
+        (units.format_percent(1.123), "112 %"),
+        (units.format_percent(0.9999), "100 %"),
+        (units.format_percent(0.0033), "0.33 %"),
+        (units.format_full_scale(8e8, 1000.0), "800 Mb/s stands for 800 Gb/s"),
+        (units.format_full_scale(8e8, 1.0), "800 Mb/s"),
+        (units.format_full_scale(0, 1000.0), "unlimited"),
     ],
 )
 def test_prints(shown: str, text: str) -> None:
     assert shown == text
+
+
+@given(st.floats(0, 1e9), st.integers(1, 4))
+def test_no_percentage_and_no_rate_has_an_exponent(value: float, digits: int) -> None:
+    """Nobody reads 1.1e+02 %."""
+    for shown in (units.format_percent(value, digits), units.format_rate(value * 1e3, digits)):
+        assert "e+" not in shown
+    percent = float(units.format_percent(value, digits).removesuffix(" %"))
+    assert percent == pytest.approx(100 * value, rel=0.5 * 10 ** (1 - digits), abs=1e-300)
 
 
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.none(), st.lists(st.integers())))

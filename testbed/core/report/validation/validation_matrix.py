@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from testbed.core.report import formats
+from testbed.core.units import format_number
 from testbed.core.validation.result import CaseState, Cell, LibraryResult, Outcome, Speed, Validation, Verdict
 from testbed.core.validation.verdict import too_fast
 
@@ -245,4 +246,4 @@ def _do(names: Sequence[str]) -> str:
 
 
 def _ratio(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else formats.count(value)
+    return format_number(value, 3) if value < 1000 else formats.count(value)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 from testbed.core.report.validation.validation_matrix import STATES, Kind, Mark, times, too_fast
+from testbed.core.units import format_number
 from testbed.core.validation.baseline import Comparison
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed, Validation
 
@@ -257,7 +258,7 @@ def _of_library(library: LibraryResult) -> str:
 def _digits(value: float) -> str:
     if not math.isfinite(value):
         return formats.UNKNOWN
-    return f"{value:.3g}" if abs(value) < 1000 else formats.count(value)
+    return format_number(value, 3) if abs(value) < 1000 else formats.count(value)
 
 
 def _percent(value: float) -> str:
