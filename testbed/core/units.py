@@ -17,7 +17,6 @@ __all__ = [
     "Unreadable",
     "format_delay",
     "format_duration",
-    "format_full_scale",
     "format_length",
     "format_number",
     "format_percent",
@@ -209,15 +208,6 @@ def format_duration(duration_s: float, digits: int = 6) -> str:
 def format_rate(rate_bps: float, digits: int = 6) -> str:
     """Format a rate: ``800 Mb/s``; 0 is ``unlimited``, as in an impairment."""
     return "unlimited" if rate_bps == 0 else _format(rate_bps, _RATE, ("b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"), digits)
-
-
-def format_full_scale(rate_bps: float, scale: float, digits: int = 3) -> str:
-    """Return what a rate of the scale model stands for, in full: ``800 Mb/s stands for 800 Gb/s``.
-
-    The rate alone where nothing is scaled or the rate is unlimited. ``scale`` is the topology's.
-    """
-    here = format_rate(rate_bps, digits)
-    return here if scale == 1 or not rate_bps else f"{here} stands for {format_rate(rate_bps * scale, digits)}"
 
 
 def format_size(size_bytes: float, digits: int = 6) -> str:

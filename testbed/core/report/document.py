@@ -101,6 +101,8 @@ class StepSeries:
     t_s: tuple[float, ...] = ()
     duration_s: tuple[float, ...] = ()
     train_loss: tuple[float | None, ...] = ()
+    tokens: tuple[int, ...] = ()
+    """Of all ranks in that step."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,7 @@ def build(run: RunData) -> Report:
             t_s=tuple(commit.t - origin for commit in job.commits),
             duration_s=tuple(commit.duration_s for commit in job.commits),
             train_loss=tuple(commit.train_loss for commit in job.commits),
+            tokens=tuple(commit.tokens for commit in job.commits),
         ),
         fibers=_throughput(run.fibers, origin),
         ranks=job.rank_times,

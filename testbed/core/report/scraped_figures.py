@@ -14,23 +14,26 @@ from dataclasses import dataclass
 from testbed.core.analysis.scraped_metrics import RankTrack
 from testbed.core.report import formats
 from testbed.core.report.document import Report
-from testbed.core.report.figures import (
+from testbed.core.report.fault_marks import fault_marks, time_span
+from testbed.core.report.plotly_figure import (
     BLUE,
     CYCLE,
+    DASHES,
     VERMILLION,
     Figure,
     Json,
+    Span,
     axis,
-    last_s,
     made,
+    over_time,
     plain,
-    shaded,
+    short,
+    trace_mode,
 )
 
 __all__ = ["scraped_figures"]
 
 
-_DASHES = ("solid", "dot", "dash")
 MOST_LINES = 8
 
 
@@ -85,11 +88,12 @@ _QUANTITIES = (
 def scraped_figures(report: Report) -> tuple[Figure, ...]:
     """Return every plot that there are scrapes for."""
     tracks = report.scraped.ranks
-    drawn = [_over_time(report, it) for it in _QUANTITIES if any(v is not None for t in tracks for v in it.of(t))]
-    return (*drawn, _gaps(report)) if tracks else ()
+    span = time_span(report)
+    known = [it for it in _QUANTITIES if any(value is not None for track in tracks for value in it.of(track))]
+    return (*(_over_time(report, it, span) for it in known), _gaps(report, span)) if tracks else ()
 
 
-def _over_time(report: Report, quantity: _Quantity) -> Figure:
+def _over_time(report: Report, quantity: _Quantity, span: Span) -> Figure:
     tracks = report.scraped.ranks
     grouped = ""
     if len(tracks) <= MOST_LINES:
@@ -106,12 +110,12 @@ def _over_time(report: Report, quantity: _Quantity) -> Figure:
         f"{quantity.summary}{grouped}",
         lines,
         {
-            "xaxis": axis("time since the job began (s)", rangemode="tozero"),
+            **over_time(span),
             "yaxis": axis(quantity.unit, rangemode="tozero"),
             "showlegend": True,
             "legend": {"traceorder": "normal"},
         },
-        shaded(report.faults, last_s(report), lambda t_s: t_s),
+        fault_marks(report, span),
     )
 
 
@@ -122,7 +126,7 @@ def _lines_of_ranks(tracks: Iterable[RankTrack], quantity: _Quantity) -> list[Js
             "name": f"rank {track.rank}",
             "line": {
                 "color": CYCLE[number % len(CYCLE)],
-                "dash": _DASHES[number // len(CYCLE) % len(_DASHES)],
+                "dash": DASHES[number // len(CYCLE) % len(DASHES)],
                 "width": 1.5,
             },
             "hovertemplate": f"%{{x:.1f}} s: %{{y:.{quantity.digits}f}} {quantity.unit}",
@@ -144,8 +148,8 @@ def _lines_of_groups(groups: Mapping[str, Sequence[RankTrack]], quantity: _Quant
         lines.append(
             {
                 **_line(times, [middle for _, middle, _ in found.values()]),
-                "name": plain(name),
-                "line": {"color": color, "dash": _DASHES[number // len(CYCLE) % len(_DASHES)], "width": 2},
+                "name": plain(short(name, 30)),
+                "line": {"color": color, "dash": DASHES[number // len(CYCLE) % len(DASHES)], "width": 2},
                 "hovertemplate": f"%{{x:.1f}} s: median %{{y:.{quantity.digits}f}} {quantity.unit}",
             }
         )
@@ -163,7 +167,7 @@ def _spread(tracks: Iterable[RankTrack], quantity: _Quantity) -> Mapping[float, 
 
 
 def _line(t_s: Sequence[float], values: Sequence[float | None]) -> Json:
-    return {"type": "scatter", "mode": "lines", "x": [round(it, 3) for it in t_s], "y": _rounded(values)}
+    return {"type": "scatter", "mode": trace_mode(values), "x": [round(it, 3) for it in t_s], "y": _rounded(values)}
 
 
 def _rounded(values: Sequence[float | None]) -> list[float | None]:
@@ -179,7 +183,7 @@ def _faint(color: str) -> str:
 # ---- gaps
 
 
-def _gaps(report: Report) -> Figure:
+def _gaps(report: Report, span: Span) -> Figure:
     tracks = report.scraped.ranks
     worst = sorted(tracks, key=lambda it: (it.answered - it.asked, it.rank))[:MOST_LINES]
     shown = sorted(worst, key=lambda it: it.rank)
@@ -222,8 +226,15 @@ def _gaps(report: Report) -> Figure:
         bars,
         {
             "barmode": "overlay",
-            "xaxis": axis("time since the job began (s)"),
-            "yaxis": axis("rank", type="category", autorange="reversed", dtick=1),
+            **over_time(span),
+            # The numbers alone: the plot's left edge is that of all plots over time.
+            "yaxis": axis(
+                "rank",
+                type="category",
+                tickvals=names,
+                ticktext=[str(it.rank) for it in shown],
+                autorange="reversed",
+            ),
             "showlegend": True,
             "bargap": 0.5,
         },

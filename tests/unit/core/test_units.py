@@ -122,9 +122,6 @@ def test_sizes_read_back_exactly(size: int) -> None:
         (units.format_percent(1.123), "112 %"),
         (units.format_percent(0.9999), "100 %"),
         (units.format_percent(0.0033), "0.33 %"),
-        (units.format_full_scale(8e8, 1000.0), "800 Mb/s stands for 800 Gb/s"),
-        (units.format_full_scale(8e8, 1.0), "800 Mb/s"),
-        (units.format_full_scale(0, 1000.0), "unlimited"),
     ],
 )
 def test_prints(shown: str, text: str) -> None:
