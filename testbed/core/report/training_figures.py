@@ -104,8 +104,9 @@ def tokens_over_time(report: Report, span: Span) -> Figure | None:
     steps = report.steps
     if not sum(steps.tokens):
         return None
-    width, rates = _binned(steps, report.training.wall_s or 0.0)
-    edges = [round(index * width, 6) for index in range(len(rates) + 1)]
+    end_s = max(steps.t_s[-1], report.training.wall_s or 0.0)
+    width, rates = _binned(steps, end_s)
+    edges = [*(round(index * width, 6) for index in range(len(rates))), end_s]
     lines: list[Json] = [
         {
             "type": "scatter",
@@ -146,9 +147,11 @@ def _level(span: Span, height: float, name: str) -> Json:
     }
 
 
-def _binned(steps: StepSeries, wall_s: float) -> tuple[float, Sequence[float]]:
-    """Return the width of the bins in seconds and the tokens per second of each, from the beginning of the job."""
-    end_s = max(steps.t_s[-1], wall_s)
+def _binned(steps: StepSeries, end_s: float) -> tuple[float, Sequence[float]]:
+    """Return the width of the bins in seconds and the tokens per second of each, from the beginning of the job.
+
+    The last bin ends with the job, at ``end_s``.
+    """
     usual_s = sorted(steps.duration_s)[len(steps.duration_s) // 2]
     width = _round_up(max(end_s / _MOST_BINS, _STEPS_IN_A_BIN * usual_s, 1e-3))
     tokens = [0.0] * max(1, math.ceil(end_s / width))

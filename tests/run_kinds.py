@@ -1,0 +1,155 @@
+"""Run directories in which something happened: of ``run_factory``'s run, with a stall, a death, a restart and so on.
+
+Each changes the records of the plain run as the event would have: no code of the testbed is used.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import run_factory
+
+KINDS = ("stall", "death", "restart", "none", "one-step", "impaired")
+
+STALL_S = 9.0
+"""Seventy times the median step: training stood while both fibers were dark."""
+RESTART_S = 4.0
+
+
+def make(path: Path, kind: str) -> Path:
+    """Write the run directory of one of KINDS to ``path``."""
+    if kind == "one-step":
+        run_factory.make_run(path, status="interrupted", steps=1)
+    elif kind == "death":
+        _die(run_factory.make_run(path, status="failed", steps=run_factory.CUT_STEP))
+    else:
+        run_factory.make_run(path)
+    if kind == "none":
+        _write(path / "events.jsonl", [it for it in _read(path / "events.jsonl") if "fault" not in it])
+    if kind == "stall":
+        _stall(path)
+    if kind == "restart":
+        _restart(path)
+    if kind == "impaired":
+        _impair(path)
+    return path
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _write(file: Path, lines: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _ranks(path: Path) -> list[Path]:
+    return sorted((path / "ranks").glob("rank-?.jsonl"))
+
+
+def _shift(path: Path, from_t: float, by_s: float) -> None:
+    """Let everything that ended after ``from_t`` happen ``by_s`` later: training stood in between."""
+    times = ("t", "t_begin", "t_ready", "t_sync", "t_end", "command_t", "ack_t", "planned_t")
+    for file in (*_ranks(path), path / "events.jsonl"):
+        lines = _read(file)
+        for line in lines:
+            line |= {key: line[key] + by_s for key in times if key in line and line[key] > from_t}
+        _write(file, lines)
+    document = json.loads((path / "run.json").read_text())
+    document["ended_t"] += by_s
+    (path / "run.json").write_text(json.dumps(document))
+
+
+def _stall(path: Path) -> None:
+    """Both fibers dark: a second cut beside the factory's."""
+    _shift(path, run_factory.cut_t() + 0.1, STALL_S)
+    cut = {"fault": "f2", "type": "cut", "target": "south", "links": ["south"]}
+    began = run_factory.cut_t() + 0.01
+    _append(path / "events.jsonl", {"t": began, "event": "fault-began", **cut, "phase": "dark"})
+    _append(path / "events.jsonl", {"t": began + STALL_S, "event": "fault-ended", **cut})
+
+
+def _die(path: Path) -> None:
+    """Training never comes back: the record ends 40 s after the last step, with both fibers dark."""
+    died_t = run_factory.cut_t() + 40.0
+    events = [it for it in _read(path / "events.jsonl") if it["event"] != "fault-ended"]
+    for event in events:
+        if event["event"] == "job-ended":
+            event["t"] = died_t
+    cut = {"fault": "f2", "type": "cut", "target": "south", "links": ["south"]}
+    events.append({"t": run_factory.cut_t() + 0.5, "event": "fault-began", **cut, "phase": "dark"})
+    _write(path / "events.jsonl", events)
+    for file in _ranks(path):
+        lines = _read(file)
+        for line in lines:
+            if line["kind"] == "end":
+                line["t"] = died_t
+        _write(file, lines)
+    document = json.loads((path / "run.json").read_text())
+    document["ended_t"] = died_t + 1
+    (path / "run.json").write_text(json.dumps(document))
+
+
+def _restart(path: Path) -> None:
+    """A rank is killed while step 251 runs; a second attempt resumes from the checkpoint of step 200."""
+    killed_t = run_factory.step_begins()[250] + 0.05
+    resumed_t = killed_t + RESTART_S
+    for file in _ranks(path):
+        lines = _read(file)
+        job = next(it for it in lines if it["kind"] == "job")
+        steps = {it["step"]: it for it in lines if it["kind"] == "step"}
+        first = [steps[number] for number in range(1, 251)]
+        again = []
+        for number in range(201, run_factory.STEPS + 1):
+            begin = resumed_t + 0.5 + (number - 201) * run_factory.STEP_S
+            later = begin - steps[number]["t_begin"]
+            moved = {key: steps[number][key] + later for key in ("t_begin", "t_ready", "t_sync", "t_end")}
+            if number == run_factory.CUT_STEP:
+                moved["t_sync"] -= run_factory.STALL_S
+                moved["t_end"] -= run_factory.STALL_S
+            again.append({**steps[number], **moved, "attempt": 2})
+        checkpoint = {"kind": "checkpoint", "t": steps[200]["t_end"], "step": 200, "bytes": 100, "took_s": 0.01}
+        failed = {"kind": "end", "t": killed_t + 0.1, "status": "failed", "reason": "closed by peer", "step": 250}
+        done = {**lines[-1], "t": again[-1]["t_end"] + 0.01, "attempt": 2}
+        start = {**job, "attempt": 2, "t": resumed_t, "resumed_from": 200}
+        _write(file, [job, *first[:200], checkpoint, *first[200:], failed, start, *again, done])
+        ended_t = done["t"]
+    killed = {"fault": "f2", "type": "rank-kill", "target": "3", "links": [], "nodes": ["west-1"]}
+    events = [it for it in _read(path / "events.jsonl") if it["event"] != "job-ended"]
+    events += [
+        {"t": killed_t, "event": "fault-began", **killed, "phase": "killed"},
+        {"t": killed_t + 0.002, "event": "fault-ended", **killed},
+        {"t": ended_t + 0.05, "event": "job-ended", "job": "j1"},
+    ]
+    _write(path / "events.jsonl", sorted(events, key=lambda it: it["t"]))
+    document = json.loads((path / "run.json").read_text())
+    document["ended_t"] = ended_t + 1
+    (path / "run.json").write_text(json.dumps(document))
+
+
+def _impair(path: Path) -> None:
+    """Instead of the cut: loss on one direction, and then a tenth of the rate."""
+    events = [it for it in _read(path / "events.jsonl") if "fault" not in it and it["event"] != "carrier"]
+    began = run_factory.BEGAN_T + 10.0
+    faults = (
+        ("f1", "impair", "north:west", "loss", "0.5%", began, began + 6.0),
+        ("f2", "rate-squeeze", "south", "rate", "80 Mb/s", began + 12.0, began + 18.0),
+    )
+    for fault, kind, target, key, text, begin, end in faults:
+        link = target.partition(":")[0]
+        directions = [target] if ":" in target else [f"{link}:west", f"{link}:east"]
+        told = {"fault": fault, "type": kind, "target": target, "links": [link]}
+        for t, event, values in (
+            (begin, "fault-began", [{"key": key, "text": text, "by": [fault]}]),
+            (end, "fault-ended", []),
+        ):
+            in_force = {it: {"direction": it, "dark_by": [], "values": values, "masked": []} for it in directions}
+            events.append({"t": t, "event": event, **told, "command_t": t, "ack_t": t, "in_force": in_force})
+    _write(path / "events.jsonl", sorted(events, key=lambda it: it["t"]))
+
+
+def _append(file: Path, line: dict[str, Any]) -> None:
+    with file.open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
