@@ -16,7 +16,7 @@ from testbed.host.files.store import RunDirectory, write_report
 
 pytestmark = pytest.mark.e2e
 
-PLOTS = ["train-loss", "time-of-ranks", "step-time", "throughput", "lateness"]
+PLOTS = ["train-loss", "time-of-ranks", "step-time", "tokens-per-second", "throughput", "lateness"]
 PLOTS += ["rank-tokens", "rank-exposed", "rank-cpu", "rank-memory", "scrape-gaps"]
 
 
@@ -38,7 +38,7 @@ def test_every_plot_is_drawn_without_an_error_or_a_request(tmp_path, visit, widt
     assert page.asked == [(path / "index.html").as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert "It trained, and came through the cut of north." in page.inner_text("h1")
-    assert page.locator("svg.topology .mark").count() == 1
+    assert page.locator("svg.topology:visible .mark").count() == 1
 
 
 def test_paper_follows_the_readers_theme(tmp_path, visit):

@@ -1,4 +1,4 @@
-"""The topology's drawing: sites, fibers and the faults on them, once for a wide page and once for a narrow one.
+"""The topology's drawing: sites, fibers and the faults on them, once for each width of a page.
 
 One or two sites are columns with the fibers as rows between them (``drawing_rows.py``); more stand on a ring
 (``drawing_ring.py``). The templates ``map.html`` and ``topology.svg`` show it.
@@ -21,8 +21,8 @@ from testbed.core.topology.model import Link, Topology
 
 __all__ = ["draw", "drawings"]
 
-_WIDTHS = {"wide": 920.0, "narrow": 344.0}
-"""A narrow one fits into a page of 376 pixels with its margins; a phone has 360 to 430."""
+_WIDTHS = {"wide": 920.0, "medium": 660.0, "narrow": 344.0}
+"""A medium one is for a sheet of paper, too. A phone has 360 to 430 pixels, of which margins take 32."""
 _SHOWN_FAULTS = 2
 
 

@@ -30,6 +30,7 @@ NAME, LINK, SMALL = 16.0, 14.0, 12.5
 _OF_A_LETTER = {NAME: 0.64, LINK: 0.62, SMALL: 0.58}
 """Widths per size, generous: a text that takes less than its room is no harm."""
 _PADDING = 4.0
+_MANY_FIBERS = 48
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,10 @@ class KeyLine:
 
 @dataclass(frozen=True)
 class Drawing:
-    """``size`` is ``wide`` or ``narrow``, the pages that it is for. Where text has no room, numbers stand for sites or
-    links, and the keys say which."""
+    """``size`` is ``wide``, ``medium`` or ``narrow``: the pages that it is for.
+
+    Where text has no room, numbers stand for sites or links, and the keys say which.
+    """
 
     size: str
     title: str
@@ -148,8 +151,13 @@ class Drawing:
     link_key: tuple[KeyLine, ...] = ()
 
     @property
+    def dense(self) -> bool:
+        """Whether the fibers are so many that those without a fault are drawn thin."""
+        return len(self.fibers) > _MANY_FIBERS
+
+    @property
     def effects(self) -> tuple[Effect, ...]:
-        """Those that its legend explains."""
+        """Return those that its legend explains."""
         return tuple(each for each in Effect if any(each in fiber.effects for fiber in self.fibers))
 
 

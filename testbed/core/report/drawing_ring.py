@@ -37,13 +37,17 @@ __all__ = ["ring"]
 
 _MARGIN = 6.0
 _MOST_BOXES = 8
-_DISC = 8.0
+_DISC = 7.5
 """Radius of a site's disc and half the height of a link's number."""
 _ROOM_OF_A_LABEL = 190.0
+_ROOM_OF_A_NUMBER = 18.0
 _BOW = 70.0
 _SHARES = (0.5, 0.42, 0.58, 0.34, 0.66, 0.27, 0.73, 0.2, 0.8)
 """Places of a label along its fiber, the best first."""
 _SIGN = 9.0
+_MOST_NUMBERS = 48
+"""Of more links, only those that faults touched have numbers."""
+_PULL = 0.35
 
 
 def ring(sites: Sequence[Site], links: Sequence[DrawnLink], size: str, title: str, width: float) -> Drawing:
@@ -58,12 +62,15 @@ def ring(sites: Sequence[Site], links: Sequence[DrawnLink], size: str, title: st
     labels = _placed(texts, fibers, taken, whole)
     link_key: tuple[KeyLine, ...] = ()
     if len(labels) < len(links):
-        numbers = {index: (Line(str(index + 1), "link middle", SMALL),) for index in order}
+        few = len(links) <= _MOST_NUMBERS
+        numbers = {i: (Line(str(i + 1), "link middle", SMALL),) for i in order if few or links[i].touched}
         labels = _placed(numbers, fibers, taken, whole)
         link_key = tuple(link.key(number) for number, link in enumerate(links, 1))
     covered = [*taken, *(label.box for label in labels.values())]
-    signed = tuple(_signed(fiber, covered) for fiber in fibers)
-    return Drawing(size, title, width, height, signed, shapes, tuple(labels.values()), site_key, link_key)
+    signed = [_signed(fiber, covered) for fiber in fibers]
+    # What faults touched is drawn over what they did not.
+    signed.sort(key=lambda fiber: bool(fiber.effects))
+    return Drawing(size, title, width, height, tuple(signed), shapes, tuple(labels.values()), site_key, link_key)
 
 
 _Sites = tuple[tuple[SiteShape, ...], Mapping[str, Point], float, tuple[KeyLine, ...]]
@@ -82,6 +89,8 @@ def _boxes(sites: Sequence[Site], width: float) -> _Sites:
     down = max(150.0 + 16 * len(sites), len(sites) * tall / 3, across if width < 600 else 0.0)
     height = 2 * (down + tall / 2 + _MARGIN)
     places = _around(sites, Point(width / 2, height / 2), across, down)
+    # An odd number of sites leaves the foot of the ring empty.
+    height = max(at.y for at in places.values()) + tall / 2 + _MARGIN
     shapes = []
     for name, at in places.items():
         own = sum(map(leading, lines[name])) + 14
@@ -102,14 +111,14 @@ def _discs(sites: Sequence[Site], width: float) -> _Sites:
     reach = width / 2
     height = 2 * reach
     places = _around(sites, Point(reach, reach), radius, radius)
-    numbered = not named and between >= 2 * _DISC
-    disc = _DISC if numbered else min(5.0, max(2.0, between / 2.5))
+    every = max(1, math.ceil(_ROOM_OF_A_NUMBER / between))  # each second site has its number, if need be
+    disc = min(_DISC, max(2.0, between / 2.1)) if not named else 5.0
     shapes = []
     for number, (name, at) in enumerate(places.items(), 1):
         lines: tuple[Line, ...] = ()
         if named:
             lines = (_radial(name, at, Point(reach, reach), disc),)
-        elif numbered:
+        elif number % every == 1 or every == 1:
             lines = (Line(str(number), "small middle", SMALL, at.x, at.y + 4.2),)
         shapes.append(SiteShape(Box(at.x - disc, at.y - disc, 2 * disc, 2 * disc), disc, lines))
     key = (
@@ -152,7 +161,8 @@ def _box_of(line: Line) -> Box:
 
 
 def _fibers(links: Sequence[DrawnLink], places: Mapping[str, Point], center: Point, count: int) -> tuple[Fiber, ...]:
-    """Return a curve for each link: parallel ones bow apart, and among many sites all bow toward the center."""
+    """Return a curve for each link: parallel ones bow apart, and among many sites long ones bow toward the center."""
+    height = 2 * center.y
     pairs: dict[frozenset[str], list[DrawnLink]] = {}
     for link in links:
         pairs.setdefault(frozenset(link.between), []).append(link)
@@ -165,7 +175,9 @@ def _fibers(links: Sequence[DrawnLink], places: Mapping[str, Point], center: Poi
         length = math.hypot(end.x - start.x, end.y - start.y) or 1.0
         bow = 2 * offset * min(_BOW, length / 3)
         middle = Point((start.x + end.x) / 2, (start.y + end.y) / 2)
-        pull = 0.35 if count > _MOST_BOXES else 0.0
+        pull = _PULL * min(1.0, length / height) if count > _MOST_BOXES else 0.0
+        if pull and link.touched:
+            pull = _PULL  # neighbors on a ring are close: away from it, there is room for a number
         control = Point(
             middle.x + pull * (center.x - middle.x) - (end.y - start.y) / length * bow,
             middle.y + pull * (center.y - middle.y) + (end.x - start.x) / length * bow,

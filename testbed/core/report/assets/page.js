@@ -6,10 +6,10 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // The width of a sheet of A4 or Letter within its margins, in CSS pixels: that of the screen would be cut off.
-  const PAPER = 670;
+  const PAPER = 670, TALL = { "rank-seconds": 300, "throughput": 290 };
   let onPaper = false;
 
-  const layout = (figure, wide) => {
+  const layout = (figure, place) => {
     const soft = colour("--soft"), line = colour("--line"), ink = colour("--ink");
     const own = figure.layout;
     // Plots over time have one left and one right edge, so that a time is at one place on all of them.
@@ -28,7 +28,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...own.legend, font: { color: soft } },
       margin: overTime ? { l: 84, r: 16, t: 44, b: 48 } : { l: 60, r: 16, t: 44, b: 48 },
-      ...(onPaper ? { width: wide ? PAPER : PAPER / 2 - 16, autosize: false } : { autosize: true }),
+      ...(onPaper ? { width: PAPER, height: TALL[place.id] || 235, autosize: false } : { autosize: true }),
     };
   };
 
@@ -54,8 +54,7 @@
 
   const draw = () => Promise.all(Object.entries(figures()).map(async ([id, figure]) => {
     const place = document.getElementById(id);
-    const wide = place.parentElement.classList.contains("wide");
-    const drawn = Plotly.react(place, figure.data, layout(figure, wide), {
+    const drawn = Plotly.react(place, figure.data, layout(figure, place), {
       responsive: true, displaylogo: false, displayModeBar: false });
     if (!place.dataset.drawn && figure.layout.meta === "over time")
       place.on("plotly_relayout", (change) => follow(place, change));

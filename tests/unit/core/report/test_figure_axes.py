@@ -1,8 +1,8 @@
 """The axes of every plot, for runs in which something happened: they show the data, all of it, and hardly more.
 
 plotly stretches an axis until every annotation is seen, and on a logarithmic one it takes the height of an annotation
-for an exponent: at a value of 209 it drew an axis up to 10^228. The browser tests (``tests/e2e``) ask plotly itself; here
-the figures' JSON is judged without one.
+for an exponent: at a value of 209 it drew an axis up to 10^228. The browser tests (``tests/e2e``) ask plotly itself;
+here the figures' JSON is judged without one.
 """
 
 from __future__ import annotations
