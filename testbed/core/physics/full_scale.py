@@ -6,15 +6,19 @@ stands for itself, and nothing is added.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Final
 
-from testbed.core.units import format_rate
+from testbed.core.units import format_rate, parse_rate_bps
 
-__all__ = ["MOST_RATES", "at_full_scale", "full_rate_bps", "sentence", "stands_for"]
+__all__ = ["MOST_RATES", "at_full_scale", "full_rate_bps", "in_text", "sentence", "stands_for", "written"]
 
 MOST_RATES = 3
 """A sentence names at most this many rates; a lab of more has them in its tables."""
 _DIGITS = 4
+_RATE: Final = re.compile(r"(?<!for )(?<![\w.+-])([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)? [kMGT]?b/s)(?! (?:for|stands) )")
+"""A rate in a text that the testbed wrote, unless the text says already what it stands for."""
 
 
 def full_rate_bps(rate_bps: float, scale: float) -> float:
@@ -63,3 +67,24 @@ def sentence(rates_bps: Iterable[float], scale: float) -> str:
     told += "".join(f", {stands_for(rate, scale)}" for rate in more)
     told += ", and so on" if len(rates) > MOST_RATES else ""
     return f"Scale {scale:g}: {told}; distance and latency are not scaled."
+
+
+def in_text(text: str, scale: float) -> str:
+    """Return ``text``, a sentence or a value of the testbed's own, with what each rate in it stands for.
+
+    >>> in_text("f2 rate 80 Mb/s", 1000), in_text("f2 loss 1.2%", 1000)
+    ('f2 rate 80 Mb/s for 80 Gb/s', 'f2 loss 1.2%')
+    """
+    if scale == 1:
+        return text
+    return _RATE.sub(lambda found: stands_for(parse_rate_bps(found[1]), scale, 6), text)
+
+
+def written(rate_bps: float, scale: float) -> str:
+    """Return a rate as a topology file has it, which is at full scale, and what it is in the lab.
+
+    >>> written(8e8, 1000), written(8e8, 1)
+    ('800 Gb/s, here 800 Mb/s', '800 Mb/s')
+    """
+    full = at_full_scale(rate_bps, scale, 6)
+    return f"{full}, here {format_rate(rate_bps)}" if full else format_rate(rate_bps)

@@ -9,7 +9,7 @@ from testbed.core.report.plotly_figure import Figure
 from testbed.core.report.rank_time_figures import rank_seconds, time_of_ranks
 from testbed.core.report.training_figures import step_time, tokens_over_time, train_loss
 
-__all__ = ["figures"]
+__all__ = ["Figure", "figures"]
 
 
 def figures(report: Report) -> tuple[Figure, ...]:

@@ -16,7 +16,7 @@ from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from testbed.core.report.plotly_figure import Figure
+from testbed.core.report.figures import Figure
 from testbed.core.report.report_table import tone
 
 __all__ = ["environment", "render"]

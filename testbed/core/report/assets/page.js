@@ -6,7 +6,7 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // The width of a sheet of A4 or Letter within its margins, in CSS pixels: that of the screen would be cut off.
-  const PAPER = 670, TALL = { "rank-seconds": 300, "throughput": 290 };
+  const PAPER = 670, TALL = { "rank-seconds": 280, "throughput": 250 };
   let onPaper = false;
 
   const layout = (figure, place) => {
@@ -28,7 +28,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...own.legend, font: { color: soft } },
       margin: overTime ? { l: 84, r: 16, t: 44, b: 48 } : { l: 60, r: 16, t: 44, b: 48 },
-      ...(onPaper ? { width: PAPER, height: TALL[place.id] || 235, autosize: false } : { autosize: true }),
+      ...(onPaper ? { width: PAPER, height: TALL[place.id] || 210, autosize: false } : { autosize: true }),
     };
   };
 
