@@ -11,7 +11,7 @@ from testbed.core.report.faults_section import Fault
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.plotly_figure import PURPLE, Json, Marks, Span, plain, short
 
-__all__ = ["fault_marks", "shaded", "time_span", "violations"]
+__all__ = ["fault_marks", "shaded", "time_span", "violations", "with_faults"]
 
 _ROOM_OF_NUMBERS = 0.08
 """Of the width of a plot."""
@@ -33,6 +33,11 @@ def time_span(report: Report) -> Span:
     first, last = min([0.0, *begins]), max([report.training.wall_s or 0.0, *begins, *ends])
     margin = _MARGIN * (last - first) or 0.5
     return Span(first - margin, last + margin)
+
+
+def with_faults(report: Report) -> str:
+    """Return the words of a summary about the shades of faults; empty if there were none."""
+    return ", with the faults shaded" if report.faults else ""
 
 
 def fault_marks(report: Report, span: Span) -> Marks:

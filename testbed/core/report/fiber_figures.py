@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from testbed.core.physics.full_scale import at_full_scale, full_rate_bps, stands_for
 from testbed.core.report import formats
 from testbed.core.report.document import FiberSeries, Report
-from testbed.core.report.fault_marks import fault_marks
+from testbed.core.report.fault_marks import fault_marks, with_faults
 from testbed.core.report.plotly_figure import (
     CYCLE,
     GREY,
@@ -58,7 +58,7 @@ def throughput(report: Report, span: Span) -> Figure | None:
     return made(
         "throughput",
         "Throughput per fiber",
-        "Megabits per second of each fiber and direction, from the emulator's counters, with the faults shaded"
+        f"Megabits per second of each fiber and direction, from the emulator's counters{with_faults(report)}"
         + ("; dashed, the rate of its link" if rates else "")
         + ("" if scale == 1 else f". Scale {scale:g}: below each rate stands what it means at full scale")
         + "."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from testbed.core.analysis.recovery import BACK
 from testbed.core.report import formats
 from testbed.core.report.document import Report, StepSeries
-from testbed.core.report.fault_marks import fault_marks, shaded, violations
+from testbed.core.report.fault_marks import fault_marks, shaded, violations, with_faults
 from testbed.core.report.plotly_figure import (
     BLUE,
     GREEN,
@@ -87,7 +87,7 @@ def step_time(report: Report, span: Span) -> Figure | None:
     return made(
         "step-time",
         "Step time",
-        f"Time between commits, with the faults shaded; the fault-free median is {formats.duration(median)}."
+        f"Time between commits{with_faults(report)}; the fault-free median is {formats.duration(median)}."
         + (" The axis is logarithmic." if far else ""),
         lines,
         {
@@ -153,7 +153,7 @@ def _binned(steps: StepSeries, end_s: float) -> tuple[float, Sequence[float]]:
     The last bin ends with the job, at ``end_s``.
     """
     usual_s = sorted(steps.duration_s)[len(steps.duration_s) // 2]
-    width = _round_up(max(end_s / _MOST_BINS, _STEPS_IN_A_BIN * usual_s, 1e-3))
+    width = min(_round_up(max(end_s / _MOST_BINS, _STEPS_IN_A_BIN * usual_s, 1e-3)), end_s)
     tokens = [0.0] * max(1, math.ceil(end_s / width))
     for t_s, duration_s, count in zip(steps.t_s, steps.duration_s, steps.tokens, strict=True):
         _spread(tokens, width, t_s - duration_s, t_s, count)
