@@ -169,7 +169,8 @@ def wrapped(text: str, css: str, size: float, room: float) -> tuple[Line, ...]:
     """Break ``text`` into lines of at most ``room``: at spaces and after hyphens, within a word only if it must be."""
     most = max(1, int(room / (size * _OF_A_LETTER[size])))
     lines = [""]
-    for part in re.findall(r"[^ -]*(?:-+| +|$)", text):
+    # A number stays with its unit.
+    for part in re.findall(r"(?:[^ -]|(?<=[0-9]) (?=[a-zA-Z%]))*(?:-+| +|$)", text):
         while len((lines[-1] + part).rstrip()) > most:
             if lines[-1]:
                 lines[-1] = lines[-1].rstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from testbed.core.report.drawing_parts import LINK, SMALL, KeyLine, Line, wrapped
@@ -29,9 +28,9 @@ class DrawnLink:
         return wrapped(self.name, "link middle", LINK, room)
 
     def details(self, room: float) -> tuple[Line, ...]:
-        lines = wrapped(_together(self.facts), "small middle", SMALL, room)
+        lines = wrapped(self.facts, "small middle", SMALL, room)
         for said, effect in self.faults:
-            lines += wrapped(_together(said), f"small middle {effect.css}-words", SMALL, room)
+            lines += wrapped(said, f"small middle {effect.css}-words", SMALL, room)
         return lines
 
     def key(self, number: int) -> KeyLine:
@@ -42,8 +41,3 @@ class DrawnLink:
             "; ".join(said for said, _ in self.faults),
             self.effects,
         )
-
-
-def _together(text: str) -> str:
-    """Keep each number with its unit on one line."""
-    return re.sub(r"(?<=\d) (?=[a-zA-Z])", "\u00a0", text)

@@ -79,10 +79,11 @@ def test_the_timeline_stands_above_the_plots_and_names_each_fault(tmp_path: Path
     assert place < first_plot
     shown = re.search(r'<figure class="timeline".*?</figure>', page, re.DOTALL)
     assert shown is not None
-    for words in ("impair north:west", "rate-squeeze south", "at 10 s, for 6 s", "at 22 s, for 6 s"):
+    one, two = (fault.label for fault in report.faults)
+    for words in (one, two, "at 10 s, for 6 s", "at 22 s, for 6 s"):
         assert words in shown[0]
     assert shown[0].count('class="impaired"') == 3, "two rows and the legend"
-    assert 'title="1. impair north:west: from 10 s, for 6 s' in shown[0]
+    assert f'title="1. {one}: from 10 s, for 6 s' in shown[0]
 
 
 def test_without_a_fault_there_is_no_timeline(tmp_path: Path) -> None:
