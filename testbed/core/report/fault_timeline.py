@@ -104,9 +104,9 @@ def _row(label: str, effect: Effect, faults: Sequence[_Numbered], last_s: float)
 
 
 def _bar(number: int, fault: Fault, last_s: float) -> Bar:
-    told = f"{number}. {fault.label}: from {formats.duration(fault.began_s)}, {_lasted(fault)}"
+    told = f"{number}. {fault.words}: from {formats.duration(fault.began_s)}, {_lasted(fault)}"
     if fault.longest_gap_s is not None:
-        told += f"; longest gap between commits {formats.duration(fault.longest_gap_s)}"
+        told += f"; longest gap between commits {fault.gap}"
     ended_s = last_s if fault.ended_s is None else fault.ended_s
     return Bar(fault.began_s, ended_s, fault.ended_s is None, told)
 

@@ -83,7 +83,7 @@ def test_the_timeline_stands_above_the_plots_and_names_each_fault(tmp_path: Path
     for words in (one, two, "at 10 s, for 6 s", "at 22 s, for 6 s"):
         assert words in shown[0]
     assert shown[0].count('class="impaired"') == 3, "two rows and the legend"
-    assert f'title="1. {one}: from 10 s, for 6 s' in shown[0]
+    assert f'title="1. {report.faults[0].words}: from 10 s, for 6 s' in shown[0]
 
 
 def test_without_a_fault_there_is_no_timeline(tmp_path: Path) -> None:
