@@ -19,7 +19,7 @@ from testbed.cli.verb import (
     RunsFolder,
     TopologyArgument,
 )
-from testbed.core.units import format_delay, format_duration, format_probability, format_rate
+from testbed.core.units import format_delay, format_duration, format_number, format_probability, format_rate
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _show_measured(measured: Measured) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else format_number(value, 3)
 
 
 def _gap(it: CutImpact) -> str:

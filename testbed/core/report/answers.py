@@ -27,6 +27,7 @@ from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.restarts_section import AttemptLine
+from testbed.core.units import format_number
 
 __all__ = ["EXIT_CODES", "Answer", "Evidence", "answer", "headline", "verdict"]
 
@@ -212,9 +213,9 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     if expectation.bound:
         said = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."
         return Answer(f"expected-{index}", "As expected?", word(expectation.holds), said)
-    measured = "" if value is None else f" Measured: {value:.4g}."
+    measured = "" if value is None else f" Measured: {format_number(value, 4)}."
     if value is not None and value > 1 and expectation.text.startswith("goodput"):
-        measured = f" Measured: {value:.4g}, {formats.goodput_means(value)}."
+        measured = f" Measured: {format_number(value, 4)}, {formats.goodput_means(value)}."
     return Answer(f"expected-{index}", "As expected?", word(expectation.holds), f"{expectation.text}.{measured}")
 
 

@@ -13,6 +13,7 @@ from testbed.core.fields import Fields, integer, mapping, number, text, texts
 from testbed.core.records.event import Event
 from testbed.core.report import fault_words, formats
 from testbed.core.report.report_table import Table
+from testbed.core.units import format_number
 
 __all__ = ["SHOWN", "EventLine", "folded", "lines", "table"]
 
@@ -179,7 +180,7 @@ def _agents_gone(fields: Fields) -> str:
 def _check(fields: Fields) -> str:
     state = "holds again" if fields.get("holds") is True else "does not hold"
     value = number(fields, "measured")
-    measured = "" if value is None else f" (measured {value:.4g})"
+    measured = "" if value is None else f" (measured {format_number(value, 4)})"
     return f"{text(fields, 'when')}: {text(fields, 'text')} {state}{measured}"
 
 

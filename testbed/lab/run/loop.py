@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from testbed.core.experiment.steady import Condition, Monitor, Told
 from testbed.core.report import fault_words
+from testbed.core.units import format_number
 from testbed.errors import JobFailed, LabError
 from testbed.host.files.store import RunDirectory
 from testbed.keeper.journal import FIBERS_DARK
@@ -44,7 +45,7 @@ def teller(run: RunDirectory, progress: Progress) -> Told:
 
 
 def _measured(value: float | None) -> str:
-    return "" if value is None else f" ({value:.4g})"
+    return "" if value is None else f" ({format_number(value, 4)})"
 
 
 class Follower:

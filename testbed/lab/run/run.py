@@ -30,6 +30,7 @@ from testbed.core.report.document import Report
 from testbed.core.report.measured import judged
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import validity_of
+from testbed.core.units import format_number
 from testbed.errors import FileMistakes, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
@@ -199,7 +200,7 @@ def _random_faults(prepared: _Prepared) -> list[str]:
         return []
     mean = draw.expected(outages, prepared.topology, compression)
     count = len(prepared.planned) - len(prepared.experiment.schedule)
-    return [f"{count} random faults drawn ({mean:.2g} expected for this fiber length and time)"]
+    return [f"{count} random faults drawn ({format_number(mean, 2)} expected for this fiber length and time)"]
 
 
 def _has_bypass(topology: Topology) -> bool:
