@@ -7,7 +7,7 @@ stands for itself, and nothing is added.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from testbed.core.units import format_rate, parse_rate_bps
@@ -53,8 +53,10 @@ def stands_for(rate_bps: float | None, scale: float, digits: int = _DIGITS) -> s
     return f"{format_rate(rate_bps, digits)} for {full}" if full else format_rate(rate_bps, digits)
 
 
-def sentence(rates_bps: Iterable[float], scale: float) -> str:
+def sentence(rates_bps: Iterable[float], scale: float, shown: Callable[[float], str] | None = None) -> str:
     """Return a sentence on a lab's rates at full scale, each once; empty where there is nothing to say.
+
+    ``shown`` formats a rate; without it, as bits per second.
 
     >>> sentence([8e8, 8e8, 4e8], 1000)
     'Scale 1000: 800 Mb/s stands for 800 Gb/s, 400 Mb/s for 400 Gb/s; distance and latency are not scaled.'
@@ -62,9 +64,9 @@ def sentence(rates_bps: Iterable[float], scale: float) -> str:
     rates = [rate for rate in dict.fromkeys(rates_bps) if at_full_scale(rate, scale)]
     if not rates:
         return ""
-    first, *more = rates[:MOST_RATES]
-    told = f"{format_rate(first, _DIGITS)} stands for {at_full_scale(first, scale)}"
-    told += "".join(f", {stands_for(rate, scale)}" for rate in more)
+    show = shown or (lambda rate: format_rate(rate, _DIGITS))
+    pairs = [(show(rate), show(full_rate_bps(rate, scale))) for rate in rates[:MOST_RATES]]
+    told = ", ".join(f"{here} {'for' if more else 'stands for'} {full}" for more, (here, full) in enumerate(pairs))
     told += ", and so on" if len(rates) > MOST_RATES else ""
     return f"Scale {scale:g}: {told}; distance and latency are not scaled."
 
