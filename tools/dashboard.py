@@ -16,7 +16,7 @@ from typing import Any, Final
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
-from grafana_panels import SOURCE, UP, WITHIN, Regions, curves, figure, now, states
+from grafana_panels import SOURCE, UP, WINDOW, WITHIN, Regions, curves, figure, now, states
 
 LAB: Final = 'lab="$lab"'
 SITE: Final = 'lab="$lab", site=~"$site"'
@@ -35,8 +35,8 @@ def overview() -> list[Any]:
         figure(
             "Compute utilization",
             "percentunit",
-            f"sum(rate(testbed_compute_seconds_total{{{LAB}}}[15s]))"
-            f" / (sum(rate(testbed_step_seconds_sum{{{LAB}}}[15s])) > 0)",
+            f"sum(rate(testbed_compute_seconds_total{{{LAB}}}[{WINDOW}]))"
+            f" / (sum(rate(testbed_step_seconds_sum{{{LAB}}}[{WINDOW}])) > 0)",
             "Share of step time spent computing; the rest is exposed communication: waiting for peers or the network.",
         ),
         figure(
@@ -116,8 +116,8 @@ def training() -> list[Any]:
             "s",
             [
                 (
-                    f"sum by (site) (rate(testbed_collective_seconds_sum{{{SITE}}}[15s]))"
-                    f" / (sum by (site) (rate(testbed_collective_seconds_count{{{SITE}}}[15s])) > 0)",
+                    f"sum by (site) (rate(testbed_collective_seconds_sum{{{SITE}}}[{WINDOW}]))"
+                    f" / (sum by (site) (rate(testbed_collective_seconds_count{{{SITE}}}[{WINDOW}])) > 0)",
                     "{{site}}",
                 )
             ],
@@ -136,7 +136,8 @@ def fibers() -> list[Any]:
                 (f"lab_link_site:testbed_fiber_bits:rate15s{{{SITE}}}", DIRECTION),
                 (f"testbed_fiber_rate_bits_per_second{{{SITE}}}", f"rate of {DIRECTION}"),
             ],
-            "L2 bits per second delivered in each direction, and its line rate without faults.",
+            "L2 bits per second delivered in each direction, and its line rate without faults, both as in the lab: at"
+            " full scale they are higher by the topology's scale.",
         ),
         curves(
             "Share of the rate",
@@ -156,7 +157,7 @@ def fibers() -> list[Any]:
             "pps",
             [
                 (
-                    f"sum by (link, site, cause) (rate(testbed_fiber_dropped_packets_total{{{SITE}}}[15s])) > 0",
+                    f"sum by (link, site, cause) (rate(testbed_fiber_dropped_packets_total{{{SITE}}}[{WINDOW}])) > 0",
                     f"{DIRECTION}: {{{{cause}}}}",
                 )
             ],
@@ -173,7 +174,7 @@ def fibers() -> list[Any]:
             "Corrupted, duplicated, reordered",
             "pps",
             [
-                (f"rate(testbed_fiber_{it}_packets_total{{{SITE}}}[15s])", f"{DIRECTION}: {word}")
+                (f"rate(testbed_fiber_{it}_packets_total{{{SITE}}}[{WINDOW}])", f"{DIRECTION}: {word}")
                 for it, word in impaired.items()
             ],
             "Segments delivered with a flipped bit, delivered twice, or delayed until later ones overtook. Not counted"
@@ -270,6 +271,7 @@ def fidelity() -> list[Any]:
 
 
 def ranks() -> list[Any]:
+    sent = f'job="agents", interface="fabric0", {SITE}'
     return [
         states(
             "Ranks",
@@ -300,7 +302,7 @@ def ranks() -> list[Any]:
         curves(
             "Sent by nodes",
             "bps",
-            [(f'8 * rate(testbed_transmit_bytes_total{{job="agents", interface="fabric0", {SITE}}}[15s])', "{{node}}")],
+            [(f"8 * rate(testbed_transmit_bytes_total{{{sent}}}[{WINDOW}])", "{{node}}")],
             "Traffic sent by each node into its site's fabric, to destinations within and outside the site.",
         ),
     ]
@@ -312,8 +314,8 @@ def orchestrator() -> list[Any]:
             "CPU of the orchestrator",
             "percentunit",
             [
-                (f"rate(testbed_emulator_cpu_seconds_total{{{LAB}}}[15s])", "emulator"),
-                (f"rate(testbed_keeper_cpu_seconds_total{{{LAB}}}[15s])", "keeper"),
+                (f"rate(testbed_emulator_cpu_seconds_total{{{LAB}}}[{WINDOW}])", "emulator"),
+                (f"rate(testbed_keeper_cpu_seconds_total{{{LAB}}}[{WINDOW}])", "keeper"),
             ],
             "CPU time of the emulator and the keeper, as a share of one core. netem runs in the kernel and is not"
             " counted.",
@@ -347,6 +349,7 @@ def build() -> model.Dashboard:
         .time("now-15m", "now")
         .refresh("5s")
         .timezone("browser")
+        .readonly()
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         .with_variable(lab)
         .with_variable(site)

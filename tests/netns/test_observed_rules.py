@@ -83,7 +83,10 @@ def expressions(lab: str) -> dict[str, str]:
         for target in panel.get("targets", ())
     }
     found |= {annotation["name"]: annotation["expr"] for annotation in dashboard["annotations"]["list"]}
-    found = {where: it.replace("$lab", lab).replace("$site", ".*") for where, it in found.items()}
+    found = {
+        where: it.replace("$__rate_interval", "16s").replace("$lab", lab).replace("$site", ".*")
+        for where, it in found.items()
+    }
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         found |= {rule["record"]: rule["record"] for rule in group["rules"] if "record" in rule}
     return found

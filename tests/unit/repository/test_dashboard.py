@@ -25,6 +25,7 @@ from testbed.host.emulators.emulator import DROP_CAUSES
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "grafana" / "testbed.json"
+LINT = ROOT / "grafana" / ".lint"
 RULES = ROOT / "testbed" / "core" / "prometheus" / "assets" / "rules.yml"
 PAGE = ROOT / "docs" / "observability.md"
 
@@ -43,9 +44,16 @@ def _expressions() -> Iterator[tuple[str, str]]:
     """Where, and the PromQL expression with values in place of Grafana's variables."""
     for panel in _panels():
         for target in panel["targets"]:
-            yield panel["title"], target["expr"].replace("$lab", "metro").replace("$site", ".*")
+            yield panel["title"], _filled_in(target["expr"])
     for annotation in _dashboard()["annotations"]["list"]:
-        yield annotation["name"], annotation["expr"].replace("$lab", "metro")
+        yield annotation["name"], _filled_in(annotation["expr"])
+
+
+def _filled_in(expression: str) -> str:
+    for variable, value in (("$__rate_interval", "16s"), ("$lab", "metro"), ("$site", ".*")):
+        expression = expression.replace(variable, value)
+    assert "$" not in expression, expression
+    return expression
 
 
 def _rules() -> list[dict[str, Any]]:
@@ -73,6 +81,53 @@ def test_the_file_is_what_the_script_makes_now() -> None:
         [sys.executable, ROOT / "tools" / "dashboard.py"], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == DASHBOARD.read_text(), "run: tools/dashboard.py > grafana/testbed.json"
+
+
+def test_no_window_is_fixed_and_each_is_long_enough_to_be_steady() -> None:
+    """A fixed window shows gaps where a panel's steps are longer. Grafana's is at least four times the Min step."""
+    queries = [target for panel in _panels() for target in panel["targets"]]
+    windowed = [query for query in queries if "[" in query["expr"]]
+    assert len(windowed) >= 9
+    for query in windowed:
+        assert set(re.findall(r"\[([^]]*)\]", query["expr"])) == {"$__rate_interval"}, query["expr"]
+        assert query["interval"] == "4s", query["expr"]  # 16 s, as the recording rules' 15 s
+    assert all(query.get("interval", "1s") == "1s" for query in queries if query not in windowed)
+
+
+def test_the_data_source_is_a_variable_everywhere() -> None:
+    found = re.findall(r'"uid": "([^"]*)"', DASHBOARD.read_text())
+    assert set(found) == {"${datasource}", _dashboard()["uid"]} and found.count(_dashboard()["uid"]) == 1
+    first = _dashboard()["templating"]["list"][0]
+    assert (first["type"], first["name"], first["query"]) == ("datasource", "datasource", "prometheus")
+    for panel in _panels():
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"]), panel["title"]
+
+
+def test_each_exclusion_of_the_linter_has_its_reason_and_names_a_panel_that_exists() -> None:
+    written = yaml.safe_load(LINT.read_text())
+    assert set(written) == {"exclusions"}, "a warning is neither content nor a reason"
+    titles = {panel["title"] for panel in _panels()}
+    for rule, exclusion in written["exclusions"].items():
+        assert len(exclusion["reason"]) > 40, rule
+        assert {entry["panel"] for entry in exclusion.get("entries", ())} <= titles, rule
+
+
+@pytest.mark.skipif(
+    shutil.which("dashboard-linter") is None,
+    reason="dashboard-linter is not installed (https://github.com/grafana/dashboard-linter)",
+)
+def test_grafanas_linter_is_content(tmp_path: Path) -> None:
+    def lint(config: Path) -> subprocess.CompletedProcess[str]:
+        words = ["dashboard-linter", "lint", "--strict", "--config", str(config), str(DASHBOARD)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+    done = lint(LINT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    excluded = yaml.safe_load(LINT.read_text())["exclusions"]
+    for rule in excluded:  # each is needed
+        rest = tmp_path / f"without-{rule}"
+        rest.write_text(yaml.safe_dump({"exclusions": {name: it for name, it in excluded.items() if name != rule}}))
+        assert lint(rest).returncode == 1, rule
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt-get install prometheus)")
