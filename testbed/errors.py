@@ -125,12 +125,14 @@ class MeasuredBad(TestbedError):
 class FidelityError(MeasuredBad):
     """A fiber is outside tolerance, or was not measured.
 
-    ``certificate`` is the measurement, a :class:`~testbed.core.certification.certificate.Certificate`, if one was made.
+    ``certificate`` is the measurement, a :class:`~testbed.core.certification.certificate.Certificate`, if one was made,
+    and ``scale`` that of its topology.
     """
 
-    def __init__(self, message: str, certificate: object = None) -> None:
+    def __init__(self, message: str, certificate: object = None, scale: float = 1.0) -> None:
         super().__init__(message)
         self.certificate = certificate
+        self.scale = scale
 
 
 class WireError(MeasuredBad):

@@ -76,7 +76,7 @@ def audit(
     found = core.audit(wanted)
     findings = advice.findings(wanted, found)
     if not as_json:
-        _show(found, findings)
+        _show(found, findings, wanted.scale)
     measured = None
     if measure:
         from testbed.lab import measured_audit as lab
@@ -101,7 +101,9 @@ def audit(
     return {"interrupted": 130, "failed": 3}.get(measured.status, 0) if measured else 0
 
 
-def _show(found: Audit, findings: tuple[Finding, ...]) -> None:
+def _show(found: Audit, findings: tuple[Finding, ...], scale: float) -> None:
+    from testbed.core.physics import full_scale
+
     for each in (_pairs(found), _ducts(found)):
         if each.row_count:
             console.show(each)
@@ -111,6 +113,8 @@ def _show(found: Audit, findings: tuple[Finding, ...]) -> None:
         clear = "no risks found: no single failure and no pair of duct cuts separates sites"
         console.show(Text(clear, style=tables.GOOD))
     console.say("capacities add up all fibers, at the lab's scaled rates; routing may use fewer", style="dim")
+    if said := full_scale.sentence((pair.capacity_bps for pair in found.pairs), scale):
+        console.say(said, style="dim")
 
 
 def _show_measured(measured: Measured) -> None:

@@ -22,6 +22,10 @@ MOST_NOTES = 4
 _HEADS = ("fiber", "target", "error", "jitter", "lost", "rate", "verdict")
 _RIGHT = ("target", "error", "jitter", "lost")
 
+LEGEND = (
+    "target: delay asked for, one way. jitter: spread of the delays. lost: of the packets sent.\n"
+    "rate: bits per second that came through. not told: too few packets to say ok."
+)
 JUDGED = "delay, RTT, jitter, loss, bursts, order, duplicates, corruption, rate"
 
 
@@ -110,11 +114,18 @@ def _rate(directions: Sequence[DirectionCertificate]) -> str:
     return format_rate(min(measured), 4) if measured else "-"
 
 
-def footnote(certificate: Certificate) -> str:
-    """Explain what is checked and what the columns mean, and give the host's load during the measurement."""
+def footnote(certificate: Certificate, scale: float = 1.0) -> str:
+    """Say the result in words, what is checked and what the columns mean, and the host's load during the measurement.
+
+    ``scale`` is the topology's, for what a rate stands for.
+    """
+    from testbed.core.certification import in_words
+
+    said = "".join(f"{line}\n" for line in in_words.sentences(certificate, scale))
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
-    return f"Checked: {JUDGED}.\n{_meaning(certificate)}CPU {certificate.headroom.free:.0%} free{took}; {around}."
+    checked = f"{LEGEND}\nChecked: {JUDGED}.\n{_meaning(certificate)}"
+    return f"{said}{checked}CPU {certificate.headroom.free:.0%} free{took}; {around}."
 
 
 def _meaning(certificate: Certificate) -> str:

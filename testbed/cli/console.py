@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from testbed.core.units import format_rate
 from testbed.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -301,6 +300,8 @@ def _training_line(state: LiveState) -> str:
 
 def _fiber_lines(state: LiveState) -> list[str]:
     """Return a line per link, like ``north → west 120 Mb/s → east 98 Mb/s``; in a large lab the busiest links only."""
+    from testbed.core.physics import full_scale
+
     links: dict[str, dict[str, float]] = {}
     for direction, bps in state.throughput_bps.items():
         link, _, site = direction.partition(":")
@@ -308,10 +309,11 @@ def _fiber_lines(state: LiveState) -> list[str]:
     shown = list(links)
     if len(links) > MOST_LINKS_SHOWN:
         shown = sorted(links, key=lambda link: -sum(links[link].values()))[:MOST_LINKS_SHOWN]
-    lines = [
-        " ".join([link, *(f"→ {site} {format_rate(bps, 3) if bps else '0 b/s'}" for site, bps in links[link].items())])
-        for link in shown
-    ]
+
+    def rate(bps: float) -> str:
+        return full_scale.stands_for(bps, state.scale, 3) if bps else "0 b/s"
+
+    lines = [" ".join([link, *(f"→ {site} {rate(bps)}" for site, bps in links[link].items())]) for link in shown]
     return [*lines, f"and {len(links) - len(shown)} more links"] if len(links) > len(shown) else lines
 
 

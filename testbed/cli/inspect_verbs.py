@@ -147,6 +147,7 @@ def show(
 
     Derived: delays, round trips, rates, optics, and which training strategies the fibers can sustain.
     """
+    from testbed.core.physics import full_scale
     from testbed.core.topology.model import topology_to_dict
     from testbed.core.topology.survey import survey, validity_of
     from testbed.host.files import catalog
@@ -171,8 +172,8 @@ def show(
     if findings:
         for each in tables.validity(findings, found.scale):
             console.show(each)
-    if found.scale != 1:
-        console.say(f"rates and payloads are divided by {found.scale:g}; distance and latency are real", style="dim")
+    if said := full_scale.sentence((link.rate_bps for link in found.links), found.scale):
+        console.say(f"{said} Payloads are divided by {found.scale:g}, too.", style="dim")
 
 
 def _read_step(gradients: str, compute: str) -> tuple[int, float]:

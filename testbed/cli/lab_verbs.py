@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from testbed.cli import certificate_table, console, tables, verb
 from testbed.cli.verb import (
@@ -86,7 +87,8 @@ def up(
         )
     if as_json:
         measured = lab.certificate.to_dict() if lab.certificate else None
-        console.show_json({"lab": lab.name, "topology": lab.topology.name, "certificate": measured})
+        named = {"lab": lab.name, "topology": lab.topology.name, "certificate": measured}
+        console.show_json({**named, **tables.full_scale_facts(lab.topology)})
     elif not console.quiet():
         _show_links(lab)
         _suggest_next(lab, observe)
@@ -110,13 +112,13 @@ def _show_links(lab: Lab) -> None:
 
     console.show(certificate_table.links_measured(lab.topology, lab.certificate))
     if lab.certificate:
-        _show_remarks(lab.certificate)
+        _show_remarks(lab.certificate, lab.topology)
     for line in validity.summary(validity_of(lab.topology)):
         console.say(line, style="dim")
 
 
-def _show_remarks(measured: Certificate) -> None:
-    console.say(certificate_table.footnote(measured), style="dim")
+def _show_remarks(measured: Certificate, topology: Topology) -> None:
+    console.say(certificate_table.footnote(measured, topology.scale), style="dim")
     for note in certificate_table.notes(measured):
         console.say(note, style="yellow")
 
@@ -181,7 +183,13 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second.", show_default=False)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show links as their gateways see them, active faults, ranks, and what is wrong, if anything."""
+    """Show links as their gateways see them, active faults, ranks, and what is wrong, if anything.
+
+    Of a link: *km*, its length; *carrier*, whether the gateway of each site sees light; *verdict*, of the last
+    certificate; *faults* in force, with their effect now; *packets* that left toward each site since the lab came up;
+    *drops*, packets lost on it for any cause, cuts and configured loss included. Of a rank: the *step* that it is at,
+    and its *train_loss* in nats per byte. Rates are those of the lab; below the tables is what they stand for.
+    """
     target = verb.attach(lab)
     if not watch:
         _show_status(target, as_json)
@@ -199,6 +207,8 @@ def _show_status(lab: Lab, as_json: bool) -> None:
     console.show(tables.status_line(found))
     for each in tables.status(found):
         console.show(each)
+    for line in tables.status_notes(found):
+        console.say(line, style="dim")
 
 
 def _repeat(work: Callable[[], None]) -> None:
@@ -213,7 +223,8 @@ def _watch(lab: Lab) -> None:
 
     def look() -> Group:
         found = lab.status()
-        return Group(tables.status_line(found), *tables.status(found))
+        notes = [Text(line, style="dim") for line in tables.status_notes(found)]
+        return Group(tables.status_line(found), *tables.status(found), *notes)
 
     with Live(look(), console=console.out(), auto_refresh=False) as live:
         _repeat(lambda: live.update(look(), refresh=True))
@@ -297,16 +308,22 @@ def certify(
 
     Checks delay, jitter, loss and its bursts, order, duplicates, corruption and rate of each direction, and the round
     trip of each link. The default takes about a second and resolves a loss of 1 %; --thorough takes up to a minute and
-    resolves 0.1 %. The reference is the healthy topology, so an active fault puts its fiber outside tolerance. Ranks
+    resolves 0.1 %.
+
+    Columns: *target*, the delay that the fiber shall have, one way; *error*, how much later the median packet is;
+    *jitter*, how far the delays spread; *lost*, packets lost of those sent; *rate*, the bits per second that came
+    through, with what they stand for below; *verdict*: ok, bad, or not told where too few packets tell.
+
+    The reference is the healthy topology, so an active fault puts its fiber outside tolerance. Ranks
     are not checked; see testbed status.
     """
     target = verb.attach_to_change(lab)
     measured = target.certify(thorough, (lambda text: console.say(text, style="dim")) if thorough else None)
     if as_json:
-        console.show_json(measured.to_dict())
+        console.show_json({**measured.to_dict(), **tables.full_scale_facts(target.topology)})
         return 0 if measured.certified else 1
     console.show(certificate_table.links_measured(target.topology, measured))
-    _show_remarks(measured)
+    _show_remarks(measured, target.topology)
     word = tables.verdict("certified") if measured.certified else tables.verdict("bad").append(": outside tolerance")
     console.show(word)
     for why in measured.why:

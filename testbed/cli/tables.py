@@ -67,6 +67,8 @@ def table(heads: Sequence[str], rows: Iterable[Row], *, right: Sequence[str] = (
 
 def topology_facts(topology: Topology) -> list[dict[str, object]]:
     """Return derived facts of each link, for ``show --json``."""
+    from testbed.core.physics import full_scale
+
     return [
         {
             "link": link.name,
@@ -75,7 +77,7 @@ def topology_facts(topology: Topology) -> list[dict[str, object]]:
             "one_way_delay_s": link.delay_s,
             "rtt_s": link.rtt_s,
             "rate_bps": link.rate_bps,
-            "real_rate_bps": link.rate_bps * topology.scale,
+            "real_rate_bps": full_scale.full_rate_bps(link.rate_bps, topology.scale),
             "queue_bytes": link.queue_bytes,
             "in_flight_bytes": round(link.rate_bps * link.delay_s / 8),
         }
@@ -83,7 +85,17 @@ def topology_facts(topology: Topology) -> list[dict[str, object]]:
     ]
 
 
+def full_scale_facts(topology: Topology) -> dict[str, object]:
+    """Return the scale and each link's rate here and at full scale, for the JSON of ``up`` and ``certify``."""
+    from testbed.core.physics import full_scale
+
+    rates = {link.name: full_scale.full_rate_bps(link.rate_bps, topology.scale) for link in topology.links}
+    return {"scale": topology.scale, "full_scale_rate_bps": rates}
+
+
 def physics(topology: Topology) -> Table:
+    from testbed.core.physics import full_scale
+
     rows: list[Row] = [
         [
             link.name,
@@ -92,13 +104,17 @@ def physics(topology: Topology) -> Table:
             format_delay(link.delay_s, 4),
             format_delay(link.rtt_s, 4),
             format_rate(link.rate_bps, 4),
-            format_rate(link.rate_bps * topology.scale, 4),
+            full_scale.at_full_scale(link.rate_bps, topology.scale) or format_rate(link.rate_bps),
             format_size(link.queue_bytes, 3),
         ]
         for link in topology.links
     ]
-    heads = ("link", "between", "length", "one way", "RTT", "rate", "real rate", "queue")
-    return table(heads, rows, title="Derived", right=("length", "one way", "RTT", "rate", "real rate", "queue"))
+    heads = ["link", "between", "length", "one way", "RTT", "rate", "real rate", "queue"]
+    if topology.scale == 1:  # each rate stands for itself
+        at = heads.index("real rate")
+        heads.pop(at)
+        rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    return table(heads, rows, title="Derived", right=heads[2:])
 
 
 MOST_PAIRS = 10
@@ -226,24 +242,26 @@ def _value(topology: Topology, key: str) -> str:
 
 def _impair_value(topology: Topology, link: Link, field: str) -> str:
     """Format ``impair.loss``, the value of directions without one of their own, or ``toward.west.loss``."""
-    from testbed.core.physics import parameters
+    from testbed.core.physics import full_scale, parameters
 
     where, _, key = field.rpartition(".")
     toward = where.removeprefix("toward.")
     own = {it for it in link.directions if f"links.{link.name}.toward.{it.partition(':')[2]}.{key}" in topology.origins}
     direction = f"{link.name}:{toward}" if where != "impair" else min(set(link.directions) - own or own)
     value = getattr(link.impairment(direction), parameters.PARAMETERS[key].field)
-    return parameters.text(key, value * topology.scale if key == "rate" else value)
+    return full_scale.written(value, topology.scale) if key == "rate" else parameters.text(key, value)
 
 
 def _link_value(topology: Topology, link: Link, field: str) -> str:
+    from testbed.core.physics import full_scale
+
     match field:
         case "between" | "via":
             return ", ".join(getattr(link, field))
         case "km":
             return f"{link.length_m / 1e3:g}"
         case "rate":
-            return format_rate(link.rate_bps * topology.scale)
+            return full_scale.written(link.rate_bps, topology.scale)
         case "buffer":
             return format_size(link.buffer_bytes)
         case "optics_latency":
@@ -290,13 +308,15 @@ def _moment(unix_s: float | None) -> str:
 
 
 def status(found: LabStatus) -> list[Table]:
+    from testbed.core.physics import full_scale
+
     link_rows: list[Row] = [
         [
             link.name,
             f"{link.km:g}",
             _carriers(link.carrier),
             verdict(link.verdict),
-            ", ".join(link.phases or link.faults) or "-",
+            full_scale.in_text(", ".join(link.phases or link.faults) or "-", found.scale),
             "  ".join(f"→ {name.rpartition(':')[2]} {count}" for name, count in link.packets.items()) or "-",
             str(link.drops),
         ]
@@ -315,7 +335,9 @@ def status(found: LabStatus) -> list[Table]:
         for rank in found.ranks
     ]
     made = [table(("link", "km", "carrier", "verdict", "faults", "packets", "drops"), link_rows, right=("km", "drops"))]
-    if in_force_rows := [row for link in found.links for it in link.in_force if (row := _in_force(it)) is not None]:
+    if in_force_rows := [
+        row for link in found.links for it in link.in_force if (row := _in_force(it, found.scale)) is not None
+    ]:
         made.append(table(("direction", "in force", "by", "masked"), in_force_rows))
     if rank_rows:
         made.append(
@@ -328,8 +350,10 @@ def status(found: LabStatus) -> list[Table]:
     return made
 
 
-def _in_force(found: DirectionInForce) -> Row | None:
+def _in_force(found: DirectionInForce, scale: float) -> Row | None:
     """Return a direction's values that the link does not make alone; None if there are none."""
+    from testbed.core.physics import full_scale
+
     values = [it for it in found["values"] if it["by"] != ["link"]]
     if not values and not found["dark_by"]:
         return None
@@ -338,7 +362,7 @@ def _in_force(found: DirectionInForce) -> Row | None:
     masked = [f"{it['key']} of {it['fault']}" for it in found["masked"]]
     return [
         found["direction"],
-        "\n".join(text for text, _ in lines),
+        "\n".join(full_scale.in_text(text, scale) for text, _ in lines),
         "\n".join(" + ".join(by) for _, by in lines),
         "\n".join(masked) or "-",
     ]
@@ -350,11 +374,43 @@ def status_line(found: LabStatus) -> Text:
     line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
     if found.prometheus:
         line.append(", with Prometheus")
+    if found.links and not found.why:
+        line.append(f"\n  {_in_words(found)}")
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
     for waits in found.waits:
         line.append(f"\n  {waits}", style=UNSURE)
     return line
+
+
+def _in_words(found: LabStatus) -> str:
+    """Return the state of links and ranks in a sentence, for a reader who does not know the columns."""
+    dark = [link.name for link in found.links if not all(link.carrier.values())]
+    lit = len(found.links) - len(dark)
+    said = [f"{lit} of {len(found.links)} links carry light at both ends" if dark else "all links carry light"]
+    faulty = {fault for link in found.links for fault in link.faults}
+    faulty |= {fault for rank in found.ranks for fault in rank.faults}
+    said.append(f"{len(faulty)} fault{'s' if len(faulty) > 1 else ''} in force" if faulty else "no fault is in force")
+    if at_work := [rank for rank in found.ranks if rank.state == "training"]:
+        steps = [rank.step for rank in at_work if rank.step is not None]
+        said.append(f"{len(at_work)} of {len(found.ranks)} ranks train" + (f", at step {min(steps)}" if steps else ""))
+    elif found.ranks:
+        said.append(f"{len(found.ranks)} ranks, none trains")
+    return f"{'; '.join(said)}."
+
+
+STATUS_LEGEND = (
+    "carrier: whether each site's gateway sees light. verdict: of the last certificate. packets: sent toward each site"
+    " since the lab came up. drops: packets lost on the link, for any cause, cuts and configured loss included."
+)
+
+
+def status_notes(found: LabStatus) -> list[str]:
+    """Return the lines below the tables of ``status``: full scale, and the meaning of the columns."""
+    from testbed.core.physics import full_scale
+
+    said = full_scale.sentence((link.rate_bps for link in found.links if link.rate_bps), found.scale)
+    return [line for line in (said, STATUS_LEGEND if found.links else "") if line]
 
 
 def _carriers(carrier: Mapping[str, bool]) -> Text:

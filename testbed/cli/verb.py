@@ -115,7 +115,7 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
         if console.verbose():
             sys.stderr.write(traceback.format_exc())
         if isinstance(error, FidelityError):
-            _show_refused(error.certificate)
+            _show_refused(error.certificate, error.scale)
         console.error(str(error) or type(error).__name__)
         return error.exit_code if own_status is None or isinstance(error, Interrupted | ProgramBarred) else own_status
     except (typer.Exit, typer.BadParameter):
@@ -128,7 +128,7 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
         return TestbedError.exit_code if own_status is None else own_status
 
 
-def _show_refused(certificate: object) -> None:
+def _show_refused(certificate: object, scale: float) -> None:
     """Show the measurement for which a lab was refused, if there is one."""
     from testbed.cli import certificate_table
     from testbed.core.certification.certificate import Certificate
@@ -136,7 +136,7 @@ def _show_refused(certificate: object) -> None:
     if not isinstance(certificate, Certificate):
         return
     console.err().print(certificate_table.refused(certificate))
-    console.say(certificate_table.footnote(certificate), style="dim")
+    console.say(certificate_table.footnote(certificate, scale), style="dim")
 
 
 def _has_current_directory() -> bool:

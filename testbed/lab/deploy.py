@@ -124,7 +124,7 @@ def up(
                 certificate = lab.certify(calibrate_first=True)
                 progress.certificate(certificate)
                 if not certificate.certified and not allow_uncertified:
-                    raise FidelityError(certificate.refusal, certificate)
+                    raise FidelityError(certificate.refusal, certificate, topology.scale)
             except BaseException as error:
                 # A dead container is the root cause of any other failure.
                 dead = _dead_containers(builder) if isinstance(error, HostError | LabError) else []

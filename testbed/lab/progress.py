@@ -17,7 +17,7 @@ HowEnded = Literal["done", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class LiveState:
-    """The values that a live progress line shows."""
+    """The values that a live progress line shows; ``scale`` is the topology's, for what a rate stands for."""
 
     step: int = 0
     steps: int = 0
@@ -25,6 +25,7 @@ class LiveState:
     tokens_per_s: float = 0.0
     throughput_bps: dict[str, float] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    scale: float = 1.0
 
 
 class Progress(Protocol):

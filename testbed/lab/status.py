@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.core.certification.certificate import Certificate
+from testbed.core.physics import full_scale
 from testbed.core.plan.addressing import MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError, TestbedError
@@ -32,7 +33,8 @@ class LinkStatus:
     """``carrier`` is what the gateway of each site sees; ``verdict`` is the certificate's.
 
     ``faults`` are the ids of active faults, ``phases`` their current effects: ``f2 loss 1.2%``. ``in_force`` has both
-    directions; it is empty where the keeper does not tell.
+    directions; it is empty where the keeper does not tell. ``rate_bps`` is the rate of the healthy link in the lab,
+    ``full_scale_rate_bps`` the one that it stands for; 0: unlimited.
     """
 
     name: str
@@ -44,6 +46,8 @@ class LinkStatus:
     drops: int
     phases: tuple[str, ...] = ()
     in_force: tuple[DirectionInForce, ...] = ()
+    rate_bps: float = 0.0
+    full_scale_rate_bps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class LabStatus:
     ranks: tuple[RankStatus, ...]
     prometheus: str = ""
     waits: tuple[str, ...] = ()
+    scale: float = 1.0
+    """The topology's: rates of the lab are divided by it, distance and latency are not."""
 
     @property
     def training(self) -> bool:
@@ -190,6 +196,8 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
                 sum(sum(it["drops"].values()) for it in directions.values()),
                 (*(f"{it['id']} {it['phase']}" for it in active), *_protection(found.protection.get(link.name))),
                 tuple(it for it in found.in_force if it["direction"] in link.directions),
+                link.rate_bps,
+                full_scale.full_rate_bps(link.rate_bps, topology.scale),
             )
         )
     return LabStatus(
@@ -205,6 +213,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         _ranks(lab, found),
         hello["prometheus"] if hello else "",
         tuple(hello["waits"]) if hello and "waits" in hello else (),
+        topology.scale,
     )
 
 

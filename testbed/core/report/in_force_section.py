@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.fields import Fields, mapping, sequence, text, texts
+from testbed.core.physics import full_scale
 from testbed.core.records.event import Event
 from testbed.core.report import formats
 from testbed.core.report.faults_section import Fault
@@ -117,15 +118,15 @@ def _line(direction: str, stretch: Sequence[_State], ended_s: float | None, orig
         )
 
 
-def table(found: Iterable[InForce], faults: Iterable[Fault]) -> Table | None:
-    """The stretches; each fault is named by its id and by what it was."""
+def table(found: Iterable[InForce], faults: Iterable[Fault], scale: float = 1.0) -> Table | None:
+    """The stretches; each fault is named by its id and by what it was. ``scale`` is the topology's."""
     names = {it.fault: f"{it.fault} ({it.label})" for it in faults}
-    return Table.of(_HEAD, (_row(it, names) for it in found), "Values in force", (1, 2))
+    return Table.of(_HEAD, (_row(it, names, scale) for it in found), "Values in force", (1, 2))
 
 
-def _row(it: InForce, names: Mapping[str, str]) -> tuple[str, ...]:
+def _row(it: InForce, names: Mapping[str, str], scale: float) -> tuple[str, ...]:
     made = [(it.dark_by, "dark" if it.outages == 1 else f"dark {it.outages} times")] if it.dark_by else []
-    made += [(value.by, str(value)) for value in it.values]
+    made += [(value.by, full_scale.in_text(str(value), scale)) for value in it.values]
     return (
         it.direction,
         formats.duration(it.began_s),

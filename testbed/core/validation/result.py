@@ -133,3 +133,5 @@ class Validation:
     verdict: Verdict
     interrupted: bool = False
     schema_version: int = SCHEMA_VERSION
+    scale: float = 1.0
+    """Of the topology: rates of the lab are divided by it. 1 in files of versions that did not write it."""

@@ -38,6 +38,7 @@ class Recorder:
         self._scraper = RankScraper(lab, topology, lambda line: run.append("metrics.jsonl", line))
         self._before: dict[str, Any] = {}
         self.throughput_bps: dict[str, float] = {}
+        self.scale = topology.scale
         self.error = ""
         self.events: list[dict[str, Any]] = []
         """Events so far."""

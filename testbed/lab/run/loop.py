@@ -167,6 +167,7 @@ class Follower:
                 recorder.tokens_per_s,
                 recorder.throughput_bps,
                 tuple(self._live.active.values()),
+                recorder.scale,
             )
         )
 

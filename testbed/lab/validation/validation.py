@@ -255,6 +255,7 @@ class _Validating:
             libraries=results,
             verdict=verdict.of_validation(results, certified=sure, interrupted=interrupted),
             interrupted=interrupted,
+            scale=self._lab.topology.scale,
         )
         return validation, validations.write_validation(self._run, validation, self._baseline)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from testbed.core.report import formats
 from testbed.core.report.markdown import escape, section, table
 from testbed.core.report.report_table import Table
 from testbed.core.report.validation import validation_tables
 from testbed.core.report.validation.validation_matrix import OUTCOMES, VERDICTS, Entry, headline, matrix
-from testbed.core.report.validation.validation_tables import LEADS
+from testbed.core.report.validation.validation_tables import leads
 from testbed.core.validation.baseline import Comparison
 from testbed.core.validation.result import LibraryResult, Validation
 
@@ -29,7 +31,7 @@ def markdown(validation: Validation, comparison: Comparison | None = None) -> st
     if comparison is not None:
         blocks += ["## Against the baseline", *_changes(comparison)]
     for each in validation.libraries:
-        blocks += _library(each)
+        blocks += _library(each, leads(validation))
     blocks += section("## Fibers", shown=validation_tables.links_table(validation))
     blocks += ["## Versions and machine", table(Table(("fact", "value"), validation_tables.facts(validation)))]
     return "\n\n".join(blocks) + "\n"
@@ -49,7 +51,7 @@ def _changes(comparison: Comparison) -> list[str]:
     return blocks
 
 
-def _library(library: LibraryResult) -> list[str]:
+def _library(library: LibraryResult, told: Mapping[str, str]) -> list[str]:
     title = f"{library.title} {library.version}".rstrip()
     blocks = [f"## {escape(title)}: {VERDICTS[library.verdict].word}"]
     if library.why:
@@ -57,8 +59,8 @@ def _library(library: LibraryResult) -> list[str]:
     blocks += section("### Correctness", shown=validation_tables.grid_table(library.cases, ""))
     bad = validation_tables.not_right_rows(library.cases)
     blocks += section(shown=Table.of(validation_tables.NOT_RIGHT_HEAD, bad, ""))
-    blocks += section("### Speed", LEADS["speed"], shown=validation_tables.speed_table(library.speeds))
-    blocks += section("### On the fiber", LEADS["wire"], shown=validation_tables.wire_table(library.speeds))
+    blocks += section("### Speed", told["speed"], shown=validation_tables.speed_table(library.speeds))
+    blocks += section("### On the fiber", told["wire"], shown=validation_tables.wire_table(library.speeds))
     if library.cells:
         cells = (
             (
@@ -70,5 +72,5 @@ def _library(library: LibraryResult) -> list[str]:
             for cell in library.cells
         )
         head = ("fault", "outcome", *validation_tables.FAULT_FACTS, "detail")
-        blocks += ["### Under faults", LEADS["faults"], table(Table(head, tuple(cells)))]
+        blocks += ["### Under faults", told["faults"], table(Table(head, tuple(cells)))]
     return blocks

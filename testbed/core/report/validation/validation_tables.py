@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.core.physics import full_scale
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 from testbed.core.report.validation.validation_matrix import STATES, Kind, Mark, times, too_fast
@@ -18,7 +19,6 @@ from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Spee
 __all__ = [
     "CHANGES_HEAD",
     "FAULT_FACTS",
-    "LEADS",
     "NOT_RIGHT_HEAD",
     "Efficiency",
     "Grid",
@@ -28,6 +28,7 @@ __all__ = [
     "fault_facts",
     "grid",
     "grid_table",
+    "leads",
     "links_table",
     "not_right_rows",
     "speed_table",
@@ -53,7 +54,7 @@ _LINKS_HEAD = ("direction", "one way", "payload rate")
 CHANGES_HEAD = ("", "library", "what", "baseline", "now")
 FAULT_FACTS = ("began after", "result", "last error", "healed", "bound", "communicator afterwards")
 
-LEADS = {
+_LEADS = {
     "speed": (
         "Time = last finish − common start. The bound is the physical minimum: one one-way delay, plus the required"
         " bytes at the certified rate; efficiency = bound ÷ median. Bandwidths as nccl-tests define them."
@@ -66,6 +67,14 @@ LEADS = {
     "links": "As certified before the validation.",
 }
 """What a reader must know of each kind of table."""
+
+
+def leads(validation: Validation) -> Mapping[str, str]:
+    """Return what a reader must know of each kind of table, with what the lab's rates stand for at full scale."""
+    rates = (rate for it in validation.links.values() if (rate := it.get("rate")) and math.isfinite(rate))
+    said = full_scale.sentence(rates, validation.scale, _rate)
+    return {key: f"{told} {said}" if said and key in ("speed", "links") else told for key, told in _LEADS.items()}
+
 
 _TYPES = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
 
@@ -221,7 +230,7 @@ def error_rows(cell: Cell) -> Iterator[tuple[str, str]]:
 def links_table(validation: Validation) -> Table | None:
     """Delay and rate of each direction; None if no fiber was measured."""
     rows = (
-        (direction, formats.duration(values.get("delay_s")), _rate(values.get("rate")))
+        (direction, formats.duration(values.get("delay_s")), _at_scale(values.get("rate"), validation.scale))
         for direction, values in validation.links.items()
     )
     return Table.of(_LINKS_HEAD, rows, "Fibers", (1, 2))
@@ -271,6 +280,13 @@ def _rate(byte_per_s: float | None) -> str:
     if byte_per_s is None or not math.isfinite(byte_per_s):
         return formats.UNKNOWN
     return f"{formats.size(byte_per_s)}/s"
+
+
+def _at_scale(byte_per_s: float | None, scale: float) -> str:
+    """Return a rate and what it stands for at full scale."""
+    if not byte_per_s or not math.isfinite(byte_per_s) or scale == 1:
+        return _rate(byte_per_s)
+    return f"{_rate(byte_per_s)} for {_rate(full_scale.full_rate_bps(byte_per_s, scale))}"
 
 
 def summary(cell: Cell) -> str:

@@ -1,0 +1,75 @@
+"""A certificate in sentences, for a reader who does not know its columns."""
+
+from __future__ import annotations
+
+from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.link_certificate import Check, DirectionCertificate
+from testbed.core.physics.full_scale import stands_for
+from testbed.core.units import format_delay, format_rate
+
+__all__ = ["sentences"]
+
+_MOST_NAMED = 3
+
+
+def sentences(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
+    """Return what was found of all fibers together; nothing of what was not measured.
+
+    ``scale`` is the topology's: rates are followed by what they stand for.
+    """
+    directions = [each for link in certificate.links for each in link.directions if each.measured]
+    if not directions:
+        return ()
+    return tuple(
+        it for it in (_verdict(certificate), _delay(directions), _lost(directions), _rate(directions, scale)) if it
+    )
+
+
+def _verdict(certificate: Certificate) -> str:
+    bad = [link.name for link in certificate.links if not link.ok]
+    count = len(certificate.links)
+    if not bad:
+        links = {1: "The link behaves", 2: "Both links behave"}.get(count, f"All {count} links behave")
+        return f"{links} as the topology asks."
+    shown = ", ".join(bad[:_MOST_NAMED]) + (f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else "")
+    return f"{len(bad)} of {count} links {'does' if len(bad) == 1 else 'do'} not behave as the topology asks: {shown}."
+
+
+def _delay(directions: list[DirectionCertificate]) -> str:
+    told = [each for each in directions if each.error_median_s is not None]
+    if not told:
+        return ""
+    worst = max(told, key=lambda each: abs(each.error_median_s or 0.0) / each.tolerance_s)
+    error_s = worst.error_median_s or 0.0
+    late = "late" if error_s >= 0 else "early"
+    allowed = f"{format_delay(worst.tolerance_s, 3)} are allowed"
+    return f"Median packets are at most {format_delay(abs(error_s), 3)} {late}; {allowed} ({_arrow(worst)})."
+
+
+def _lost(directions: list[DirectionCertificate]) -> str:
+    clean = [each for each in directions if not _target(each.check("loss"))]
+    lost, sent = sum(each.lost for each in clean), sum(each.probes for each in clean)
+    if not sent:
+        return ""
+    where = "" if len(clean) == len(directions) else " where none shall be"
+    if not lost:
+        return f"None of {sent:,} packets was lost{where}."
+    return f"{lost:,} of {sent:,} packets {'was' if lost == 1 else 'were'} lost{where}."
+
+
+def _rate(directions: list[DirectionCertificate], scale: float) -> str:
+    checks = [check for each in directions if (check := each.check("rate")) and check.measured and check.target]
+    if not checks:
+        return ""
+    worst = min(checks, key=lambda check: (check.measured or 0.0) / (check.target or 1.0))
+    asked = stands_for(worst.target, scale)
+    told = asked.replace(" for ", ", which stands for ", 1)
+    return f"At least {format_rate(worst.measured or 0.0, 3)} came through of {told}."
+
+
+def _target(check: Check | None) -> float:
+    return (check.target or 0.0) if check else 0.0
+
+
+def _arrow(direction: DirectionCertificate) -> str:
+    return direction.direction.replace(":", " → ")
