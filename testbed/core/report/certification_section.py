@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.in_words import sentences
 from testbed.core.certification.link_certificate import Check, DirectionCertificate, LinkCertificate, RoundTrip
 from testbed.core.fields import Fields, number, text
+from testbed.core.physics import full_scale
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.report_table import Table
+from testbed.core.topology.model import Topology
 from testbed.core.units import format_number, format_percent
 
 __all__ = [
     "checks_table",
+    "findings",
     "headroom",
+    "in_words",
     "load_table",
     "meaning",
     "notes",
+    "scale",
     "segmentation",
+    "stands_for",
     "table",
     "validity_lead",
     "validity_table",
@@ -36,12 +43,12 @@ _VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why,
 _LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
 
 
-def table(certificate: Certificate) -> Table:
-    """The certificate, direction by direction."""
-    return Table(_HEAD, tuple(_rows(certificate)), "Certificate", range(1, 9), verdicts=9)
+def table(certificate: Certificate, scale: float = 1.0) -> Table:
+    """The certificate, direction by direction; ``scale`` is the topology's, for what a rate stands for."""
+    return Table(_HEAD, tuple(_rows(certificate, scale)), "Certificate", range(1, 9), verdicts=9)
 
 
-def _rows(certificate: Certificate) -> Iterator[Row]:
+def _rows(certificate: Certificate, scale: float) -> Iterator[Row]:
     """A row per direction, and one per round trip below those of its link."""
     for link in certificate.links:
         for each in link.directions:
@@ -52,12 +59,17 @@ def _rows(certificate: Certificate) -> Iterator[Row]:
                 formats.microseconds(each.taken_off_s) if each.taken_off_s else "",
                 formats.microseconds(jitter.measured if jitter else None),
                 f"{formats.count(each.lost)} of {formats.count(each.probes)}",
-                formats.bits_per_s(rate.measured_bps if rate else None),
+                _rate(rate.measured_bps if rate else None, scale),
                 _told(each),
             )
         if link.rtt:
             told = _told(link.rtt) if link.rtt.measured or not link.rtt.ok else formats.UNKNOWN
             yield (_trip(link), *_times(link.rtt, link.rtt.tolerance_s), "", "", "", "", told)
+
+
+def _rate(measured_bps: float | None, scale: float) -> str:
+    full = full_scale.at_full_scale(measured_bps, scale, 3)
+    return f"{formats.bits_per_s(measured_bps)} for {full}" if full else formats.bits_per_s(measured_bps)
 
 
 def _told(each: DirectionCertificate | RoundTrip) -> str:
@@ -73,20 +85,22 @@ def _times(each: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
     )
 
 
-def checks_table(certificate: Certificate) -> Table | None:
+def checks_table(certificate: Certificate, scale: float = 1.0) -> Table | None:
     """Every quantity of every fiber, the range that was accepted, and the verdict."""
-    return Table.of(_CHECKS_HEAD, _check_rows(certificate), "Every quantity of the certificate", (2, 3, 4), verdicts=5)
+    rows = _check_rows(certificate, scale)
+    return Table.of(_CHECKS_HEAD, rows, "Every quantity of the certificate", (2, 3, 4), verdicts=5)
 
 
-def _check_rows(certificate: Certificate) -> Iterator[Row]:
+def _check_rows(certificate: Certificate, scale: float) -> Iterator[Row]:
     for link in certificate.links:
         for name, check in _checks(link):
             accepted = formats.UNKNOWN
             if check.low is not None or check.high is not None:
-                low, high = _value(check, check.low), _value(check, check.high)
+                low, high = _value(check, check.low, scale), _value(check, check.high, scale)
                 accepted = low if low == high else f"{low} to {high}"
-            target = _value(check, check.target)
-            yield name, check.what, target, _value(check, check.measured), accepted, check.shown_verdict, check.why
+            target, measured = _value(check, check.target, scale), _value(check, check.measured, scale)
+            why = full_scale.in_text(check.why, scale)
+            yield name, check.what, target, measured, accepted, check.shown_verdict, why
 
 
 def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:
@@ -114,14 +128,14 @@ def meaning(certificate: Certificate) -> str:
     )
 
 
-def _value(check: Check, value: float | None) -> str:
+def _value(check: Check, value: float | None, scale: float) -> str:
     if value is None:
         return formats.UNKNOWN
     kind = check.what.partition(",")[0]
     if kind in ("delay", "RTT", "jitter"):
         return formats.duration(value)
     if kind == "rate":
-        return formats.bits_per_s(value)
+        return _rate(value, scale)
     if kind == "burst":
         return f"{format_number(value, 3)} packets"
     if 0 < value < 1e-4:
@@ -205,6 +219,26 @@ def headroom(certificate: Certificate | None, host: Machine) -> str:
             least = f" (5 % of the time {'none' if none else f'at most {formats.share(host.cpu_headroom_least)}'})"
         said.append(f"{formats.share(host.cpu_headroom)} at the median while the job ran{least}")
     return f"CPU headroom: {', '.join(said)}." if said else ""
+
+
+def in_words(certificate: Certificate, topology: Topology | None) -> str:
+    """Return what the certificate found, in sentences, and what the lab's rates stand for at full scale."""
+    return " ".join((*sentences(certificate), stands_for(topology))).strip()
+
+
+def scale(topology: Topology | None) -> float:
+    """Return the scale of a run's topology; 1, at which nothing is said, where the run has none."""
+    return topology.scale if topology else 1.0
+
+
+def stands_for(topology: Topology | None) -> str:
+    """Return a sentence on the rates of the links at full scale; empty at scale 1, or without a topology."""
+    return full_scale.sentence((it.rate_bps for it in topology.links), topology.scale) if topology else ""
+
+
+def findings(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
+    """Return what is outside tolerance, in sentences."""
+    return tuple(full_scale.in_text(why, scale) for why in certificate.why)
 
 
 def notes(certificate: Certificate) -> tuple[str, ...]:

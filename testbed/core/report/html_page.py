@@ -17,6 +17,7 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from testbed.core.report.figures import Figure
+from testbed.core.report.meanings import meaning
 from testbed.core.report.report_table import tone
 
 __all__ = ["environment", "render"]
@@ -42,6 +43,7 @@ def environment() -> Environment:
     )
     made.filters["tone"] = tone
     made.globals["asset"] = _asset
+    made.globals["meaning"] = meaning
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return made
 

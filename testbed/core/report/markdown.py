@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testbed.core.physics import full_scale
 from testbed.core.report import (
     certification_section,
     checkers_section,
@@ -54,7 +55,10 @@ def markdown(report: Report) -> str:
     blocks += section("## Rank-seconds", rank_seconds_section.lead(is_program(report)), shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
-    blocks += section("### Values in force", shown=in_force_section.table(report.in_force, report.faults))
+    blocks += section(
+        "### Values in force",
+        shown=in_force_section.table(report.in_force, report.faults, certification_section.scale(report.topology)),
+    )
     blocks += section("## Attempts", shown=restarts_section.table(report.attempts))
     blocks += section("## Checkers", checkers_section.LEAD, shown=checkers_section.table(report.checkers))
     blocks += section(shown=checkers_section.found_table(report.checkers))
@@ -108,7 +112,7 @@ def _links(report: Report) -> list[str]:
             " – ".join(link.between),
             f"{link.length_m / 1e3:g}",
             formats.duration(link.delay_s),
-            formats.bits_per_s(link.rate_bps) if link.rate_bps else "unlimited",
+            full_scale.stands_for(link.rate_bps, report.topology.scale),
         )
         for link in report.topology.links
     ]
@@ -123,15 +127,17 @@ def _fidelity(report: Report) -> list[str]:
     blocks = ["## Fidelity"]
     certificate = report.certificate
     if certificate:
-        blocks.append(table(certification_section.table(certificate)))
+        scale = certification_section.scale(report.topology)
+        blocks += [escape(it) for it in (certification_section.in_words(certificate, report.topology),) if it]
+        blocks.append(table(certification_section.table(certificate, scale)))
         said = [
-            *certificate.why,
+            *certification_section.findings(certificate, scale),
             certification_section.meaning(certificate),
             *certification_section.notes(certificate),
             certification_section.segmentation(certificate),
         ]
         blocks += [escape(each) for each in said if each]
-        blocks += section(shown=certification_section.checks_table(certificate))
+        blocks += section(shown=certification_section.checks_table(certificate, scale))
     else:
         blocks.append("No certificate.")
     blocks += section("### Under load", shown=certification_section.load_table(report.fidelity))

@@ -16,6 +16,7 @@ from testbed.core.report import (
     html_page,
     hypothesis,
     in_force_section,
+    meanings,
     rank_seconds_section,
     restarts_section,
     schedule_section,
@@ -54,7 +55,9 @@ def html(report: Report) -> str:
         rank_seconds_lead=rank_seconds_section.lead(is_program(report)),
         rank_seconds_table=rank_seconds_section.table(report.rank_seconds),
         faults_table=faults_section.table(report.faults),
-        in_force_table=in_force_section.table(report.in_force, report.faults),
+        in_force_table=in_force_section.table(
+            report.in_force, report.faults, certification_section.scale(report.topology)
+        ),
         attempts_table=restarts_section.table(report.attempts),
         checkers_lead=checkers_section.LEAD,
         checkers_table=checkers_section.table(report.checkers),
@@ -143,11 +146,16 @@ def _fidelity(report: Report) -> dict[str, object]:
     values: dict[str, object] = {
         "certificate": report.certificate,
         "load_table": certification_section.load_table(report.fidelity),
+        "fidelity_legend": meanings.legend(
+            certification_section.table(report.certificate) if report.certificate else None,
+            certification_section.load_table(report.fidelity),
+        ),
         "headroom": certification_section.headroom(report.certificate, report.machine),
         "scale_model": certification_section.validity_lead(report.run),
         "validity_table": certification_section.validity_table(report.run),
     }
     if certificate := report.certificate:
+        scale = certification_section.scale(report.topology)
         around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why
         sentences = (
             around,
@@ -155,10 +163,12 @@ def _fidelity(report: Report) -> dict[str, object]:
             certification_section.segmentation(certificate),
         )
         values |= {
-            "certificate_table": certification_section.table(certificate),
+            "certificate_table": certification_section.table(certificate, scale),
+            "in_words": certification_section.in_words(certificate, report.topology),
+            "findings": certification_section.findings(certificate, scale),
             "around": " ".join(each for each in sentences if each),
             "notes": certification_section.notes(certificate),
-            "checks_table": certification_section.checks_table(certificate),
+            "checks_table": certification_section.checks_table(certificate, scale),
         }
     return values
 
