@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.cli import console, tables, verb
+from testbed.cli import comparison_verb, console, tables, verb
 from testbed.cli.ci import junit_file
 from testbed.cli.verb import (
     AllowUncertified,
@@ -182,21 +182,45 @@ def launch(
     verb.RUNS,
     "testbed report                             # the latest run",
     "testbed report metro-40km-20261121-054212 --open",
+    "testbed report BEFORE AFTER                # two runs side by side",
 )
 def report(
-    run: Annotated[
-        Path | None,
+    runs: Annotated[
+        list[Path] | None,
         typer.Argument(
-            metavar="[RUN]", help="Name of a run (see testbed ls runs), or its directory; default: the latest."
+            metavar="[RUN [RUN]]",
+            help="Name of a run (see testbed ls runs), or its directory; default: the latest. Two: compare them.",
         ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.", show_default=False)] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            help="Of two runs: where to write (default: comparisons/ in the folder of your runs).",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Rebuild the report of a run from its directory alone: index.html, report.json, report.md.
 
     The exit status is that of the verdict, as of the run itself: 0 pass, 1 fail, 3 unknown.
+
+    Of two runs, write one page that has them side by side: first what differs in their inputs, then verdicts, key
+    figures, plots, faults, certificates and bytes with differences and ratios, and whether a difference is more than
+    the noise seen inside the runs. The runs are not changed. The exit status is 0 if they could be compared, whatever
+    their verdicts.
     """
+    if runs and len(runs) > 1:
+        return comparison_verb.report_two(runs, out, as_json=as_json, open_page=_open if open_ else None)
+    if out is not None:
+        raise UserError("--out is for the comparison of two runs; name two, or copy the run's own report")
+    return _report_one(runs[0] if runs else None, open_=open_, as_json=as_json)
+
+
+def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
     from testbed.core.report.answers import EXIT_CODES
     from testbed.lab import api
 

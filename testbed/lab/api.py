@@ -18,6 +18,7 @@ from testbed.lab import teardown
 
 if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
+    from testbed.core.report.comparison.comparison import SideBySide
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
     from testbed.core.validation.baseline import Comparison
@@ -62,6 +63,7 @@ __all__ = [
     "run",
     "runs",
     "runs_searched",
+    "side_by_side",
     "strangers",
     "up",
     "validate",
@@ -267,6 +269,25 @@ def validation_report(run: Path | None = None) -> tuple[Validation, Comparison |
     from testbed.host.files.validations import rebuild_validation
 
     return *rebuild_validation(chosen), chosen.path / "index.html"
+
+
+def side_by_side(a: Path, b: Path, out: Path | None = None) -> tuple[SideBySide, Path]:
+    """Compare two runs of any kind; return the comparison and the path of its page.
+
+    The runs are only read. The page and comparison.json go into ``out`` (default: ``comparisons/A--B`` in the folder of
+    the caller's runs).
+
+    Raises:
+        UnknownName: one of them is no run.
+        UserError: ``out`` is a run directory.
+        StorageError: a run cannot be read, or the page cannot be written.
+    """
+    from testbed.core.report.comparison.comparison import compare
+    from testbed.host.files import comparisons, runs_folder
+
+    found = compare(*(comparisons.read_side(_chosen(run)) for run in (a, b)))
+    folder = out or comparisons.choose_folder(runs_folder.ready(need_bytes=0), found)
+    return found, comparisons.write_comparison(found, folder)
 
 
 def _chosen(run: Path | None) -> RunDirectory:

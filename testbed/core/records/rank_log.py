@@ -18,7 +18,7 @@ class JobRecord:
     """The first line of a rank in an attempt: what it is about to train.
 
     ``resumed_from`` is the step of the checkpoint that it resumes from; 0: none. ``algorithm`` is that of the
-    all-reduce, as in ``gloo ring``; empty: unknown.
+    all-reduce, as in ``gloo ring``; empty: unknown. So are ``torch``, its version, and ``corpus``, its data's name.
     """
 
     t: float
@@ -33,6 +33,8 @@ class JobRecord:
     attempt: int = 1
     resumed_from: int = 0
     algorithm: str = ""
+    torch: str = ""
+    corpus: str = ""
 
     @classmethod
     def from_dict(cls, fields: Fields) -> JobRecord:
@@ -49,6 +51,8 @@ class JobRecord:
             attempt=_attempt(fields),
             resumed_from=integer(fields, "resumed_from") or 0,
             algorithm=text(fields, "algorithm"),
+            torch=text(fields, "torch"),
+            corpus=text(fields, "corpus"),
         )
 
 

@@ -424,9 +424,14 @@ def write_report(run: RunDirectory) -> Report:
 
 def save_report(report: Report, folder: Path) -> None:
     """Write report.json, index.html and report.md into ``folder``, which is created if missing."""
+    save_files(folder, _report_files(report))
+
+
+def save_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write each file atomically into ``folder``, which is created if missing. Raises StorageError."""
     with _translated(folder):
         _make_folder(folder)
-        for name, content in _report_files(report).items():
+        for name, content in files.items():
             write_whole(folder / name, content)
 
 

@@ -1,0 +1,193 @@
+"""A run of ``testbed run`` or ``testbed launch`` as one of two sides: its report, reduced to what can be compared."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from testbed.core.analysis.inside_noise import Range, range_of_parts
+from testbed.core.fields import text
+from testbed.core.records.run_record import RunData
+from testbed.core.records.samples import FiberSample
+from testbed.core.report import document, formats, rank_seconds_section
+from testbed.core.report.comparison import run_inputs
+from testbed.core.report.comparison.side import Quantity, Side
+from testbed.core.report.document import Fault, Report
+from testbed.core.report.run_page import shortcomings
+
+__all__ = ["side_of_run"]
+
+_LEAST_SAMPLES = 2
+"""Samples of throughput in a part of a run; each is a mean over a second already."""
+
+
+def side_of_run(name: str, folder: str, run: RunData) -> Side:
+    """Return the side of a run; every file of its directory may be missing."""
+    report = document.build(run)
+    sections = {
+        "figures": tuple(_figures(report)),
+        "rank_seconds": tuple(_rank_seconds(report)),
+        "faults": tuple(_faults(report)),
+        "certificate": tuple(_certificate(report)),
+        "fidelity": tuple(_fidelity(report)),
+        "wire": tuple(_wire(run.fibers, report)),
+        "throughput": tuple(_throughput(report)),
+    }
+    return Side(
+        name=name,
+        folder=folder,
+        kind=_kind(report),
+        verdict=report.verdict,
+        headline=report.headline,
+        started_unix_s=report.run.started_unix_s,
+        inputs=run_inputs.of_run(run),
+        answers=report.answers,
+        sections={key: found for key, found in sections.items() if found},
+        shortcomings=shortcomings(report),
+        conditions={
+            **{f"steady-{number}": f"{it.when}: {it.text}" for number, it in enumerate(report.steady, 1)},
+            **{f"expected-{number}": it.text for number, it in enumerate(report.run.expectations, 1)},
+        },
+        cpu_free=_cpu_free(report),
+        report=report,
+    )
+
+
+def _cpu_free(report: Report) -> float | None:
+    certificate = report.certificate
+    return certificate.headroom.free if certificate is not None and certificate.took_s is not None else None
+
+
+def _kind(report: Report) -> str:
+    if text(report.run.workload, "command"):
+        return "launched program"
+    return "training job" if report.training.world_size or report.run.workload else "run without a workload"
+
+
+def _figures(report: Report) -> Iterator[Quantity]:
+    training = report.training
+    calm = [
+        duration_s
+        for t_s, duration_s in zip(report.steps.t_s, report.steps.duration_s, strict=True)
+        if not _disturbed(report.faults, t_s - duration_s, t_s)
+    ]
+    pace = None
+    if calm and training.steps_committed:
+        tokens_of_a_step = training.tokens / training.steps_committed
+        of_parts = range_of_parts(calm, middle=statistics.fmean)
+        noise = Range(*(tokens_of_a_step / it for it in reversed(of_parts))) if of_parts and of_parts.low > 0 else None
+        mean_s = statistics.fmean(calm)
+        pace = Quantity(
+            "tokens_per_s_outside_faults",
+            "tokens per second outside of faults",
+            "tokens/s",
+            tokens_of_a_step / mean_s if mean_s > 0 else None,
+            noise,
+        )
+    yield Quantity("median_step_s", "median step outside of faults", "s", training.median_step_s, range_of_parts(calm))
+    if pace:
+        yield pace
+    planned = f"of {formats.count(training.steps_planned)}" if training.steps_planned else ""
+    yield Quantity("steps_committed", "steps committed", "count", training.steps_committed or None, detail=planned)
+    yield Quantity("wall_s", "time of training", "s", training.wall_s)
+    yield Quantity("tokens_per_s", "tokens per second, faults included", "tokens/s", training.tokens_per_s)
+    yield Quantity("goodput", "goodput", "share", training.goodput)
+    yield Quantity("compute_utilization", "compute utilization", "share", training.compute_utilization)
+    yield Quantity("recovery_s", "recovery (longest gap around a fault)", "s", training.recovery_s)
+    lost = float(training.steps_lost) if training.steps_committed else None
+    yield Quantity("steps_lost", "steps lost", "count", lost)
+    yield Quantity("attempts", "attempts", "count", float(len(report.attempts)) if report.attempts else None)
+    yield Quantity("train_loss_first", "train_loss, first 10 steps", "nats", training.train_loss_first)
+    yield Quantity("train_loss_last", "train_loss, last 10 steps", "nats", training.train_loss_last)
+    yield Quantity("duration_s", "whole run", "s", report.duration_s)
+    yield Quantity("cpu_busy", "CPU busy, median", "share", report.machine.cpu_busy)
+    yield Quantity("emulator_cores", "emulator's cores, mean", "count", report.machine.emulator_cores)
+
+
+def _disturbed(faults: Sequence[Fault], begin_s: float, end_s: float) -> bool:
+    """Return whether a fault, or the time until the job was back after its end, touches begin to end."""
+    for fault in faults:
+        over_s = float("inf") if fault.ended_s is None else fault.ended_s + (fault.back_after_end_s or 0.0)
+        if fault.ended_s is not None and fault.recovered is False:
+            over_s = float("inf")
+        if begin_s < over_s and fault.began_s < end_s:
+            return True
+    return False
+
+
+def _rank_seconds(report: Report) -> Iterator[Quantity]:
+    shares = report.rank_seconds
+    if shares is None or shares.total.total_s <= 0:
+        return
+    by_class, total = shares.total.by_class(), shares.total.total_s
+    for key, name in rank_seconds_section.CLASSES.items():
+        yield Quantity(key, name, "share", by_class[key] / total, detail=formats.duration(by_class[key]))
+
+
+def _faults(report: Report) -> Iterator[Quantity]:
+    """Yield each fault; the n-th fault of a type on a target is compared with the n-th of the other run."""
+    seen: dict[str, int] = {}
+    for fault in report.faults:
+        key = f"{fault.type} {fault.target}".strip()
+        seen[key] = seen.get(key, 0) + 1
+        told = [f"at {formats.duration(fault.began_s)}"]
+        told.append("to the end" if fault.ended_s is None else f"for {fault.lasted}")
+        if fault.back_after_end_s is not None:
+            told.append(f"back {formats.duration(fault.back_after_end_s)} after its end")
+        told.append({None: "recovery unknown", True: "came through", False: "did not come through"}[fault.recovered])
+        number = f" ({seen[key]})" if seen[key] > 1 else ""
+        yield Quantity(f"{key}{number}", f"{key}{number}", "s", fault.longest_gap_s, detail=", ".join(told))
+
+
+def _certificate(report: Report) -> Iterator[Quantity]:
+    if report.certificate is None:
+        return
+    for link in report.certificate.links:
+        for each in link.directions:
+            told = {"ok": "certified", "bad": "outside tolerance"}.get(each.verdict, each.verdict)
+            allowed = f"± {formats.duration(each.tolerance_s)} of {formats.duration(each.target_s)}, {told}"
+            yield Quantity(each.direction, _arrow(each.direction), "s", each.error_median_s, detail=allowed)
+
+
+def _fidelity(report: Report) -> Iterator[Quantity]:
+    for each in report.fidelity:
+        late = "" if each.p99_s is None else f"p99 {formats.duration(each.p99_s)}, "
+        yield Quantity(
+            each.direction, _arrow(each.direction), "s", each.median_s, detail=f"{late}{each.verdict.partition(':')[0]}"
+        )
+
+
+def _wire(fibers: Sequence[FiberSample], report: Report) -> Iterator[Quantity]:
+    """Yield the bytes that left each direction, and all of them for each step. A restarted emulator counts from 0."""
+    tracks: dict[str, list[int]] = {}
+    for sample in fibers:
+        tracks.setdefault(sample.direction, []).append(sample.byte_count)
+    moved = {name: sum(max(0, after - before) for before, after in pairwise(track)) for name, track in tracks.items()}
+    for name in sorted(moved):
+        yield Quantity(name, _arrow(name), "B", float(moved[name]))
+    if moved:
+        yield Quantity("all", "all directions", "B", float(sum(moved.values())))
+    if moved and (done := report.training.steps_committed):
+        yield Quantity("all_per_step", "all directions, per committed step", "B", sum(moved.values()) / done)
+
+
+def _throughput(report: Report) -> Iterator[Quantity]:
+    """Yield the mean rate of each direction between its first and last step, outside of faults."""
+    scale = report.topology.scale if report.topology else 1.0
+    last_s = report.steps.t_s[-1] if report.steps.t_s else report.training.wall_s
+    for series in report.fibers:
+        begins = (0.0, *series.t_s)
+        calm = [
+            bps
+            for begin_s, t_s, bps in zip(begins, series.t_s, series.bps, strict=False)
+            if begin_s >= 0 and (last_s is None or t_s <= last_s) and not _disturbed(report.faults, begin_s, t_s)
+        ]
+        noise = range_of_parts(calm, _LEAST_SAMPLES, statistics.fmean)
+        mean = statistics.fmean(calm) if calm else None
+        yield Quantity(series.direction, _arrow(series.direction), "bit/s", mean, noise, scale=scale)
+
+
+def _arrow(direction: str) -> str:
+    """``north → west`` of ``north:west``."""
+    return direction.replace(":", " → ")

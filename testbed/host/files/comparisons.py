@@ -1,0 +1,79 @@
+"""Read two runs to compare them, and write the comparison beside the runs: never into a run's own directory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Final
+
+from testbed.core.report.comparison.comparison import SideBySide, to_json
+from testbed.core.report.comparison.comparison_page import html
+from testbed.core.report.comparison.run_side import side_of_run
+from testbed.core.report.comparison.side import Side
+from testbed.core.report.comparison.validation_side import side_of_validation
+from testbed.errors import UserError
+from testbed.host.files import store
+from testbed.host.files.store import VALIDATION, RunDirectory
+from testbed.host.files.validations import read_validation
+
+__all__ = ["FOLDER", "choose_folder", "read_side", "write_comparison"]
+
+FOLDER: Final = "comparisons"
+"""Within the folder of the caller's runs. It holds no run, so `ls runs` does not list it."""
+
+PAGE, DATA = "index.html", "comparison.json"
+_LONGEST_NAME: Final = 100
+"""Of a run's name within that of a comparison: a file name has 255 bytes."""
+
+
+def read_side(run: RunDirectory) -> Side:
+    """Read a run of any kind and version; writes nothing, so the run may be another user's.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    path = run.path.absolute()
+    if (path / VALIDATION).exists():
+        return side_of_validation(run.name, str(path), read_validation(path / VALIDATION))
+    return side_of_run(run.name, str(path), run.read())
+
+
+def choose_folder(runs: Path, comparison: SideBySide) -> Path:
+    """Return where a comparison goes below ``runs``: the place of an earlier one of the same two runs, or a new one."""
+    sides = [side.folder for side in (comparison.a, comparison.b)]
+    name = "--".join(side.name[:_LONGEST_NAME] for side in (comparison.a, comparison.b))
+    for count in itertools.count(1):
+        folder = runs / FOLDER / (name if count == 1 else f"{name}-{count}")
+        if not (folder / DATA).exists() or _sides(folder / DATA) == sides:
+            return folder
+    raise AssertionError  # count never ends
+
+
+def _sides(file: Path) -> list[str]:
+    """Return the folders of the runs that a comparison was made of; empty if it cannot be read."""
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+        return [str(written[side]["folder"]) for side in ("a", "b")]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def write_comparison(comparison: SideBySide, folder: Path) -> Path:
+    """Write index.html and comparison.json into ``folder``, which is made if missing; return the page's path.
+
+    Raises:
+        UserError: ``folder`` is a run directory, whose own page would be lost.
+        StorageError: it cannot be written.
+    """
+    for name in ("run.json", VALIDATION, "report.json"):
+        if (folder / name).exists():
+            raise UserError(f"{folder} is a run directory, and its own report would be lost; name another folder")
+    store.save_files(
+        folder,
+        {
+            DATA: json.dumps(to_json(comparison), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+            PAGE: html(comparison),
+        },
+    )
+    return folder / PAGE

@@ -1,0 +1,357 @@
+"""Two runs side by side: inputs first, differences as arithmetic has them, and no more certainty than there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_factory
+import validation_factory
+
+from testbed.core.report.comparison import comparison_words
+from testbed.core.report.comparison.comparison import SideBySide, compare, to_json
+from testbed.core.report.comparison.comparison_figures import pairs
+from testbed.core.report.comparison.comparison_page import html
+from testbed.core.report.comparison.run_side import side_of_run
+from testbed.core.report.comparison.validation_side import side_of_validation
+from testbed.core.report.figures import figures
+from testbed.host.files.store import RunDirectory, build_report
+
+
+def side(path: Path) -> Any:
+    return side_of_run(path.name, str(path), RunDirectory.open(path).read())
+
+
+def beside(a: Path, b: Path) -> SideBySide:
+    return compare(side(a), side(b))
+
+
+def plain(found: SideBySide) -> dict[str, Any]:
+    """JSON as a reader of another language has it."""
+    return json.loads(json.dumps(to_json(found), allow_nan=False))  # type: ignore[no-any-return]
+
+
+def quantities(found: SideBySide) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(section, it["id"]): it for section, rows in plain(found)["quantities"].items() for it in rows}
+
+
+def rewrite(path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads((path / name).read_text())
+    change(data)
+    (path / name).write_text(json.dumps(data))
+
+
+def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> None:
+    """Make every step ``factor`` times as long, and each by up to ``jitter`` of itself longer or shorter."""
+    chance = random.Random(seed)
+    stretch = [factor * (1 + jitter * chance.uniform(-1, 1)) for _ in range(run_factory.STEPS + 1)]
+    for file in sorted((path / "ranks").glob("rank-*[0-9].jsonl")):
+        lines, shift = [], 0.0
+        for line in map(json.loads, file.read_text().splitlines()):
+            if line["kind"] == "step":
+                begin, by = line["t_begin"], stretch[line["step"]]
+                for key in ("t_ready", "t_sync", "t_end"):
+                    line[key] = begin + shift + (line[key] - begin) * by
+                line["t_begin"] += shift
+                shift += (line["t_end"] - line["t_begin"]) * (1 - 1 / by)
+            elif line["kind"] == "end":
+                line["t"] += shift + 1.0
+            lines.append(json.dumps(line))
+        file.write_text("\n".join(lines) + "\n")
+    # The cut of the factory falls into another step now; a run without faults is easier to reason about.
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    kept = [it for it in events if not it["event"].startswith(("fault", "carrier", "job-ended"))]
+    (path / "events.jsonl").write_text("".join(json.dumps(it) + "\n" for it in kept))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_factory.make_run(tmp_path_factory.mktemp("made") / "base")
+
+
+@pytest.fixture
+def two(made: Path, tmp_path: Path) -> tuple[Path, Path]:
+    return tuple(shutil.copytree(made, tmp_path / name) for name in ("one", "other"))  # type: ignore[return-value]
+
+
+@pytest.fixture
+def brief(two: tuple[Path, Path]) -> tuple[Path, Path]:
+    """Two runs of a few steps, where only the inputs count."""
+    for path in two:
+        for file in (path / "metrics.jsonl", *(path / "ranks").iterdir()):
+            file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:40]))
+    return two
+
+
+# ---- inputs
+
+
+def _set(name: str, *keys: Any, to: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        def at(data: Any) -> None:
+            for key in keys[:-1]:
+                data = data[key]
+            data[keys[-1]] = to
+
+        rewrite(path, name, at)
+
+    return change
+
+
+def _torch(path: Path) -> None:
+    for file in (path / "ranks").glob("rank-?.jsonl"):
+        file.write_text(file.read_text().replace("2.13.0+cpu", "2.99.0+cpu"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "written"),
+    [
+        (_set("topology.json", "name", to="metro-50km"), "topology", "metro-50km"),
+        (_set("topology.json", "scale", to=100.0), "scale", "100"),
+        (_set("topology.json", "links", 0, "length_m", to=80e3), "link north, length", "80 km"),
+        (_set("topology.json", "links", 1, "queue_bytes", to=64_000), "link south, queue", "64 kB"),
+        (_set("topology.json", "sites", 0, "nodes", to=3), "sites", "east (3 nodes), west (2 nodes)"),
+        (_set("topology.json", "seed", to=7), "seed of losses", "7"),
+        (_set("run.json", "workload", "seed", to=1), "seed", "1"),
+        (_set("run.json", "workload", "batch", to=8), "batch", "8"),
+        (_set("run.json", "testbed", to="0.2.0"), "version of testbed", "0.2.0"),
+        (_torch, "version of torch", "2.99.0+cpu"),
+        (_set("run.json", "host", "kernel", to="7.1"), "kernel", "7.1"),
+        (_set("run.json", "host", "sysctls", to={"net.core.rmem_max": "1"}), "net.core.rmem_max", "1"),
+        (_set("run.json", "emulator", to="netem"), "emulator", "netem"),
+        (
+            _set("run.json", "schedule", to=[{"inject": "cut", "target": "north", "at_s": 3.0, "began": 1}]),
+            "planned fault 1",
+            "cut north, at s 3.0",
+        ),
+    ],
+    ids=lambda it: it.replace(" ", "-") if isinstance(it, str) else "",
+)
+def test_an_input_that_differs_is_the_first_thing_said(
+    brief: tuple[Path, Path], change: Callable[[Path], None], named: str, written: str
+) -> None:
+    change(brief[1])
+    found = beside(*brief)
+    changed = [it for it in (*found.differing, *found.one_sided) if it.b == written]
+    assert [it.name for it in changed] == [named]
+    others = {it.name for it in (*found.differing, *found.one_sided)} - {named}
+    assert others <= {"link north, rate", "link south, rate"}, "a rate at full scale follows the scale"
+    if changed[0] in found.differing:
+        assert named in comparison_words.inputs_lead(found)
+    page = html(found)
+    assert page.index(written) < page.index("Key figures")
+
+
+def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same(brief: tuple[Path, Path]) -> None:
+    for path, loss in zip(brief, ("2%", "4%"), strict=True):
+        text = f"# a comment of {loss}\nschedule:\n  - {{inject: brown-out, with: {{loss: {loss}}}}}\nsteps: 9\n"
+        rewrite(path, "run.json", lambda data, text=text: data["experiment"].update(text=text))
+    (only,) = beside(*brief).differing
+    assert only.name == "experiment file"
+    assert only.a == "  - {inject: brown-out, with: {loss: 2%}}"
+    assert only.b == "  - {inject: brown-out, with: {loss: 4%}}"
+
+
+def test_without_a_difference_the_page_says_that_the_rest_is_between_runs(brief: tuple[Path, Path]) -> None:
+    found = beside(*brief)
+    assert not found.differing and not found.one_sided and len(found.same) > 30
+    assert "how far two runs of the same thing are apart" in comparison_words.inputs_lead(found)
+    assert comparison_words.inputs_lead(beside(brief[0], brief[0])) == "A and B are the same run."
+
+
+def test_a_host_that_was_busier_is_told(brief: tuple[Path, Path]) -> None:
+    assert not list(comparison_words.conditions(beside(*brief)))
+    rewrite(brief[1], "certificate.json", lambda data: data.update(cpu_busy=0.6))
+    (told,) = comparison_words.conditions(beside(*brief))
+    assert told.startswith("The host was busier before B: 40.0 % of its CPU was free")
+
+
+# ---- quantities
+
+
+def test_differences_and_ratios_are_those_of_the_two_reports(two: tuple[Path, Path]) -> None:
+    slower(two[1], 1.5)
+    found = quantities(beside(*two))
+    one, other = (build_report(RunDirectory.open(path)) for path in two)
+    expected = {
+        ("figures", "median_step_s"): (one.training.median_step_s, other.training.median_step_s),
+        ("figures", "goodput"): (one.goodput, other.goodput),
+        ("figures", "train_loss_last"): (one.train_loss_last, other.train_loss_last),
+        ("figures", "wall_s"): (one.training.wall_s, other.training.wall_s),
+    }
+    for key, (a, b) in expected.items():
+        assert a is not None and b is not None
+        assert (found[key]["a"], found[key]["b"]) == (a, b)
+        assert found[key]["difference"] == pytest.approx(b - a, abs=1e-12)
+        assert found[key]["ratio"] == pytest.approx(b / a)
+    assert found["figures", "median_step_s"]["ratio"] == pytest.approx(1.5, rel=1e-3)
+    for report, key in ((one, "a"), (other, "b")):
+        assert report.rank_seconds is not None
+        shares = [it[key] for (section, _), it in found.items() if section == "rank_seconds"]
+        assert sum(shares) == pytest.approx(1.0), "the classes of goodput are all there"
+
+
+def test_wire_bytes_are_those_of_the_counters(two: tuple[Path, Path]) -> None:
+    lines = [json.loads(it) for it in (two[0] / "metrics.jsonl").read_text().splitlines()]
+    north = [it["bytes"] for it in lines if it.get("direction") == "north:west"]
+    found = quantities(beside(*two))
+    assert found["wire", "north:west"]["a"] == north[-1] - north[0] > 0
+    total = sum(it["a"] for (section, id), it in found.items() if section == "wire" and ":" in id)
+    assert found["wire", "all"]["a"] == total
+    assert found["wire", "all_per_step"]["a"] == pytest.approx(total / run_factory.STEPS)
+
+
+@pytest.mark.parametrize(
+    ("factor", "jitter", "judged"),
+    [(1.5, 0.05, "beyond the noise"), (1.01, 0.3, "within the noise")],
+)
+def test_a_difference_is_judged_by_the_noise_inside_the_runs(
+    two: tuple[Path, Path], factor: float, jitter: float, judged: str
+) -> None:
+    slower(two[0], 1.0, jitter, seed=1)
+    slower(two[1], factor, jitter, seed=2)
+    found = quantities(beside(*two))
+    for key in ("median_step_s", "tokens_per_s_outside_faults"):
+        it = found["figures", key]
+        assert it["judgement"] == judged, it
+        assert it["noise_a"][0] <= it["a"] <= it["noise_a"][1]
+    assert found["figures", "goodput"]["judgement"] in ("one value each", "equal")
+    assert found["figures", "goodput"]["noise_a"] is None, "one value of a run has no noise that is known"
+
+
+def test_faults_pair_by_type_target_and_order(two: tuple[Path, Path]) -> None:
+    events = (two[1] / "events.jsonl").read_text()
+    (two[1] / "events.jsonl").write_text(events.replace('"north"', '"south"'))
+    found = quantities(beside(*two))
+    assert found["faults", "cut north"]["judgement"] == "only in A" and found["faults", "cut north"]["b"] is None
+    assert found["faults", "cut south"]["judgement"] == "only in B" and found["faults", "cut south"]["a"] is None
+    both = quantities(beside(two[0], two[0]))["faults", "cut north"]
+    assert both["difference"] == 0 and both["ratio"] == 1 and "for 10 s" in both["detail_a"]
+
+
+def test_certificates_pair_by_direction(two: tuple[Path, Path]) -> None:
+    (two[1] / "certificate.json").write_text(json.dumps(run_factory.certificate(9e-6)))
+    it = quantities(beside(*two))["certificate", "north:west"]
+    assert (it["a"], it["b"], it["difference"]) == pytest.approx((4e-6, 9e-6, 5e-6))
+    assert "certified" in it["detail_a"]
+
+
+# ---- other kinds, missing parts, old versions
+
+
+def test_a_training_job_beside_a_validation(made: Path) -> None:
+    validation = side_of_validation("v", "/runs/v", validation_factory.validation())
+    for found in (compare(side(made), validation), compare(validation, side(made))):
+        assert "of different kinds" in comparison_words.inputs_lead(found)
+        assert not any(None in (it.a, it.b) for it in found.differing), "what one run does not tell may be the same"
+        assert {"speed", "figures", "certificate"} <= set(found.sections)
+        assert [(it.a is None, it.b is None) for it in found.answers if it.id == "fidelity"] == [(False, False)]
+        assert plain(found)["a"]["kind"] != plain(found)["b"]["kind"]
+        assert "training job" in html(found) and "validation of collective libraries" in html(found)
+
+
+def test_two_validations_name_their_changes_with_the_first_as_baseline() -> None:
+    old = validation_factory.validation()
+    library = dataclasses.replace(
+        old.libraries[0], speeds=tuple(_twice(it) for it in old.libraries[0].speeds), version="9.9"
+    )
+    new = dataclasses.replace(old, libraries=(library, *old.libraries[1:]))
+    found = compare(side_of_validation("a", "/a", old), side_of_validation("b", "/b", new))
+    assert [(it.name, it.b) for it in found.differing] == [(f"library {library.name}", "9.9")]
+    assert found.changes and all(it.kind == "worse" for it in found.changes)
+    slow = [it for it in found.sections["speed"] if it.id.startswith(f"{library.name} ")]
+    assert slow and all(it.ratio == pytest.approx(2) and it.judgement == "beyond the noise" for it in slow)
+
+
+def _twice(speed: Any) -> Any:
+    return dataclasses.replace(speed, median_s=2 * speed.median_s, low_s=2 * speed.low_s, high_s=2 * speed.high_s)
+
+
+PARTS = ("topology.json", "certificate.json", "events.jsonl", "metrics.jsonl", "ranks", "run.json")
+
+
+@pytest.mark.parametrize("missing", PARTS)
+def test_a_run_with_a_missing_part_is_compared_either_way(brief: tuple[Path, Path], missing: str) -> None:
+    gone = brief[1] / missing
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    for found in (beside(*brief), beside(brief[1], brief[0])):
+        letter = "B" if found.b.name == "other" else "A"
+        assert any(it.startswith(f"{letter}: Missing") for it in comparison_words.conditions(found))
+        page = html(found)
+        assert "NaN" not in page.split("<script")[0] and plain(found)["version"] == 1
+        # What a run does not tell is not held to differ: a topology that is not there is no other topology.
+        differing = {it.group for it in found.differing}
+        assert differing <= {"workload", "experiment"}, differing
+
+
+def test_runs_of_old_versions_are_compared(tmp_path: Path) -> None:
+    """run.json without kinds, host or schedule; metrics with every series by name; no attempts, no checks."""
+    for name, step_s in (("old", 0.1), ("older", 0.2)):
+        path = tmp_path / name
+        (path / "ranks").mkdir(parents=True)
+        (path / "run.json").write_text(json.dumps({"version": 1, "name": name, "status": "finished"}))
+        steps = [
+            {"kind": "step", "step": n, "t_begin": n * step_s, "t_ready": (n + 0.5) * step_s}
+            | {"t_sync": (n + 0.9) * step_s, "t_end": (n + 1) * step_s, "tokens": 4, "train_loss": 5.0 - n / 100}
+            for n in range(1, 61)
+        ]
+        job = {"kind": "job", "t": 0.0, "rank": 0, "world_size": 1, "node": "east-0", "site": "east", "scheme": "ddp"}
+        (path / "ranks" / "rank-0.jsonl").write_text("".join(json.dumps(it) + "\n" for it in (job, *steps)))
+        scrape = {"t": 1.0, "kind": "rank", "rank": 0, "values": {'testbed_steps_total{rank="0"}': 3.0}}
+        (path / "metrics.jsonl").write_text(json.dumps(scrape) + "\n")
+    found = beside(tmp_path / "old", tmp_path / "older")
+    assert quantities(found)["figures", "median_step_s"]["ratio"] == pytest.approx(2)
+    assert html(found)
+
+
+# ---- the page
+
+
+class Heads(HTMLParser):
+    """The attributes of every element by its id."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+
+def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]) -> None:
+    slower(two[1], 1.5)
+    found = beside(*two)
+    drawn = pairs(found.a, found.b)
+    assert [(a.id, b.id) for a, b in drawn if a and b] == [
+        ("a-step-time", "b-step-time"),
+        ("a-throughput", "b-throughput"),
+    ]
+    own = [{it.id: it for it in figures(each.report)} for each in (found.a, found.b) if each.report]
+    for a, b in drawn:
+        assert a and b
+        for axis in ("xaxis", "yaxis"):
+            mine, theirs = (it.spec["layout"][axis] for it in (a, b))  # type: ignore[index]
+            assert mine["range"] == theirs["range"], "heights must compare"
+            low, high = mine["range"]
+            for letter, report in zip("ab", own, strict=True):
+                bare = report[a.id.removeprefix("a-")]
+                for trace in bare.spec["data"]:  # type: ignore[attr-defined]
+                    seen = [it for it in trace[axis[0]] if it is not None]
+                    assert low <= min(seen) and max(seen) <= high, (letter, axis)
+    ids = Heads(html(found)).ids
+    assert len(ids) == len(set(ids)) and {"a-step-time", "b-throughput"} <= set(ids)
+
+
+def test_a_hostile_name_is_text(two: tuple[Path, Path]) -> None:
+    hostile = "</title><script>alert(1)</script>"
+    rewrite(two[1], "topology.json", lambda data: data.update(name=hostile))
+    found = dataclasses.replace(side(two[1]), name=hostile, folder=hostile, headline=hostile)
+    assert "<script>alert" not in html(compare(side(two[0]), found))
