@@ -64,7 +64,7 @@ def _rate(directions: list[DirectionCertificate], scale: float) -> str:
     worst = min(checks, key=lambda check: (check.measured or 0.0) / (check.target or 1.0))
     asked = stands_for(worst.target, scale)
     told = asked.replace(" for ", ", which stands for ", 1)
-    return f"At least {format_rate(worst.measured or 0.0, 3)} came through of {told}."
+    return f"The slowest direction carries {format_rate(worst.measured or 0.0, 3)} of {told}."
 
 
 def _target(check: Check | None) -> float:

@@ -205,7 +205,8 @@ def build(run: RunData) -> Report:
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
     crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows)
     tried = restarts_section.lines(attempt_history.evaluate(logs, run.events, windows, job), origin)
-    faults = faults_section.lines(job.faults, origin)
+    scale = run.topology.scale if run.topology else 1.0
+    faults = faults_section.lines(job.faults, origin, scale)
     checks = hypothesis.steady(run.info, origin)
     found = check(run.checks)
     bounds = open_metrics.open_metrics(job, tried, origin)
@@ -240,7 +241,7 @@ def build(run: RunData) -> Report:
         fidelity=under_load,
         wire=crossed,
         topology=run.topology,
-        events=events_section.lines(run.events, origin, {it.fault: it.parameters for it in faults}),
+        events=events_section.lines(run.events, origin, {it.fault: it.parameters for it in faults}, scale),
         steps=StepSeries(
             step=tuple(commit.step for commit in job.commits),
             t_s=tuple(commit.t - origin for commit in job.commits),
@@ -271,6 +272,8 @@ def to_json(report: Report) -> dict[str, object]:
         line["ok"] = cut.ok
     for line, direction in zip(document["wire"]["directions"], report.wire.directions, strict=True):
         line |= {"ratio": direction.ratio, "ok": direction.ok}
+    for fault in document["faults"]:
+        fault.pop("scale")
     if report.topology:
         document["topology"].pop("origins")
     return document

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.fields import Fields, integer, mapping, number, text, texts
+from testbed.core.physics import full_scale
 from testbed.core.records.event import Event
 from testbed.core.report import fault_words, formats
 from testbed.core.report.report_table import Table
@@ -30,11 +31,20 @@ class EventLine:
 
 
 def lines(
-    events: Iterable[Event], origin: float, parameters: Mapping[str, Mapping[str, str]] | None = None
+    events: Iterable[Event],
+    origin: float,
+    parameters: Mapping[str, Mapping[str, str]] | None = None,
+    scale: float = 1.0,
 ) -> tuple[EventLine, ...]:
-    """Return the events in words. ``parameters``: those of each fault by its id, for events that lack them."""
+    """Return the events in words. ``parameters``: those of each fault by its id, for events that lack them.
+
+    ``scale`` is the topology's, for what a rate stands for.
+    """
     known = parameters or {}
-    return tuple(EventLine(event.t - origin, event.event, _text(_whole(event, known))) for event in events)
+    return tuple(
+        EventLine(event.t - origin, event.event, full_scale.in_text(_text(_whole(event, known)), scale))
+        for event in events
+    )
 
 
 def _whole(event: Event, parameters: Mapping[str, Mapping[str, str]]) -> Event:

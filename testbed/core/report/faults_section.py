@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.core.analysis.recovery import BACK, FaultRecovery
+from testbed.core.physics import full_scale
 from testbed.core.report import fault_words, formats
 from testbed.core.report.report_table import Table
 
@@ -47,26 +48,31 @@ class Fault:
     """When the longest gap began, since the job began."""
     gap_open: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
+    scale: float = 1.0
+    """The topology's, for what a rate stands for; report.json has it with the topology."""
 
     @property
     def label(self) -> str:
         """The fault with its parameters, for a label of a plot: ``cut north``, ``loss 0.5 % north:west``."""
-        return fault_words.short(self.type, self.target, self.parameters) or self.fault
+        return self._scaled(fault_words.short(self.type, self.target, self.parameters)) or self.fault
 
     @property
     def words(self) -> str:
         """The fault with its target and parameters: ``cut north``, ``loss 0.5 % on north toward west``."""
-        return fault_words.in_full(self.type, self.target, self.parameters) or self.fault
+        return self._scaled(fault_words.in_full(self.type, self.target, self.parameters)) or self.fault
 
     @property
     def named(self) -> str:
         """The same within a sentence: ``the cut of north``."""
-        return fault_words.named(self.type, self.target, self.parameters)
+        return self._scaled(fault_words.named(self.type, self.target, self.parameters))
 
     @property
     def at_link(self) -> str:
         """The same without the name of its link, for a label beside that link: ``cut``, ``loss 0.5 % toward west``."""
-        return fault_words.at_link(self.type, self.target, self.parameters) or self.fault
+        return self._scaled(fault_words.at_link(self.type, self.target, self.parameters)) or self.fault
+
+    def _scaled(self, said: str) -> str:
+        return full_scale.in_text(said, self.scale)
 
     @property
     def gap(self) -> str:
@@ -78,7 +84,7 @@ class Fault:
         return "to the end" if self.ended_s is None else formats.duration(self.ended_s - self.began_s)
 
 
-def lines(faults: Iterable[FaultRecovery], origin: float) -> tuple[Fault, ...]:
+def lines(faults: Iterable[FaultRecovery], origin: float, scale: float = 1.0) -> tuple[Fault, ...]:
     return tuple(
         Fault(
             fault=it.window.fault,
@@ -95,6 +101,7 @@ def lines(faults: Iterable[FaultRecovery], origin: float) -> tuple[Fault, ...]:
             gap_began_s=None if it.gap_began_t is None else it.gap_began_t - origin,
             gap_open=it.gap_open,
             parameters=it.window.parameters,
+            scale=scale,
         )
         for it in faults
     )

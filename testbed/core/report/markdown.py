@@ -73,7 +73,7 @@ def markdown(report: Report) -> str:
 
 def _experiment(report: Report) -> list[str]:
     teaches = schedule_section.teaches(report.run)
-    shown = section(shown=schedule_section.table(report.run))
+    shown = section(shown=schedule_section.table(report.run, certification_section.scale(report.topology)))
     return ["## Experiment", *([escape(teaches)] if teaches else []), *shown] if teaches or shown else []
 
 

@@ -24,7 +24,7 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "taken off us": "What calibration takes off the emulated delay, so that two nodes see the fiber's and no more.",
         "jitter us": "How far the delays of packets spread around their middle.",
         "lost": "Probe packets that did not arrive, of those sent.",
-        "rate": "The bits per second that a train of packets came through with, and what they stand for at full"
+        "rate": "The bits per second that a train of packets arrived with, and what they stand for at full"
         " scale. Distances and delays are never scaled.",
         "verdict": "Certified: every quantity is within its tolerance. Not told: too few packets to say so.",
     },
@@ -67,6 +67,10 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "back after": "From the fault's beginning until a step was as fast as usual again (1.1 times the median).",
         "back after its end": "From the fault's end until a step was as fast as usual again.",
     },
+    "Fault schedule": {
+        "for": "How long the fault was planned to last.",
+        "began": "How often it began, of how often it was planned to.",
+    },
     "Values in force": {
         "from": "Seconds since the job began.",
         "to": "Seconds since the job began.",
@@ -94,7 +98,6 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "step records": "The value by the records that each rank wrote of its steps.",
     },
     "Gaps in scraping": {"scrapes missed": "Scrapes that the rank did not answer."},
-    "Events": {"time s": "Seconds since the job began; negative: before it."},
     "Speed": {
         "size": "Bytes of the operation: its n.",
         "median, 95 % interval": "Half of the repetitions took less. Another series of the same operation would have"
@@ -117,6 +120,7 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
 
 _OF_HEADS: Mapping[str, str] = {
     "verdict": "The judgement on this row.",
+    "time s": "Seconds since the job began; negative: before it.",
     "began": "Seconds since the job began.",
     "ended": "Seconds since the job began.",
     "from s": "Seconds since the job began.",

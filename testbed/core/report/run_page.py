@@ -69,7 +69,7 @@ def html(report: Report) -> str:
         events_table=events_section.table(report.events),
         folded_events=events_section.folded(report.events),
         teaches=schedule_section.teaches(report.run),
-        schedule_table=schedule_section.table(report.run),
+        schedule_table=schedule_section.table(report.run, certification_section.scale(report.topology)),
         host_facts=(*lost, *facts(report)),
         shortcomings=shortcomings(report),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from testbed.core.fields import Fields, integer, mapping, number, text
+from testbed.core.physics import full_scale
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import fault_words, formats
 from testbed.core.report.report_table import Table
@@ -20,22 +21,22 @@ def teaches(info: RunInfo) -> str:
     return f"{said[:1].upper()}{said[1:]}." if said else ""
 
 
-def table(info: RunInfo) -> Table | None:
+def table(info: RunInfo, scale: float = 1.0) -> Table | None:
     """The fault schedule as planned, and how often each fault began; None if no fault was planned. Runs of earlier
     versions did not record how long a fault was to last."""
-    rows = list(_rows(info))
+    rows = list(_rows(info, scale))
     if any("lasts_s" in it for it in info.schedule):
         return Table.of(_HEAD, rows, "Fault schedule", (2, 3))
     return Table.of((*_HEAD[:2], _HEAD[3]), [(*row[:2], row[3]) for row in rows], "Fault schedule", (2,))
 
 
-def _rows(info: RunInfo) -> Iterator[tuple[str, ...]]:
+def _rows(info: RunInfo, scale: float) -> Iterator[tuple[str, ...]]:
     for each in info.schedule:
         parameters = {str(key): value for key, value in mapping(each, "parameters").items() if isinstance(value, str)}
         planned, began = integer(each, "repeat") or 1, integer(each, "began")
         yield (
             _when(each),
-            fault_words.in_full(text(each, "inject"), text(each, "target"), parameters),
+            full_scale.in_text(fault_words.in_full(text(each, "inject"), text(each, "target"), parameters), scale),
             _for(each),
             formats.UNKNOWN if began is None else f"{formats.count(began)} of {formats.count(planned)}",
         )

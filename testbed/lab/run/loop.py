@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from testbed.core.experiment.steady import Condition, Monitor, Told
+from testbed.core.physics import full_scale
 from testbed.core.report import fault_words
 from testbed.core.units import format_number
 from testbed.errors import JobFailed, LabError
@@ -158,7 +159,7 @@ class Follower:
             event = recorder.events[recorder.shown]
             recorder.shown += 1
             if text := _text(event):
-                self._progress.event(text)
+                self._progress.event(full_scale.in_text(text, recorder.scale))
         self._progress.tick(
             LiveState(
                 step,

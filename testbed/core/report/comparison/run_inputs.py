@@ -168,7 +168,7 @@ def _flat(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, 
     for key, value in values.items():
         name = f"{above}{key}" if "." in key else f"{above}{key.replace('_', ' ')}"
         if isinstance(value, Mapping):
-            yield from _flat(value, "" if key == "sysctls" else f"{name} ")
+            yield from _flat(value, "" if key in ("sysctls", "parameters") else f"{name} ")
         elif isinstance(value, Sequence) and not isinstance(value, str):
             yield name, ", ".join(map(str, value))
         elif value is not None and value != "":

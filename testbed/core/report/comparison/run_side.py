@@ -137,6 +137,10 @@ def _faults(report: Report) -> Iterator[Quantity]:
             told.append(f"back {formats.duration(fault.back_after_end_s)} after its end")
         told.append({None: "recovery unknown", True: "came through", False: "did not come through"}[fault.recovered])
         number = f" ({seen[key]})" if seen[key] > 1 else ""
+        if fault.label != key:
+            told.insert(0, fault.label)
+        if fault.gap_open:
+            told.append("the gap is still open")
         yield Quantity(f"{key}{number}", f"{key}{number}", "s", fault.longest_gap_s, detail=", ".join(told))
 
 

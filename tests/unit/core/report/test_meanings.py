@@ -62,7 +62,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told["values"] = [{"key": "rate", "text": "80 Mb/s", "by": ["f7"]}]
     lines = [json.loads(line) for line in events.read_text().splitlines()]
     lines.append({"t": 1010.0, "event": "fault-began", **squeeze, "in_force": {"north:west": told}})
+    lines += [
+        {"t": 1011.0 + n, "event": "carrier", "link": "north", "site": "east", "up": n % 2 == 0} for n in range(30)
+    ]
     events.write_text("".join(json.dumps(it) + "\n" for it in lines))
+    whole = json.loads((path / "run.json").read_text())
+    whole["schedule"] = [{"inject": "rate-squeeze", "target": "north", "at_s": 3.0, "lasts_s": 4.0, "began": 1}]
+    whole["schedule"][0]["parameters"] = {"to": "80M"}
+    (path / "run.json").write_text(json.dumps(whole))
     return path
 
 
@@ -73,7 +80,7 @@ def page_of(path: Path) -> str:
 def test_each_number_of_a_run_s_page_has_a_meaning(run: Path) -> None:
     heads = Tables(page_of(run)).heads
     numbers = [(label, head) for label, head, number, _ in heads if number]
-    assert len(numbers) > 30 and {"Certificate", "Fidelity under load", "Rank-seconds"} <= {it for it, _ in numbers}
+    assert len(numbers) > 30 and {"Certificate", "Fault schedule", "Rank-seconds"} <= {it for it, _ in numbers}
     assert [(label, head) for label, head, number, told in heads if number and len(told) < 15] == []
 
 
