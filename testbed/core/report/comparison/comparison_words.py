@@ -68,7 +68,7 @@ def _amount(unit: str, amount: float) -> str:
         case "s":
             return formats.duration(amount)
         case "share":
-            return formats.share(amount)
+            return formats.small_share(amount)
         case "bit/s":
             return formats.bits_per_s(amount) if amount else "0 b/s"
         case "B":
@@ -97,6 +97,8 @@ def ratio(pair: Compared) -> str:
     """Return B / A, ``2.09``; nothing where A is 0, or for a negative number, of which a ratio says nothing."""
     if pair.ratio is None or pair.ratio < 0:
         return formats.UNKNOWN
+    if 0 < pair.ratio < 0.001:
+        return "< 0.001"
     return f"{pair.ratio:.3g}" if pair.ratio < 1000 else formats.count(pair.ratio)
 
 
@@ -104,7 +106,7 @@ def against(pair: Compared) -> str:
     """Return difference and ratio in a cell: ``+103 ms (× 2.09)``; empty if a run has no value."""
     if pair.difference is None:
         return ""
-    times = ratio(pair)
+    times = ratio(pair).replace("< ", "less than ")
     return f"{difference(pair)} (× {times})" if times != formats.UNKNOWN and pair.difference else difference(pair)
 
 

@@ -198,6 +198,15 @@ def test_differences_and_ratios_are_those_of_the_two_reports(two: tuple[Path, Pa
         assert sum(shares) == pytest.approx(1.0), "the classes of goodput are all there"
 
 
+def test_no_number_has_an_exponent(two: tuple[Path, Path]) -> None:
+    found = beside(*two)
+    (pair,) = [it for it in found.sections["rank_seconds"] if it.id == "productive_s"]
+    for share, other in ((0.3, 1e-6), (1e-6, 0.3), (0.3, 0.3000001)):
+        tiny = dataclasses.replace(pair, difference=other - share, ratio=other / share)
+        shown = [comparison_words.against(tiny), comparison_words.ratio(tiny), comparison_words.difference(tiny)]
+        assert not any("e-" in it or "e+" in it for it in shown), shown
+
+
 def test_wire_bytes_are_those_of_the_counters(two: tuple[Path, Path]) -> None:
     lines = [json.loads(it) for it in (two[0] / "metrics.jsonl").read_text().splitlines()]
     north = [it["bytes"] for it in lines if it.get("direction") == "north:west"]
