@@ -23,8 +23,8 @@ _HEADS = ("fiber", "target", "error", "jitter", "lost", "rate", "verdict")
 _RIGHT = ("target", "error", "jitter", "lost")
 
 LEGEND = (
-    "target: delay asked for, one way. jitter: spread of the delays. lost: of the packets sent.\n"
-    "rate: bits per second that came through. not told: too few packets to say ok."
+    "target: delay asked for, one way. jitter: spread of delays. lost: of those sent.\n"
+    "rate: bits per second that arrived. not told: too few packets to say ok."
 )
 JUDGED = "delay, RTT, jitter, loss, bursts, order, duplicates, corruption, rate"
 
