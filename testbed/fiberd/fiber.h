@@ -49,7 +49,7 @@ struct fiber_stats {
 };
 
 struct fiber {
-    char name[64];
+    char name[96]; /* link:site, of up to 40 characters each */
     size_t number; /* index in the plant */
     struct port *ingress, *egress;
     struct impairment impairment;

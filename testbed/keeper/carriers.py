@@ -26,16 +26,19 @@ class Carriers:
     def __init__(self, engine: Engine, submit: Callable[[Callable[[], None]], object], events: EventLog) -> None:
         self._engine, self._submit, self._events = engine, submit, events
         self._topology: Topology | None = None
+        self._links: dict[str, str] = {}
+        """The link of each interface that is watched."""
         self._watch: CarrierWatch | None = None
         self._reroute_due = False
 
     def watch(self, topology: Topology, path: Callable[[str], Path]) -> None:
         """Start watching; ``path`` returns the handle of a gateway's namespace."""
         self._topology = topology
+        self._links = {topology.interfaces.of_link(link.name): link.name for link in topology.links}
         watched: dict[str, set[str]] = {}
         for link in topology.links:
             for site in link.between:
-                watched.setdefault(topology.site(site).gateway, set()).add(link.name)
+                watched.setdefault(topology.site(site).gateway, set()).add(topology.interfaces.of_link(link.name))
         places = {gateway: path(gateway) for gateway in watched}
         self._watch = CarrierWatch(places, watched, self._changed, use_realtime_priority)
         self._watch.start()
@@ -47,14 +50,15 @@ class Carriers:
 
     def dark(self) -> frozenset[str]:
         """Return the links without a carrier at either end or both."""
-        return frozenset() if self._watch is None else frozenset(self._watch.dark())
+        return frozenset() if self._watch is None else frozenset(self._links[it] for it in self._watch.dark())
 
     def states(self) -> dict[tuple[str, str], CarrierState]:
-        """Return :meth:`CarrierWatch.states`; empty before :meth:`watch`."""
-        return {} if self._watch is None else self._watch.states()
+        """Return the states of both ends of every link by (gateway, link); empty before :meth:`watch`."""
+        states = {} if self._watch is None else self._watch.states()
+        return {(gateway, self._links[interface]): state for (gateway, interface), state in states.items()}
 
     def _changed(self, change: Change) -> None:
-        where = {"link": change.interface, "site": change.place.removesuffix("-gw")}
+        where = {"link": self._links[change.interface], "site": change.place.removesuffix("-gw")}
         if change.missed:
             self._events.add("carrier-missed", t=change.t, **where, count=change.missed)
         if change.turned:
@@ -72,7 +76,7 @@ class Carriers:
             return
         began = time.monotonic()
         try:
-            self._engine.replace(DETOURS, routing.detours(self._topology, self._watch.dark()))
+            self._engine.replace(DETOURS, routing.detours(self._topology, self.dark()))
             self._events.add("rerouted", took_s=round(time.monotonic() - began, 4))
         except Exception as error:
             self._events.add("note", text=f"routes could not be changed: {error}")

@@ -146,7 +146,7 @@ class Exporter(Collector):
 
     def _interfaces(self) -> Iterator[Metric]:
         found = [
-            ((self._sites[gateway], gateway, interface), traffic)
+            ((self._sites[gateway], gateway, self._topology.interfaces.full(interface)), traffic)
             for gateway, counters in self._counters.items()
             for interface, traffic in counters.read().items()
         ]

@@ -100,9 +100,9 @@ class EmulatorHandler:
         return emulator.differences({name: self._calibrated(name, it) for name, it in expected.items()})
 
     def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
-        """Return the gateway's end of each cable of the plant, by the plant's end; it is named after the link."""
+        """Return the gateway's end of each cable of the plant, by the plant's end."""
         # The egress end faces the site that the direction leads to.
-        return {it.egress: (self._driver.path(f"{it.toward}-gw"), it.link) for it in directions}
+        return {it.egress: (self._driver.path(f"{it.toward}-gw"), it.receiver or it.link) for it in directions}
 
     def _supervise(self, emulator: Emulator) -> None:
         status = emulator.wait()

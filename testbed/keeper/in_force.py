@@ -25,7 +25,9 @@ class InForce:
 
     def __init__(self, journal: Journal, topology: Topology) -> None:
         self._journal = journal
-        self._ends = {direction: link.ends for link in topology.links for direction in link.directions}
+        self._ends = {
+            direction: topology.interfaces.ends(link.name) for link in topology.links for direction in link.directions
+        }
 
     def all(self) -> list[DirectionInForce]:
         """Return what is in force on every direction, in the order of the topology."""

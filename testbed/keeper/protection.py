@@ -38,6 +38,7 @@ class Protection:
         self._engine, self._do, self._events = engine, do, events
         self._in_force: InForce | None = None
         self._links: dict[str, Link] = {}
+        self._ends: dict[str, tuple[str, str]] = {}
         self._selectors: dict[str, Selector] = {}
         self._cuts: dict[str, frozenset[PathCut]] = {}
         self._states: dict[str, str] = {}
@@ -50,7 +51,7 @@ class Protection:
         for link in topology.links:
             if link.second_path is not None:
                 self._links[link.name], self._selectors[link.name] = link, Selector(link.second_path)
-                self._states[link.name] = "working"
+                self._states[link.name], self._ends[link.name] = "working", topology.interfaces.ends(link.name)
 
     def states(self) -> dict[str, str]:
         """Return each link's state: ``working``, ``protection``, ``switching`` or ``dark``. From any thread."""
@@ -112,7 +113,7 @@ class Protection:
         for name in sorted(links):
             link, selector = self._links[name], self._selectors[name]
             command_t = time.monotonic()
-            steps = _steps(link, selector)
+            steps = _steps(link, selector, self._ends[name])
             touched = [it.step for it in self._engine.journal.owned(PROTECTED + name)] + list(steps)
             try:
                 self._engine.replace(PROTECTED + name, steps)
@@ -137,10 +138,10 @@ class Protection:
         raise_all(failures)
 
 
-def _steps(link: Link, selector: Selector) -> Plan:
-    """Return the Steps of the fiber in the selector's current state."""
+def _steps(link: Link, selector: Selector, ends: Iterable[str]) -> Plan:
+    """Return the Steps of the fiber in the selector's current state. ``ends`` are its interfaces in the plant."""
     if not selector.carrier:
-        return tuple(Carrier(PLANT, end, False) for end in link.ends)
+        return tuple(Carrier(PLANT, end, False) for end in ends)
     if selector.state == "switching":
         return silenced([(link, direction) for direction in link.directions], flush=True)
     if selector.state == "protection":

@@ -54,7 +54,9 @@ def check_bypass(lab: LabFolder, topology: Topology) -> AroundCheck:
 
 def _places(lab: LabFolder, topology: Topology) -> list[Place]:
     # A gateway's links lead into fibers, and what is in its fabric is reached from its nodes.
-    inner = frozenset((build.FABRIC_BRIDGE, *(link.name for link in topology.links), *topology.node_names))
+    names = topology.interfaces
+    ports = (names.port(site.name, node) for site in topology.sites for node in site.node_names)
+    inner = frozenset((build.FABRIC_BRIDGE, *(names.of_link(link.name) for link in topology.links), *ports))
     return [
         Place(name, lab_nodes.netns(lab, name), inner if name == site.gateway else frozenset())
         for site in topology.sites

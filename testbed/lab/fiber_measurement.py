@@ -388,5 +388,5 @@ def _paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[Prob
                 str(net.link_end(link, source)[0]),
                 lab_nodes.netns(lab, topology.site(target).gateway),
                 str(net.link_end(link, target)[0]),
-                link.name,
+                topology.interfaces.of_link(link.name),
             )

@@ -185,11 +185,12 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     for link in topology.links:
         directions = {it["direction"]: it for it in found.stats if it["direction"] in link.directions}
         active = [it for it in found.active if link.name in it["links"]]
+        interface = topology.interfaces.of_link(link.name)
         links.append(
             LinkStatus(
                 link.name,
                 link.length_m / 1000,
-                {site: carriers.get((topology.site(site).gateway, link.name), False) for site in link.between},
+                {site: carriers.get((topology.site(site).gateway, interface), False) for site in link.between},
                 verdicts.get(link.name, "not measured"),
                 tuple(it["id"] for it in active),
                 {name: it["packets"] for name, it in directions.items()},

@@ -94,7 +94,7 @@ def _darkness(topology: Topology, target: str, reader: Reader) -> tuple[_Darknes
     ends = [
         end
         for link, direction in directions
-        for end, site in zip(link.ends, link.between, strict=True)
+        for end, site in zip(topology.interfaces.ends(link.name), link.between, strict=True)
         # The plant end that faces the destination of the direction removes the carrier of the receiving port.
         if carrier == "both" or direction == f"{link.name}:{site}"
     ]

@@ -75,7 +75,8 @@ def management_partition(topology: Topology, target: str, parameters: Mapping[st
     """Cut a site's nodes and gateway off the management network; the job continues. Raises UserError."""
     Reader(parameters).finish()
     site = _site(topology, target, target)
-    dark = tuple(Carrier(MANAGEMENT, name, False) for name in (*site.node_names, site.gateway))
+    places = (*site.node_names, site.gateway)
+    dark = tuple(Carrier(MANAGEMENT, topology.interfaces.port(site.name, it), False) for it in places)
     return Compiled((Phase(0.0, "unreachable", dark),), (), nodes=site.node_names)
 
 
@@ -88,21 +89,28 @@ def _power_loss(topology: Topology, target: str, before: tuple[Phase, ...], at_s
         )
     nodes = tuple(node for site in sites for node in site.node_names)
     dark, links = _gateways_off(topology, sites)
-    management = tuple(Carrier(MANAGEMENT, site.gateway, False) for site in sites)
+    management = tuple(
+        Carrier(MANAGEMENT, topology.interfaces.port(site.name, site.gateway), False) for site in sites
+    )
     # Fibers go dark first, in one request: that is the time of the power event. Killing processes takes milliseconds.
     off = Phase(at_s, NO_POWER, (*dark, *management, *_nodes_off(topology, nodes)))
     return Compiled((*before, off), links, nodes=nodes)
 
 
 def _gateways_off(topology: Topology, sites: Iterable[Site]) -> tuple[tuple[Carrier, ...], tuple[str, ...]]:
-    names = {site.name for site in sites}
-    links = tuple(link for link in topology.links if names & {*link.between})
-    return tuple(Carrier(PLANT, end, False) for link in links for end in link.ends), tuple(it.name for it in links)
+    off = {site.name for site in sites}
+    links = tuple(link.name for link in topology.links if off & {*link.between})
+    return tuple(Carrier(PLANT, end, False) for link in links for end in topology.interfaces.ends(link)), links
 
 
 def _nodes_off(topology: Topology, nodes: Iterable[str]) -> tuple[Step, ...]:
     nodes = tuple(nodes)
-    cables = [Carrier(place, node, False) for node in nodes for place in (topology.site_of(node).gateway, MANAGEMENT)]
+    sites = [topology.site_of(node) for node in nodes]
+    cables = [
+        Carrier(place, topology.interfaces.port(site.name, node), False)
+        for node, site in zip(nodes, sites, strict=True)
+        for place in (site.gateway, MANAGEMENT)
+    ]
     ranks = {node: number for number, node in enumerate(topology.node_names)}
     return (*cables, *(Unpowered(node, (ranks[node],)) for node in nodes))
 

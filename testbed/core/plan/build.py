@@ -118,7 +118,7 @@ def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd", 
         # The baseline values that the undo of a fault returns to.
         steps += [Shape(direction.name, direction.impairment) for direction in directions(topology)]
         # Carrier comes last: an interface is up if and only if an emulator forwards what it receives.
-        steps += [Carrier(PLANT, end, True) for link in topology.links for end in link.ends]
+        steps += [Carrier(PLANT, end, True) for link in topology.links for end in topology.interfaces.ends(link.name)]
     if agents:
         steps.append(Agents(ranks(topology)))
     if observe:
@@ -130,10 +130,11 @@ def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd", 
 def directions(topology: Topology) -> Iterator[Direction]:
     """Yield both directions of every link for the emulator."""
     for link in topology.links:
-        a, b = link.ends
+        a, b = topology.interfaces.ends(link.name)
         toward_b, toward_a = link.directions
-        yield Direction(toward_b, a, b, link.impairment(toward_b))
-        yield Direction(toward_a, b, a, link.impairment(toward_a))
+        receiver = topology.interfaces.of_link(link.name)
+        yield Direction(toward_b, a, b, link.impairment(toward_b), receiver)
+        yield Direction(toward_a, b, a, link.impairment(toward_a), receiver)
 
 
 def ranks(topology: Topology) -> tuple[Rank, ...]:
@@ -172,10 +173,12 @@ def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
 def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:
     index = FIRST_INDEX
     for site in topology.sites:
-        for node in site.node_names:
-            yield Veth(End(site.gateway, node, index), End(node, FABRIC_INTERFACE), _fabric_mtu(topology))
+        ports = {node: topology.interfaces.port(site.name, node) for node in site.node_names}
+        for node, port in ports.items():
+            near = End(site.gateway, port, index, alternative=topology.interfaces.alternative(port))
+            yield Veth(near, End(node, FABRIC_INTERFACE), _fabric_mtu(topology))
             index += 1
-        yield Bridge(site.gateway, FABRIC_BRIDGE, site.node_names, mtu=_fabric_mtu(topology))
+        yield Bridge(site.gateway, FABRIC_BRIDGE, tuple(ports.values()), mtu=_fabric_mtu(topology))
         yield from _addresses(site.gateway, FABRIC_BRIDGE, net.gateway(site.name), net.site_networks(site.name))
         for node in site.node_names:
             yield from _addresses(node, FABRIC_INTERFACE, net.node(node), net.site_networks(site.name))
@@ -184,27 +187,31 @@ def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:
 
 
 def _management(topology: Topology, net: Addressing) -> Iterator[Step]:
-    names = tuple(net.management)
-    for offset, name in enumerate(names):
-        yield Veth(End(MANAGEMENT, name, FIRST_INDEX + offset), End(name, MANAGEMENT_INTERFACE))
-    yield Bridge(MANAGEMENT, MANAGEMENT_BRIDGE, names, isolated=True)
+    ports = {name: topology.interfaces.port(topology.site_of(name).name, name) for name in net.management}
+    for offset, (name, port) in enumerate(ports.items()):
+        near = End(MANAGEMENT, port, FIRST_INDEX + offset, alternative=topology.interfaces.alternative(port))
+        yield Veth(near, End(name, MANAGEMENT_INTERFACE))
+    yield Bridge(MANAGEMENT, MANAGEMENT_BRIDGE, tuple(ports.values()), isolated=True)
     yield Address(MANAGEMENT, MANAGEMENT_BRIDGE, f"{MANAGEMENT_V4[1]}/{MANAGEMENT_V4.prefixlen}")
     for name, address in net.management.items():
         yield Address(name, MANAGEMENT_INTERFACE, f"{address}/{MANAGEMENT_V4.prefixlen}")
 
 
 def _links(topology: Topology, net: Addressing) -> Iterator[Step]:
-    index = FIRST_INDEX
+    index, names = FIRST_INDEX, topology.interfaces
     for link in topology.links:
-        for end, site in zip(link.ends, link.between, strict=True):
+        port = names.of_link(link.name)
+        for end, site in zip(names.ends(link.name), link.between, strict=True):
             gateway = topology.site(site).gateway
             yield Veth(
-                End(PLANT, end, index, up=False), End(gateway, link.name, mac=net.link_mac(link, site)), link.mtu
+                End(PLANT, end, index, up=False, alternative=names.alternative(end)),
+                End(gateway, port, mac=net.link_mac(link, site), alternative=names.alternative(port)),
+                link.mtu,
             )
             index += 1
             other = link.between[1 - link.between.index(site)]
             for own, remote, length in zip(net.link_end(link, site), net.link_end(link, other), (31, 127), strict=True):
-                yield Address(gateway, link.name, f"{own}/{length}", (str(remote), net.link_mac(link, other)))
+                yield Address(gateway, port, f"{own}/{length}", (str(remote), net.link_mac(link, other)))
 
 
 def _addresses(

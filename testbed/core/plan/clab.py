@@ -205,10 +205,13 @@ def _commands(node: str, steps: Iterable[Step]) -> list[str]:
         elif isinstance(step, Route):
             commands.append(_route(step))
         elif isinstance(step, Veth):
-            # containerlab sets both ends of a link up; a fiber must stay dark until an emulator forwards its packets.
-            commands += [
-                f"ip link set {end.name} down" for end in (step.a, step.b) if end.namespace == node and not end.up
-            ]
+            for end in (it for it in (step.a, step.b) if it.namespace == node):
+                # containerlab sets both ends of a link up; a fiber must stay dark until an emulator forwards its
+                # packets.
+                if not end.up:
+                    commands.append(f"ip link set {end.name} down")
+                if end.alternative:  # nothing depends on it: a kernel before 5.5, or an older ip, has no such names
+                    commands.append(f"ip link property add dev {end.name} altname {end.alternative} || true")
     return commands
 
 

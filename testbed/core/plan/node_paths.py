@@ -62,4 +62,5 @@ def steps(topology: Topology, links: Iterable[Link], nodes: Mapping[str, str]) -
             gateway, own, far = topology.site(here).gateway, net.probed(link, here), net.probed(link, there)
             yield Address(nodes[here], FABRIC_INTERFACE, f"{own}/32")
             yield Route(gateway, f"{own}/32", ((str(net.node(nodes[here])[0]), FABRIC_BRIDGE),))
-            yield Route(gateway, f"{far}/32", ((str(net.link_end(link, there)[0]), link.name),))
+            onward = (str(net.link_end(link, there)[0]), topology.interfaces.of_link(link.name))
+            yield Route(gateway, f"{far}/32", (onward,))

@@ -28,7 +28,9 @@ class Namespace(Step):
 class End:
     """One end of a veth. ``index`` 0 lets the kernel choose; with ``up`` False it stays down until a Carrier Step.
 
-    ``mac`` empty: the kernel chooses. Only the ``b`` end of a Veth may have one.
+    ``mac`` empty: the kernel chooses. Only the ``b`` end of a Veth may have one. ``alternative`` is the full name of an
+    interface whose ``name`` is a short form of it; it is set where the kernel has alternative names (Linux 5.5), and
+    nothing depends on it.
     """
 
     namespace: str
@@ -36,6 +38,10 @@ class End:
     index: int = 0
     up: bool = True
     mac: str = ""
+    alternative: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}:{self.name}" + (f" ({self.alternative})" if self.alternative else "")
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Veth(Step):
         return (self.a.namespace, self.b.namespace)
 
     def __str__(self) -> str:
-        return f"veth {self.a.namespace}:{self.a.name} = {self.b.namespace}:{self.b.name} mtu {self.mtu}"
+        return f"veth {self.a} = {self.b} mtu {self.mtu}"
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,9 @@ class _AtRest:
         }
         self._networks = {name: tuple(str(it) for it in net.site_networks(name)) for name in names}
         self._hops = {
-            (link.name, site): tuple((str(it), link.name) for it in net.link_end(link, _other(link, site)))
+            (link.name, site): tuple(
+                (str(it), topology.interfaces.of_link(link.name)) for it in net.link_end(link, _other(link, site))
+            )
             for link in topology.links
             for site in link.between
         }

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from testbed.core.fields import LARGEST
 from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.protection_selector import SecondPath
+from testbed.core.topology.interface_names import InterfaceNames
 from testbed.core.user_text import shown
 
 
@@ -82,11 +84,6 @@ class Link:
     calibrate: bool = True
 
     @property
-    def ends(self) -> tuple[str, str]:
-        """The names of the two interfaces in the plant: ``-a`` faces ``between[0]``, ``-b`` faces ``between[1]``."""
-        return (f"{self.name}-a", f"{self.name}-b")
-
-    @property
     def directions(self) -> tuple[str, str]:
         """``link:site`` toward ``between[1]`` first, then toward ``between[0]``."""
         return (f"{self.name}:{self.between[1]}", f"{self.name}:{self.between[0]}")
@@ -141,6 +138,15 @@ class Topology:
 
     def link(self, name: str) -> Link:
         return next(link for link in self.links if link.name == name)
+
+    @cached_property
+    def interfaces(self) -> InterfaceNames:
+        """The names of the lab's interfaces, derived from those of sites and links."""
+        ports = {
+            site.name: [place.removeprefix(site.name) for place in (*site.node_names, site.gateway)]
+            for site in self.sites
+        }
+        return InterfaceNames(ports, [link.name for link in self.links])
 
     @property
     def node_names(self) -> tuple[str, ...]:

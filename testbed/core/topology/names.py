@@ -1,8 +1,7 @@
 """Valid names of sites, links and ducts, which become interfaces, hosts and targets of faults.
 
-The kernel limits interface names to 15 characters (IFNAMSIZ, include/uapi/linux/if.h); ``<site>-255`` and
-``<link>-a`` must fit. Sites, nodes, gateways, links and ducts share one name space, so that a fault's target is never
-ambiguous.
+Interfaces have shorter names where these do not fit (``interface_names.py``). Sites, nodes, gateways, links and ducts
+share one name space, so that a fault's target is never ambiguous.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from testbed.core.user_text import shown
 
 __all__ = ["LONGEST", "check_name"]
 
-LONGEST: Final = {"site": 11, "link": 13, "duct": 32, "topology": 32}
+LONGEST: Final = 40
+"""Characters of every name that a person chooses, labs included: enough for ``frankfurt-to-san-francisco``, while a
+node's host name (64, HOST_NAME_MAX) and the paths of a lab's sockets (107, unix(7)) keep room for what is added."""
 
 _SHAPE: Final = re.compile(r"[a-z](?:-?[a-z0-9])*", re.ASCII)
 
@@ -37,17 +38,16 @@ _IP_WORDS: Final = (
 
 
 def check_name(kind: str, name: str) -> None:
-    """Check that ``name`` is valid for a ``kind``, a key of :data:`LONGEST`.
+    """Check that ``name`` is valid for a ``kind``: site, link, duct or topology.
 
     Raises:
         Unreadable: with the reason.
     """
-    longest = LONGEST[kind]
     if not _SHAPE.fullmatch(name):
         fix = "use lower-case letters, digits and single dashes, starting with a letter and not ending with a dash"
         raise Unreadable(f"invalid {kind} name {shown(name)}", fix)
-    if len(name) > longest:
-        raise Unreadable(f"{kind} name {shown(name)} has {len(name)} characters", f"use at most {longest}")
+    if len(name) > LONGEST:
+        raise Unreadable(f"{kind} name {shown(name)} has {len(name)} characters", f"use at most {LONGEST}")
     if name in _RESERVED:
         raise Unreadable(f"{shown(name)} is a reserved name", "choose another name")
     if kind == "link":

@@ -16,7 +16,7 @@ from testbed.core.topology import link_impairments, link_protection, override
 from testbed.core.topology.link_impairments import LEAST_RATE_BPS
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
-from testbed.core.topology.names import check_name
+from testbed.core.topology.names import LONGEST, check_name
 from testbed.core.topology.topology_limits import BRIDGE_PORTS, MOST_DUCTS, MOST_LINKS, MOST_SITES
 from testbed.core.topology.topology_schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
 from testbed.core.units import Unreadable, format_length, format_rate
@@ -254,11 +254,11 @@ def _name_of(label: str) -> str:
     """Turn the stem of a file name into a valid name: ``My lab.yaml`` gives ``my-lab``."""
     stem = label.rpartition("/")[2]
     stem = re.sub(r"\.(ya?ml)$", "", stem, flags=re.IGNORECASE)
-    fit = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:32].strip("-")
+    fit = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:LONGEST].strip("-")
     try:
         check_name("topology", fit)
     except Unreadable:
-        return f"topology-{fit}"[:32].strip("-")
+        return f"topology-{fit}"[:LONGEST].strip("-")
     return fit
 
 

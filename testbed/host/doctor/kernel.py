@@ -99,6 +99,14 @@ def parts(tried: Mapping[str, str]) -> Iterator[Check]:
         "limited" if problem else "ok",
         f"{problem}; u32 is used instead" if problem else "redirects packets",
     )
+    problem = tried.get("altname", _UNTRIED)
+    yield Check(
+        "alternative names",
+        "limited" if problem else "ok",
+        f"{problem}; interfaces of long names have only their short one, see testbed show"
+        if problem
+        else "interfaces of names above 15 characters have the full one as well",
+    )
 
 
 def emulators(tried: Mapping[str, str]) -> Iterator[Check]:

@@ -137,6 +137,9 @@ class NetnsDriver:
         here, there = self._space(step.a.namespace), self._space(step.b.namespace)
         here.add_veth(step.a.name, step.a.index, step.b.name, there.path, step.mtu, step.b.mac)
         here.assert_distinct_indices(step.a.name)
+        for space, end in ((here, step.a), (there, step.b)):
+            if end.alternative:
+                space.add_alternative(end.name, end.alternative)
         if step.a.up:
             here.up(step.a.name)
         if step.b.up:

@@ -103,6 +103,15 @@ class Namespace:
         if index:
             self._indices[name] = index
 
+    def add_alternative(self, name: str, alternative: str) -> None:
+        """Give an interface an alternative name; a kernel without such names (before Linux 5.5) is no error."""
+        with translated(f"name {self.path.name}:{name} {alternative}"):
+            try:
+                rtnetlink.exchange(self._raw, [rtnetlink.new_alternative(self.index(name), alternative)])
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+
     def assert_distinct_indices(self, name: str) -> None:
         """Raise HostError if both ends of a veth have the same index: the kernel would delay its carrier events."""
         link = self._ip.get_links(self.index(name))[0]

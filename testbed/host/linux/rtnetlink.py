@@ -19,6 +19,7 @@ RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE, RTM_NEWNEIGH 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 RTM_GETLINK, NLM_F_DUMP, IFLA_IFNAME = 18, 0x300, 3
+RTM_NEWLINKPROP, IFLA_PROP_LIST, IFLA_ALT_IFNAME, NLA_F_NESTED = 108, 52, 53, 0x8000
 IFF_UP = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_F_NODAD = 1, 2, 2
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_MULTIPATH = 1, 4, 5, 6, 8, 9
@@ -123,6 +124,13 @@ def link_state(link: int, up: bool) -> bytes:
     """Return the request that brings the interface with index ``link`` up or down."""
     flags = IFF_UP if up else 0
     return message(RTM_NEWLINK, 0, struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, flags, IFF_UP))
+
+
+def new_alternative(link: int, name: str) -> bytes:
+    """Return the request for an alternative name of an interface: up to 127 characters, since Linux 5.5."""
+    names = attribute(IFLA_ALT_IFNAME, name.encode() + b"\0")
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, 0, 0) + attribute(IFLA_PROP_LIST | NLA_F_NESTED, names)
+    return message(RTM_NEWLINKPROP, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def new_address(link: int, cidr: str) -> bytes:

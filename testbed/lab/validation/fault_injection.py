@@ -83,7 +83,8 @@ class FiberFaults:
         net = Addressing(self._topology)
         gateways = [lab_nodes.netns(self._lab, self._topology.site(it).gateway) for it in link.between]
         source, destination = (str(net.link_end(link, it)[0]) for it in link.between)
-        echo = probing.Echo(probing.ProbePath(link.name, gateways[0], source, gateways[1], destination, link.name))
+        device = self._topology.interfaces.of_link(link.name)
+        echo = probing.Echo(probing.ProbePath(link.name, gateways[0], source, gateways[1], destination, device))
         try:
             number = 0
             while True:

@@ -35,7 +35,7 @@ class Wire:
             # What leaves the plant toward a site is sent by the end that faces it.
             direction: end
             for link in topology.links
-            for direction, end in zip(link.directions, reversed(link.ends), strict=True)
+            for direction, end in zip(link.directions, reversed(topology.interfaces.ends(link.name)), strict=True)
         }
         self._counters = InterfaceCounters(lab_nodes.netns(lab, PLANT))
 
