@@ -158,12 +158,13 @@ def show(
     if as_json:
         plain = {
             "derived": tables.topology_facts(found),
+            "interfaces": dict(found.interfaces.short),
             "survey": tables.plain(facts),
             "validity": tables.plain(findings),
         }
         console.show_json({**topology_to_dict(found), **plain})
         return
-    for each in (tables.origins(found), tables.physics(found), *tables.survey(facts)):
+    for each in (tables.origins(found), tables.physics(found), *tables.interfaces(found), *tables.survey(facts)):
         console.show(each)
     if facts.ways:
         console.say(

@@ -11,6 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from testbed.cli.cell import Cell
+from testbed.core.topology import interface_names
 from testbed.core.units import (
     format_delay,
     format_duration,
@@ -58,7 +60,7 @@ def table(heads: Sequence[str], rows: Iterable[Row], *, right: Sequence[str] = (
     for head in heads:
         made.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=False)
     for row in rows:
-        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        made.add_row(*map(Cell.of, row))
     return made
 
 
@@ -115,6 +117,27 @@ def physics(topology: Topology) -> Table:
         heads.pop(at)
         rows = [[*row[:at], *row[at + 1 :]] for row in rows]
     return table(heads, rows, title="Derived", right=heads[2:])
+
+
+def interfaces(topology: Topology) -> list[Table]:
+    """Return a table of the interfaces that are called otherwise than what they lead to; none if there are none."""
+    grouped: dict[str, list[str]] = {}
+    for short, full in topology.interfaces.short.items():
+        grouped.setdefault(_named(topology, full), []).append(short)
+    rows: list[Row] = [[name, ", ".join(_first_and_last(short))] for name, short in grouped.items()]
+    heads = ("name", "interfaces")
+    title = f"Interfaces of names above {interface_names.LONGEST} characters"
+    return [table(heads, rows, title=title)] if rows else []
+
+
+def _named(topology: Topology, full: str) -> str:
+    """Return the link or site that the interface ``full`` belongs to."""
+    names = [*(link.name for link in topology.links), *(site.name for site in topology.sites)]
+    return max((name for name in names if full == name or full.startswith(f"{name}-")), key=len)
+
+
+def _first_and_last(names: Sequence[str]) -> list[str]:
+    return list(names) if len(names) <= 4 else [*names[:2], "…", *names[-2:]]
 
 
 MOST_PAIRS = 10

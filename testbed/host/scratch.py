@@ -1,8 +1,9 @@
 """Scratch folders of programs without privileges: TMPDIR, and HOME of users who have none.
 
 One folder per lab in /tmp, owned by root, with one folder inside per node and user. Its path is short, because programs
-make Unix sockets below TMPDIR, whose paths are limited to 107 bytes; it is written down in the lab's folder, so that
-`down` removes it whatever process has died.
+make Unix sockets below TMPDIR, whose paths are limited to 107 bytes: long names are shortened, and 31 bytes are left
+for those of Python's multiprocessing (``pymp-XXXXXXXX/listener-XXXXXXXX``). The path is written down in the lab's folder,
+so that `down` removes it whatever process has died.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from testbed.core.topology.interface_names import shortened
 from testbed.errors import StorageError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import ProgramUser
@@ -22,12 +24,16 @@ from testbed.host.linux.program_user import ProgramUser
 __all__ = ["of_node", "remove"]
 
 _PLACE: Final = Path("/tmp")
+_LONGEST_LAB: Final = 15
+_LONGEST_NODE: Final = 20
+"""The end of a shortened name is 60 bits of its hash, so two nodes never share a folder."""
 
 
 def of_node(lab: LabFolder, node: str, user: ProgramUser) -> Path:
     """Return the scratch folder of a node's programs; make it if it is missing. Raises StorageError."""
     try:
-        path = _of_lab(lab) / f"{node}-{user.uid}"
+        short = node if len(node) <= _LONGEST_NODE else shortened(node, _LONGEST_NODE, hashed=12)
+        path = _of_lab(lab) / f"{short}-{user.uid}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
             if os.geteuid() == 0:
@@ -56,7 +62,8 @@ def _of_lab(lab: LabFolder) -> Path:
 
 
 def _prefix(lab: LabFolder) -> str:
-    return f"testbed-{lab.name}-"
+    name = lab.name if len(lab.name) <= _LONGEST_LAB else shortened(lab.name, _LONGEST_LAB)
+    return f"testbed-{name}-"
 
 
 def remove(lab: LabFolder) -> None:
@@ -66,6 +73,7 @@ def remove(lab: LabFolder) -> None:
         state = path.lstat()
     except FileNotFoundError:
         return
-    ours = path.parent == _PLACE and path.name.startswith(_prefix(lab)) and state.st_uid == os.geteuid()
+    marks = (_prefix(lab), f"testbed-{lab.name}-")  # older versions shortened nothing
+    ours = path.parent == _PLACE and path.name.startswith(marks) and state.st_uid == os.geteuid()
     if ours and stat.S_ISDIR(state.st_mode):
         shutil.rmtree(path)

@@ -34,7 +34,8 @@ class LinkStatus:
 
     ``faults`` are the ids of active faults, ``phases`` their current effects: ``f2 loss 1.2%``. ``in_force`` has both
     directions; it is empty where the keeper does not tell. ``rate_bps`` is the rate of the healthy link in the lab,
-    ``full_scale_rate_bps`` the one that it stands for; 0: unlimited.
+    ``full_scale_rate_bps`` the one that it stands for; 0: unlimited. ``interface`` is the link's on both gateways,
+    ``ends`` are the two in the plant: they differ from the name where that is too long for an interface.
     """
 
     name: str
@@ -48,11 +49,14 @@ class LinkStatus:
     in_force: tuple[DirectionInForce, ...] = ()
     rate_bps: float = 0.0
     full_scale_rate_bps: float = 0.0
+    interface: str = ""
+    ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """``faults`` and ``phases`` as in :class:`LinkStatus`, for the rank's node."""
+    """``faults`` and ``phases`` as in :class:`LinkStatus`, for the rank's node. ``port`` is the node's interface in its
+    site's fabric and in the management network."""
 
     rank: int
     node: str
@@ -62,6 +66,7 @@ class RankStatus:
     train_loss: float | None
     faults: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
+    port: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,8 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
                 tuple(it for it in found.in_force if it["direction"] in link.directions),
                 link.rate_bps,
                 full_scale.full_rate_bps(link.rate_bps, topology.scale),
+                interface,
+                topology.interfaces.ends(link.name),
             )
         )
     return LabStatus(
@@ -211,7 +218,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         hello["emulator"] if hello else "none",
         hello["scheduling"] if hello else "",
         tuple(links),
-        _ranks(lab, found),
+        _ranks(lab, topology, found),
         hello["prometheus"] if hello else "",
         tuple(hello["waits"]) if hello and "waits" in hello else (),
         topology.scale,
@@ -306,7 +313,7 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
     return states
 
 
-def _ranks(lab: LabFolder, found: _Found) -> tuple[RankStatus, ...]:
+def _ranks(lab: LabFolder, topology: Topology, found: _Found) -> tuple[RankStatus, ...]:
     """Ask all ranks at once; one that does not answer in time has neither step nor train_loss."""
     targets = {it["rank"]: (it["metrics"][0], it["metrics"][1]) for it in found.ranks}
     try:
@@ -320,12 +327,13 @@ def _ranks(lab: LabFolder, found: _Found) -> tuple[RankStatus, ...]:
             it,
             scraped[it["rank"]].values if it["rank"] in scraped else {},
             [fault for fault in found.active if it["node"] in fault["nodes"]],
+            topology.interfaces.port(it["site"], it["node"]),
         )
         for it in found.ranks
     )
 
 
-def _rank(it: RankState, values: Mapping[str, float], active: Sequence[FaultRecord]) -> RankStatus:
+def _rank(it: RankState, values: Mapping[str, float], active: Sequence[FaultRecord], port: str) -> RankStatus:
     def value(name: str) -> float | None:
         return next((v for series, v in values.items() if series.partition("{")[0] == name and v == v), None)
 
@@ -339,4 +347,5 @@ def _rank(it: RankState, values: Mapping[str, float], active: Sequence[FaultReco
         None if step is None else value(TRAIN_LOSS),
         tuple(fault["id"] for fault in active),
         tuple(f"{fault['id']} {fault['phase']}" for fault in active),
+        port,
     )

@@ -89,9 +89,7 @@ def _power_loss(topology: Topology, target: str, before: tuple[Phase, ...], at_s
         )
     nodes = tuple(node for site in sites for node in site.node_names)
     dark, links = _gateways_off(topology, sites)
-    management = tuple(
-        Carrier(MANAGEMENT, topology.interfaces.port(site.name, site.gateway), False) for site in sites
-    )
+    management = tuple(Carrier(MANAGEMENT, topology.interfaces.port(site.name, site.gateway), False) for site in sites)
     # Fibers go dark first, in one request: that is the time of the power event. Killing processes takes milliseconds.
     off = Phase(at_s, NO_POWER, (*dark, *management, *_nodes_off(topology, nodes)))
     return Compiled((*before, off), links, nodes=nodes)

@@ -28,15 +28,15 @@ _LINK_STEM: Final = LONGEST - len("-a")
 _SITE_STEM: Final = LONGEST - len("-255")
 
 
-def shortened(stem: str, most: int, turn: int = 0) -> str:
-    """Return ``stem`` in at most ``most`` characters: its beginning, a dash, five characters of its hash.
+def shortened(stem: str, most: int, turn: int = 0, hashed: int = _HASHED) -> str:
+    """Return ``stem`` in at most ``most`` characters: its beginning, a dash, ``hashed`` characters of its hash.
 
     It depends on nothing but the arguments, so a name is the same on every machine and in every version. ``turn``
-    selects another hash, for a name that is taken.
+    selects another hash, for a name that is taken. A character of the hash has 5 bits.
     """
     digest = hashlib.sha256(f"{stem}\0{turn}".encode()).digest()
-    hashed = base64.b32encode(digest)[:_HASHED].decode().lower()
-    return f"{stem[: most - _HASHED - 1].rstrip('-')}-{hashed}"
+    told = base64.b32encode(digest)[:hashed].decode().lower()
+    return f"{stem[: most - hashed - 1].rstrip('-')}-{told}"
 
 
 class InterfaceNames:

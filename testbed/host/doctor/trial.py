@@ -98,7 +98,10 @@ def _trials() -> dict[str, str]:
             "clsact again", lambda: (ip.tc("del", "clsact", index("trial-a")), ip.tc("add", "clsact", index("trial-a")))
         )
         attempt("matchall", lambda: redirect("matchall"))
-        attempt("altname", lambda: ip.link("property_add", index=index("trial-b"), altname="trial-of-a-name-of-39-characters-in-all"))
+        attempt(
+            "altname",
+            lambda: ip.link("property_add", index=index("trial-b"), altname="trial-of-a-name-of-39-characters-in-all"),
+        )
     return found
 
 

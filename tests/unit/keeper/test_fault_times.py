@@ -184,7 +184,7 @@ def test_neither_a_phase_nor_a_switch_walks_over_the_lab(bench: Bench) -> None:
     topology = catalog.load_topology("regional-protected", None)
     link = next(it for it in topology.links if it.second_path is not None)
     bench.engine = Engine(bench.journal, dict.fromkeys((Carrier, Shape, Changed), bench.hand))
-    bench.engine.apply(LAB, tuple(Carrier("plant", end, True) for end in link.ends))
+    bench.engine.apply(LAB, tuple(Carrier("plant", end, True) for end in topology.interfaces.ends(link.name)))
     bench.engine.apply(LAB, tuple(Shape(it, link.impairment(it)) for it in link.directions))
     in_force = InForce(bench.journal, topology)
     bench.faults._engine = bench.engine
@@ -192,7 +192,7 @@ def test_neither_a_phase_nor_a_switch_walks_over_the_lab(bench: Bench) -> None:
     for it in (bench.faults, protection):
         it.know(topology, in_force)
     bench.journal.entries = Unwalked(bench.journal.entries)
-    dark = tuple(Carrier("plant", end, False) for end in link.ends)
+    dark = tuple(Carrier("plant", end, False) for end in topology.interfaces.ends(link.name))
     bench.do(partial(protection.cut, "f9", [PathCut(link.name, "working")]))
     phases = (Phase(0.0, "dark", dark), Phase(0.02, "lit", ()))
     fault = bench.faults.inject(FAULT, Compiled(phases, (link.name,), 0.04))
@@ -215,7 +215,7 @@ def test_an_event_tells_of_steps_that_an_earlier_phase_could_not_withdraw(bench:
     one, other = topology.links[:2]
     bench.faults.know(topology, InForce(bench.journal, topology))
     phases = tuple(
-        Phase(t, name, (Carrier("plant", link.ends[0], False),))
+        Phase(t, name, (Carrier("plant", topology.interfaces.ends(link.name)[0], False),))
         for t, name, link in ((0.0, "one", one), (0.05, "other", other), (0.2, "other again", other))
     )
     bench.faults.inject(FAULT, Compiled(phases, (one.name,), lasts_s=0.4))

@@ -86,7 +86,8 @@ def test_no_light_before_the_emulator_forwards(name: str) -> None:
     assert fibers < min(place(plan, Shape)) < min(place(plan, Carrier))
     dark = {end.name for step in plan if isinstance(step, Veth) for end in (step.a, step.b) if not end.up}
     lit = {step.interface for step in plan if isinstance(step, Carrier) and step.up}
-    assert dark == lit == {end for link in catalog.load_topology(name, None).links for end in link.ends}
+    topology = catalog.load_topology(name, None)
+    assert dark == lit == {end for link in topology.links for end in topology.interfaces.ends(link.name)}
 
 
 def test_agents_are_left_out_on_wish() -> None:

@@ -37,6 +37,7 @@ def verdicts(found: Survey) -> dict[str, str]:
 
 CLASSES = {
     "intra-metro-5km": "intra-metro",
+    "bay-area": "regional",
     "metro-40km": "metro",
     "metro-80km": "metro",
     "metro-single": "metro",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import oracle
@@ -161,3 +164,32 @@ def test_scratch_folders_are_the_users_and_go_with_the_lab(tmp_path: Path) -> No
     lab.scratch.write_text(str(tmp_path))  # not ours: only what carries the lab's name is removed
     scratch.remove(lab)
     assert tmp_path.exists()
+
+
+@as_root
+def test_sockets_fit_below_the_scratch_folder_of_the_longest_names(tmp_path: Path) -> None:
+    lab = LabFolder(tmp_path / "the-first-lab-of-forty-characters-in-all")
+    lab.path.mkdir()
+    site = "frankfurt-am-main-east-campus-building-2"
+    nodes = [f"{site}-0", f"{site}-255", f"{site[:-1]}3-0"]
+    user = replace(OWN, uid=2**32 - 2)
+    folders = [scratch.of_node(lab, it, OWN) for it in nodes]
+    assert len(set(folders)) == len(nodes)
+    for folder in (*folders, scratch.of_node(lab, nodes[1], user)):
+        # The path of multiprocessing's listener, the longest that Python itself makes (unix(7): 107 bytes).
+        path = folder / "pymp-12345678" / "listener-12345678"
+        path.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    scratch.remove(lab)
+    assert not folders[0].parent.exists()
+
+
+@as_root
+def test_the_scratch_folder_of_an_older_version_is_removed(tmp_path: Path) -> None:
+    lab = LabFolder(tmp_path / "the-first-lab-of-forty-characters-in-all")
+    lab.path.mkdir()
+    made = Path(tempfile.mkdtemp(prefix=f"testbed-{lab.name}-", dir="/tmp"))
+    lab.scratch.write_text(str(made))
+    scratch.remove(lab)
+    assert not made.exists()
