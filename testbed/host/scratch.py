@@ -2,8 +2,8 @@
 
 One folder per lab in /tmp, owned by root, with one folder inside per node and user. Its path is short, because programs
 make Unix sockets below TMPDIR, whose paths are limited to 107 bytes: long names are shortened, and 31 bytes are left
-for those of Python's multiprocessing (``pymp-XXXXXXXX/listener-XXXXXXXX``). The path is written down in the lab's folder,
-so that `down` removes it whatever process has died.
+for those of Python's multiprocessing (``pymp-XXXXXXXX/listener-XXXXXXXX``). The path is written down in the lab's
+folder, so that `down` removes it whatever process has died.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class InterfaceNames:
         return self._names["link", link, ""]
 
     def ends(self, link: str) -> tuple[str, str]:
-        """Return the two interfaces of a link in the plant: ``-a`` faces ``between[0]``, ``-b`` faces ``between[1]``."""
+        """Return the interfaces of a link in the plant: ``-a`` faces ``between[0]``, ``-b`` faces ``between[1]``."""
         a, b = (self._names["link", link, suffix] for suffix in _ENDS)
         return a, b
 

@@ -24,7 +24,7 @@ MOST_DIRECTIONS: Final = 2 * MOST_LINKS
 MOST_DUCTS: Final = 2000
 
 MOST_NODES_PER_SITE: Final = 256
-"""``<site>-255`` is the longest name of a node; a shortened interface name keeps room for it (``interface_names.py``)."""
+"""A shortened interface name keeps room for ``-255`` (``interface_names.py``)."""
 
 BRIDGE_PORTS: Final = 1023
 """BR_MAX_PORTS is 1 << BR_PORT_BITS, 1024, and port 0 is not used (net/bridge/br_private.h). All nodes and gateways of

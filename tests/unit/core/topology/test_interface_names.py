@@ -155,7 +155,8 @@ def test_ip_reads_no_short_name_as_a_keyword(name: str) -> None:
 def test_names_that_fit_are_those_of_older_versions() -> None:
     """Sites of up to 11 characters and links of up to 13, the limits of older versions."""
     topology = load_text(
-        b"sites: {elevenchars: {nodes: 256}, west: {}}\nlinks: {thirteenchars: {between: [elevenchars, west], km: 1}}\n",
+        b"sites: {elevenchars: {nodes: 256}, west: {}}\n"
+        b"links: {thirteenchars: {between: [elevenchars, west], km: 1}}\n",
         "x.yaml",
     )
     assert topology.interfaces.short == {}
