@@ -447,7 +447,8 @@ def left_behind(lab: str, state: Path) -> list[str]:
             found.append(f"process {pid}: {' '.join(words)}")
     if Path(folder).exists():
         found.append(f"folder {folder}")
-    found += [f"scratch {path}" for path in Path("/tmp").glob(f"testbed-{lab}-*")]
+    short = lab if len(lab) <= 15 else lab[:9].rstrip("-")  # a longer one goes on with a hash
+    found += [f"scratch {path}" for path in Path("/tmp").glob(f"testbed-{short}-*")]
     return found
 
 
