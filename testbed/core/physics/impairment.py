@@ -260,8 +260,7 @@ class Direction:
     """One direction of a link for the emulator: in at ``ingress``, out at ``egress``, both in the plant.
 
     ``name`` is ``link:site``, with the site that the direction leads to. ``receiver`` is the interface of that site's
-    gateway, at the other end of the cable of ``egress``; plans of older versions leave it out, as it had the link's
-    name.
+    gateway, at the other end of the cable of ``egress``; empty: it has the link's name.
     """
 
     name: str

@@ -132,7 +132,7 @@ def directions(topology: Topology) -> Iterator[Direction]:
     for link in topology.links:
         a, b = topology.interfaces.ends(link.name)
         toward_b, toward_a = link.directions
-        receiver = topology.interfaces.of_link(link.name)
+        receiver = port if (port := topology.interfaces.of_link(link.name)) != link.name else ""
         yield Direction(toward_b, a, b, link.impairment(toward_b), receiver)
         yield Direction(toward_a, b, a, link.impairment(toward_a), receiver)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from testbed.core.physics.change import change_from_dict, change_to_dict
 from testbed.core.physics.impairment import Direction, Impairment
@@ -60,7 +60,18 @@ def to_dict(step: Step) -> dict[str, Any]:
     if isinstance(step, Changed):  # only what is stated: a brown-out writes ten of these in a second
         fields = {"direction": step.direction, "change": change_to_dict(step.change), "flush": step.flush}
         return {"step": "Changed", **fields}
-    return {"step": type(step).__name__, **dataclasses.asdict(step)}
+    written = {"step": type(step).__name__, **dataclasses.asdict(step)}
+    # Keepers of older versions know no such keys, and `certify` sends Veths to whatever keeper a lab has.
+    for part in (*map(written.get, _Build.END), *written.get("directions", ())):
+        if isinstance(part, dict):
+            for key in _LATER & part.keys():
+                if not part[key]:
+                    del part[key]
+    return written
+
+
+_LATER: Final = frozenset({"alternative", "receiver"})
+"""Fields of an End and of a Direction that older versions lack; left out where they are empty."""
 
 
 class _Build:
