@@ -8,6 +8,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+from contract.long_names_contract import FILE, LINKS, SITES, long_name
 
 import testbed
 from testbed.host.emulators.netem import available
@@ -44,3 +45,26 @@ def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path) ->
         lab.heal()
         oracle.until(lambda: not oracle.no_carrier(east, "north"), 3.0, "north is lit")
     assert oracle.left_behind(lab_name, state_folder) == []
+
+
+def test_names_of_40_characters(lab_name: str, state_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(FILE)
+    name, direction = long_name(lab_name), f"{LINKS[0]}:{SITES[1]}"
+
+    def port(site: str) -> dict[str, object]:
+        links = json.loads(oracle.run("ip", "-n", oracle.netns(name, f"{site}-gw"), "-d", "-j", "link"))
+        (found,) = (it for it in links if LINKS[0] in it.get("altnames", []))
+        return found  # type: ignore[no-any-return]
+
+    topology = testbed.load(str(tmp_path / "long.yaml"))
+    with testbed.up(topology, name=name, agents=False, emulator="netem", allow_uncertified=True) as lab:
+        full = {it["gso_max_segs"] for it in map(port, SITES)}
+        with lab.inject("impair", direction, loss="1%"):
+            # Loss is per segment, so the sender sends no super-packets meanwhile: the gateway at the other end.
+            assert port(SITES[0])["gso_max_segs"] == 1 and {port(SITES[1])["gso_max_segs"]} == full
+        assert {it["gso_max_segs"] for it in map(port, SITES)} == full
+        with lab.cut(direction):
+            oracle.until(lambda: "NO-CARRIER" in port(SITES[1])["flags"], 5.0, "it is dark")  # type: ignore[operator]
+            assert "NO-CARRIER" not in port(SITES[0])["flags"]  # type: ignore[operator]
+        oracle.until(lambda: "NO-CARRIER" not in port(SITES[1])["flags"], 5.0, "it is lit")  # type: ignore[operator]
+    assert oracle.left_behind(name, state_folder) == []
