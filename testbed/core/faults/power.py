@@ -52,7 +52,8 @@ def node_kill(topology: Topology, target: str, parameters: Mapping[str, str]) ->
 def gateway_down(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
     """Power off a site's gateway: all of the site's fibers go dark at both ends. Raises UserError."""
     Reader(parameters).finish()
-    site = _site(topology, target.removesuffix("-gw"), target)
+    named = any(site.name == target for site in topology.sites)  # a site may be called like another one's gateway
+    site = _site(topology, target if named else target.removesuffix("-gw"), target)
     dark, links = _gateways_off(topology, (site,))
     return Compiled.at_once(NO_POWER, dark, links)
 

@@ -53,3 +53,27 @@ def test_a_step_that_cannot_be_read(cli: Cli, words: tuple[str, str]) -> None:
     assert said.status == 2
     assert words[0] in said.err
     assert "Traceback" not in said.err
+
+
+def test_short_names_of_interfaces_are_shown_with_what_they_stand_for(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    shown = cli("show", "bay-area").out
+    (line,) = (it for it in shown.splitlines() if it.startswith(" san-francisco-to-santa-clara ") and "-a," in it)
+    assert line.split()[1:] == ["san-fra-k7ezu,", "san-fra-k7ezu-a,", "san-fra-k7ezu-b"]
+    told = json.loads(cli("show", "bay-area", "--json").out)["interfaces"]
+    assert told["san-fra-k7ezu-a"] == "san-francisco-to-santa-clara-a" and told["san-f-ivfmf-gw"] == "san-francisco-gw"
+    assert "Interfaces" not in cli("show", "metro-40km").out
+    assert json.loads(cli("show", "metro-40km", "--json").out)["interfaces"] == {}
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_tables_of_long_names_break_between_words(cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = cli("show", "bay-area").out
+    assert max(map(len, shown.splitlines())) <= max(width, 80)
+    words = {"san", "francisco", "to", "santa", "clara", "sacramento"}
+    begun = [line for line in shown.splitlines() if line[1:4] in ("san", "sac") and " - " not in line]
+    names = [line.split()[0].partition(".")[0].strip("-") for line in begun]
+    assert names and all(set(name.split("-")) <= words for name in names), names

@@ -17,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from testbed.errors import LabError
 from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo
 from testbed.host.files import catalog
+from testbed.host.linux.interfaces import Traffic
 from testbed.host.measure.carrier_watch import CarrierState
+from testbed.keeper import exporter
 from testbed.keeper.exporter import Exporter, Sources
 
 TOPOLOGY = catalog.load_topology("metro-40km")
@@ -194,3 +196,22 @@ def test_nothing_is_exported_that_is_not_in_the_table(lab: Lab) -> None:
         assert family.documentation.startswith(known[name].meaning)
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(known[name].labels)
+
+
+def test_an_interface_of_a_long_name_is_told_by_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = catalog.load_topology("bay-area")
+
+    class Counters:
+        def __init__(self, path: Path) -> None:
+            self.names = ("san-fra-k7ezu", "san-francisco-0") if path.name == "san-francisco-gw" else ()
+
+        def read(self) -> dict[str, Traffic]:
+            return {name: Traffic(1, 2, 1, 0) for name in self.names}
+
+    monkeypatch.setattr(exporter, "InterfaceCounters", Counters)
+    sources = lab.exporter._sources
+    lab.exporter = Exporter(topology, sources, {site.gateway: Path("/run", site.gateway) for site in topology.sites})
+    for interface in ("san-francisco-to-santa-clara", "san-francisco-0"):
+        labels = {"site": "san-francisco", "node": "san-francisco-gw", "interface": interface}
+        assert lab.value("testbed_transmit_bytes_total", **labels) == 1
+        assert lab.value("testbed_receive_bytes_total", **labels) == 2

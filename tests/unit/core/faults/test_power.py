@@ -13,6 +13,7 @@ from testbed.core.plan.properties import Carrier, Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed, Unpowered
 from testbed.core.plan.step import Property
 from testbed.core.topology.model import Topology
+from testbed.core.topology.resolve import load_text
 from testbed.errors import UserError
 from testbed.host.files import catalog
 
@@ -157,3 +158,9 @@ def test_what_nobody_says_is_as_at_rest() -> None:
         *(Paused(1, False), Slowed(1, 0.0), Throttled(1, "a", None)),
         Carrier("mgmt", "east-0", True),
     ]
+
+
+def test_a_site_called_like_a_gateway_is_that_site() -> None:
+    text = b"sites: {east-gw: {}, west: {}}\nlinks: {north: {between: [east-gw, west], km: 1}}\n"
+    compiled = compile_fault(load_text(text, "x.yaml"), "gateway-down", "east-gw", {})
+    assert compiled.links == ("north",)
