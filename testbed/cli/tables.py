@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.cli.cell import Cell
-from testbed.core.topology import interface_names
 from testbed.core.units import (
     format_delay,
     format_duration,
@@ -121,12 +120,14 @@ def physics(topology: Topology) -> Table:
 
 def interfaces(topology: Topology) -> list[Table]:
     """Return a table of the interfaces that are called otherwise than what they lead to; none if there are none."""
+    from testbed.core.topology.interface_names import LONGEST
+
     grouped: dict[str, list[str]] = {}
     for short, full in topology.interfaces.short.items():
         grouped.setdefault(_named(topology, full), []).append(short)
     rows: list[Row] = [[name, ", ".join(_first_and_last(short))] for name, short in grouped.items()]
     heads = ("name", "interfaces")
-    title = f"Interfaces of names above {interface_names.LONGEST} characters"
+    title = f"Interfaces of names above {LONGEST} characters"
     return [table(heads, rows, title=title)] if rows else []
 
 

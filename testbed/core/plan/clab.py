@@ -103,7 +103,8 @@ def _header(topology: Topology, name: str, version: str) -> str:
         for link in topology.links
     )
     count = sum(len(site.node_names) for site in topology.sites)
-    return _HEADER.format(
+    short = "\n".join(f"  {interface}: {full}" for interface, full in topology.interfaces.short.items())
+    text = _HEADER.format(
         name=name,
         sites=len(topology.sites),
         nodes=count,
@@ -112,6 +113,7 @@ def _header(topology: Topology, name: str, version: str) -> str:
         source=topology.name,
         fibers=fibers or "  none",
     )
+    return f"{text}\n\nshort names of interfaces, which have their full names as altnames:\n{short}" if short else text
 
 
 def _defaults(name: str, image: str, version: str) -> CommentedMap:

@@ -108,3 +108,20 @@ def test_it_reads_as_written_by_a_person() -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
+
+
+def test_long_names_are_altnames_and_those_that_fit_are_not() -> None:
+    topology = testbed.load("bay-area")
+    text = clab.render(topology, build.build(topology), name="lab", image="x", version="1")
+    assert "#   san-fra-k7ezu: san-francisco-to-santa-clara\n" in text
+    named = [it for it in script_of(yaml.safe_load(text)["topology"]["nodes"]["san-francisco-gw"]) if "altname" in it]
+    # A kernel or an ip that has no such names must not keep a container from its routes.
+    assert [" ".join(it) for it in named] == [
+        f"ip link property add dev {short} altname {full} || true"
+        for short, full in (
+            ("san-fra-k7ezu", "san-francisco-to-santa-clara"),
+            ("sacrame-zg7eg", "sacramento-to-san-francisco"),
+        )
+    ]
+    metro = testbed.load("metro-40km")
+    assert "altname" not in clab.render(metro, build.build(metro), name="lab", image="x", version="1")
