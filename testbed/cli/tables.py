@@ -143,15 +143,16 @@ def _first_and_last(names: Sequence[str]) -> list[str]:
 
 MOST_PAIRS = 10
 
-MOST_LINKS_LISTED = 6
-"""Links of a topology named in a row; more are counted."""
+MOST_LINKS_LISTED, MOST_LISTED = 6, 80
+"""Links of a topology named in a row, and their characters; more are counted."""
 
 
 def links_in_short(topology: Topology) -> str:
     """Return the links with their lengths in km, or how many there are and from how long to how long."""
     links = topology.links
-    if len(links) <= MOST_LINKS_LISTED:
-        return ", ".join(f"{link.name} {link.length_m / 1e3:g} km" for link in links)
+    listed = ", ".join(f"{link.name} {link.length_m / 1e3:g} km" for link in links)
+    if len(links) <= MOST_LINKS_LISTED and len(listed) <= MOST_LISTED:
+        return listed
     least, most = (f"{end(link.length_m for link in links) / 1e3:g}" for end in (min, max))
     return f"{len(links)} links of {least} km" if least == most else f"{len(links)} links of {least} to {most} km"
 

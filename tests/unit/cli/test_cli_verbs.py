@@ -535,6 +535,14 @@ def test_topologies_are_listed_in_short_and_whole_as_json(cli: Cli) -> None:
     assert len(ring["links"]) == 64
 
 
+def test_links_of_long_names_are_counted_in_a_list() -> None:
+    text = "sites: {{a1: {{}}, b1: {{}}}}\nlinks: {{{}}}"
+    links = [f"{name}: {{between: [a1, b1], km: {km}}}" for name, km in (("l" * 40, 10), ("m" * 40, 12))]
+    one, two = (resolve.load_text(text.format(", ".join(it)).encode(), "x") for it in (links[:1], links))
+    assert tables.links_in_short(one) == "l" * 40 + " 10 km"
+    assert tables.links_in_short(two) == "2 links of 10 to 12 km"
+
+
 def test_links_of_different_lengths_are_told_from_the_shortest_to_the_longest() -> None:
     links = ", ".join(f"l{n}: {{between: [a1, b1], km: {10 + n}}}" for n in range(7))
     text = f"sites: {{a1: {{nodes: 1}}, b1: {{nodes: 1}}}}\nlinks: {{{links}}}"
