@@ -74,7 +74,7 @@ class LongNamesContract:
         self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "peers.py").write_text(PEERS)
-        tmp_path.chmod(0o755)
+        tmp_path.chmod(0o777)  # in containers programs need a folder that they can write
         monkeypatch.chdir(tmp_path)
         lines: list[str] = []
         nodes = [f"{site}-0" for site in SITES]
