@@ -1,6 +1,7 @@
 #include "frame.h"
 
-#include <malloc.h>
+#include "libc.h"
+
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -54,5 +55,5 @@ void frame_trim(void) {
         }
     }
     if (freed)
-        malloc_trim(0);
+        libc_trim();
 }

@@ -9,6 +9,7 @@
  * see a loss of signal, not a fiber that swallows packets. */
 #include "clock.h"
 #include "control.h"
+#include "libc.h"
 #include "plant.h"
 
 #include <errno.h>
@@ -16,7 +17,6 @@
 #include <getopt.h>
 #include <linux/capability.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,8 +95,7 @@ static bool drop_privileges(void) {
 static bool go(void *context, char *text, size_t bytes) {
     struct daemon *daemon = context;
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
-    const struct sched_param parameter = {.sched_priority = daemon->priority};
-    if (daemon->priority > 0 && sched_setscheduler(0, SCHED_FIFO, &parameter) == 0) {
+    if (daemon->priority > 0 && libc_run_realtime(daemon->priority) == 0) {
         daemon->spin_ns = SPIN_NS;
         snprintf(text, bytes, "scheduling=SCHED_FIFO priority=%d spin_us=%d", daemon->priority,
                  (int)(SPIN_NS / MICROSECOND_NS));
@@ -260,6 +259,7 @@ static void read_options(struct daemon *daemon, int argc, char **argv) {
     const char *netns = NULL;
     size_t directions = DIRECTIONS;
     daemon->parent = getppid();
+    opterr = 0; /* the words of C libraries differ */
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
         case 'n':
@@ -278,6 +278,7 @@ static void read_options(struct daemon *daemon, int argc, char **argv) {
             directions = (size_t)number_option("directions", optarg, MAX_DIRECTIONS);
             break;
         default:
+            fprintf(stderr, "fiberd: %s: unknown option, or one without its value\n", argv[optind - 1]);
             fprintf(stderr, "usage: fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID] [--directions N]\n");
             exit(2);
         }

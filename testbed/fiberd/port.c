@@ -1,6 +1,7 @@
 #include "port.h"
 
 #include "clock.h"
+#include "libc.h"
 #include "packet.h"
 
 #include <arpa/inet.h>
@@ -202,7 +203,7 @@ int port_send(struct port *port, const struct frame *first, size_t count) {
         vectors[i] = (struct iovec){(uint8_t *)first->data + first->start, first->length};
         messages[i].msg_hdr = (struct msghdr){.msg_iov = &vectors[i], .msg_iovlen = 1};
     }
-    return sendmmsg(port->fd, messages, (unsigned)count, MSG_DONTWAIT);
+    return libc_send_batch(port->fd, messages, (unsigned)count, MSG_DONTWAIT);
 }
 
 bool port_take_down(const struct port *port, int socket_fd) {
