@@ -9,7 +9,7 @@ VENV := .venv
 # -W --keep-going: every warning is an error, and all of them are shown; -n: unresolved references are warnings.
 BUILD_DOCS = $(VENV)/bin/python -m sphinx -W --keep-going -n -q -j auto -b html -d build/doctrees docs build/docs
 
-.PHONY: help demo test test-netem test-netem-containers test-ansible test-thorough check docs bench soak soak-up fuzz clean
+.PHONY: help demo test test-netem test-netem-containers test-ansible test-bare test-thorough check docs bench soak soak-up fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test-netem  run the tests of the netem emulator, in User-Mode Linux, whose kernel has netem (docs/netem.md)"
 	@echo "make test-netem-containers  test docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
 	@echo "make test-ansible  prepare a bare host (a container) with Ansible, twice, and run a lab on it (root, ~4 min; docs/ansible.md)"
+	@echo "make test-bare  on a bare Debian without a compiler (debootstrap, pivot_root): make demo to the report (root, network, ~6 min)"
 	@echo "make check   run ruff, mypy --strict, import-linter, and build the documentation"
 	@echo "make docs    build the pages of docs/ into build/docs: offline, broken links and anchors fail"
 	@echo "make test-thorough  run all tests, including the long-running ones"
@@ -56,6 +57,11 @@ test-ansible:
 	@tools/setup.sh test
 	@tools/verdict.sh test-ansible "the Ansible tests passed, or were skipped with a reason" \
 	    env TESTBED_ANSIBLE=1 $(VENV)/bin/python -m pytest tests/containerlab/test_ansible.py -rs $(PYTEST_FLAGS)
+
+test-bare:
+	@tools/setup.sh test
+	@tools/verdict.sh test-bare "the tests on a bare machine passed, or were skipped with a reason" \
+	    env TESTBED_BARE=1 $(VENV)/bin/python -m pytest tests/e2e/test_bare_machine.py -rs $(PYTEST_FLAGS)
 
 check:
 	@tools/setup.sh check

@@ -95,7 +95,7 @@ def stats(emulator: Fiberd, path: int) -> tuple[int, ...]:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    repeats = 1 if quick else 5
+    repeats = 1 if quick else 3
     samples: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder, bed() as it:
         made = binaries(Path(folder))

@@ -26,6 +26,7 @@ sys.exit(0 if all(it.stat().st_mode & 1 for it in above) else 86)' 2>/dev/null |
 fi
 readonly python
 readonly torch_index=https://download.pytorch.org/whl/cpu
+readonly ziglang=ziglang==0.15.2         # as in hatch_build.py
 readonly torch_requirement='torch>=2.4' # as in pyproject.toml's extra `agents`
 
 say() { echo "make $target: $*"; }
@@ -35,7 +36,19 @@ die() {
     exit 1
 }
 have() { command -v "$1" >/dev/null 2>&1; }
-have_compiler() { have cc || have gcc || have clang || { [ -n "${CC:-}" ] && have "${CC%% *}"; }; }
+
+# Whether fiberd can be compiled with what the machine has, as hatch_build.py decides it: a gcc without the headers of a C
+# library compiles nothing.
+have_compiler() {
+    local it
+    [ -z "${CC:-}" ] || ! have "${CC%% *}" || return 0
+    for it in cc gcc clang; do
+        ! have "$it" || ! "$it" -x c -o /dev/null - <<<"$program" 2>/dev/null || return 0
+    done
+    return 1
+}
+readonly program=$'#include <stdio.h>\n#include <linux/if_packet.h>\nint main(void) { return 0; }'
+with_fiberd() { [[ "${TESTBED_WITHOUT_FIBERD:-0}" = @(0|) ]]; }
 
 # ---- requirements of the machine
 
@@ -71,9 +84,42 @@ check_machine() {
         have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
         may_make_networks || warn "not root: tests that create network namespaces are skipped; to run them: sudo make test"
     fi
+    compiler=own
+    if ! with_fiberd; then
+        compiler=none
+        warn "TESTBED_WITHOUT_FIBERD is set: fiberd is not built, and fibers need a kernel with netem"
+    elif ! have_compiler; then
+        compiler=fetched
+        check_fetched_compiler
+    fi
+    readonly compiler
     [ "$lacking" -eq 0 ] || die "requirements listed above are missing; install them and run make $target again"
-    have_compiler ||
-        warn "no C compiler: fiberd is not built, and fibers need a kernel with netem; install one with: apt-get install gcc libc6-dev"
+    [ "$compiler" != fetched ] ||
+        say "no C compiler here: pip gets one for the build, $ziglang (a download of 94 MB, 0.4 GB in ${TMPDIR:-/tmp} meanwhile), and compiling takes about a minute. To avoid that: apt-get install gcc libc6-dev"
+}
+
+# pip can get a compiler for the build unless one of these is known from the start.
+check_fetched_compiler() {
+    local machine setting
+    machine=$(uname -m)
+    if [[ $machine != @(x86_64|aarch64|armv7l|i686|ppc64le|riscv64|s390x) ]]; then
+        lack "a C compiler (the package index has none for $machine)" "apt-get install gcc libc6-dev"
+    fi
+    if [ -n "${PIP_NO_BUILD_ISOLATION:-}" ]; then
+        lack "a C compiler, and pip gets none for the build, as PIP_NO_BUILD_ISOLATION is set" \
+            "apt-get install gcc libc6-dev, or run: env -u PIP_NO_BUILD_ISOLATION make $target"
+    fi
+    local home=${HOME:-/root}
+    for setting in "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf "${XDG_CONFIG_HOME:-$home/.config}/pip/pip.conf" "$home/.pip/pip.conf"; do
+        if [ -f "$setting" ] && ! sed -n '/^ *no-build-isolation/q1' "$setting"; then
+            lack "a C compiler, and pip gets none for the build, as $setting has no-build-isolation" \
+                "apt-get install gcc libc6-dev, or run: PIP_CONFIG_FILE=/dev/null make $target"
+        fi
+    done
+    if [[ "${PIP_NO_INDEX:-0}" != @(0|no|false|off) ]] && ! compgen -G "${PIP_FIND_LINKS:-/nowhere}/${ziglang/==/-}-*.whl" >/dev/null; then
+        lack "a C compiler, and pip gets none for the build, as PIP_NO_INDEX is set and PIP_FIND_LINKS has no $ziglang" \
+            "apt-get install gcc libc6-dev, or where there is a network: pip download --no-deps $ziglang"
+    fi
 }
 
 # ---- Debian packages for tests
@@ -153,7 +199,7 @@ fingerprint() {
         pwd -P
         base_of "$python"
         cat pyproject.toml hatch_build.py testbed/fiberd/*.[ch]
-        ! have_compiler || echo compiler
+        echo "$compiler"
     } | sha256sum | cut -d ' ' -f 1
 }
 
@@ -166,7 +212,10 @@ pip_or_die() {
     local what=$1
     shift
     if ! pip "$@"; then
-        grep -E '^ *(ERROR|error)' "$log" | tail -n 5 >&2 || true
+        # The build hook's words come between the lines of pip's.
+        { grep -E -A 4 '^ *(fiberd was not compiled|Do one of these)' "$log" || grep -E '^ *(ERROR|error)' "$log"; } | tail -n 8 >&2 || true
+        [ "$compiler" != fetched ] || ! grep -q "$ziglang" "$log" ||
+            warn "$ziglang, the compiler for the build, could not be had or used. With a compiler of the machine it is not needed: apt-get install gcc libc6-dev"
         die "pip could not install $what; its output is in $log. Without a network, put wheels in a folder and set PIP_FIND_LINKS"
     fi
 }
@@ -209,18 +258,23 @@ install_torch() {
 }
 
 install_project() {
-    local extras=$1 began=$SECONDS
+    local extras=$1 built=$2 began=$SECONDS
     if ! venv_fits; then
+        built=no
         say "creating $venv with $("$python" -V)"
         "$python" -m venv --clear "$venv" || die "python's venv module failed; try: apt-get install python3-venv"
     fi
     : >"$log"
-    [[ ",$extras," != *,agents,* ]] || install_torch
-    say "installing the project and its dependencies (extras: $extras)"
-    pip_or_die "the project" install --editable ".[$extras]"
-    if [ ! -x testbed/fiberd/fiberd ]; then
-        warn "fiberd was not compiled; for the reason, run: .venv/bin/testbed doctor"
+    # First of all: if fiberd cannot be compiled, nobody waits for torch to learn it.
+    if [ "$built" != yes ]; then
+        say "compiling fiberd and installing the project without its dependencies"
+        pip_or_die "the project" install --no-deps --editable .
+        say "that took $((SECONDS - began)) s"
     fi
+    [[ ",$extras," != *,agents,* ]] || install_torch
+    say "installing the dependencies (extras: $extras)"
+    # By name: it is installed, so pip only looks at what it requires, and does not build it again.
+    pip_or_die "the dependencies" install "scale-across-testbed[$extras]"
     printf '%s\n%s\n' "$(fingerprint)" "$extras" >"$stamp"
     say "set up in $((SECONDS - began)) s"
 }
@@ -229,6 +283,8 @@ install_project() {
 give_back() {
     if [ "$(id -u)" -eq 0 ] && [ -n "${SUDO_UID:-}" ]; then
         chown -hR "$SUDO_UID:${SUDO_GID:-$SUDO_UID}" "$venv" testbed/fiberd
+        [ ! -d build/zig ] || chown -hR "$SUDO_UID:${SUDO_GID:-$SUDO_UID}" build/zig
+        [ ! -d build ] || chown -h "$SUDO_UID:${SUDO_GID:-$SUDO_UID}" build
     fi
 }
 
@@ -243,14 +299,17 @@ with_extras_before() {
 
 main() {
     check_machine
-    local extras installed=''
+    local extras installed='' built=no
     case "$target" in
         demo) extras=agents ;;
         docs) extras=docs ;;
         *) extras=agents,test,ansible ;; # test includes docs
     esac
     if [ -f "$stamp" ]; then
-        [ "$(sed -n 1p "$stamp")" != "$(fingerprint)" ] || installed=$(sed -n 2p "$stamp")
+        if [ "$(sed -n 1p "$stamp")" = "$(fingerprint)" ] && { [ -x testbed/fiberd/fiberd ] || ! with_fiberd; }; then
+            built=yes
+            installed=$(sed -n 2p "$stamp")
+        fi
         extras=$(with_extras_before "$extras" "$(sed -n 2p "$stamp")")
     fi
     # Install packages and containerlab in parallel with pip: on a bare machine that saves minutes.
@@ -259,10 +318,10 @@ main() {
         { install_test_tools && install_containerlab; } &
         trap 'wait' EXIT
     fi
-    if [ "$installed" = "$extras" ] && venv_fits && { [ -x testbed/fiberd/fiberd ] || ! have_compiler; }; then
+    if [ "$installed" = "$extras" ] && venv_fits; then
         say "$venv is ready"
     else
-        install_project "$extras"
+        install_project "$extras" "$built"
         give_back
     fi
     wait
