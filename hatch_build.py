@@ -1,12 +1,12 @@
 """Build hook: compile testbed/fiberd/fiberd, with the machine's C compiler or with one from the package index.
 
-Where no C compiler works, :meth:`FiberdBuildHook.dependencies` adds a pinned ziglang (clang and musl in one wheel) to the
-requirements of the build, which pip installs into the build's own environment and removes afterwards. It cannot with
-``--no-build-isolation``; the build then fails at once and says what to do. docs/fiberd.md has sizes and times.
+Where no C compiler works, :meth:`FiberdBuildHook.dependencies` adds a pinned ziglang (clang and musl in one wheel) to
+the requirements of the build, which pip installs into the build's own environment and removes afterwards. It cannot
+with ``--no-build-isolation``; the build then fails at once and says what to do. docs/fiberd.md has sizes and times.
 
-The wheel is of one platform, ``py3-none-linux_ARCH``: its only machine code is static, so it runs beside any C library of
-that architecture. With TESTBED_WITHOUT_FIBERD=1, and elsewhere than on Linux, the wheel is pure: fibers then need a kernel
-with sch_netem. pip shows this hook's output only with -v, or if the build fails.
+The wheel is of one platform, ``py3-none-linux_ARCH``: its only machine code is static, so it runs beside any C
+library of that architecture. With TESTBED_WITHOUT_FIBERD=1, and elsewhere than on Linux, the wheel is pure: fibers
+then need a kernel with sch_netem. pip shows this hook's output only with -v, or if the build fails.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class FiberdBuildHook(BuildHookInterface[Any]):
             if why_not:
                 self.app.abort(f"fiberd was not compiled: {why_not}.\n{advice()}")
         if why_not:
-            self.app.display_warning(f"fiberd was not compiled: {why_not}. Without it, fibers need a kernel with netem.")
+            self.app.display_warning(
+                f"fiberd was not compiled: {why_not}. Without it, fibers need a kernel with netem."
+            )
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-linux_{architecture()}"
@@ -146,7 +148,7 @@ def works(compiler: str) -> bool:
 
 
 def fetched_compiler() -> list[str]:
-    """Return the command of ziglang's C compiler with a static musl, for this architecture; empty if it is not there."""
+    """Return the command of ziglang's C compiler with musl, for this architecture; empty if it is not installed."""
     target = TARGETS.get(architecture())
     if target is None or importlib.util.find_spec("ziglang") is None:
         return []
@@ -157,6 +159,8 @@ def advice() -> str:
     """Return the ways to a fiberd, or without one, each a command."""
     ways = ["apt-get install gcc libc6-dev"]
     if architecture() in TARGETS:
-        ways.append(f"{sys.executable} -m pip install {ZIGLANG}   # or install without --no-build-isolation: pip gets it")
+        ways.append(
+            f"{sys.executable} -m pip install {ZIGLANG}   # or install without --no-build-isolation: pip gets it"
+        )
     ways.append(f"export {WITHOUT}=1   # only netem can emulate fibers then, in a kernel that has it")
     return "Do one of these, then install again:\n" + "\n".join(f"  {way}" for way in ways)

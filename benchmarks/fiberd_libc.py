@@ -1,10 +1,10 @@
-"""fiberd of the machine's compiler (glibc) compared with the one of ziglang (static musl), interleaved: memory, lateness.
+"""fiberd of the machine's compiler (glibc) compared with that of ziglang (static musl), interleaved: memory, lateness.
 
 The sources and the control of both are the same; only the C library and the compiler differ. Each repeat starts each
-binary once on the same fibers, in turn, and measures resident memory at three times: at rest before any traffic, the most
-while packets are in flight, and at rest again, after fiberd had time to return what it no longer needs. In between it
-measures round trips at rest, lateness (sent - due, fiberd's own histogram) while another flow loads the fiber, and bulk
-TCP, which fills large frames.
+binary once on the same fibers, in turn, and measures resident memory at three times: at rest before any traffic, the
+most while packets are in flight, and at rest again, after fiberd had time to return what it no longer needs. In
+between it measures round trips at rest, lateness (sent - due, fiberd's own histogram) while another flow loads the
+fiber, and bulk TCP, which fills large frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from testbed.host.emulators.fiberd import Fiberd
 
 REFERENCE, PROBED, LONG, BULK = 0, 1, 2, 3
 DELAYS_S = {PROBED: 200e-6, LONG: 0.3, BULK: 20e-3}
-"""Of the fiber that is probed and loaded, of the one that holds many small packets, of the one of TCP's super-packets."""
+"""Of the fiber that is probed and loaded, of one that holds many small packets, of one for TCP's super-packets."""
 
 RATE_BPS, SHARE = 200e6, 0.8
 WIDE_BPS = 10e9  # a fiber without a queue: lateness is the emulator's, not the fiber's
@@ -117,6 +117,10 @@ def late_share(rows: list[dict[str, Any]], beyond_s: float) -> str:
     return spread(shares, " %", digits=2)
 
 
+def errors(rows: list[dict[str, Any]], name: str) -> str:
+    return spread([it["error"][name] * 1e6 for it in rows], digits=0)
+
+
 def table(result: dict[str, Any]) -> str:
     """Return a row for each quantity, a column for each C library."""
     samples = result["samples"]
@@ -124,8 +128,8 @@ def table(result: dict[str, Any]) -> str:
         ("resident at rest, MB", lambda rows: spread([it["rest"] / 1e6 for it in rows])),
         ("the most under load, MB", lambda rows: spread([it["most"] / 1e6 for it in rows], digits=1)),
         ("2.5 s after the load, MB", lambda rows: spread([it["after"] / 1e6 for it in rows], digits=1)),
-        ("error of the RTT at rest, us: median", lambda rows: spread([it["error"]["median"] * 1e6 for it in rows], digits=1)),
-        ("p99", lambda rows: spread([it["error"]["p99"] * 1e6 for it in rows], digits=0)),
+        ("error of the RTT at rest, us: median", lambda rows: errors(rows, "median")),
+        ("p99", lambda rows: errors(rows, "p99")),
         ("left > 20 us late, loaded", lambda rows: late_share(rows, 20e-6)),
         ("left > 100 us late, loaded", lambda rows: late_share(rows, 100e-6)),
         ("CPU per packet, loaded, us", lambda rows: spread([it["cpu_us"] for it in rows], digits=1)),

@@ -26,6 +26,7 @@ from testbed.lab import containers
 RESULTS = ROOT / "build" / "benchmarks" / "results.json"
 BOUND_S = {
     "fiberd_vs_veth": 480,
+    "fiberd_libc": 420,
     "loss": 240,
     "links": 360,
     "netem_vs_mininet": 660,
@@ -44,8 +45,13 @@ def lacking(name: str) -> str:
             return "Mininet is missing; install it with: apt-get install mininet"
     if name == "containers" and (why := containers.why_not()[1]):
         return why
-    if name in ("fiberd_vs_veth", "netem_vs_mininet") and shutil.which("iperf3") is None:
+    if name in ("fiberd_vs_veth", "fiberd_libc", "netem_vs_mininet") and shutil.which("iperf3") is None:
         return "iperf3 is missing; install it with: apt-get install iperf3"
+    if name == "fiberd_libc":
+        if shutil.which("cc") is None:
+            return "a C compiler is missing; install it with: apt-get install gcc libc6-dev"
+        if importlib.util.find_spec("ziglang") is None:
+            return f"ziglang is missing; install it with: {sys.executable} -m pip install ziglang==0.15.2"
     if name in ("rtt_under_load", "containers") and importlib.util.find_spec("torch") is None:
         return "torch is missing; install it with: pip install 'scale-across-testbed[agents]'"
     return ""

@@ -95,7 +95,7 @@ check_machine() {
     readonly compiler
     [ "$lacking" -eq 0 ] || die "requirements listed above are missing; install them and run make $target again"
     [ "$compiler" != fetched ] ||
-        say "no C compiler here: pip gets one for the build, $ziglang (a download of 94 MB, 0.4 GB in ${TMPDIR:-/tmp} meanwhile), and compiling takes about a minute. To avoid that: apt-get install gcc libc6-dev"
+        say "no C compiler here: pip gets one for the build, $ziglang (a download of 94 MB, 0.4 GB in ${TMPDIR:-/tmp} meanwhile), and compiles about a minute, longer if the machine is busy. To avoid both: apt-get install gcc libc6-dev"
 }
 
 # pip can get a compiler for the build unless one of these is known from the start.
@@ -267,7 +267,7 @@ install_project() {
     : >"$log"
     # First of all: if fiberd cannot be compiled, nobody waits for torch to learn it.
     if [ "$built" != yes ]; then
-        say "compiling fiberd and installing the project without its dependencies"
+        say "compiling fiberd and installing the project, without its dependencies (to watch: tail -f $log)"
         pip_or_die "the project" install --no-deps --editable .
         say "that took $((SECONDS - began)) s"
     fi

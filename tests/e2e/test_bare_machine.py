@@ -81,7 +81,8 @@ def test_pip_without_build_isolation_fails_at_once_with_commands_that_work(tmp_p
         r"""
         python3 -m venv v && v/bin/pip -q install 'hatchling>=1.25' editables || exit 98
         v/bin/pip install --no-deps --no-build-isolation . && exit 97
-        line=$(v/bin/pip install --no-deps --no-build-isolation . 2>&1 | grep -o '[^ ]*python[^ ]* -m pip install ziglang[^ ]*')
+        v/bin/pip install --no-deps --no-build-isolation . >words 2>&1
+        line=$(grep -o '[^ ]*python[^ ]* -m pip install ziglang[^ ]*' words)
         echo "by the hint: $line"
         $line && v/bin/pip install --no-deps --no-build-isolation . && v/bin/python - <<'END'
 import subprocess

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from noop import NoopEmulator
@@ -41,11 +45,44 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return install
 
 
-def test_missing_binary_names_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_binary_names_a_command_that_compiles_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of this checkout, by this Python, and with no package by a name that is on no index."""
     monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
-    with pytest.raises(MissingTool, match="apt-get install gcc libc6-dev") as caught:
+    with pytest.raises(MissingTool) as caught:
         client.find_binary()
     assert caught.value.tool == "fiberd"
+    python, *words = shlex.split(caught.value.install)
+    assert python == sys.executable
+    assert words[:3] == ["-m", "pip", "install"]
+    assert words[-2] == "--editable"
+    assert (Path(words[-1]) / "hatch_build.py").samefile(FIBERD.parents[1] / "hatch_build.py")
+
+
+@pytest.mark.parametrize(
+    ("origin", "last"),
+    [
+        ({"url": "file://CHECKOUT", "dir_info": {}}, "CHECKOUT"),
+        ({"url": "https://x/y.git", "vcs_info": {"vcs": "git", "commit_id": "4711"}}, "git+https://x/y.git@4711"),
+        ({"url": "file:///tmp/x.whl", "archive_info": {}}, "FOLDER"),
+        ({}, "FOLDER"),
+    ],
+    ids=["a checkout", "a repository", "a wheel", "unknown"],
+)
+def test_installed_elsewhere_the_command_names_what_it_was_installed_from(
+    origin: dict[str, Any], last: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "hatch_build.py").touch()
+    text = json.dumps(origin).replace("CHECKOUT", str(tmp_path))
+    monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
+    monkeypatch.setattr(client, "_PROJECT", tmp_path / "site-packages")
+    told = types.SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
+    monkeypatch.setattr(client.importlib.metadata, "distribution", lambda name: told)
+    with pytest.raises(MissingTool) as caught:
+        client.find_binary()
+    words = shlex.split(caught.value.install, comments=True)
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert last.replace("CHECKOUT", str(tmp_path)) in words
+    assert "scale-across-testbed" not in words
 
 
 def test_one_that_never_answers(helper: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
