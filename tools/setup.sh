@@ -64,7 +64,7 @@ check_machine() {
     local lacking=0
     lack() {
         echo "make $target: MISSING: $1; install it with: $2" >&2
-        lacking=1
+        lacking=$((lacking + 1))
     }
     if ! have "$python"; then
         lack "python3 (3.11 or newer)" "apt-get install python3 python3-venv"
@@ -78,7 +78,7 @@ check_machine() {
         have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
         may_make_networks || {
             echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to create networks); run: sudo make $target" >&2
-            lacking=1
+            lacking=$((lacking + 1))
         }
     elif [ "$target" = test ]; then
         have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
@@ -94,13 +94,11 @@ check_machine() {
     fi
     readonly compiler
     [ "$lacking" -eq 0 ] || die "requirements listed above are missing; install them and run make $target again"
-    [ "$compiler" != fetched ] ||
-        say "no C compiler here: pip gets one for the build, $ziglang (a download of 94 MB, 0.4 GB in ${TMPDIR:-/tmp} meanwhile), and compiles about a minute, longer if the machine is busy. To avoid both: apt-get install gcc libc6-dev"
 }
 
 # pip can get a compiler for the build unless one of these is known from the start.
 check_fetched_compiler() {
-    local machine setting
+    local machine setting before=$lacking
     machine=$(uname -m)
     if [[ $machine != @(x86_64|aarch64|armv7l|i686|ppc64le|riscv64|s390x) ]]; then
         lack "a C compiler (the package index has none for $machine)" "apt-get install gcc libc6-dev"
@@ -120,6 +118,8 @@ check_fetched_compiler() {
         lack "a C compiler, and pip gets none for the build, as PIP_NO_INDEX is set and PIP_FIND_LINKS has no $ziglang" \
             "apt-get install gcc libc6-dev, or where there is a network: pip download --no-deps $ziglang"
     fi
+    [ "$lacking" -gt "$before" ] ||
+        say "no C compiler here: pip gets one for the build, $ziglang (a download of 94 MB, 0.4 GB in ${TMPDIR:-/tmp} meanwhile), and compiles about a minute, longer if the machine is busy. To avoid both: apt-get install gcc libc6-dev"
 }
 
 # ---- Debian packages for tests

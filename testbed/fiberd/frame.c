@@ -60,7 +60,7 @@ void frame_trim(void) {
         while (trimmed[size_class] && pool[size_class].free) {
             struct frame *frame = pool[size_class].free;
             pool[size_class].free = frame->next;
-            free(frame);
+            libc_free(frame, class_bytes[size_class]);
         }
         pool[size_class].count = trimmed[size_class] ? 0 : pool[size_class].count;
     }

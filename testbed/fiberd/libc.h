@@ -5,7 +5,9 @@
 #define FIBERD_LIBC_H
 
 #include <sched.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,6 +30,20 @@ static inline int libc_send_batch(int fd, struct mmsghdr *messages, unsigned cou
 #else
     return (int)syscall(SYS_sendmmsg, fd, messages, count, flags);
 #endif
+}
+
+/* Free a block of `bytes`, and return its pages to the kernel. glibc does so in libc_trim(). musl keeps a freed block as long as
+ * a neighbour of its group is in use, and the frames to receive into are always in use. */
+static inline void libc_free(void *block, size_t bytes) {
+#ifndef __GLIBC__
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)block + page - 1) & -page,
+                    to = ((uintptr_t)block + bytes) & -page;
+    if (to > from)
+        madvise((void *)from, to - from, MADV_DONTNEED);
+#else
+    (void)bytes;
+#endif
+    free(block);
 }
 
 /* Return memory that was freed to the kernel, where the library keeps it. */

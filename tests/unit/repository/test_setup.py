@@ -20,6 +20,7 @@ def machine(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     put(tmp_path, "python3", "exit 0")
     put(tmp_path, "ip", "exit 0")
+    put(tmp_path, "cc", "exit 0")
     return tmp_path
 
 
@@ -28,18 +29,22 @@ def put(machine: Path, name: str, script: str) -> None:
     (machine / name).chmod(0o755)
 
 
-def lacking(machine: Path, target: str) -> list[str]:
+def lacking(machine: Path, target: str, **variables: str) -> list[str]:
     """Its lines that say what is missing; it has to fail, with a line that says what to do."""
+    return [line for line in said(machine, target, **variables) if "MISSING" in line]
+
+
+def said(machine: Path, target: str, **variables: str) -> list[str]:
     done = subprocess.run(
         [str(ROOT / "tools" / "setup.sh"), target],
-        env={"PATH": str(machine), "HOME": os.environ.get("HOME", "/")},
+        env={"PATH": str(machine), "HOME": str(machine), **variables},
         capture_output=True,
         text=True,
         timeout=20,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"make {target}: FAILED: ")
-    return [line for line in done.stderr.splitlines() if "MISSING" in line]
+    return [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
 def test_no_python(machine: Path) -> None:
@@ -85,3 +90,75 @@ def test_a_demo_without_root(machine: Path) -> None:
     )
     assert done.returncode == 1
     assert "run: sudo make demo" in done.stderr
+
+
+# ---- the compiler
+
+
+@pytest.fixture
+def without_compiler(machine: Path) -> Path:
+    """And without venv, or the script would go on and set up this checkout."""
+    (machine / "cc").unlink()
+    put(machine, "uname", '[ "$1" = -s ] && echo Linux || echo "${MACHINE:-x86_64}"')
+    return machine
+
+
+def test_without_a_compiler_it_says_what_is_downloaded_and_asks_for_none(without_compiler: Path) -> None:
+    assert lacking_but_venv(without_compiler) == []
+    (line,) = [it for it in compiler_lines(without_compiler) if "MISSING" not in it]
+    assert "94 MB" in line and "a minute" in line and "ziglang==" in line
+
+
+def test_with_one_nothing_is_said_of_it(machine: Path) -> None:
+    assert compiler_lines(machine) == []
+
+
+def test_one_without_the_headers_of_a_c_library_is_none(without_compiler: Path) -> None:
+    put(without_compiler, "gcc", "echo stdio.h: No such file >&2; exit 1")
+    assert len(compiler_lines(without_compiler)) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "command"),
+    [
+        ({"PIP_NO_BUILD_ISOLATION": "0"}, "env -u PIP_NO_BUILD_ISOLATION make check"),
+        ({"PIP_CONFIG_FILE": "pip.conf"}, "PIP_CONFIG_FILE=/dev/null make check"),
+        ({"PIP_NO_INDEX": "1"}, "pip download --no-deps ziglang=="),
+        ({"MACHINE": "mips64"}, "apt-get install gcc libc6-dev"),
+    ],
+    ids=["no build isolation", "the same in pip's configuration", "no index", "another architecture"],
+)
+def test_where_pip_can_get_none_for_the_build_it_says_so_before_anything_else(
+    without_compiler: Path, variables: dict[str, str], command: str
+) -> None:
+    if "PIP_CONFIG_FILE" in variables:
+        variables = {"PIP_CONFIG_FILE": str(without_compiler / "pip.conf")}
+        (without_compiler / "pip.conf").write_text("[install]\nno-build-isolation = false\n")
+    (line,) = lacking_but_venv(without_compiler, **variables)
+    assert "a C compiler" in line
+    assert "apt-get install gcc libc6-dev" in line
+    assert command in line
+
+
+def test_wheels_in_a_folder_are_enough_without_an_index(without_compiler: Path) -> None:
+    (without_compiler / "ziglang-0.15.2-py3-none-any.whl").touch()
+    variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(without_compiler)}
+    assert lacking_but_venv(without_compiler, **variables) == []
+
+
+def test_without_fiberd_no_compiler_is_asked_for(without_compiler: Path) -> None:
+    variables = {"TESTBED_WITHOUT_FIBERD": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    assert lacking_but_venv(without_compiler, **variables) == []
+
+
+def lacking_but_venv(machine: Path, **variables: str) -> list[str]:
+    return [line for line in without_venv(machine, **variables) if "MISSING" in line and "venv" not in line]
+
+
+def compiler_lines(machine: Path) -> list[str]:
+    return [line for line in without_venv(machine) if "C compiler" in line]
+
+
+def without_venv(machine: Path, **variables: str) -> list[str]:
+    put(machine, "python3", 'case "$*" in *ensurepip*) exit 1 ;; esac')
+    return said(machine, "check", **variables)
