@@ -88,20 +88,44 @@ class FileMistakes(UserError):
         super().__init__("\n".join(str(finding) for finding in self.findings))
 
 
+def _closest(name: str, known: Sequence[str]) -> list[str]:
+    """Return up to three of ``known`` that are about as similar to ``name`` as the most similar one; upper and lower
+    case are alike."""
+    lower = {it.lower(): it for it in reversed(known)}
+    found = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.55)
+    alike = [difflib.SequenceMatcher(None, it, name.lower()).ratio() for it in found]
+    return [lower[it] for it, ratio in zip(found, alike, strict=True) if ratio > alike[0] - 0.1]
+
+
+_LONGEST_NAME = 64
+_MOST_AVAILABLE = 16
+
+
 class UnknownName(UserError):
-    """No ``what`` (such as "link") is called ``name``; ``hint`` suggests the closest of ``known``, or lists them."""
+    """No ``what`` (such as "link") is called ``name``; ``hint`` suggests the closest of ``known``, or lists them.
+
+    ``hint`` is empty if there are none. Names that do not fit a message, as a user's file may have, are not suggested;
+    a path is shown whole.
+    """
 
     def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
         self.what, self.name, self.known = what, name, tuple(dict.fromkeys(known))
-        near = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
+        fit = [it for it in self.known if it.isprintable() and (len(it) <= _LONGEST_NAME or "/" in it)]
+        near = _closest(name, fit)
         printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+        if len(printable) > _LONGEST_NAME and "/" not in printable:
+            printable = printable[: _LONGEST_NAME - 1] + "…"
+        message = f"unknown {what} '{printable}'"
+        self.close = bool(near)
+        self.hint = ""
         if near:
             self.hint = f"did you mean {' or '.join(near)}?"
-            super().__init__(f"unknown {what} '{printable}'; {self.hint}")
-        else:
-            shown = sorted(self.known)
-            self.hint = f"available: {', '.join(shown[:12]) or 'none'}{', …' if len(shown) > 12 else ''}"
-            super().__init__(f"unknown {what} '{printable}' ({self.hint})")
+            message = f"{message}; {self.hint}"
+        elif fit:
+            more = ", …" if len(fit) > _MOST_AVAILABLE else ""
+            self.hint = f"available: {', '.join(fit[:_MOST_AVAILABLE])}{more}"
+            message = f"{message} ({self.hint})"
+        super().__init__(message)
 
 
 class NameTaken(UserError):

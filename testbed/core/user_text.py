@@ -6,14 +6,14 @@ Every message about a user's value uses one of three forms, each with a hint on 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Final
+
+from testbed.errors import UnknownName
 
 __all__ = ["LONGEST_SHOWN", "expected", "out_of_range", "shown", "unknown"]
 
 LONGEST_SHOWN: Final = 64
-_MOST_AVAILABLE: Final = 16
 
 
 def shown(value: object) -> str:
@@ -32,21 +32,15 @@ def shown(value: object) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> tuple[str, str]:
-    """Return (message, fix) for a name that does not exist: the closest of ``known``, else a list of them.
+    """Return (message, fix) for a name that does not exist: the words of :class:`~testbed.errors.UnknownName`.
 
     >>> unknown("link", "nroth", ["north", "south"])
     ("unknown link 'nroth'", 'did you mean north?')
     >>> unknown("link", "x", ["north", "south"])
     ("unknown link 'x' (available: north, south)", '')
     """
-    # Names may come from the user's file, too: skip those that are unfit for a message.
-    names = [name for name in known if name.isprintable() and len(name) <= 64]
-    near = difflib.get_close_matches(name.lower(), [known.lower() for known in names], n=1, cutoff=0.6)
-    if near:
-        closest = next(known for known in names if known.lower() == near[0])
-        return f"unknown {what} {shown(name)}", f"did you mean {closest}?"
-    more = ", …" if len(names) > _MOST_AVAILABLE else ""
-    return f"unknown {what} {shown(name)} (available: {', '.join(names[:_MOST_AVAILABLE]) or 'none'}{more})", ""
+    error = UnknownName(what, name, known)
+    return (str(error).partition("; did you mean ")[0], error.hint) if error.close else (str(error), "")
 
 
 def expected(what: str, value: object, fix: str) -> tuple[str, str]:

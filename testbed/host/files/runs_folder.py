@@ -180,15 +180,15 @@ def find(run: Path) -> RunDirectory:
     if run.exists():
         places = [run]
     elif run.is_absolute() or run.parent not in (Path(), _OLD):
-        raise UnknownName("run", run.name, [it.name for it in store.list_runs(run.parent)] or _names())
+        raise UnknownName("run", run.name, sorted([it.name for it in store.list_runs(run.parent)] or _names()))
     else:
         places = [it for each in searched() if (it := each / run.name).exists()]
     if not places:
-        raise UnknownName("run", run.name, _names())
+        raise UnknownName("run", run.name, sorted(_names()))
     try:
         return RunDirectory.open(places[0])
     except UnknownName as error:  # no runs beside that path: suggest those of the default folder
-        raise UnknownName(error.what, error.name, error.known or _names()) from None
+        raise UnknownName(error.what, error.name, error.known or sorted(_names())) from None
 
 
 def _names() -> list[str]:
