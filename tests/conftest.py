@@ -19,6 +19,14 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
 import ahead  # noqa: E402
 import oracle  # noqa: E402
 
+from testbed.host import installation  # noqa: E402
+from testbed.host.linux import invocation  # noqa: E402
+
+# Hints of this process are those for a root who finds `testbed` on PATH, on a machine whose apt has package lists: not
+# those for the command that started pytest. Before any module that has help texts is imported.
+invocation.current = invocation.Invocation
+installation._has_lists = lambda: True
+
 THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import (
     audit_verb,
     console,
@@ -48,7 +49,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="[bold]Get started[/bold]\n  [cyan]testbed doctor[/cyan]\n  [cyan]testbed run metro-40km[/cyan]")
+@app.callback(epilog=verb.examples_of("Get started", ("testbed doctor", "testbed run metro-40km")))
 def _testbed(
     quiet: verb.Quiet = False,
     verbose: verb.Verbose = False,
@@ -66,9 +67,15 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _program() -> str:
+    """Return the words of "Usage:" and "Try": those that call this program here. Completion is for the name alone."""
+    completes = "_TESTBED_COMPLETE" in os.environ or any(it.endswith("-completion") for it in sys.argv[1:])
+    return invocation.NAME if completes else invocation.word()
+
+
 def _command_line() -> int:
     try:
-        app(standalone_mode=True, prog_name="testbed")
+        app(standalone_mode=True, prog_name=_program())
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 0
     else:

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.verb import (
     AllowUncertified,
@@ -139,7 +140,7 @@ def _show_measured(measured: Measured) -> None:
     if measured.why:
         console.show(Text(f"{measured.status}: {measured.why}", style=tables.BAD))
     if measured.directory is not None:
-        console.say(f"full report: testbed report {measured.directory}", style="dim")
+        console.say(f"full report: {invocation.command('report', str(measured.directory))}", style="dim")
 
 
 def _number(value: float | None) -> str:

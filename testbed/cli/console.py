@@ -97,7 +97,7 @@ def err() -> Console:
 
 def show(result: RenderableType) -> None:
     """Print a result."""
-    out().print(result, soft_wrap=isinstance(result, str))
+    out().print(result, soft_wrap=isinstance(result, str | Text))  # else a command in it would be folded
 
 
 def show_json(value: object) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console, verb
 from testbed.cli.verb import AnyTargetArgument, AsJson, FaultArgument, LabName, Lasting, TargetArgument
 from testbed.core.units import format_duration
@@ -36,6 +37,7 @@ def _inject(
     lab: str | None, fault: str, target: str, lasting: str | None, wait: bool, parameters: dict[str, str], as_json: bool
 ) -> None:
     from testbed.core.faults.fault_registry import registry
+    from testbed.host import lab_owner
 
     for_s = _repair_s(parameters) if lasting == "repair" else verb.read_duration_s(lasting)
     kind = registry().get(fault)
@@ -56,7 +58,8 @@ def _inject(
         elif lasts_s:
             hint = f"it ends by itself after {format_duration(lasts_s)}"
         else:
-            hint = f"end it with: testbed heal {made.id}" + (f" -l {lab}" if lab else "")
+            on = ("-l", lab) if lab else lab_owner.flag(where.name)
+            hint = f"end it with: {invocation.command('heal', made.id, *on)}"
         console.say(hint, style="dim")
 
 

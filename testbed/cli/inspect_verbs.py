@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.verb import AsJson, LabName, Overrides, TopologyArgument
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
@@ -54,9 +55,9 @@ def _list_labs(as_json: bool) -> None:
             for why in each.why:
                 console.say(f"{each.name}: {why}", style="yellow")
         if any(each.state == api.FOREIGN for each in found):
-            console.say("only root can inspect labs of another user", style="dim")
+            console.say(f"only root can inspect labs of another user; {invocation.again()}", style="dim")
     else:
-        console.say("no lab is up; bring one up with: testbed up metro-40km")
+        console.say(f"no lab is up; bring one up with: {invocation.command('up', 'metro-40km')}")
 
 
 def _list_topologies(as_json: bool) -> None:
@@ -100,7 +101,8 @@ def _list_runs(as_json: bool) -> None:
     elif found:
         console.show(tables.runs(found))
     else:
-        console.say(f"no runs in {api.runs_searched()} yet; start one with: testbed run metro-40km")
+        start = invocation.command("run", "metro-40km")
+        console.say(f"no runs in {api.runs_searched()} yet; start one with: {start}")
 
 
 def _list_libraries(as_json: bool) -> None:
@@ -251,11 +253,16 @@ def doctor(as_json: AsJson = False) -> int:
         console.show_json({"can_run": able, "can_train": trains, "checks": tables.plain(checks)})
     else:
         console.show(tables.checks(checks))
+        fixes = tables.fixes(checks)
+        for line in ["Fixes:", *fixes, ""] if fixes else []:
+            console.show(line)
         if trains:
-            console.show(Text("This host can run the testbed. Try: testbed run metro-40km", style=tables.GOOD))
+            attempt = invocation.command("run", "metro-40km")
+            console.show(Text(f"This host can run the testbed. Try: {attempt}", style=tables.GOOD))
         elif able:
             torch = next(check for check in checks if check.name == "torch")
-            partly = "This host can bring up fibers (testbed up metro-40km --no-agents) but cannot train. Fix:"
+            fibers = invocation.command("up", "metro-40km", "--no-agents")
+            partly = f"This host can bring up fibers ({fibers}) but cannot train. Fix:"
             console.show(Text(f"{partly} {torch.fix}", style=tables.UNSURE))
         else:
             lacking = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
@@ -281,4 +288,4 @@ def observe(
         console.say("then import grafana/testbed.json (see docs/observability.md).")
         while target.prometheus:
             time.sleep(WATCH_EVERY_S)
-    raise LabError(f"Prometheus of lab {target.name} has ended; see: testbed logs -l {target.name}")
+    raise LabError(f"Prometheus of lab {target.name} has ended; see: {invocation.command('logs', '-l', target.name)}")

@@ -8,12 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import certificate_table, console, tables, verb
 from testbed.cli.verb import (
     AllowUncertified,
@@ -42,7 +42,7 @@ WATCH_EVERY_S = 1.0
     "testbed up metro-40km",
     "testbed up metro-40km --set links.north.km=80 --set scale=100",
     "testbed up my.yaml --name mine --no-agents",
-    "testbed up metro-40km --observe            # with Prometheus; then: testbed observe",
+    "testbed up metro-40km --observe            # with Prometheus; then observe",
     "testbed up regional-ring --dry-run         # print the plan, one step per line",
 )
 def up(
@@ -57,7 +57,7 @@ def up(
     emulator: Emulator = "auto",
     observe: Annotated[
         bool,
-        typer.Option("--observe", help="Run a Prometheus in the lab (see testbed observe).", show_default=False),
+        typer.Option("--observe", help="Run a Prometheus in the lab (see the verb observe).", show_default=False),
     ] = False,
     keep: Annotated[
         bool,
@@ -90,7 +90,8 @@ def up(
         named = {"lab": lab.name, "topology": lab.topology.name, "certificate": measured}
         console.show_json({**named, **tables.full_scale_facts(lab.topology)})
     elif not console.quiet():
-        _show_links(lab)
+        assigned = [word for assignment in set_ or () for word in ("--set", assignment)]
+        _show_links(lab, invocation.command("show", topology, *assigned))
         _suggest_next(lab, observe)
 
 
@@ -106,14 +107,14 @@ def _show_plan(topology: Topology, name: str, agents: bool, observe: bool, choic
         console.show_line(step)
 
 
-def _show_links(lab: Lab) -> None:
+def _show_links(lab: Lab, show: str) -> None:
     from testbed.core.physics import validity
     from testbed.core.topology.survey import validity_of
 
     console.show(certificate_table.links_measured(lab.topology, lab.certificate))
     if lab.certificate:
         _show_remarks(lab.certificate, lab.topology)
-    for line in validity.summary(validity_of(lab.topology)):
+    for line in validity.summary(validity_of(lab.topology), show):
         console.say(line, style="dim")
 
 
@@ -123,23 +124,23 @@ def _show_remarks(measured: Certificate, topology: Topology) -> None:
         console.say(note, style="yellow")
 
 
-def _this_python() -> str:
-    """Return this interpreter's path as one would type it: unlike the system's Python it has the agents' packages."""
-    try:
-        return str(Path(sys.executable).relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return sys.executable
-
-
 def _suggest_next(lab: Lab, observed: bool) -> None:
     first, last = lab.topology.node_names[0], lab.topology.node_names[-1]
-    lines = [f"testbed exec {first} -- ping -c 3 {last}"]
+    from testbed.host import lab_owner
+
+    on = lab_owner.flag(lab.name)
+    how = invocation.current()
+    lines = [how.command("exec", *on, first, "--", "ping", "-c", "3", last)]
     if lab.topology.links:
-        lines.append(f"testbed cut {lab.topology.links[0].name} --for 10s")
+        lines.append(how.command("cut", *on, lab.topology.links[0].name, "--for", "10s"))
     if observed:
-        lines.append("testbed observe")
-    python = "python" if lab.status().driver == "containerlab" else _this_python()
-    lines += [f"testbed launch -- {python} your_training.py", "testbed status --watch", f"testbed down {lab.name}"]
+        lines.append(how.command("observe", *on))
+    python = "python" if lab.status().driver == "containerlab" else how.python
+    lines += [
+        how.command("launch", *on, "--", python, "your_training.py"),
+        how.command("status", *on, "--watch"),
+        how.command("down", lab.name),
+    ]
     console.say(f"Lab {lab.name} is up. Next:")
     for line in lines:
         console.say(f"  {line}", style="cyan")
@@ -253,7 +254,8 @@ def exec_(
     """
     argv = command[1:] if command[0] == "--" else command
     if not argv:
-        raise UserError(f"missing command to run in {node}; write: testbed exec {node} -- COMMAND")
+        write = invocation.command("exec", *(("-l", lab) if lab else ()), node, "--", "COMMAND")
+        raise UserError(f"missing command to run in {node}; write: {write}")
     target = verb.attach_to_change(lab)
     if target.runs_as_root and sys.stderr.isatty():
         console.say(f"note: the command runs as root in {node}, and can change every file of this host")

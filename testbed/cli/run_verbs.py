@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import comparison_verb, console, tables, verb
 from testbed.cli.ci import junit_file
 from testbed.cli.verb import (
@@ -107,7 +107,7 @@ def _named(run: Path) -> str:
         known = run.parent in runs_folder.searched()
     except TestbedError:
         known = False
-    return run.name if known else shlex.quote(str(run))
+    return run.name if known else str(run)
 
 
 def _junit(report: Report) -> str:
@@ -175,7 +175,7 @@ def launch(
     finally:
         if told and target.run_directory is not None:
             console.say(f"output and measurements: {target.run_directory.path}", style="dim")
-            console.say(f"report: testbed report {_named(target.run_directory.path)}", style="dim")
+            console.say(f"report: {invocation.command('report', _named(target.run_directory.path))}", style="dim")
 
 
 @verb.verb(
@@ -189,7 +189,8 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN [RUN]]",
-            help="Name of a run (see testbed ls runs), or its directory; default: the latest. Two: compare them.",
+            help=f"Name of a run (see {invocation.command('ls', 'runs')}), or its directory; default: the latest. "
+            "Two: compare them.",
         ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.", show_default=False)] = False,

@@ -488,13 +488,14 @@ def rank_seconds(report: Report) -> str:
 
 
 def checks(found: Sequence[Check]) -> Table:
-    rows: list[Row] = []
-    for check in found:
-        detail = Text(check.detail)
-        if check.fix:
-            detail.append(f"\nfix: {check.fix}", style=UNSURE)
-        rows.append([check.name, _state(check), detail])
-    return table(("check", "state", "detail"), rows)
+    return table(("check", "state", "detail"), [[check.name, _state(check), check.detail] for check in found])
+
+
+def fixes(found: Sequence[Check]) -> list[str]:
+    """Return a line with the fix of each check that has one. Not part of the table, which would fold commands."""
+    lacking = [check for check in found if check.fix]
+    width = max((len(check.name) for check in lacking), default=0)
+    return [f"  {check.name:<{width}}   {check.fix}" for check in lacking]
 
 
 def _state(check: Check) -> Text:

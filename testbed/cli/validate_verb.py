@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.ci import junit_file
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder
@@ -65,7 +66,7 @@ def validate(
         list[str],
         typer.Argument(
             metavar="LIBRARY...",
-            help="Library names (see testbed ls libraries), or paths of your own rank programs.",
+            help=f"Library names (see {invocation.command('ls', 'libraries')}), or paths of your own rank programs.",
             autocompletion=verb.completing(_libraries),
         ),
     ],
@@ -218,17 +219,27 @@ def list_libraries(as_json: bool) -> None:
         )
         return
     rows: list[tables.Row] = [
-        [it.name, tables.verdict("missing" if why else "ok"), _with_fix(it.title, why)] for it, why in found
+        [it.name, tables.verdict("missing" if why else "ok"), _described(it.title, why)] for it, why in found
     ]
-    rows += [[name, tables.verdict("bad"), _with_fix("", why)] for name, why in broken.items()]
-    made = tables.table(("library", "state", "description and fix"), rows)
+    rows += [[name, tables.verdict("bad"), _described("", why)] for name, why in broken.items()]
+    made = tables.table(("library", "state", "description"), rows)
     made.columns[0].no_wrap = made.columns[1].no_wrap = True
     console.show(made)
+    installs: dict[str, list[str]] = {}
+    for it, why in found:
+        if command := why.partition(_INSTALL)[2]:
+            installs.setdefault(command, []).append(it.name)
+    for command, names in installs.items():  # not in the table, which would fold them
+        console.show(f"install {', '.join(names)}:")
+        console.show(f"  {command}")
 
 
-def _with_fix(title: str, why: str) -> Text:
-    """Put the title, what is missing, and the install command on lines of their own, ready for copying."""
-    lines = [title, *why.split("; install it with: ")] if why else [title]
+_INSTALL = "; install it with: "
+
+
+def _described(title: str, why: str) -> Text:
+    """Put the title and what is missing on lines of their own."""
+    lines = (title, why.partition(_INSTALL)[0])
     return Text("\n").join(
         Text(line, style="dim" if number else "") for number, line in enumerate(it for it in lines if it)
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import shlex
 import sys
 import tempfile
 import traceback
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console, streams
 from testbed.cli.streams import OutputError, ReaderGone
 from testbed.errors import FidelityError, Interrupted, ProgramBarred, TestbedError, UserError
@@ -38,6 +38,9 @@ RUNS, LABS, FAULTS, LOOK = PANELS = ("Run jobs", "Labs", "Faults in a running la
 
 _running: ContextVar[str] = ContextVar("verb", default="")
 """The name of the verb that runs."""
+
+_WIDTH = 80
+"""Columns of a terminal that is not wide."""
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of stdout has closed it. Not 1, which means that something was measured and is bad."""
@@ -78,7 +81,7 @@ def verb(
             name=name,
             rich_help_panel=panel,
             help=_reflowed(function.__doc__ or ""),
-            epilog="\n".join(["[bold]Examples[/bold]", *(f"  [cyan]{_escaped(line)}[/cyan]" for line in examples)]),
+            epilog=examples_of("Examples", examples),
             context_settings={"allow_interspersed_args": False} if passes_on_arguments else {},
         )(command)
         return function
@@ -89,6 +92,23 @@ def verb(
 def _reflowed(docstring: str) -> str:
     """Join the lines of each paragraph; line breaks are for readers of the source."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
+
+
+def examples_of(title: str, examples: Sequence[str]) -> str:
+    """Return command lines under a heading, as they are typed here; ``#`` begins a comment."""
+    lines: list[str] = []
+    how = invocation.current()
+    for example in examples:
+        typed, _, comment = (it.strip() for it in example.partition("#"))
+        shown = how.line(typed.removeprefix(f"{invocation.NAME} "))
+        width = len(example.partition("#")[0]) - 1
+        if not comment:
+            lines.append(shown)
+        elif len(shown) <= width or len(shown) + len(comment) + 5 <= _WIDTH:
+            lines.append(f"{shown:<{width}} # {comment}")
+        else:  # called by a path, which leaves no room
+            lines += [f"# {comment}:", shown]
+    return "\n".join([f"[bold]{title}[/bold]", *(f"  [cyan]{_escaped(line)}[/cyan]" for line in lines)])
 
 
 def _escaped(line: str) -> str:
@@ -243,7 +263,7 @@ TopologyArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPOLOGY",
-        help="A shipped topology (see testbed ls topologies) or a YAML file.",
+        help=f"A shipped topology (see {invocation.command('ls', 'topologies')}) or a YAML file.",
         autocompletion=completing(topologies),
     ),
 ]
@@ -251,7 +271,7 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPOLOGY|EXPERIMENT",
-        help="A shipped topology or experiment (see testbed ls), or a YAML file.",
+        help=f"A shipped topology (see {invocation.command('ls', 'topologies')}) or experiment, or a YAML file.",
         autocompletion=completing(_runnables),
     ),
 ]
@@ -273,7 +293,9 @@ NodeArgument = Annotated[
 FaultArgument = Annotated[
     str,
     typer.Argument(
-        metavar="FAULT", help="Kind of fault (see testbed ls faults).", autocompletion=completing(_fault_kinds)
+        metavar="FAULT",
+        help=f"Kind of fault (see {invocation.command('ls', 'faults')}).",
+        autocompletion=completing(_fault_kinds),
     ),
 ]
 TargetArgument = Annotated[
@@ -364,7 +386,7 @@ def _naming(lab: str) -> str:
     """Return the command line as typed, with the lab; ``-l`` comes first, as the rest may belong to a child."""
     name, typed = _running.get(), sys.argv[1:]
     after = typed[typed.index(name) + 1 :] if name in typed else ["..."]
-    return shlex.join(["testbed", name, "-l", lab, *after])
+    return invocation.command(name, "-l", lab, *after)
 
 
 def read_overrides(assignments: Sequence[str] | None) -> dict[str, object]:
@@ -391,6 +413,6 @@ def read_duration_s(text: str | None, option: str = "--for") -> float | None:
     except ValueError as error:
         raise UserError(f"{option}: {error}") from error
     if seconds == 0:
-        fix = "; omit it to keep the fault until `testbed heal`" if option == "--for" else ""
+        fix = f"; omit it to keep the fault until: {invocation.command('heal')}" if option == "--for" else ""
         raise UserError(f"{option} must be greater than 0{fix}")
     return seconds

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from testbed.core.user_text import shown
 from testbed.core.validation import shipped_libraries
 from testbed.core.validation.library import ENTRY_POINT_GROUP, PYTHON, Launcher, Library
 from testbed.errors import UnknownName, UserError
+from testbed.host import installation
+from testbed.host.linux import invocation
 
 __all__ = [
     "broken",
@@ -136,8 +139,15 @@ def said(library: Library, modules: Sequence[str]) -> str:
     """Return the message that ``modules`` are missing, with the fix; empty if there are none."""
     if not modules:
         return ""
-    fix = f"; install it with: {library.install}" if library.install else ""
+    install = installation.adding(library.extra) if library.extra else _for_this_python(library.install)
+    fix = f"; install it with: {install}" if install else ""
     return f"{', '.join(modules)} {'is' if len(modules) == 1 else 'are'} not installed{fix}"
+
+
+def _for_this_python(command: str) -> str:
+    """Return the command of a library's author; its ``pip`` alone may be another Python's, or not exist."""
+    found = re.fullmatch(r"pip3? install (.+)", command)
+    return installation.pip(shlex.split(found[1])) if found else command
 
 
 def gpu_missing() -> str:
@@ -186,13 +196,14 @@ def _own(name: str) -> Library:
     if path.is_dir():
         raise UserError(f"expected a rank program, got the folder {shown(name)}; name the file in it")
     if not path.is_file():
-        raise UserError(f"no such file: {shown(name)}; give a library's name (testbed ls libraries) or a rank program")
+        names = invocation.command("ls", "libraries")
+        raise UserError(f"no such file: {shown(name)}; give a library's name ({names}) or a rank program")
     if not _NAME.fullmatch(path.stem):
         raise UserError(f"{shown(name)}: a rank program's file name may have letters, digits and . _ + -; rename it")
     if path.suffix == ".py":
         return Library(path.stem, f"{path.name}, a rank program", (PYTHON, str(path)))
     if not os.access(path, os.X_OK):
-        raise UserError(f"{name} is not executable; fix it with: chmod +x {name}")
+        raise UserError(f"{name} is not executable; fix it with: chmod +x {shlex.quote(name)}")
     return Library(path.stem, f"{path.name}, a rank program", (str(path),))
 
 

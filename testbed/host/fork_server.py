@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import LabError
+from testbed.host import installation
 from testbed.host.linux import process
 
 MODULE = "testbed_agents.fork_server"
@@ -33,7 +34,8 @@ def missing() -> str:
     """Return why this Python cannot run agents; empty if it can."""
     for name in ("torch", "testbed_agents"):
         if importlib.util.find_spec(name) is None:
-            return f"package {name} is not installed (pip install 'scale-across-testbed[agents]')"
+            install = installation.adding("agents") if name == "torch" else installation.again()
+            return f"package {name} is not installed; install it with: {install}"
     return ""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from testbed.core.user_text import shown
 from testbed.errors import LabError, StorageError, UserError
+from testbed.host.linux import invocation
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 """A valid lab name."""
@@ -138,7 +139,7 @@ class LabFolder:
     def refuse_foreign(self) -> None:
         """Raise LabError for a lab of another user, whose state cannot be read."""
         if self.foreign:
-            raise LabError(f"lab {self.name} belongs to another user: run as root")
+            raise LabError(f"lab {self.name} belongs to another user: {invocation.again()}")
 
 
 def folder(name: str) -> LabFolder:
@@ -164,6 +165,6 @@ def _readable(labs: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise StorageError(f"no permission to read {labs}, so its labs are unknown: run as root") from error
+        raise StorageError(f"no permission to read {labs}, so its labs are unknown: {invocation.again()}") from error
     except OSError as error:
         raise StorageError(f"cannot read {labs}: {error.strerror}; TESTBED_STATE must be a folder") from error

@@ -16,10 +16,10 @@ from testbed.core.fields import integer, number, text
 from testbed.errors import StorageError, UnknownName, UserError
 from testbed.host import lab_folder
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import login
+from testbed.host.linux import invocation, login
 from testbed.host.linux.login import Login
 
-__all__ = ["Owner", "chosen", "or_down", "owner", "record", "strangers"]
+__all__ = ["Owner", "chosen", "flag", "or_down", "owner", "record", "strangers"]
 
 Command = Callable[[str], str]
 """Returns the command (or the Python call) that names a lab."""
@@ -97,7 +97,9 @@ def or_down(lab: LabFolder) -> str:
     found = owner(lab)
     if found is None or not found.mine:
         return f"it was {found or _UNKNOWN}"
-    return f"take it down with: testbed down {lab.name}" + (f" (it was {found})" if found.elsewhere else "")
+    return f"take it down with: {invocation.command('down', lab.name)}" + (
+        f" (it was {found})" if found.elsewhere else ""
+    )
 
 
 def chosen(name: str | None = None, *, changes: bool = False, command: Command | None = None) -> LabFolder:
@@ -110,7 +112,7 @@ def chosen(name: str | None = None, *, changes: bool = False, command: Command |
     known = lab_folder.folders()
     if wanted is None:
         if not known:
-            raise UserError("no lab is up; bring one up with: testbed up metro-40km")
+            raise UserError(f"no lab is up; bring one up with: {invocation.command('up', 'metro-40km')}")
         if len(known) > 1:
             raise UserError("several labs are up; name one:" + _listed(known, command))
         (only,) = known
@@ -127,6 +129,15 @@ def chosen(name: str | None = None, *, changes: bool = False, command: Command |
     found_folder = lab_folder.folder(wanted)
     found_folder.refuse_foreign()
     return found_folder
+
+
+def flag(lab: str) -> tuple[str, ...]:
+    """Return the words that name a lab in a command: none where a command that changes a lab takes it anyway."""
+    wanted = os.environ.get("TESTBED_LAB") or lab
+    found = {it.name: owner(it) for it in lab_folder.folders()}
+    others, whose = found.keys() - {lab}, found.get(lab)
+    mine = whose is not None and whose.mine
+    return ("-l", lab) if wanted != lab or others or (lab in found and not mine) else ()
 
 
 def _listed(labs: Sequence[LabFolder], command: Command | None) -> str:

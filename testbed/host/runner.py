@@ -18,10 +18,10 @@ from types import FrameType
 from typing import IO, Final
 
 from testbed.errors import MissingTool
+from testbed.host import installation
 from testbed.host.linux import program_user
 from testbed.host.linux.program_user import ProgramUser
 
-UTIL_LINUX = "apt-get install util-linux"
 READ_BYTES = 1 << 16
 
 
@@ -80,7 +80,7 @@ def tool(name: str) -> str:
     """Return the path of a program of util-linux. Raises MissingTool."""
     found = shutil.which(name)
     if found is None:
-        raise MissingTool(name, UTIL_LINUX)
+        raise MissingTool(name, installation.apt("util-linux"))
     return found
 
 

@@ -6,14 +6,16 @@ Each function imports what it needs when called: importing everything takes 0.4 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from testbed.errors import TestbedError, UserError
-from testbed.host import lab_folder, lab_owner
+from testbed.errors import MissingTool, TestbedError, UserError
+from testbed.host import installation, lab_folder, lab_owner
+from testbed.host.linux import invocation
 from testbed.lab import teardown
 
 if TYPE_CHECKING:
@@ -94,9 +96,19 @@ _ELSEWHERE: Final = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "validate" and importlib.util.find_spec("numpy") is None:
+        return _validate_without_numpy
     if name in _ELSEWHERE:
         return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'testbed.lab.api' has no attribute '{name}'")
+
+
+def _validate_without_numpy(libraries: Sequence[str], **options: object) -> NoReturn:
+    """Stand for :func:`validate`, whose modules need numpy: raise MissingTool with what installs the libraries too."""
+    from testbed.host import collective_libraries
+
+    extras = [collective_libraries.find(it).extra or "agents" for it in libraries]
+    raise MissingTool("numpy", installation.adding(*extras or ("agents",)), "it judges the libraries' answers")
 
 
 @dataclass(frozen=True)
@@ -183,9 +195,10 @@ def attach(
     return Lab(lab_owner.chosen(name, changes=changes, command=command))
 
 
-def only_mine(command: Callable[[str], str] = "testbed down {}".format) -> tuple[str, ...]:
+def only_mine(command: Callable[[str], str] | None = None) -> tuple[str, ...]:
     """Return the name of the only lab, for taking it down; () if there is none. Raises UserError as :func:`attach`."""
-    return (lab_owner.chosen("", changes=True, command=command).name,) if lab_folder.folders() else ()
+    down = command or (lambda lab: invocation.command("down", lab))
+    return (lab_owner.chosen("", changes=True, command=down).name,) if lab_folder.folders() else ()
 
 
 def strangers(name: str) -> str:

@@ -39,6 +39,7 @@ from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.drivers.netns import refuse_taken
 from testbed.host.emulators import fiberd, netem
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics import prometheus_server
 from testbed.keeper import client, protocol
@@ -194,7 +195,7 @@ def _check(name: str, topology: Topology, docker: Endpoint | None) -> None:
     if not sys.platform.startswith("linux"):
         raise NotAllowed("the testbed requires Linux: it creates network namespaces")
     if not _has_capability(CAP_NET_ADMIN) or not _has_capability(CAP_SYS_ADMIN):
-        raise NotAllowed("creating namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN); run with sudo")
+        raise NotAllowed("creating namespaces needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN); " + invocation.again())
     if not lab_folder.folder(name).exists():  # otherwise the message about the existing lab is more helpful
         nodes = (PLANT, MANAGEMENT, *(site.gateway for site in topology.sites), *topology.node_names)
         if docker is not None:

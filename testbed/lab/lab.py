@@ -25,6 +25,7 @@ from testbed.host.files import beneath, runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_owner import Owner
+from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
@@ -199,10 +200,12 @@ class Lab:
         """
         hello = client.ask(self._folder, protocol.Hello())
         if hello["prometheus_ended"]:
-            raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: testbed logs")
+            logs = invocation.command("logs", "-l", self.name)
+            raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: {logs}")
         if not hello["prometheus"]:
             raise UserError(
-                f"lab {self.name} runs no Prometheus; only a lab brought up with `testbed up --observe` has one"
+                f"lab {self.name} runs no Prometheus; only a lab brought up with"
+                f" `{invocation.command('up', '--observe', 'metro-40km')}` has one"
             )
         address, _, there = hello["prometheus"].rpartition(":")
         return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
@@ -256,7 +259,8 @@ class Lab:
         training job is running, UserError if the user cannot read the program.
         """
         if not argv:
-            raise UserError("missing command to launch; write: testbed launch -- python train.py")
+            write = invocation.command("launch", *lab_owner.flag(self.name), "--", "python", "train.py")
+            raise UserError(f"missing command to launch; write: {write}")
         contained = lab_nodes.driver(self._folder) == "containerlab"
         if as_root and contained:
             raise UserError("--as-root is for namespaces: in containers programs never run as root")
@@ -352,15 +356,16 @@ class Lab:
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
         if dark := sorted(launch.nodes_without_power(self._folder)):
-            raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: testbed heal -l {self.name}")
+            heal = invocation.command("heal", "-l", self.name)
+            raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: {heal}")
 
     def _refuse_uncertified(self) -> None:
         if self.allow_uncertified or (self.certificate is not None and self.certificate.certified):
             return
         why = "; ".join(self.certificate.why) if self.certificate else "its fibers were not measured"
         raise FidelityError(
-            f"lab {self.name} is not certified: {why}; fix the cause and run: testbed certify -l {self.name},"
-            " or continue with --allow-uncertified"
+            f"lab {self.name} is not certified: {why}; fix the cause and run:"
+            f" {invocation.command('certify', '-l', self.name)}, or continue with --allow-uncertified"
         )
 
     def open_run(self, root: Path | None = None) -> RunDirectory:

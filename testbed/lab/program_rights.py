@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -13,13 +14,11 @@ from testbed.errors import ProgramBarred
 from testbed.host import lab_folder
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import IMAGE_USER
-from testbed.host.linux import program_user
+from testbed.host.linux import invocation, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 
 __all__ = ["in_containers", "of_driver", "python_barred", "refuse_files", "refuse_folder", "refuse_in_container",
            "refuse_program", "refuse_python", "refuse_state"]  # fmt: skip
-
-AS_ROOT = "testbed launch --as-root"
 
 _SHEBANG_BYTES = 256
 """Longest first line that Linux reads (include/uapi/linux/binfmts.h, BINPRM_BUF_SIZE)."""
@@ -89,7 +88,7 @@ def refuse_python(user: ProgramUser) -> None:
     if barred := python_barred(user):
         raise ProgramBarred(
             f"ranks and libraries run as {user}, who cannot use {barred}, which is part of this Python; install the"
-            f" testbed with a Python that every user can run, or let others in: chmod o+x {barred}"
+            f" testbed with a Python that every user can run, or let others in: {_let_in(barred)}"
         )
 
 
@@ -98,7 +97,7 @@ def refuse_folder(user: ProgramUser, folder: Path) -> None:
     if barred := program_user.first_refused(user, [("x", folder)]):
         raise ProgramBarred(
             f"programs run as {user}, who cannot write below {folder}: {barred} bars the way; choose another folder for"
-            f" runs, let others in (chmod o+x {barred}), or run your program as root: {AS_ROOT}"
+            f" runs, let others in ({_let_in(barred)}), or run your program as root: {_as_root()}"
         )
 
 
@@ -127,8 +126,16 @@ def refuse_program(user: ProgramUser, argv: Sequence[str], folder: Path) -> None
     if barred := program_user.first_refused(user, wanted):
         raise ProgramBarred(
             f"programs run as {user}, who cannot use {barred}; let this user in (chmod, or another folder), or run the"
-            f" program as root: {AS_ROOT}"
+            f" program as root: {_as_root()}"
         )
+
+
+def _let_in(barred: Path) -> str:
+    return invocation.as_root(f"chmod o+x {shlex.quote(str(barred))}")
+
+
+def _as_root() -> str:
+    return invocation.command("launch", "--as-root", "--", "PROGRAM").replace("PROGRAM", "…")
 
 
 def _program(word: str, folder: Path) -> Iterable[Path]:

@@ -16,7 +16,7 @@ from testbed.errors import HostError, LabError, TestbedError
 from testbed.host import lab_nodes, lab_owner
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import namespace, netlink, process
+from testbed.host.linux import invocation, namespace, netlink, process
 from testbed.host.metrics.scrape import scrape_all
 from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK, Journal
@@ -293,7 +293,7 @@ def without_keeper(lab: LabFolder) -> list[str]:
         ]
     if teardown.lit_by_the_kernel(journal):
         lit = "the kernel keeps its fibers lit, unsupervised"
-        why = [f"{gone}, and {lit}; darken them with: testbed heal -l {lab.name}; or {down}"]
+        why = [f"{gone}, and {lit}; darken them with: {invocation.command('heal', '-l', lab.name)}; or {down}"]
     else:
         why = [f"{gone}, so all fibers are dark; {down}"]
     for it in teardown.active_faults(journal):

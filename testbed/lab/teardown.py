@@ -23,7 +23,7 @@ from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
 from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver, nowhere
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import process
+from testbed.host.linux import invocation, process
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.namespace import NETNS_FOLDER
 from testbed.host.metrics import prometheus_server
@@ -67,7 +67,8 @@ def down(lab: LabFolder) -> bool:
     try:
         _from_journal(lab)
     except HostError as error:
-        raise HostError(f"{error}; remove the rest of the lab with: testbed down {lab.name}") from error
+        down = invocation.command("down", lab.name)
+        raise HostError(f"{error}; remove the rest of the lab with: {down}") from error
     return True
 
 

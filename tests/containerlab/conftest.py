@@ -20,6 +20,7 @@ import ahead
 import oracle
 import pytest
 
+from testbed.host import installation
 from testbed.host.drivers import containerlab, docker_client, images
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +75,7 @@ def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
         pytest.skip("not root: containers are made by root")
     tool = shutil.which("dockerd")
     if tool is None:
-        pytest.skip(f"docker is not installed; install it with: {docker_client.INSTALL}")
+        pytest.skip(f"docker is not installed; install it with: {installation.containerlab()}")
     if why := containerlab.missing():
         pytest.skip(why)
     ahead.AHEAD_OF_TESTS.wait("containerlab/test_image.py")  # it has a daemon on the same data

@@ -137,13 +137,16 @@ def check(fibers: Sequence[Fiber], scale: float, workload: Workload) -> tuple[Fi
     return tuple(finding for fiber in fibers for judge in _JUDGES for finding in judge(fiber, scale, workload))
 
 
-def summary(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return one line on the validity of the scale model, then the worst finding of each quantity that fails."""
+def summary(findings: Sequence[Finding], more: str = "testbed show") -> tuple[str, ...]:
+    """Return one line on the validity of the scale model, then the worst finding of each quantity that fails.
+
+    ``more``: the command that shows all findings.
+    """
     fails = _quantities(findings, FAILS)
     biased = [it for it in _quantities(findings, BIASED) if it not in fails]
     said = f"does not hold for {_listed(fails)}" if fails else "holds"
     if biased:
-        said += f"{'; it has' if fails else ', with'} a known bias in {_listed(biased)} (testbed show)"
+        said += f"{'; it has' if fails else ', with'} a known bias in {_listed(biased)} ({more})"
     worst = (
         max((it for it in findings if (it.quantity, it.verdict) == (quantity, FAILS)), key=lambda it: it.error)
         for quantity in fails

@@ -22,7 +22,8 @@ class Library:
 
     ``argv`` starts the rank program (``PYTHON`` first: the nodes' Python). ``environment`` is added to torchrun's
     variables. ``modules`` are importable names that the program needs in the nodes' Python, ``programs`` executables
-    beside it, ``install`` the command that installs both. ``needs_gpu``: skipped on a machine without one.
+    beside it, ``install`` the command that installs both. ``needs_gpu``: skipped on a machine without one. ``extra``:
+    of the testbed, which installs modules and programs in place of ``install``.
     """
 
     name: str
@@ -34,3 +35,4 @@ class Library:
     programs: tuple[str, ...] = ()
     install: str = ""
     needs_gpu: bool = False
+    extra: str = ""

@@ -28,10 +28,6 @@ def _program(module: str, *arguments: str) -> tuple[str, ...]:
     return (PYTHON, "-m", f"testbed_agents.adapters.{module}", *arguments)
 
 
-def _extra(name: str) -> str:
-    return f"pip install 'scale-across-testbed[{name}]'"
-
-
 def _mpi(abi: Launcher, title: str, program: str) -> Library:
     return Library(
         name=abi,
@@ -40,7 +36,7 @@ def _mpi(abi: Launcher, title: str, program: str) -> Library:
         launcher=abi,
         modules=("numpy", "mpi4py"),
         programs=(program,),
-        install=_extra(f"validate-{abi}"),
+        extra=f"validate-{abi}",
     )
 
 
@@ -51,7 +47,7 @@ def broken_ring(how: str) -> Library:
         title=f"reference ring, broken: {how}",
         argv=_program("broken", how),
         modules=("numpy",),
-        install=_extra("agents"),
+        extra="agents",
     )
 
 
@@ -67,7 +63,7 @@ _ALL = (
         argv=_program("torch_gloo"),
         environment=_one_thread(),
         modules=("numpy", "torch"),
-        install=_extra("agents"),
+        extra="agents",
     ),
     _mpi("mpich", "MPICH", "mpiexec.hydra"),
     _mpi("openmpi", "Open MPI", "prterun"),
@@ -77,7 +73,7 @@ _ALL = (
         argv=_program("torchft_gloo"),
         environment=_one_thread(),
         modules=("numpy", "torch", "torchft"),
-        install=_extra("validate-torchft"),
+        extra="validate-torchft",
     ),
     Library(
         name="jax-gloo",
@@ -85,7 +81,7 @@ _ALL = (
         argv=_program("jax_gloo"),
         environment={"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"},
         modules=("numpy", "jax"),
-        install=_extra("validate-jax"),
+        extra="validate-jax",
     ),
     Library(
         name="nccl",
@@ -100,7 +96,7 @@ _ALL = (
         title="reference ring over TCP",
         argv=_program("ring"),
         modules=("numpy",),
-        install=_extra("agents"),
+        extra="agents",
     ),
 )
 

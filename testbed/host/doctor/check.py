@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
-__all__ = ["AS_ROOT", "Check", "State", "can_run", "can_train", "program", "read"]
+__all__ = ["Check", "State", "can_run", "can_train", "read"]
 
 State = Literal["ok", "missing", "limited"]
-
-_SUDO_FINDS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""sudo's own PATH (``secure_path`` of sudoers(5)), which has no virtual environment in it."""
-
-
-def program() -> str:
-    """Return how to call this program after ``sudo``, quoted for a shell: its path, unless sudo's PATH has it."""
-    for script in (Path(sys.argv[0]), Path(sys.executable).parent / "testbed"):
-        path = script.absolute()
-        if path.name == "testbed" and path.is_file():
-            return "testbed" if str(path.parent) in _SUDO_FINDS else shlex.quote(str(path))
-    return "testbed"
-
-
-AS_ROOT: Final = f"run as root: sudo {program()} doctor"
 
 
 @dataclass(frozen=True)

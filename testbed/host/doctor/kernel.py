@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from testbed.errors import MissingTool
-from testbed.host.doctor.check import AS_ROOT, Check
+from testbed.host.doctor.check import Check
 from testbed.host.doctor.trial import in_child
 from testbed.host.emulators import fiberd
+from testbed.host.linux import invocation
 
 __all__ = ["capabilities", "emulators", "parts", "version"]
 
@@ -40,7 +41,7 @@ def capabilities() -> Iterator[Check]:
     effective = _effective_capabilities()
     for name, (number, purpose) in _CAPABILITIES.items():
         held = bool(effective >> number & 1)
-        yield Check(name, "ok" if held else "missing", purpose, "" if held else AS_ROOT, needed=True)
+        yield Check(name, "ok" if held else "missing", purpose, "" if held else invocation.again(name), needed=True)
     fifo = _fifo_problem()
     if not fifo:
         yield Check("SCHED_FIFO", "ok", "fiberd preempts the ranks: fiber delays hold under CPU load")
@@ -50,7 +51,7 @@ def capabilities() -> Iterator[Check]:
             "SCHED_FIFO",
             "limited",
             f"{fifo}; fiberd runs at normal priority, which reduces fidelity under CPU load",
-            "" if held else "grant CAP_SYS_NICE, or run as root",
+            "" if held else invocation.again("CAP_SYS_NICE"),
         )
 
 
@@ -83,14 +84,16 @@ _UNTRIED: Final = "unknown: the attempt needs a network namespace"
 def parts(tried: Mapping[str, str]) -> Iterator[Check]:
     problem, purpose = tried["unshare"], "hold nodes, gateways and the plant"
     if problem:
-        yield Check("network namespaces", "missing", f"{purpose}: {problem}", AS_ROOT, needed=True)
+        yield Check(
+            "network namespaces", "missing", f"{purpose}: {problem}", invocation.again("CAP_SYS_ADMIN"), needed=True
+        )
     else:
         yield Check("network namespaces", "ok", purpose, needed=True)
     for name, (trial, purpose, fix) in _PARTS.items():
         if trial not in tried:
             yield Check(name, "limited", f"{purpose}: {_UNTRIED}", needed=True)
         elif tried[trial]:
-            yield Check(name, "missing", f"{purpose}: {tried[trial]}", fix, needed=True)
+            yield Check(name, "missing", f"{purpose}: {tried[trial]}", invocation.as_root(fix), needed=True)
         else:
             yield Check(name, "ok", purpose, needed=True)
     problem = tried.get("matchall", _UNTRIED)

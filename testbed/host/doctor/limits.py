@@ -13,6 +13,7 @@ from testbed.core.topology.topology_limits import BRIDGE_PORTS
 from testbed.errors import UserError
 from testbed.host.doctor.check import Check, read
 from testbed.host.files import runs_folder, store
+from testbed.host.linux import invocation
 
 __all__ = ["folders", "limits"]
 
@@ -29,11 +30,19 @@ _SYSCTLS: Final = (
 def limits() -> Iterator[Check]:
     yield Check("ports of a bridge", "ok", f"{BRIDGE_PORTS}: maximum number of nodes and gateways of a lab")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    yield _limit("open files", files, _FILES, "keeper and fiberd open several per link", f"ulimit -Hn {_FILES}")
+    yield _limit(
+        "open files",
+        files,
+        _FILES,
+        "keeper and fiberd open several per link",
+        invocation.as_root(f"prlimit --pid $$ --nofile={_FILES}:{_FILES}"),
+    )
     for key, least, purpose in _SYSCTLS:
         value = read("/proc/sys/" + key.replace(".", "/"))
         if value.isdigit():
-            yield _limit(key.rpartition(".")[2], int(value), least, purpose, f"sysctl -w {key}={least}")
+            yield _limit(
+                key.rpartition(".")[2], int(value), least, purpose, invocation.as_root(f"sysctl -w {key}={least}")
+            )
     pids = read("/sys/fs/cgroup/pids.max") or read("/sys/fs/cgroup/pids/pids.max") or "max"
     yield _limit(
         "pids of the cgroup",

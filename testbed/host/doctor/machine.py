@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from testbed.host.doctor.check import Check, read
+from testbed.host.linux import invocation
 
 __all__ = ["clock", "headroom", "resources"]
 
@@ -55,7 +56,7 @@ def clock() -> Iterator[Check]:
         "ok" if good else "limited",
         f"{name}, resolution {resolution_s * 1e9:.0f} ns, {cost_s * 1e9:.0f} ns per read"
         + ("" if good else ": delay measurements are less accurate"),
-        f"echo {better} > /sys/devices/system/clocksource/clocksource0/current_clocksource"
+        invocation.as_root(f"echo {better} > /sys/devices/system/clocksource/clocksource0/current_clocksource")
         if better and not good
         else "",
     )

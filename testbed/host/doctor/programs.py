@@ -9,9 +9,10 @@ from importlib import metadata
 from typing import Final
 
 from testbed.errors import TestbedError
-from testbed.host.doctor.check import AS_ROOT, Check, State, program
+from testbed.host import installation
+from testbed.host.doctor.check import Check, State
 from testbed.host.drivers import containerlab, docker_client, images
-from testbed.host.metrics import prometheus_server as prometheus_host
+from testbed.host.linux import invocation
 
 __all__ = ["containers", "prometheus", "tools", "torch"]
 
@@ -26,7 +27,7 @@ def tools() -> Iterator[Check]:
         lacking = [program for program in programs if shutil.which(program) is None]
         state: State = "ok" if not lacking else "missing"
         detail = f"{purpose}: {', '.join(lacking)} not found" if lacking else purpose
-        yield Check(name, state, detail, f"apt-get install {package}" if lacking else "", needed)
+        yield Check(name, state, detail, installation.apt(package) if lacking else "", needed)
 
 
 def prometheus() -> Check:
@@ -35,7 +36,7 @@ def prometheus() -> Check:
             "prometheus",
             "missing",
             "not installed; only up --observe needs it",
-            prometheus_host.INSTALL,
+            installation.apt("prometheus"),
         )
     return Check("prometheus", "ok", "up --observe starts one inside the lab; the host's own service is not used")
 
@@ -49,17 +50,18 @@ def torch() -> Check:
             "torch",
             "missing",
             _NO_TRAINING,
-            "pip install 'scale-across-testbed[agents]'",
+            installation.adding("agents"),
         )
     return Check("torch", "ok", f"version {version} in {sys.prefix}")
 
 
 def containers() -> Iterator[Check]:
     """Check what the driver containerlab needs; the driver netns works without any of it."""
-    install, make_image = "sudo tools/install-containerlab.sh", f"sudo {program()} image build"
+    install, make_image = installation.containerlab(), invocation.command("image", "build")
     without = "labs use the driver netns instead"
     if docker_lacks := docker_client.why_not():
-        fix = AS_ROOT if "no permission" in docker_lacks else "" if "a lab's links" in docker_lacks else install
+        fix = "" if "a lab's links" in docker_lacks else install
+        fix = invocation.again() if "no permission" in docker_lacks else fix
         yield Check("docker", "limited", f"{_short(docker_lacks)}; {without}", fix)
     else:
         yield Check("docker", "ok", f"daemon version {docker_client.client().version()['Version']}")

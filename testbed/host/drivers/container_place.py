@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.errors import HostError, MissingTool
-from testbed.host import runner
-from testbed.host.drivers.docker_client import INSTALL
+from testbed.host import installation, runner
 from testbed.host.drivers.docker_endpoint import Endpoint
 
 __all__ = ["PROGRAMS", "ContainerPlace"]
@@ -100,6 +99,6 @@ class ContainerPlace:
     def _exec(self, options: Sequence[str]) -> list[str]:
         tool = shutil.which("docker")
         if tool is None:
-            raise MissingTool("docker", INSTALL)
+            raise MissingTool("docker", installation.containerlab())
         options = [*options, *(["--user", self.user] if self.user else [])]
         return [tool, "--host", self.docker.address, "exec", *options, self.name]

@@ -23,10 +23,11 @@ from testbed.core.plan.clab import LABEL, READY_FILE
 from testbed.core.plan.resources import Containers
 from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
-from testbed.host.drivers.docker_client import INSTALL, NotThere, client, refuse_silence, translated
+from testbed.host import installation
+from testbed.host.drivers.docker_client import NotThere, client, refuse_silence, translated
 from testbed.host.drivers.docker_endpoint import ASK_BOUND_S, Endpoint, ask, endpoint
 from testbed.host.drivers.driver import Facts
-from testbed.host.linux import namespace, netlink, offload
+from testbed.host.linux import invocation, namespace, netlink, offload
 from testbed.host.linux.graft import graft
 from testbed.host.linux.process_watch import ProcessWatch
 
@@ -89,8 +90,9 @@ def living_netns(lab: str, node: str) -> Path | None:
 def dead(lab: str, node: str) -> str:
     """Return the message for a container that has exited unasked."""
     return (
-        f"the container of {node} has exited (see: docker inspect {container_name(lab, node)});"
-        f" who brought the lab up takes it down with: testbed down {lab}"
+        f"the container of {node} has exited"
+        f" (see: {invocation.as_root(f'docker inspect {container_name(lab, node)}')});"
+        f" who brought the lab up takes it down with: {invocation.command('down', lab)}"
     )
 
 
@@ -99,7 +101,8 @@ def paused(lab: str, docker: Endpoint, bound_s: float = ASK_BOUND_S) -> dict[str
     filters = json.dumps({"label": [f"containerlab={lab}", f"{LABEL}.lab={lab}"], "status": ["paused"]})
     nodes = sorted(it["Labels"]["clab-node-name"] for it in ask(docker, "/containers/json", bound_s, filters=filters))
     return {
-        node: f"the container of {node} is paused; resume it with: docker unpause {container_name(lab, node)}"
+        node: f"the container of {node} is paused; resume it with:"
+        f" {invocation.as_root(f'docker unpause {container_name(lab, node)}')}"
         for node in nodes
     }
 
@@ -112,7 +115,7 @@ def missing() -> str:
     """Return why containerlab cannot be used on this host; empty if it can."""
     tool = shutil.which("containerlab")
     if tool is None:
-        return str(MissingTool("containerlab", INSTALL))
+        return str(MissingTool("containerlab", installation.containerlab()))
     try:
         done = subprocess.run(
             [tool, "version", "--short"],
@@ -129,7 +132,8 @@ def missing() -> str:
     version = tuple(int(it) for it in found.groups())
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return f"containerlab is version {found[0]}, expected {oldest} or newer; update it with: {INSTALL}"
+        update = installation.containerlab()
+        return f"containerlab is version {found[0]}, expected {oldest} or newer; update it with: {update}"
     return ""
 
 
@@ -266,7 +270,7 @@ class Containerlab:
         """Run containerlab and return its output. Raises MissingTool, HostError."""
         tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")
         if tool is None or setpriv is None:
-            raise MissingTool("containerlab" if tool is None else "setpriv", INSTALL)
+            raise MissingTool("containerlab" if tool is None else "setpriv", installation.containerlab())
         # If the keeper dies, containerlab must not continue to create containers without an owner.
         argv = [setpriv, "--pdeathsig", "TERM", "--", tool, *words]
         child = subprocess.Popen(

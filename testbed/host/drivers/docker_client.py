@@ -13,22 +13,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
+from testbed.host import installation
 from testbed.host.drivers.docker_endpoint import (
     ASK_BOUND_S,
-    DOES_NOT_RUN,
-    NO_PERMISSION,
     Elsewhere,
     Endpoint,
     ask,
+    does_not_run,
     endpoint,
+    no_permission,
 )
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-__all__ = ["INSTALL", "NotThere", "client", "refuse_silence", "translated", "why_not"]
+__all__ = ["NotThere", "client", "refuse_silence", "translated", "why_not"]
 
-INSTALL: Final = "sudo tools/install-containerlab.sh (in the testbed's repository; docs/containerlab.md)"
 ANSWER_BOUND_S: Final = 60
 """Time limit of an SDK call; whether docker answers at all is known sooner (:func:`refuse_silence`)."""
 
@@ -70,7 +70,9 @@ def refuse_silence(where: Endpoint | None = None, bound_s: float = ASK_BOUND_S) 
     """
     where = where or endpoint()
     if not where.said_by and not where.socket.exists():
-        raise HostError(DOES_NOT_RUN) if shutil.which("dockerd") else MissingTool("docker", INSTALL)
+        if shutil.which("dockerd"):
+            raise HostError(does_not_run())
+        raise MissingTool("docker", installation.containerlab())
     kernel, ours = ask(where, "/version", bound_s).get("KernelVersion", ""), os.uname().release
     if kernel != ours:
         raise Elsewhere(
@@ -106,9 +108,9 @@ def _translation(error: Exception, doing: str) -> TestbedError | None:
     if not isinstance(error, docker.errors.DockerException | requests.exceptions.RequestException):
         return None
     if "PermissionError" in words or "Permission denied" in words:
-        return NotAllowed(f"could not {doing}: {NO_PERMISSION}")
+        return NotAllowed(f"could not {doing}: {no_permission()}")
     if "FileNotFoundError" in words or "ConnectionRefused" in words or "Connection refused" in words:
-        return HostError(f"could not {doing}: {DOES_NOT_RUN}")
+        return HostError(f"could not {doing}: {does_not_run()}")
     if isinstance(error, requests.exceptions.Timeout) or "timed out" in words:  # wrapped if it occurs while connecting
         return HostError(f"could not {doing}: docker did not answer within {ANSWER_BOUND_S} s")
     return HostError(f"could not {doing}: {words}")

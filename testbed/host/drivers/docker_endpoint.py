@@ -24,26 +24,36 @@ from urllib.parse import urlencode
 
 from testbed.core.user_text import shown
 from testbed.errors import HostError, NotAllowed, UserError
+from testbed.host import installation
+from testbed.host.linux import invocation
 
 __all__ = [
     "ASK_BOUND_S",
-    "DOES_NOT_RUN",
-    "NO_PERMISSION",
     "USUAL",
     "Elsewhere",
     "Endpoint",
     "ask",
+    "does_not_run",
     "endpoint",
     "maker_of",
+    "no_permission",
 ]
 
 USUAL: Final = Path("/var/run/docker.sock")
-DOES_NOT_RUN: Final = (
-    "docker is not running; start it: service docker start, or where that fails: sudo tools/install-containerlab.sh"
-)
-NO_PERMISSION: Final = "no permission for docker's socket; use sudo, or join the group docker"
 ASK_BOUND_S: Final = 10.0
 """Time limit of requests that docker answers from memory: a frozen daemon must not block a command."""
+
+
+def does_not_run() -> str:
+    """Return the message for a daemon that is installed but does not answer."""
+    start = "systemctl start docker" if Path("/run/systemd/system").is_dir() else "service docker start"
+    otherwise = installation.containerlab()  # which starts dockerd itself
+    return f"docker is not running; start it: {invocation.as_root(start)}, or where that fails: {otherwise}"
+
+
+def no_permission() -> str:
+    """Return the message for a user who may not use the daemon."""
+    return f"no permission for docker's socket; join the group docker, or {invocation.again()}"
 
 
 class Elsewhere(UserError):
@@ -149,12 +159,12 @@ def ask(where: Endpoint, path: str, bound_s: float = ASK_BOUND_S, **query: str) 
         answer = connection.getresponse()
         body = answer.read()
     except PermissionError as error:
-        raise NotAllowed(NO_PERMISSION) from error
+        raise NotAllowed(no_permission()) from error
     except TimeoutError as error:
         words = f"docker did not answer within {bound_s:g} s{where.silence}; see: service docker status"
         raise HostError(words) from error
     except (OSError, http.client.HTTPException) as error:
-        raise HostError(DOES_NOT_RUN + where.silence) from error
+        raise HostError(does_not_run() + where.silence) from error
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:

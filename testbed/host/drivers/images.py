@@ -18,18 +18,19 @@ import sys
 import tarfile
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from testbed.core.plan.clab import LABEL
 from testbed.core.user_text import shown
-from testbed.errors import HostError, MissingTool, StorageError, UnknownName, UserError
-from testbed.host import runner
+from testbed.errors import HostError, MissingTool, StorageError, UserError
+from testbed.host import installation, runner
 from testbed.host.drivers import image_leftovers
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.drivers.docker_client import NotThere, client, translated
+from testbed.host.installation import TORCH_CPU_INDEX, requirements
+from testbed.host.linux import invocation
 from testbed.version import __version__
 
 __all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name", "requirements"]
@@ -42,8 +43,6 @@ BASE: Final = "scale-across-testbed-base:bookworm"
 """Output of ``image base``: Debian 12 with Python 3.11 and the programs that the lab's containers call."""
 
 REPOSITORY: Final = "scale-across-testbed"
-TORCH_CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
-DISTRIBUTION: Final = "scale-across-testbed"
 NEEDED: Final = ("numpy>=1.26", "prometheus-client>=0.20")
 TORCH: Final = "torch>=2.4"
 _PLATFORMS: Final = (*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), "manylinux2014", "manylinux2010")
@@ -88,15 +87,16 @@ def missing(image: str = "", extras: Sequence[str] = ()) -> str:
         with translated("list images"):
             others = sorted(tag for image_found in client().images.list(REPOSITORY) for tag in image_found.tags)
         available = f" (available: {', '.join(others)})" if others else ""
-        return f"unknown image {name}{available}; build it with: testbed image build"
+        return f"unknown image {name}{available}; build it with: {invocation.command('image', 'build')}"
     version = found.labels.get(f"{LABEL}.version", "")
     if version != __version__:
         return (
             f"image {name} {f'is for testbed {version}' if version else 'was not built by testbed'}, expected"
-            f" {__version__}; build a new one with: testbed image build"
+            f" {__version__}; build a new one with: {invocation.command('image', 'build')}"
         )
     holds = found.labels.get(f"{LABEL}.with", "").split()
-    again = " ".join(["testbed image build", *(f"--with {extra}" for extra in dict.fromkeys([*holds, *extras]))])
+    options = [word for extra in dict.fromkeys([*holds, *extras]) for word in ("--with", extra)]
+    again = invocation.command("image", "build", *options)
     if found.labels.get(f"{LABEL}.agents") != _agents_digest():
         return f"image {name} has different agents than this testbed; build a new one with: {again}"
     if lacking := [extra for extra in extras if extra not in holds]:
@@ -182,9 +182,9 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
     """
     tool = shutil.which("debootstrap")
     if tool is None:
-        raise MissingTool("debootstrap", "apt-get install debootstrap", "the base is built from Debian's packages")
+        raise MissingTool("debootstrap", installation.apt("debootstrap"), "the base is built from Debian's packages")
     if os.geteuid() != 0:
-        raise HostError("debootstrap creates a root file system: run with sudo")
+        raise HostError(f"debootstrap creates a root file system, which needs root; {invocation.again()}")
     client()  # fail before the minute that the rest takes
     name = f"{REPOSITORY}-base:{suite}"
     began = time.monotonic()
@@ -233,35 +233,9 @@ def _python_of(image: str) -> str:
         with translated(f"run {image}"):
             words = client().containers.run(image, command, remove=True, network_mode="none")
     except HostError as error:
-        raise HostError(f"{error}; without access to a registry, build a base first: testbed image base") from error
+        base = invocation.command("image", "base", root=True)
+        raise HostError(f"{error}; without access to a registry, build a base first: {base}") from error
     return str(words.decode().strip())
-
-
-def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra of the testbed, in pip's syntax. Raises UnknownName."""
-    extras = _extras()
-    if extra not in extras:
-        raise UnknownName("extra of the testbed", extra, extras)
-    found: list[str] = []
-    for it in extras[extra]:
-        if own := re.fullmatch(rf"{DISTRIBUTION}\[([\w,-]+)\]", it):
-            found += [inner for name in own[1].split(",") for inner in requirements(name)]
-        else:
-            found.append(it)
-    return list(dict.fromkeys(found))
-
-
-def _extras() -> dict[str, list[str]]:
-    """Return requirements by extra: of the repository that this code runs from, else of the installed package."""
-    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
-    if project.is_file():
-        return dict(tomllib.loads(project.read_text())["project"]["optional-dependencies"])
-    extras: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires(DISTRIBUTION) or ():
-        requirement, _, marker = line.partition(";")
-        if extra := re.search(r"extra == [\"']([\w-]+)[\"']", marker):
-            extras.setdefault(extra[1], []).append(requirement.strip())
-    return extras
 
 
 def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Sequence[str], say: Say) -> None:

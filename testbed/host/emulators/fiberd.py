@@ -6,18 +6,13 @@ The line protocol is described in ``testbed/fiberd/control.h`` and docs/fiberd.m
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import json
 import math
 import os
 import select
-import shlex
 import socket
 import subprocess
-import sys
 import threading
 import time
-import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +20,7 @@ from typing import Final
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.core.topology.topology_limits import MOST_DIRECTIONS
 from testbed.errors import HostError, LabError, MissingTool
+from testbed.host import installation
 from testbed.host.emulators.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo, refuse_impossible
 
 __all__ = ["Fiberd", "find_binary"]
@@ -35,42 +31,13 @@ DEFAULT_PRIORITY: Final = 40
 """SCHED_FIFO priority: above all processes of a job, below the kernel's threads (50)."""
 
 _BINARY: Final = Path(__file__).resolve().parents[2] / "fiberd" / "fiberd"
-_PROJECT: Final = Path(__file__).resolve().parents[3]
-"""The checkout that this package is imported from, if it is."""
 
 
 def find_binary() -> Path:
     """Return the compiled helper that was installed with the package. Raises MissingTool."""
     if os.access(_BINARY, os.X_OK):
         return _BINARY
-    raise MissingTool("fiberd", _install(), "it was not compiled when the package was installed")
-
-
-def _install() -> str:
-    """Return the command that compiles fiberd, for wherever this package came from (it is on no package index).
-
-    It needs no compiler: the build gets one if there is none (``hatch_build.py``).
-    """
-    pip = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps"]
-    if (_PROJECT / "hatch_build.py").is_file():
-        return shlex.join([*pip, "--editable", str(_PROJECT)])
-    origin = _origin()
-    return shlex.join([*pip, origin]) if origin else shlex.join([*pip, "FOLDER"]) + "  # a checkout of the testbed"
-
-
-def _origin() -> str:
-    """Return what pip installed this package from: a checkout or a repository (PEP 610); empty for a wheel."""
-    try:
-        text = importlib.metadata.distribution("scale-across-testbed").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    found = json.loads(text or "{}")
-    if "dir_info" in found:
-        folder = Path(urllib.parse.unquote(urllib.parse.urlparse(found["url"]).path))
-        return str(folder) if (folder / "hatch_build.py").is_file() else ""
-    if "vcs_info" in found:
-        return f"{found['vcs_info']['vcs']}+{found['url']}@{found['vcs_info']['commit_id']}"
-    return ""
+    raise MissingTool("fiberd", installation.rebuilding(), "it was not compiled when the package was installed")
 
 
 class Fiberd:

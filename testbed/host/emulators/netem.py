@@ -30,7 +30,7 @@ from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo, refuse
 from testbed.host.emulators.netem_mapping import qdiscs_of
 from testbed.host.emulators.netem_sender import Sender
 from testbed.host.emulators.netem_stats import Counted
-from testbed.host.linux import namespace, rtnetlink
+from testbed.host.linux import invocation, namespace, rtnetlink
 from testbed.host.linux.interfaces import traffic
 
 __all__ = ["Netem", "available"]
@@ -72,7 +72,7 @@ def available(netns: str | Path | None = None) -> str:
     except MissingTool as error:
         return str(error)
     except NotAllowed:
-        return "not permitted to probe netem: run as root"
+        return f"not permitted to probe netem: {invocation.again()}"
     except OSError as error:
         return f"this kernel does not support netem ({error.strerror or error})"
     except TestbedError as error:
@@ -364,6 +364,6 @@ def _translated(doing: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise NotAllowed(f"not permitted to {doing}: run as root (or with CAP_NET_ADMIN)") from error
+        raise NotAllowed(f"not permitted to {doing}: {invocation.again('CAP_NET_ADMIN')}") from error
     except OSError as error:
         raise HostError(f"could not {doing}: {os.strerror(error.errno) if error.errno else error}") from error

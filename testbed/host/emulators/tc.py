@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from testbed.core.physics.impairment import GilbertElliott
 from testbed.errors import HostError, MissingTool
+from testbed.host import installation
 from testbed.host.linux.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR, attribute, message
 
 __all__ = [
@@ -323,7 +324,7 @@ def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:
             ["tc", "-s", "-r", "-j", "qdisc", "show"], capture_output=True, text=True, timeout=_TC_TIMEOUT_S
         )
     except FileNotFoundError as error:
-        raise MissingTool("tc", "apt-get install iproute2", "it verifies the kernel's netem settings") from error
+        raise MissingTool("tc", installation.apt("iproute2"), "it verifies the kernel's netem settings") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostError(f"tc did not answer: {error}") from error
     if done.returncode != 0:

@@ -18,7 +18,7 @@ from typing import Final
 from testbed.errors import StorageError, UnknownName, UserError
 from testbed.host.files import store
 from testbed.host.files.store import NEEDED_BYTES, RunDirectory
-from testbed.host.linux import login
+from testbed.host.linux import invocation, login
 from testbed.host.linux.program_user import caller
 
 __all__ = ["OF_ROOT", "VARIABLE", "find", "latest", "listed", "note", "ready", "runs_root", "searched"]
@@ -168,7 +168,7 @@ def latest() -> RunDirectory:
     if known := listed():
         return known[0]
     places = " or ".join(map(str, searched()))
-    raise UserError(f"no runs in {places} yet; start one with: testbed run metro-40km")
+    raise UserError(f"no runs in {places} yet; start one with: {invocation.command('run', 'metro-40km')}")
 
 
 def find(run: Path) -> RunDirectory:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.errors import HostError
+from testbed.host.linux import invocation
 
 __all__ = ["PERIOD_US", "CpuGroup", "Hierarchy", "OomWatch", "hierarchy"]
 
@@ -160,8 +161,8 @@ def hierarchy(read: Callable[[str], str] = lambda path: Path(path).read_text()) 
                 why = f"no cpu controller in {found.root}: this kernel has none, or it belongs to cgroup v1"
                 continue
             if "cpu" not in given:
-                raise HostError(f"the cpu controller is not enabled below {found.root}; as root: echo +cpu >"
-                                f" {found.root}/cgroup.subtree_control")  # fmt: skip
+                enable = invocation.as_root(f"echo +cpu > {found.root}/cgroup.subtree_control")
+                raise HostError(f"the cpu controller is not enabled below {found.root}; enable it with: {enable}")
         elif kind != "cgroup" or "cpu" not in options.split(","):
             continue
         if "ro" in fields[5].split(","):

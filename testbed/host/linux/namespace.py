@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from testbed.errors import HostError, NameTaken, NotAllowed
+from testbed.host.linux import invocation
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -54,7 +55,7 @@ def _call(name: str, *arguments: object) -> None:
     if getattr(_libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         if number in (1, 13):
-            raise NotAllowed(f"{name} is not permitted: run as root (or with CAP_SYS_ADMIN and CAP_NET_ADMIN)")
+            raise NotAllowed(f"{name} is not permitted: {invocation.again('CAP_SYS_ADMIN and CAP_NET_ADMIN')}")
         raise HostError(f"{name} failed: {os.strerror(number)}")
 
 
@@ -226,7 +227,7 @@ def _prepare_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except PermissionError as error:
-        raise NotAllowed(f"cannot write {folder}: run as root") from error
+        raise NotAllowed(f"cannot write {folder}: {invocation.again()}") from error
     mount(str(folder), str(folder), None, MS_BIND | MS_REC)
     mount("none", str(folder), None, MS_SHARED | MS_REC)
 

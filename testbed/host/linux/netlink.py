@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from testbed.errors import HostError, NotAllowed
-from testbed.host.linux import namespace, rtnetlink
+from testbed.host.linux import invocation, namespace, rtnetlink
 
 IFF_LOWER_UP = 0x10000
 
@@ -34,7 +34,7 @@ def translated(doing: str) -> Iterator[None]:
         if (number := _number(error)) is None:
             raise
         if number in (errno.EPERM, errno.EACCES):
-            raise NotAllowed(f"not permitted to {doing}: run as root (or with CAP_NET_ADMIN)") from error
+            raise NotAllowed(f"not permitted to {doing}: {invocation.again('CAP_NET_ADMIN')}") from error
         raise HostError(f"could not {doing}: {os.strerror(number) if number else error}") from error
 
 

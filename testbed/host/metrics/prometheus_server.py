@@ -15,12 +15,11 @@ from typing import Final
 
 from testbed.core.prometheus import scrape_config
 from testbed.errors import HostError, LabError, MissingTool, StorageError
-from testbed.host import runner
+from testbed.host import installation, runner
 from testbed.host.linux import namespace, process
 
-__all__ = ["INSTALL", "PrometheusServer", "end_left_in", "find", "prepare", "rules"]
+__all__ = ["PrometheusServer", "end_left_in", "find", "prepare", "rules"]
 
-INSTALL: Final = "apt-get install prometheus"
 READY_BOUND_S: Final = 20.0
 READY_EVERY_S: Final = 0.05
 ANSWER_BOUND_S: Final = 2.0
@@ -36,7 +35,7 @@ def find() -> str:
     """
     found = shutil.which("prometheus")
     if found is None:
-        raise MissingTool("prometheus", INSTALL, "--observe needs it")
+        raise MissingTool("prometheus", installation.apt("prometheus"), "--observe needs it")
     return found
 
 

@@ -36,6 +36,7 @@ from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
 from testbed.host.files import catalog, runs_folder, store
 from testbed.host.files.store import RunDirectory
+from testbed.host.linux import invocation
 from testbed.keeper import client, protocol
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
@@ -86,7 +87,7 @@ def run(
     first = topology.links[0].name
     if any(it.inject == "cut" and it.target == first for it in planned) and not _has_bypass(topology):
         progress.note(f"no path bypasses {first}: the job stalls while it is cut")
-    for line in (*_random_faults(prepared), *validity.summary(validity_of(topology))):
+    for line in (*_random_faults(prepared), *validity.summary(validity_of(topology), _show(prepared, set))):
         progress.note(line)
     with interruptible():
         lab = deploy.up(
@@ -107,6 +108,14 @@ def run(
                 progress.phase("down", f"lab {lab.name}")
                 _down(lab)
                 progress.ended("done")
+
+
+def _show(prepared: _Prepared, overrides: Mapping[str, object] | None) -> str:
+    """Return the command that shows the run's topology."""
+    experiment = prepared.experiment
+    assigned = {**experiment.set, **(overrides or {})}
+    words = [word for key, value in assigned.items() for word in ("--set", f"{key}={value}")]
+    return invocation.command("show", experiment.topology or prepared.topology.name, *words)
 
 
 def _down(lab: Lab) -> None:
@@ -188,7 +197,7 @@ def _read(what: str, overrides: Mapping[str, object] | None) -> tuple[Experiment
         return experiment, catalog.load_topology_of(experiment, overrides)
     topology = catalog.load_topology(what, overrides)
     if not topology.links:
-        raise UserError(f"{what} has no links to train across; bring it up with: testbed up {what}")
+        raise UserError(f"{what} has no links to train across; bring it up with: {invocation.command('up', what)}")
     experiment = catalog.load_experiment(FIRST_CUT if _has_bypass(topology) else ONLY_FIBER)
     return dataclasses.replace(experiment, topology=what), topology
 

@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import platform
 import time
@@ -40,7 +39,6 @@ from testbed.errors import (
     HostError,
     Interrupted,
     LabError,
-    MissingTool,
     StorageError,
     TestbedError,
     UserError,
@@ -49,6 +47,7 @@ from testbed.host import collective_libraries, lab_folder, lab_nodes, lab_owner
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
+from testbed.host.linux import invocation
 from testbed.keeper import client, protocol
 from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
@@ -136,7 +135,9 @@ def validate(
         finally:
             with defer_interrupts():
                 if keep:
-                    reporter.note(f"lab {made.name} is left up; take it down with: testbed down {made.name}")
+                    reporter.note(
+                        f"lab {made.name} is left up; take it down with: {invocation.command('down', made.name)}"
+                    )
                 else:
                     reporter.phase("down", f"lab {made.name}")
                     made.down()
@@ -227,7 +228,8 @@ class _Validating:
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
         assert isinstance(place, ContainerPlace)
         missing = collective_libraries.lacking_inside(library, place.speak)
-        fix = "build an image that has them with: testbed image build --with validate, or use --driver netns"
+        build = invocation.command("image", "build", "--with", "validate")
+        fix = f"build an image that has them with: {build}, or use --driver netns"
         return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
 
     def _write(self, *, interrupted: bool = False) -> tuple[Validation, Comparison | None]:
@@ -270,11 +272,9 @@ def _untried(library: Library, word: Verdict, why: str) -> LibraryResult:
 
 
 def _chosen(names: Sequence[str]) -> tuple[Library, ...]:
-    """Raises UserError, UnknownName, MissingTool."""
+    """Raises UserError, UnknownName."""
     if not names:
         raise UserError("name at least one library (available: " + ", ".join(collective_libraries.registry()) + ")")
-    if importlib.util.find_spec("numpy") is None:
-        raise MissingTool("numpy", "pip install 'scale-across-testbed[agents]'", "answers are judged with it")
     found = tuple(collective_libraries.find(it) for it in names)
     twice = sorted(name for name, count in Counter(it.name for it in found).items() if count > 1)
     if twice:
@@ -329,7 +329,8 @@ def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: 
             raise UserError(f"--{option} {wanted}: lab {lab.name} uses {has}; omit --{option}, or --lab")
     if active := [it for it in lab.faults() if it.ended is None]:
         listed = ", ".join(f"{it.type} {it.target}" for it in active)
-        raise LabError(f"lab {lab.name} has active faults ({listed}); heal them first: testbed heal -l {lab.name}")
+        heal = invocation.command("heal", "-l", lab.name)
+        raise LabError(f"lab {lab.name} has active faults ({listed}); heal them first: {heal}")
     if status.training:
         raise LabError(
             f"lab {lab.name} is running a training job; its traffic would be counted as the library's. "
@@ -337,7 +338,8 @@ def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: 
         )
     if not allow_uncertified and not (lab.certificate is not None and lab.certificate.certified):
         raise FidelityError(
-            f"lab {lab.name} is not certified; run testbed certify -l {lab.name}, or use --allow-uncertified"
+            f"lab {lab.name} is not certified; run: {invocation.command('certify', '-l', lab.name)},"
+            " or use --allow-uncertified"
         )
     return lab
 

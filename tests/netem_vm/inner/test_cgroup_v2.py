@@ -39,7 +39,7 @@ def busy() -> Iterator[int]:
 
 
 def test_without_the_controller_it_says_what_helps() -> None:
-    with pytest.raises(HostError, match=r"as root: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control$"):
+    with pytest.raises(HostError, match=r"enable it with: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control$"):
         cgroup.hierarchy()
 
 

@@ -427,6 +427,8 @@ def test_lint_tells_a_missing_field_from_a_missing_file(cli: Cli, tmp_path: Path
     own.write_text("topology: metro-40km\nset: {linx.north.km: 1}\nschedule: []\n")
     assert "unknown field 'linx.north.km'" in cli("lint", str(own)).out
     assert "no such file" in cli("lint", str(tmp_path / "owm.yaml")).out
+    own.unlink()
+    assert cli("lint", str(own)).out == f"{own}: no such file\n", "there is none to suggest"
 
 
 def test_lint(cli: Cli, tmp_path: Path) -> None:

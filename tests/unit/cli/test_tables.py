@@ -63,3 +63,15 @@ def test_what_an_answer_sums_up_is_numbered_below_it() -> None:
 
     lines = [line.strip() for line in shown(tables.answers(Report()), 120).splitlines()]  # type: ignore[arg-type]
     assert [line for line in lines if line][-2:] == ["1. Cut north.", "2. Cut south."]
+
+
+def test_fixes_are_not_folded() -> None:
+    from testbed.host.doctor import Check
+
+    found = [
+        Check("veth", "ok", "x"),
+        Check("torch", "missing", "not installed", "pip " + "x " * 60),
+        Check("b", "ok", ""),
+    ]
+    assert tables.fixes(found) == ["  torch   pip " + "x " * 60]
+    assert tables.fixes([]) == []

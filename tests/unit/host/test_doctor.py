@@ -15,7 +15,6 @@ import pytest
 from testbed.errors import MissingTool
 from testbed.host import doctor
 from testbed.host.doctor import Check, can_run, limits, machine, programs, trial
-from testbed.host.doctor.check import program
 from testbed.host.emulators import fiberd
 
 IS_ROOT = os.geteuid() == 0
@@ -164,21 +163,6 @@ def test_a_machine_without_headroom_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert (told.state, "10 % idle" in told.detail) == ("limited", True)
     (told,) = machine.headroom()
     assert (told.state, "20 % stolen" in told.detail) == ("limited", True)
-
-
-def test_sudo_is_given_a_path_that_it_can_find(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = tmp_path / "my venv" / "bin" / "testbed"
-    script.parent.mkdir(parents=True)
-    script.touch()
-    monkeypatch.setattr(sys, "argv", [str(script), "doctor"])
-    assert program() == f"'{script}'"
-    monkeypatch.setattr(sys, "argv", ["-m"])
-    monkeypatch.setattr(sys, "executable", str(script.with_name("python")))
-    assert program() == f"'{script}'", "the script beside the interpreter"
-    monkeypatch.setattr("testbed.host.doctor.check._SUDO_FINDS", (str(script.parent),))
-    assert program() == "testbed", "sudo finds it by its name"
-    script.unlink()
-    assert program() == "testbed"
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="drops capabilities")

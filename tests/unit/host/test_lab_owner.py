@@ -149,3 +149,23 @@ def test_behind_sudo_the_user_is_the_one_who_called_it() -> None:
 def test_the_record_has_what_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     metro = bring_up(monkeypatch, "metro", ANNA)
     assert json.loads(metro.owner.read_text()).keys() == {"uid", "session", "terminal", "since_unix_s"}
+
+
+@pytest.mark.parametrize("variable", ["", "one", "two"])
+@pytest.mark.parametrize("owners", [{"one": 4711}, {"one": 4711, "two": 4711}, {"one": 9}, {"one": 9, "two": 4711}])
+def test_a_command_names_its_lab_exactly_where_it_would_not_be_taken(
+    monkeypatch: pytest.MonkeyPatch, owners: dict[str, int], variable: str
+) -> None:
+    for name, uid in owners.items():
+        bring_up(monkeypatch, name, Login(uid))
+    be(monkeypatch, Login(4711))
+    monkeypatch.setenv("TESTBED_LAB", variable)
+    words = lab_owner.flag("one")
+    assert words in ((), ("-l", "one"))
+    try:
+        taken = lab_owner.chosen(words[1] if words else None, changes=True).name
+    except UserError:
+        taken = ""
+    assert taken == "one", "with these words it is the lab that was meant"
+    if len(owners) == 1 and owners["one"] == 4711 and variable in ("", "one"):
+        assert words == (), "and none where it is taken anyway"

@@ -89,7 +89,40 @@ def test_a_demo_without_root(machine: Path) -> None:
         timeout=20,
     )
     assert done.returncode == 1
-    assert "run: sudo make demo" in done.stderr
+    assert "root lacks them here: if this is a container, start it with --privileged" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize(("programs", "line"), [(("sudo",), "sudo make demo"), ((), "su -c 'make demo'")])
+def test_a_demo_of_another_user(machine: Path, programs: tuple[str, ...], line: str) -> None:
+    """The command is one of this machine: sudo is not installed everywhere."""
+    for name in programs:
+        put(machine, name, "exit 0")
+    setpriv = str(shutil.which("setpriv"))
+    done = subprocess.run(
+        [setpriv, "--reuid=65534", "--clear-groups", "--inh-caps=-all", str(ROOT / "tools" / "setup.sh"), "demo"],
+        env={"PATH": str(machine), "HOME": "/"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 1
+    assert f"run: {line}\n" in done.stderr, done.stderr
+
+
+def test_who_called_sudo_is_told_of_sudo(machine: Path) -> None:
+    (machine / "ip").unlink()
+    environment = {"PATH": str(machine), "HOME": "/", "SUDO_UID": "1000"}
+    for more, words in ((environment, "sudo apt-get install iproute2"), ({}, ": apt-get install iproute2")):
+        done = subprocess.run(
+            [str(ROOT / "tools" / "setup.sh"), "demo"],
+            env={"PATH": str(machine), "HOME": "/", **more},
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        if os.geteuid() == 0:
+            assert words in done.stderr, done.stderr
 
 
 # ---- the compiler

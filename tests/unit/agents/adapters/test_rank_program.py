@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import sys
 import time
@@ -225,6 +224,5 @@ def test_each_shipped_library_has_a_program_and_an_extra_that_installs_it() -> N
         assert library.argv[:2] == (PYTHON, "-m")
         module = REPOSITORY / "agents" / library.argv[2].replace(".", "/")
         assert module.with_suffix(".py").is_file(), library.name
-        assert library.install, library.name
-        if extra := re.search(r"\[([\w-]+)\]", library.install):
-            assert extra[1] in extras, library.name
+        assert bool(library.install) != bool(library.extra), library.name
+        assert not library.extra or library.extra in extras, library.name

@@ -180,7 +180,7 @@ def test_the_wheel_holds_templates_stylesheet_and_scripts(tmp_path: Path) -> Non
     """Built of a copy: the build hook would replace the helper of this tree. Without one: that takes a compiler."""
     tree, out = tmp_path / "tree", tmp_path / "out"
     tree.mkdir()
-    for name in ("testbed", "agents", "topologies", "experiments"):
+    for name in ("testbed", "agents", "topologies", "experiments", "tools"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "build"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py"):
         shutil.copy(ROOT / name, tree)
@@ -192,3 +192,7 @@ def test_the_wheel_holds_templates_stylesheet_and_scripts(tmp_path: Path) -> Non
     data = [each for folder in ("templates", "assets") for each in (ROOT / "testbed/core/report" / folder).iterdir()]
     assert len(data) >= 10
     assert {each.relative_to(ROOT).as_posix() for each in data} <= held
+    installer = {
+        f"testbed/shipped/{it}" for it in ("install-containerlab.sh", "containerlab/go.mod", "containerlab/go.sum")
+    }
+    assert installer <= held, "hints name the script, so it must be where there is no repository"

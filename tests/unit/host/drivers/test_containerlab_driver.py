@@ -65,7 +65,11 @@ def test_every_module_that_is_built_has_its_checksum() -> None:
 @pytest.mark.parametrize(
     ("foreign", "ours", "words"),
     [
-        (docker.errors.DockerException("PermissionError(13, 'Permission denied')"), NotAllowed, "use sudo, or join"),
+        (
+            docker.errors.DockerException("PermissionError(13, 'Permission denied')"),
+            NotAllowed,
+            "join the group docker, or run as root",
+        ),
         (docker.errors.DockerException("FileNotFoundError(2, 'No such file')"), HostError, "docker is not running"),
         (requests.exceptions.ConnectionError("Connection refused"), HostError, "docker is not running"),
         (docker.errors.APIError("x", explanation="no space left on device"), HostError, "no space left on device"),

@@ -23,6 +23,7 @@ from testbed.core.physics import impairment
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.core.topology import names, topology_limits
 from testbed.errors import HostError, LabError, MissingTool, UnknownName
+from testbed.host import installation
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import Emulator
 from testbed.host.emulators.fiberd import Fiberd
@@ -52,7 +53,7 @@ def test_missing_binary_names_a_command_that_compiles_it(monkeypatch: pytest.Mon
         client.find_binary()
     assert caught.value.tool == "fiberd"
     python, *words = shlex.split(caught.value.install)
-    assert python == sys.executable
+    assert Path(python).name.startswith("python")
     assert words[:3] == ["-m", "pip", "install"]
     assert words[-2] == "--editable"
     assert (Path(words[-1]) / "hatch_build.py").samefile(FIBERD.parents[1] / "hatch_build.py")
@@ -61,7 +62,7 @@ def test_missing_binary_names_a_command_that_compiles_it(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("origin", "last"),
     [
-        ({"url": "file://CHECKOUT", "dir_info": {}}, "CHECKOUT"),
+        ({"url": "file://CHECKOUT", "dir_info": {}}, "file://CHECKOUT"),
         ({"url": "https://x/y.git", "vcs_info": {"vcs": "git", "commit_id": "4711"}}, "git+https://x/y.git@4711"),
         ({"url": "file:///tmp/x.whl", "archive_info": {}}, "FOLDER"),
         ({}, "FOLDER"),
@@ -74,13 +75,13 @@ def test_installed_elsewhere_the_command_names_what_it_was_installed_from(
     (tmp_path / "hatch_build.py").touch()
     text = json.dumps(origin).replace("CHECKOUT", str(tmp_path))
     monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
-    monkeypatch.setattr(client, "_PROJECT", tmp_path / "site-packages")
+    monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "site-packages" / "testbed")
     told = types.SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
-    monkeypatch.setattr(client.importlib.metadata, "distribution", lambda name: told)
+    monkeypatch.setattr(installation.importlib.metadata, "distribution", lambda name: told)
     with pytest.raises(MissingTool) as caught:
         client.find_binary()
     words = shlex.split(caught.value.install, comments=True)
-    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert words[1:4] == ["-m", "pip", "install"]
     assert last.replace("CHECKOUT", str(tmp_path)) in words
     assert "scale-across-testbed" not in words
 

@@ -44,7 +44,7 @@ def test_v1_has_it_beside_a_v2_that_has_not() -> None:
             "",
             r"no cpu controller in /sys/fs/cgroup: this kernel has none, or it belongs to cgroup v1",
         ),
-        (V2, "cpu io", "io", r"as root: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control"),
+        (V2, "cpu io", "io", r"enable it with: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control"),
         (V2.replace("rw,nosuid", "ro,nosuid"), "cpu", "cpu", "mounted read-only"),
         (V1.replace("rw,relatime", "ro,relatime"), "", "", "mounted read-only"),
     ],

@@ -1,0 +1,199 @@
+"""Commands that add what an installation lacks; and that they do, in a virtual environment that lacks it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import bare_python
+import pytest
+
+from testbed.host import installation
+from testbed.host.linux import invocation
+from testbed.host.linux.invocation import Invocation
+
+ROOT = Path(__file__).resolve().parents[3]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.fixture
+def how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invocation, "current", lambda: Invocation(python=".venv/bin/python"))
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_is_added_by_the_names_of_what_it_requires(how: None, extra: str) -> None:
+    words = shlex.split(installation.adding(extra))
+    assert words[:4] == [".venv/bin/python", "-m", "pip", "install"]
+    assert not any("scale-across-testbed" in it for it in words), "which is on no index"
+    own = [it for it in EXTRAS[extra] if not it.startswith("scale-across-testbed")]
+    assert set(own) <= set(words)
+    assert ("--extra-index-url" in words) == any(it.startswith("torch>") for it in words), (
+        "without it comes CUDA's torch"
+    )
+
+
+def test_an_installation_is_repeated_from_where_it_came_from(
+    how: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert installation.again() == f".venv/bin/python -m pip install --editable {ROOT}"
+    monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "site-packages" / "testbed")
+    (tmp_path / "tree").mkdir()
+    for found, source in (
+        ({"url": f"file://{tmp_path}/tree", "dir_info": {}}, f"file://{tmp_path}/tree"),
+        ({"url": "https://host/o/r", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}, "git+https://host/o/r@c0ffee"),
+        ({"url": f"file://{tmp_path}/gone", "dir_info": {}}, ""),
+        ({}, ""),
+        (None, ""),
+    ):
+        text = None if found is None else json.dumps(found)
+
+        class Installed:
+            read_text = staticmethod(lambda name, text=text: text)
+
+        monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed)
+        assert installation.again().rpartition(" ")[2] == source
+        assert not source or "--no-deps" in installation.again()
+
+
+def test_a_python_without_pip_gets_one_or_uses_uv(how: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = installation.importlib.util.find_spec
+    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/uv" if name == "uv" else None)
+    assert installation.pip(["x"]) == "uv pip install --python .venv/bin/python x"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert installation.pip(["x"]) == ".venv/bin/python -m ensurepip && .venv/bin/python -m pip install x"
+
+
+def test_a_distributions_own_python_is_changed_only_on_demand(how: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "_externally_managed", lambda: True)
+    assert installation.pip(["x"]) == ".venv/bin/python -m pip install --break-system-packages x"
+
+
+def test_packages_of_another_user_are_changed_as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    user = Invocation(python="python", become=("sudo",), privileged=False)
+    monkeypatch.setattr(invocation, "current", lambda: user)
+    monkeypatch.setattr(installation.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for owner, line in ((os.getuid(), "python -m pip install x"), (os.getuid() + 1, "sudo python -m pip install x")):
+        monkeypatch.setenv("SUDO_UID", str(owner))
+        assert installation.pip(["x"]) == line
+
+
+def test_debian_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/usr/bin/{name}")
+    assert installation.apt("gcc", "libc6-dev") == "apt-get install gcc libc6-dev"
+    monkeypatch.setattr(installation, "_has_lists", lambda: False)
+    assert installation.apt("gcc") == "apt-get update && apt-get install gcc", "a fresh image has no lists of packages"
+    monkeypatch.setattr(invocation, "current", lambda: Invocation(become=("sudo",)))
+    assert installation.apt("gcc") == "sudo apt-get update && sudo apt-get install gcc"
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    assert installation.apt("gcc") == "this system's package manager (Debian's packages are: gcc)"
+
+
+def test_the_script_that_installs_containerlab_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (script,) = shlex.split(installation.containerlab())
+    assert os.access(script, os.X_OK)
+    monkeypatch.chdir(tmp_path)
+    (script,) = shlex.split(installation.containerlab())
+    assert os.access(script, os.X_OK), "from another folder too"
+    monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "testbed")
+    assert "repository" in installation.containerlab()
+
+
+# ---- in an installation that lacks something
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a ``.venv`` of the testbed alone: no extra, so neither numpy nor torch nor pytest."""
+    folder = tmp_path_factory.mktemp("bare")
+    bare_python.make(folder / ".venv")
+    return folder
+
+
+@pytest.fixture
+def environment(bare: Path, tmp_path: Path) -> dict[str, str]:
+    """Where pip finds packages in a folder alone, and no shell finds this ``testbed`` by its name."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(tmp_path),
+        "TESTBED_STATE": str(tmp_path / "state"),
+        "TESTBED_RUNS": str(tmp_path / "runs"),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+
+
+def test_validate_without_its_extra_says_what_installs_it_which_works(bare: Path, environment: dict[str, str]) -> None:
+    said = bare_python.type_in(".venv/bin/testbed validate torch-gloo", bare, environment)
+    assert said.returncode == 3, said.stderr
+    assert said.stderr.startswith("testbed: numpy is missing: ")
+    hint = bare_python.after(said.stderr, "install it with: ")
+    listed = bare_python.type_in(".venv/bin/testbed ls libraries", bare, environment)
+    assert hint in [line.strip() for line in listed.stdout.splitlines()], "the table has the same command"
+    noted = bare_python.type_in(".venv/bin/testbed run metro-40km", bare, environment)
+    assert noted.returncode == 3
+    assert bare_python.after(noted.stderr, "install it with: ") == hint
+    without = bare_python.type_in(hint, bare, environment)
+    assert without.returncode != 0, "there is no such wheel yet"
+    assert "scale-across" not in without.stderr
+    for name in ("numpy", "torch"):
+        bare_python.wheel(Path(environment["PIP_FIND_LINKS"]), name, "99.0")
+    done = bare_python.type_in(hint, bare, environment)
+    assert done.returncode == 0, done.stderr
+    listed = bare_python.type_in(".venv/bin/testbed ls libraries --json", bare, environment)
+    missing = {it["name"]: it["missing"] for it in json.loads(listed.stdout)}
+    assert missing["torch-gloo"] == missing["ring"] == ""
+    assert "mpi4py" in missing["mpich"]
+    gone = bare_python.type_in(".venv/bin/python -m pip uninstall -y numpy torch", bare, environment)
+    assert gone.returncode == 0, gone.stderr
+
+
+def test_an_unknown_library_is_named_even_without_numpy(bare: Path, environment: dict[str, str]) -> None:
+    said = bare_python.type_in(".venv/bin/testbed validate torch-glo", bare, environment)
+    assert (said.returncode, said.stderr) == (2, "testbed: unknown library 'torch-glo'; did you mean torch-gloo?\n")
+
+
+def test_every_fix_of_doctor_is_a_command_that_this_machine_has(bare: Path, environment: dict[str, str]) -> None:
+    """Programs exist, Debian packages are known to apt, and pip accepts the requirements."""
+    said = bare_python.type_in(".venv/bin/testbed doctor --json", bare, environment)
+    checks = {it["name"]: it for it in json.loads(said.stdout)["checks"]}
+    assert checks["torch"]["state"] == "missing"
+    fixes = {name: it["fix"] for name, it in checks.items() if it["fix"] and it["state"] != "ok"}
+    assert "torch" in fixes
+    for name, fix in fixes.items():
+        if fix.startswith(("stop other", "raise pids.max", "root lacks", "run as root", "this system's", "export ")):
+            continue
+        for part in fix.split(" && "):
+            words = shlex.split(part)
+            while words[0] in ("sudo", "doas"):
+                words = words[1:]
+            found = shutil.which(words[0], path=f"{environment['PATH']}:{bare}") or (bare / words[0]).is_file()
+            assert found or words[0] in ("echo", "export") or words[0] == "modprobe", (name, fix)
+            if words[:2] == ["apt-get", "install"] and installation._APT_LISTS.glob("*_Packages*"):
+                known = subprocess.run(["apt-cache", "show", *words[2:]], capture_output=True, text=True, timeout=60)
+                assert known.returncode == 0 or not list(installation._APT_LISTS.glob("*_Packages*")), (name, fix)
+
+
+def test_the_last_line_of_doctor_says_the_same(bare: Path, environment: dict[str, str]) -> None:
+    said = bare_python.type_in(".venv/bin/testbed doctor", bare, environment)
+    last = said.stdout.strip().splitlines()[-1]
+    if said.returncode == 0:
+        fibers = last.partition("(")[2].partition(")")[0]
+        planned = bare_python.type_in(f"{fibers} --dry-run", bare, environment)
+        assert planned.returncode == 0, (fibers, planned.stderr)
+
+
+def test_this_python_is_where_packages_are_added() -> None:
+    assert installation.adding("pytest").startswith(f"{shlex.quote(sys.executable)} -m pip install ")
