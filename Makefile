@@ -6,6 +6,8 @@
 
 SHELL := /bin/bash
 VENV := .venv
+# In front of commands for whose shell is not that of root.
+SUDO := $(if $(SUDO_UID)$(filter-out 0,$(shell id -u)),sudo ,)
 # -W --keep-going: every warning is an error, and all of them are shown; -n: unresolved references are warnings.
 BUILD_DOCS = $(VENV)/bin/python -m sphinx -W --keep-going -n -q -j auto -b html -d build/doctrees docs build/docs
 
@@ -30,7 +32,7 @@ help:
 
 demo:
 	@tools/setup.sh demo
-	@tools/verdict.sh demo "the report is in the folder named above; next: sudo $(VENV)/bin/testbed up metro-40km" \
+	@tools/verdict.sh demo "the report is in the folder named above; next: $(SUDO)$(VENV)/bin/testbed up metro-40km" \
 	    $(VENV)/bin/testbed run metro-40km
 
 test:

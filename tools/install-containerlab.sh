@@ -17,6 +17,10 @@ readonly prefix=${PREFIX:-/usr/local}
 readonly module=github.com/srl-labs/containerlab
 pinned=$(sed -n "s#^require $module v##p" go.mod)
 readonly pinned
+# The command line: by its name, unless only the checkout has it.
+testbed=testbed
+command -v testbed >/dev/null || [ ! -x ../../.venv/bin/testbed ] || testbed=$(cd ../../.venv/bin && pwd)/testbed
+readonly testbed
 
 say() { echo "install-containerlab: $*"; }
 die() {
@@ -235,12 +239,12 @@ install_containerlab() {
 }
 
 main() {
-    [ "$(id -u)" -eq 0 ] || die "run it as root: sudo tools/install-containerlab.sh"
+    [ "$(id -u)" -eq 0 ] || die "run it as root: $(have sudo && echo "sudo $0" || echo "su -c $0")"
     have apt-get || die "this is for Debian and Ubuntu (apt-get); elsewhere install docker and containerlab $pinned as they say themselves"
     install_docker
     install_containerlab
-    say "done; next: testbed image build (docs/containerlab.md; one to three minutes on two cores, and a download of" \
-        "250 MB), and before it, on a machine that reaches no registry: testbed image base (one to two minutes)"
+    say "done; next: ${SUDO_UID:+sudo }$testbed image build (docs/containerlab.md; one to three minutes on two cores, and a download of" \
+        "250 MB), and before it, on a machine that reaches no registry: ${SUDO_UID:+sudo }$testbed image base (one to two minutes)"
 }
 
 main "$@"

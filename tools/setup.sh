@@ -50,6 +50,17 @@ have_compiler() {
 readonly program=$'#include <stdio.h>\n#include <linux/if_packet.h>\nint main(void) { return 0; }'
 with_fiberd() { [[ "${TESTBED_WITHOUT_FIBERD:-0}" = @(0|) ]]; }
 
+# How the user runs a command as root: as it is in a shell of root, else by sudo, or by su where there is no sudo.
+as_root() {
+    if [ "$(id -u)" -eq 0 ] && [ "${SUDO_UID:-0}" -eq 0 ]; then
+        echo "$*"
+    elif have sudo || [ "$(id -u)" -eq 0 ]; then
+        echo "sudo $*"
+    else
+        echo "su -c '$*'"
+    fi
+}
+
 # ---- requirements of the machine
 
 # Effective capabilities: 12 is CAP_NET_ADMIN, 21 is CAP_SYS_ADMIN (linux/capability.h).
@@ -67,22 +78,25 @@ check_machine() {
         lacking=$((lacking + 1))
     }
     if ! have "$python"; then
-        lack "python3 (3.11 or newer)" "apt-get install python3 python3-venv"
+        lack "python3 (3.11 or newer)" "$(as_root apt-get install python3 python3-venv)"
     elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
         lack "Python 3.11 or newer ($python is $("$python" -V 2>&1))" \
-            "apt-get install python3.11 python3.11-venv, then: make $target PYTHON=python3.11"
+            "$(as_root apt-get install python3.11 python3.11-venv), then: $(as_root make "$target" PYTHON=python3.11)"
     elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        lack "Python's venv module" "apt-get install python3-venv"
+        lack "Python's venv module" "$(as_root apt-get install python3-venv)"
     fi
     if [[ $target = @(demo|bench|soak) ]]; then
-        have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
+        have ip || lack "iproute2 (ip, tc)" "$(as_root apt-get install iproute2)"
         may_make_networks || {
-            echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to create networks); run: sudo make $target" >&2
+            local help
+            help="run: $(as_root make "$target")"
+            [ "$(id -u)" -ne 0 ] || help="root lacks them here: if this is a container, start it with --privileged"
+            echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to create networks); $help" >&2
             lacking=$((lacking + 1))
         }
     elif [ "$target" = test ]; then
-        have ip || lack "iproute2 (ip, tc)" "apt-get install iproute2"
-        may_make_networks || warn "not root: tests that create network namespaces are skipped; to run them: sudo make test"
+        have ip || lack "iproute2 (ip, tc)" "$(as_root apt-get install iproute2)"
+        may_make_networks || warn "not root: tests that create network namespaces are skipped; to run them: $(as_root make test)"
     fi
     compiler=own
     if ! with_fiberd; then
@@ -101,25 +115,25 @@ check_fetched_compiler() {
     local machine setting before=$lacking
     machine=$(uname -m)
     if [[ $machine != @(x86_64|aarch64|armv7l|i686|ppc64le|riscv64|s390x) ]]; then
-        lack "a C compiler (the package index has none for $machine)" "apt-get install gcc libc6-dev"
+        lack "a C compiler (the package index has none for $machine)" "$(as_root apt-get install gcc libc6-dev)"
     fi
     if [ -n "${PIP_NO_BUILD_ISOLATION:-}" ]; then
         lack "a C compiler, and pip gets none for the build, as PIP_NO_BUILD_ISOLATION is set" \
-            "apt-get install gcc libc6-dev, or run: env -u PIP_NO_BUILD_ISOLATION make $target"
+            "$(as_root apt-get install gcc libc6-dev), or run: env -u PIP_NO_BUILD_ISOLATION make $target"
     fi
     local home=${HOME:-/root}
     for setting in "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf "${XDG_CONFIG_HOME:-$home/.config}/pip/pip.conf" "$home/.pip/pip.conf"; do
         if [ -f "$setting" ] && ! sed -n '/^ *no-build-isolation/q1' "$setting"; then
             lack "a C compiler, and pip gets none for the build, as $setting has no-build-isolation" \
-                "apt-get install gcc libc6-dev, or run: PIP_CONFIG_FILE=/dev/null make $target"
+                "$(as_root apt-get install gcc libc6-dev), or run: PIP_CONFIG_FILE=/dev/null make $target"
         fi
     done
     if [[ "${PIP_NO_INDEX:-0}" != @(0|no|false|off) ]] && ! compgen -G "${PIP_FIND_LINKS:-/nowhere}/${ziglang/==/-}-*.whl" >/dev/null; then
         lack "a C compiler, and pip gets none for the build, as PIP_NO_INDEX is set and PIP_FIND_LINKS has no $ziglang" \
-            "apt-get install gcc libc6-dev, or where there is a network: pip download --no-deps $ziglang"
+            "$(as_root apt-get install gcc libc6-dev), or where there is a network: pip download --no-deps $ziglang"
     fi
     [ "$lacking" -gt "$before" ] ||
-        say "no C compiler here: pip gets one for the build, $ziglang (a download of 94 MB, 0.4 GB in ${TMPDIR:-/tmp} meanwhile), and compiles about a minute, longer if the machine is busy. To avoid both: apt-get install gcc libc6-dev"
+        say "no C compiler here: pip gets one for the build, $ziglang (a download of 94 MB, 0.4 GB in ${TMPDIR:-/tmp} meanwhile), and compiles about a minute, longer if the machine is busy. To avoid both: $(as_root apt-get install gcc libc6-dev)"
 }
 
 # ---- Debian packages for tests
@@ -151,7 +165,7 @@ install_test_tools() {
     { have prometheus && have promtool; } || missing+=(prometheus)
     [ "${#missing[@]}" -gt 0 ] || return 0
     if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
-        warn "tests that need ${missing[*]} are skipped; install with: sudo apt-get install ${missing[*]}"
+        warn "tests that need ${missing[*]} are skipped; install with: $(as_root apt-get install "${missing[@]}")"
         return 0
     fi
     say "installing Debian packages: ${missing[*]}"
@@ -171,7 +185,7 @@ install_containerlab() {
     local answer
     if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
         have containerlab ||
-            warn "tests of container labs are skipped: containerlab is missing; install it with: sudo tools/install-containerlab.sh"
+            warn "tests of container labs are skipped: containerlab is missing; install it with: $(as_root tools/install-containerlab.sh)"
         return 0
     fi
     have containerlab || say "installing containerlab (minutes, once)"
@@ -215,7 +229,7 @@ pip_or_die() {
         # The build hook's words come between the lines of pip's.
         { grep -E -A 4 '^ *(fiberd was not compiled|Do one of these)' "$log" || grep -E '^ *(ERROR|error)' "$log"; } | tail -n 8 >&2 || true
         [ "$compiler" != fetched ] || ! grep -q "$ziglang" "$log" ||
-            warn "$ziglang, the compiler for the build, could not be had or used. With a compiler of the machine it is not needed: apt-get install gcc libc6-dev"
+            warn "$ziglang, the compiler for the build, could not be had or used. With a compiler of the machine it is not needed: $(as_root apt-get install gcc libc6-dev)"
         die "pip could not install $what; its output is in $log. Without a network, put wheels in a folder and set PIP_FIND_LINKS"
     fi
 }
@@ -262,7 +276,7 @@ install_project() {
     if ! venv_fits; then
         built=no
         say "creating $venv with $("$python" -V)"
-        "$python" -m venv --clear "$venv" || die "python's venv module failed; try: apt-get install python3-venv"
+        "$python" -m venv --clear "$venv" || die "python's venv module failed; try: $(as_root apt-get install python3-venv)"
     fi
     : >"$log"
     # First of all: if fiberd cannot be compiled, nobody waits for torch to learn it.
