@@ -8,7 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
+from testbed.host.linux import invocation  # noqa: E402
 from testbed.version import __version__  # noqa: E402
+
+invocation.current = invocation.Invocation  # examples in help call the program by its name, not by this machine's path
 
 project = "Scale-across training testbed"
 author = "the testbed's authors"

@@ -51,7 +51,7 @@ def refuse_in_container(
     if barred == folder and not read_only:
         raise ProgramBarred(
             f"programs in containers run as {user}, who cannot write in the current folder, {folder}; give it to this"
-            f" user (chown {user.uid} {folder}), start from another folder, or add --read-only if your program writes"
+            f" user ({invocation.as_root(f'chown {user.uid} {shlex.quote(str(folder))}')}), start from another folder, or add --read-only if your program writes"
             " nothing there"
         )
     if barred:

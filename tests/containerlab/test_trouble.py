@@ -291,7 +291,7 @@ def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
 ) -> None:
     """Its containers live on: what needs no docker still works."""
     name = oracle.unused_name()
-    gone = "docker is not running; start it: service docker start, or where that fails: sudo tools/install-containerlab"
+    gone = "docker is not running; start it: service docker start, or where that fails: tools/install-containerlab"
 
     def said(*words: str) -> tuple[int, str, str]:
         done = subprocess.run([*TESTBED, *words], capture_output=True, text=True, timeout=60)

@@ -213,7 +213,7 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
         with translated(f"import {name}"):
             client().api.import_image_from_file(str(archive), repository=repository, tag=tag)
         _sweep(replaced, say)
-    say(f"{name}: built in {time.monotonic() - began:.0f} s; next: testbed image build")
+    say(f"{name}: built in {time.monotonic() - began:.0f} s; next: {invocation.command('image', 'build')}")
     return name
 
 
