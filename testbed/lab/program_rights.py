@@ -49,9 +49,10 @@ def refuse_in_container(
     wanted += [] if read_only else [("w", folder)]
     barred = program_user.first_refused(user, wanted, place.output)
     if barred == folder and not read_only:
+        give = invocation.as_root(f"chown {user.uid} {shlex.quote(str(folder))}")
         raise ProgramBarred(
             f"programs in containers run as {user}, who cannot write in the current folder, {folder}; give it to this"
-            f" user ({invocation.as_root(f'chown {user.uid} {shlex.quote(str(folder))}')}), start from another folder, or add --read-only if your program writes"
+            f" user ({give}), start from another folder, or add --read-only if your program writes"
             " nothing there"
         )
     if barred:
