@@ -45,7 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def reachable_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let every user enter the temporary folders of tests."""
-    tmp_path_factory.getbasetemp().chmod(0o711)
+    base = tmp_path_factory.getbasetemp()
+    for folder in (base, base.parent):  # a worker of xdist has its folder in that of the whole run
+        if folder.name.startswith(("testbed-tests-", "popen-gw")):
+            folder.chmod(0o711)
     make = tmp_path_factory.mktemp
 
     def mktemp(basename: str, numbered: bool = True) -> Path:

@@ -38,10 +38,10 @@ def report_two(
         console.show_json(to_json(found))
     else:
         for line in _head(found):
-            console.show(line)
+            console.show_paragraph(line)
         if not console.quiet():
             for each in _tables(found):
-                console.show(each)
+                console.show_paragraph(each) if isinstance(each, Text) else console.show(each)
         console.show(f"report: {page}")
     if open_page:
         open_page(page)

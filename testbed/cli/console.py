@@ -100,6 +100,11 @@ def show(result: RenderableType) -> None:
     out().print(result, soft_wrap=isinstance(result, str | Text))  # else a command in it would be folded
 
 
+def show_paragraph(prose: Text) -> None:
+    """Print prose as a result, wrapped between words: it has no command that a fold would break."""
+    out().print(prose)
+
+
 def show_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()

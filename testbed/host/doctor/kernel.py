@@ -106,7 +106,7 @@ def parts(tried: Mapping[str, str]) -> Iterator[Check]:
     yield Check(
         "alternative names",
         "limited" if problem else "ok",
-        f"{problem}; interfaces of long names have only their short one, see testbed show"
+        f"{problem}; interfaces of long names have only their short one, see {invocation.command('show', 'TOPOLOGY')}"
         if problem
         else "interfaces of names above 15 characters have the full one as well",
     )

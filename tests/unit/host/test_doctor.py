@@ -118,7 +118,7 @@ def test_torch_is_asked_for_without_importing_it(checks: dict[str, Check], monke
 
 def test_without_nsenter_or_setpriv_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "setpriv" else which(name))
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "setpriv" else which(name, **more))
     found = tuple(programs.tools())
     told = next(check for check in found if check.name == "nsenter, setpriv")
     assert (told.state, told.fix) == ("missing", "apt-get install util-linux")

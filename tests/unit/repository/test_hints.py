@@ -168,7 +168,7 @@ def test_faults_in_the_guide_are_in_the_words_that_are_printed() -> None:
     """What a user sees, in backticks, occurs in the source; a part that differs between users is ``…`` there."""
     said = "\0".join(
         node.value
-        for file in (*SOURCES, *sorted((ROOT / "agents").rglob("*.py")))
+        for file in (*SOURCES, *sorted((ROOT / "agents").rglob("*.py")), ROOT / "hatch_build.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
