@@ -39,7 +39,8 @@ class Commit:
 
     @property
     def begin_t(self) -> float:
-        return self.t - self.duration_s
+        # The begin itself where it is known: a difference would be off by rounding.
+        return self.t - self.duration_s if self.resumed or self.stood_t == -math.inf else self.stood_t
 
     @property
     def step_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +64,17 @@ def test_ranks_that_record_no_end_died_where_the_run_says_that_the_job_failed():
     windows = [fault("a", 2.1, None)]
     assert evaluate(logs, windows, 2.2, seen_t=9.0, failed=True).faults[0].longest_gap_s == pytest.approx(7.0)
     assert evaluate(logs, windows, 2.2, seen_t=9.0).faults[0].recovered is None, "a plain stop, as far as is known"
+
+
+@pytest.mark.parametrize("steps", range(5, 40))
+def test_whose_an_open_gap_is_does_not_depend_on_how_long_it_was_seen(steps):
+    *_, last_t = accumulate([PACE_S] * steps, initial=0.0)
+    dead = job([PACE_S] * steps, "failed", last_t + 0.01)
+    for edge_t in (last_t, last_t - 3 * PACE_S):
+        for ended_t in (math.nextafter(edge_t, 0.0), edge_t, math.nextafter(edge_t, math.inf)):
+            windows = [fault("a", ended_t - 0.2, ended_t)]
+            seen = [last_t + 0.01 + more_s for more_s in (0.0, 0.37, 1.0, 2.0, 40.0)]
+            assert len({evaluate(dead, windows, seen_t=t).faults[0].gap_open for t in seen}) == 1
 
 
 def test_an_orderly_stop_during_a_fault_that_was_come_through_leaves_no_gap():
