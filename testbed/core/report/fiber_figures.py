@@ -19,7 +19,7 @@ from testbed.core.report.plotly_figure import (
     made,
     over_time,
     plain,
-    short,
+    told_apart,
     trace_mode,
 )
 from testbed.core.units import parse_rate_bps
@@ -46,12 +46,12 @@ def throughput(report: Report, span: Span) -> Figure | None:
             "y": [value / 1e6 for value in series.bps],
             "customdata": [_full(value, scale) for value in series.bps],
             "mode": trace_mode(series.t_s),
-            "name": plain(short(direction, _MOST_OF_A_NAME)),
+            "name": plain(name),
             "line": {"color": color, "dash": "dot" if second else "solid", "width": 2},
             "marker": {"size": 4},
             "hovertemplate": "%{x:.1f} s: %{y:.1f} Mb/s%{customdata}",
         }
-        for series, (direction, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
+        for series, (name, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
     ]
     rates = list(_rates(report, links, span, scale))
     most = max([0.0, *(value for series in shown for value in series.bps), *_own_rates(report, links).values()])
@@ -123,16 +123,19 @@ def _nice(value: float) -> float:
 def _rates(report: Report, links: frozenset[str], span: Span, scale: float) -> Iterator[Json]:
     """Yield the line of each rate that the shown links have, and that of a direction in which a fault changed it."""
     own = _own_rates(report, links)
+    names = dict(zip(own, told_apart(list(own), _MOST_OF_A_NAME), strict=True))
     for rate_bps in dict.fromkeys(own.values()):
-        named = [name for name, each in own.items() if each == rate_bps]
-        of = short(", ".join(named), _MOST_OF_A_NAME) if len(named) < 4 else f"{len(named)} links"
+        named = [names[link] for link, each in own.items() if each == rate_bps]
+        of = ", ".join(named)
+        if len(named) > 3 or (len(named) > 1 and len(of) > _MOST_OF_A_NAME):
+            of = f"{len(named)} links"
         yield _rate_line(
             [span.first_s, span.last_s], [rate_bps], f"rate of {plain(of)}:<br>{stands_for(rate_bps, scale, 3)}", "dash"
         )
     for link, steps in _changed_rates(report, own).items():
         times = [span.first_s, *(t_s for t_s, _ in steps), span.last_s]
         values = [own[link], *(bps for _, bps in steps)]
-        yield _rate_line(times, values, f"rate of {plain(short(link, _MOST_OF_A_NAME))},<br>with faults", "dashdot")
+        yield _rate_line(times, values, f"rate of {plain(names[link])},<br>with faults", "dashdot")
 
 
 def _own_rates(report: Report, links: frozenset[str]) -> Mapping[str, float]:
@@ -177,12 +180,12 @@ def _changed_rates(report: Report, own: Mapping[str, float]) -> Mapping[str, Seq
 
 
 def _links(directions: Sequence[str]) -> list[tuple[str, str, bool]]:
-    """Return each direction with its link's color, and whether it is not the first of its link."""
+    """Return the name of each direction, its link's color, and whether it is not the first of its link."""
     links = [_link(direction) for direction in directions]
     order = list(dict.fromkeys(links))
     return [
-        (direction, CYCLE[order.index(link) % len(CYCLE)], link in links[:index])
-        for index, (direction, link) in enumerate(zip(directions, links, strict=True))
+        (name, CYCLE[order.index(link) % len(CYCLE)], link in links[:index])
+        for index, (name, link) in enumerate(zip(told_apart(directions, _MOST_OF_A_NAME), links, strict=True))
     ]
 
 
@@ -199,14 +202,14 @@ def lateness(report: Report) -> Figure | None:
             "type": "bar",
             "x": labels[:used],
             "y": [100.0 * count / sum(each.counts) for count in each.counts[:used]],
-            "name": plain(short(direction, _MOST_OF_A_NAME)),
+            "name": plain(name),
             "marker": {
                 "color": color,
                 "pattern": {"shape": "/" if second else "", "fillmode": "overlay", "fgopacity": 0.6},
             },
             "hovertemplate": "%{x}: %{y:.2f} %",
         }
-        for each, (direction, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
+        for each, (name, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
     ]
     return made(
         "lateness",

@@ -7,7 +7,9 @@ light and on dark. The dash of a line also tells the direction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.fields import json_values
@@ -33,6 +35,7 @@ __all__ = [
     "over_time",
     "plain",
     "short",
+    "told_apart",
     "trace_mode",
 ]
 
@@ -125,6 +128,48 @@ def short(name: str, most: int) -> str:
         return name
     tail = (most - 1) // 2
     return f"{name[: most - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def told_apart(names: Sequence[str], most: int) -> list[str]:
+    """Return ``names`` in ``most`` characters each, as far as they can then be told apart at a glance.
+
+    A long name loses first the words that most of the others have in the same place of ``link:site``.
+
+    >>> told_apart(["bay-area-coast-north:san-jose", "bay-area-coast-south:san-jose"], 20)
+    ['bay-area…north:san…', 'bay-area…south:san…']
+    """
+    split = [_words(name) for name in names]
+    seen = Counter(word for words in split for word in set(words))
+    shorter = [
+        name if len(name) <= most else short(_without(words, seen, most), most)
+        for name, words in zip(names, split, strict=True)
+    ]
+    alike = Counter(shorter)
+    return [name if alike[each] > 1 else each for name, each in zip(names, shorter, strict=True)]
+
+
+def _words(name: str) -> list[tuple[int, str]]:
+    """Return the words of ``name``, each with the place of its part."""
+    return [(at, word) for at, part in enumerate(name.split(":")) for word in part.split("-")]
+
+
+def _without(words: Sequence[tuple[int, str]], seen: Mapping[tuple[int, str], int], most: int) -> str:
+    """Return ``words`` without those ``seen`` most often, the last first, until ``most`` characters hold the rest."""
+    kept = set(range(len(words)))
+    for index in sorted(kept, key=lambda it: (-seen[words[it]], -it)):
+        if len(_joined(words, kept)) <= most:
+            break
+        if any(words[other][0] == words[index][0] for other in kept - {index}):
+            kept.remove(index)
+    return _joined(words, kept)
+
+
+def _joined(words: Sequence[tuple[int, str]], kept: Collection[int]) -> str:
+    parts = []
+    for part in dict.fromkeys(at for at, _ in words):
+        shown = [word if index in kept else "…" for index, (at, word) in enumerate(words) if at == part]
+        parts.append(re.sub("-?(…-?)+", "…", "-".join(shown)))
+    return ":".join(parts)
 
 
 def trace_mode(values: Sequence[object]) -> str:

@@ -27,14 +27,14 @@ from testbed.core.report.plotly_figure import (
     made,
     over_time,
     plain,
-    short,
+    told_apart,
     trace_mode,
 )
 
 __all__ = ["scraped_figures"]
 
-
 MOST_LINES = 8
+_MOST_OF_A_NAME = 30
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def _lines_of_ranks(tracks: Iterable[RankTrack], quantity: _Quantity) -> list[Js
 
 def _lines_of_groups(groups: Mapping[str, Sequence[RankTrack]], quantity: _Quantity) -> list[Json]:
     lines: list[Json] = []
-    for number, (name, tracks) in enumerate(groups.items()):
+    names = told_apart(list(groups), _MOST_OF_A_NAME)
+    for number, (name, tracks) in enumerate(zip(names, groups.values(), strict=True)):
         color = CYCLE[number % len(CYCLE)]
         found = _spread(tracks, quantity)
         times = list(found)
@@ -148,7 +149,7 @@ def _lines_of_groups(groups: Mapping[str, Sequence[RankTrack]], quantity: _Quant
         lines.append(
             {
                 **_line(times, [middle for _, middle, _ in found.values()]),
-                "name": plain(short(name, 30)),
+                "name": plain(name),
                 "line": {"color": color, "dash": DASHES[number // len(CYCLE) % len(DASHES)], "width": 2},
                 "hovertemplate": f"%{{x:.1f}} s: median %{{y:.{quantity.digits}f}} {quantity.unit}",
             }
