@@ -1,6 +1,7 @@
 """The events of a run in its report: one sentence per event, instead of the fields of its record.
 
-The page and Markdown show the first :data:`SHOWN` and fold the others away.
+The page and Markdown show the first :data:`SHOWN` and fold the others away, the phases of faults before all else: a
+ramp has dozens of them.
 """
 
 from __future__ import annotations
@@ -56,13 +57,21 @@ def _whole(event: Event, parameters: Mapping[str, Mapping[str, str]]) -> Event:
 
 def table(events: Sequence[EventLine]) -> Table | None:
     """The first :data:`SHOWN` events; None if there are none."""
-    return _table(events[:SHOWN], "Events")
+    shown = _shown(events)
+    return _table((each for index, each in enumerate(events) if index in shown), "Events")
 
 
 def folded(events: Sequence[EventLine]) -> Table | None:
     """The other events; None if there are none. Its label says how many there are."""
-    more = len(events) - SHOWN
-    return _table(events[SHOWN:], f"{formats.plural(more, 'more event')}") if more > 0 else None
+    shown = _shown(events)
+    rest = [each for index, each in enumerate(events) if index not in shown]
+    return _table(rest, formats.plural(len(rest), "more event")) if rest else None
+
+
+def _shown(events: Sequence[EventLine]) -> frozenset[int]:
+    """Return the indices of the events to show: of phases of faults as many as the other events leave room for."""
+    order = sorted(range(len(events)), key=lambda index: (events[index].event == "fault-phase", index))
+    return frozenset(order[:SHOWN])
 
 
 def _table(events: Iterable[EventLine], label: str) -> Table | None:

@@ -111,6 +111,15 @@ def test_runs_of_earlier_versions_show_the_values_that_a_fault_gave(impaired: Pa
 # ---- events are folded after twenty
 
 
+def test_a_ramp_s_phases_are_folded_before_what_happened_after_them() -> None:
+    ramp = [Event(float(t), "fault-phase", {"fault": "f1", "phase": f"loss {t}%"}) for t in range(40)]
+    listed = events_section.lines([*ramp, Event(50.0, "fault-began", {"fault": "f2"})], 0.0)
+    first, rest = events_section.table(listed), events_section.folded(listed)
+    assert first and rest
+    assert [row[0] for row in first.rows] == [*(f"{t}.000" for t in range(19)), "50.000"]
+    assert rest.label == "21 more events"
+
+
 def lines(count: int) -> tuple[events_section.EventLine, ...]:
     return events_section.lines([Event(float(t), "note", {"text": f"note {t}"}) for t in range(count)], 0.0)
 
