@@ -27,7 +27,7 @@ from testbed.core.analysis.recovery import FaultRecovery, JobSpan, recover
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 from testbed.core.records.rank_log import RankLog
 
-__all__ = ["JobEvidence", "evaluate"]
+__all__ = ["JobEvidence", "evaluate", "loss_steps"]
 
 _OF_A_STEP = re.compile(r"step ([0-9]{1,12}): (.*)", re.DOTALL)
 _LOSS_STEPS = 10
@@ -120,7 +120,12 @@ class JobEvidence:
 
     @property
     def _loss_steps(self) -> int:
-        return min(_LOSS_STEPS, max(1, len(self.commits) // 2))
+        return loss_steps(len(self.commits))
+
+
+def loss_steps(committed: int) -> int:
+    """Return over how many steps ``train_loss`` at either end of a job is the mean."""
+    return min(_LOSS_STEPS, max(1, committed // 2))
 
 
 def evaluate(

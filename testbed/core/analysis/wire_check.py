@@ -227,7 +227,8 @@ def _sentence(cuts: Sequence[WireCut], steps: int, why: str) -> str:
         f" {_bytes(cut.expected_bytes)})"
         for cut in cuts
     )
-    return f"At least the bound crossed the fiber: in {steps} steps {parts}. It is only a bound, because {why}."
+    counted = f"{steps} step{'' if steps == 1 else 's'}"
+    return f"At least the bound crossed the fiber: in {counted} {parts}. It is only a bound, because {why}."
 
 
 def _bytes(count: float) -> str:

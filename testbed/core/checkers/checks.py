@@ -98,7 +98,7 @@ def _sums(records: Grouped) -> Checker:
     findings += [found for tag, samples in whole.items() if (found := _added_again(tag, samples))]
     elements = sum(len(next(iter(samples.values())).at) for samples in whole.values())
     looked_at = (
-        f"{len(compared)} collectives compared over {records.world_size} ranks;"
+        f"{len(compared)} collective{'' if len(compared) == 1 else 's'} compared over {records.world_size} ranks;"
         f" {elements} elements of {len(whole)} of them recomputed"
     )
     wrong = {(it.attempt, it.step, it.sequence) for it in findings}

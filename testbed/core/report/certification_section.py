@@ -121,8 +121,9 @@ def meaning(certificate: Certificate) -> str:
     off = [each.taken_off_s for link in certificate.links for each in link.directions if each.taken_off_s]
     if not off:
         return ""
+    least, most = formats.microseconds(min(off)), formats.microseconds(max(off))
     return (
-        f"Calibration takes {formats.microseconds(min(off))} to {formats.microseconds(max(off))} us off the delays of"
+        f"Calibration takes {least if least == most else f'{least} to {most}'} us off the delays of"
         f" {len(off)} directions, so that two nodes see the fiber's delay; these are measured from node to node, and"
         " their error is the median less the target. A row node to node is the RTT less that inside a site."
     )

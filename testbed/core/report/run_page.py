@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from testbed.core.analysis.goodput import loss_steps
 from testbed.core.fields import sequence, text
 from testbed.core.report import (
     certification_section,
@@ -81,12 +82,14 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
         return tuple((name, value, note) for name, value, note in _program(report) if value != formats.UNKNOWN)
     training = report.training
     done = formats.count(training.steps_committed)
+    averaged = loss_steps(training.steps_committed)
     of = f" of {formats.count(training.steps_planned)}" if training.steps_planned else ""
     return (
         (
             "train_loss",
             f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}",
-            f"{done}{of} steps, means of the first and last 10",
+            f"{done}{of} step{'' if (training.steps_planned or training.steps_committed) == 1 else 's'}"
+            + (f", means of the first and last {averaged}" if averaged > 1 else ""),
         ),
         (
             "recovery",

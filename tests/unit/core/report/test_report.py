@@ -526,3 +526,13 @@ def test_what_the_scale_model_does_not_hold_is_said(run):
         assert "biased too harsh" in text and "one packet takes long" in text
         assert "as it is</td>" not in text
     jsonschema.validate(to_json(report), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("steps", "planned", "said"),
+    [(1, 1, "1 of 1 step"), (3, 500, "3 of 500 steps"), (12, 12, "12 of 12 steps, means of the first and last 6")],
+)
+def test_the_losses_of_a_short_job_are_not_said_to_be_means_of_ten_steps(tmp_path, steps, planned, said):
+    report = report_of(run_factory.make_run(tmp_path / "run", steps=steps))
+    training = dataclasses.replace(report.training, steps_planned=planned)
+    assert f">{said}<" in html(dataclasses.replace(report, training=training))
