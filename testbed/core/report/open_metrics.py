@@ -17,10 +17,10 @@ from testbed.core.report import formats
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.units import Unreadable
 
-__all__ = ["AT_LEAST", "AT_MOST", "OpenMetric", "judge", "judged", "open_metrics", "words"]
+__all__ = ["AT_LEAST", "AT_MOST", "SIGN", "OpenMetric", "judge", "judged", "open_metrics", "words"]
 
 AT_LEAST, AT_MOST = "at least", "at most"
-_SIGN = {AT_LEAST: ">=", AT_MOST: "<="}
+SIGN = {AT_LEAST: ">=", AT_MOST: "<="}
 _WHY = {
     "recovery": "training did not come back",
     "time_to_resume": "the job did not resume",
@@ -84,4 +84,4 @@ def words(expectation: Expectation) -> str:
     name = next((it for it in _WHY if name.startswith(it)), "")
     value = expectation.measured
     shown = formats.share(value) if name == "goodput" else formats.duration(value)
-    return f"{_SIGN.get(expectation.bound, '')} {shown}, {_WHY.get(name, 'the job did not come back')}"
+    return f"{SIGN.get(expectation.bound, '')} {shown}, {_WHY.get(name, 'the job did not come back')}"

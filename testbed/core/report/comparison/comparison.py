@@ -32,7 +32,14 @@ _ABSENT = frozenset({"share", "B", "bit/s"})
 
 Key = TypeVar("Key")
 Judgement = Literal[
-    "equal", "within the noise", "beyond the noise", "one value each", "only in A", "only in B", "in neither"
+    "equal",
+    "within the noise",
+    "beyond the noise",
+    "one value each",
+    "only a bound",
+    "only in A",
+    "only in B",
+    "in neither",
 ]
 
 
@@ -61,7 +68,8 @@ class Compared:
     """One quantity of both runs, in SI units. ``difference`` is b - a, ``ratio`` is b / a; None where unknown.
 
     ``judgement`` is "within the noise" where the ranges of the two runs' parts overlap, "beyond the noise" where all
-    parts of one are below all parts of the other, "one value each" where a run has no parts to tell.
+    parts of one are below all parts of the other, "one value each" where a run has no parts to tell, "only a bound"
+    where one of the values is no more than that.
     """
 
     id: str
@@ -170,10 +178,13 @@ def _compared(a: Quantity | None, b: Quantity | None) -> Compared | None:
     if told is None or (left is None and right is None and not (a and a.detail) and not (b and b.detail)):
         return None
     difference = ratio = None
-    if left is not None and right is not None:
+    bounded = any(it and it.bound for it in (a, b))
+    if left is not None and right is not None and not bounded:
         difference = right - left
         ratio = right / left if left else None
     judged = _judge(left, right, a.noise if a else None, b.noise if b else None)
+    if bounded and left is not None and right is not None:
+        judged = "only a bound"
     return Compared(told.id, told.name, told.unit, a, b, difference, ratio, judged)
 
 
@@ -246,5 +257,7 @@ def _plain(it: Compared) -> dict[str, object]:
         "noise_b": it.b.noise if it.b else None,
         "detail_a": it.a.detail if it.a else "",
         "detail_b": it.b.detail if it.b else "",
+        "bound_a": it.a.bound if it.a else "",
+        "bound_b": it.b.bound if it.b else "",
         "judgement": it.judgement,
     }

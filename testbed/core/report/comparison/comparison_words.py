@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from testbed.core.analysis.inside_noise import PARTS
 from testbed.core.physics.full_scale import at_full_scale
-from testbed.core.report import formats
+from testbed.core.report import formats, open_metrics
 from testbed.core.report.comparison.comparison import Compared, SideBySide
 from testbed.core.report.comparison.side import Quantity, Side
 
@@ -31,6 +31,7 @@ JUDGED: Mapping[str, str] = {
     "within the noise": "within the noise",
     "beyond the noise": "beyond the noise",
     "one value each": "noise unknown",
+    "only a bound": "only a bound",
     "only in A": "only in A",
     "only in B": "only in B",
     "in neither": formats.UNKNOWN,
@@ -51,7 +52,8 @@ def value(found: Quantity | None) -> str:
     """Return a value with its unit; a rate with its meaning at full scale."""
     if found is None or found.value is None:
         return formats.UNKNOWN
-    shown = _amount(found.unit, found.value)
+    shown = f"{open_metrics.SIGN[found.bound]} " if found.bound else ""
+    shown += _amount(found.unit, found.value)
     full = at_full_scale(found.value, found.scale, 3) if found.unit == "bit/s" else ""
     return f"{shown} for {full}" if full else shown
 

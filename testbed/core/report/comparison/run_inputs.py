@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from testbed.core import units
-from testbed.core.fields import Fields, text
+from testbed.core.fields import Fields, number, text
 from testbed.core.physics import full_scale, parameters
 from testbed.core.physics.impairment import Impairment
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
+from testbed.core.report import formats
 from testbed.core.report.comparison.side import Input
 from testbed.core.topology.model import Link, Topology
 from testbed.core.validation.result import Validation
@@ -146,8 +147,8 @@ def _experiment(info: RunInfo) -> Iterator[Input]:
     yield Input("experiment", "experiment", text(info.experiment, "name"))
     written = (line.partition("# ")[0].rstrip() for line in text(info.experiment, "text").splitlines())
     yield Input("experiment", FILE, "\n".join(line for line in written if line and not line.startswith("#")))
-    for number, line in enumerate(info.schedule, 1):
-        yield Input("experiment", f"planned fault {number}", _planned(line))
+    for index, line in enumerate(info.schedule, 1):
+        yield Input("experiment", f"planned fault {index}", _planned(line))
     for condition in info.hypothesis:
         yield Input("experiment", f"steady state, {condition.when}: {condition.text}", "asked")
     for expectation in info.expectations:
@@ -155,12 +156,15 @@ def _experiment(info: RunInfo) -> Iterator[Input]:
 
 
 def _planned(line: Fields) -> str:
-    """Return a line of the schedule: ``cut north, after step 125``."""
+    """Return a line of the schedule: ``cut north, after step 125, for 5 s``."""
     rest = {key: it for key, it in line.items() if key not in _MEASURED | {"inject", "target"}}
     if rest.get("repeat") == 1:
         del rest["repeat"]
+    times = {"every": number(rest, "every_s") or None, "for": number(rest, "lasts_s")}
+    rest = {key: it for key, it in rest.items() if key not in ("lasts_s", "every_s")}
+    lasting = [f"{word} {formats.duration(seconds)}" for word, seconds in times.items() if seconds is not None]
     said = " ".join(it for it in (text(line, "inject"), text(line, "target")) if it)
-    return ", ".join([said, *(f"{name} {value}" for name, value in _flat(rest))])
+    return ", ".join([said, *(f"{name} {value}" for name, value in _flat(rest)), *lasting])
 
 
 def _flat(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, str]]:

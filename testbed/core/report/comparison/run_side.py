@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from testbed.core.analysis.inside_noise import Range, range_of_parts
 from testbed.core.fields import text
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
-from testbed.core.report import document, formats, rank_seconds_section
+from testbed.core.report import document, formats, open_metrics, rank_seconds_section
 from testbed.core.report.comparison import run_inputs
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.report.document import Fault, Report
@@ -92,9 +93,10 @@ def _figures(report: Report) -> Iterator[Quantity]:
     yield Quantity("steps_committed", "steps committed", "count", training.steps_committed or None, detail=planned)
     yield Quantity("wall_s", "time of training", "s", training.wall_s)
     yield Quantity("tokens_per_s", "tokens per second, faults included", "tokens/s", training.tokens_per_s)
-    yield Quantity("goodput", "goodput", "share", training.goodput)
+    yield _bounded(Quantity("goodput", "goodput", "share", training.goodput), report)
     yield Quantity("compute_utilization", "compute utilization", "share", training.compute_utilization)
-    yield Quantity("recovery_s", "recovery (longest gap around a fault)", "s", training.recovery_s)
+    recovery = Quantity("recovery_s", "recovery (longest gap around a fault)", "s", training.recovery_s)
+    yield _bounded(recovery, report)
     lost = float(training.steps_lost) if training.steps_committed else None
     yield Quantity("steps_lost", "steps lost", "count", lost)
     yield Quantity("attempts", "attempts", "count", float(len(report.attempts)) if report.attempts else None)
@@ -103,6 +105,12 @@ def _figures(report: Report) -> Iterator[Quantity]:
     yield Quantity("duration_s", "whole run", "s", report.duration_s)
     yield Quantity("cpu_busy", "CPU busy, median", "share", report.machine.cpu_busy)
     yield Quantity("emulator_cores", "emulator's cores, mean", "count", report.machine.emulator_cores)
+
+
+def _bounded(found: Quantity, report: Report) -> Quantity:
+    """Return ``found``, as a bound where the job did not come back."""
+    metric = report.open_metrics.get(found.id.removesuffix("_s"))
+    return replace(found, bound=metric.bound) if metric else found
 
 
 def _disturbed(faults: Sequence[Fault], begin_s: float, end_s: float) -> bool:
@@ -141,7 +149,9 @@ def _faults(report: Report) -> Iterator[Quantity]:
             told.insert(0, fault.label)
         if fault.gap_open:
             told.append("the gap is still open")
-        yield Quantity(f"{key}{number}", f"{key}{number}", "s", fault.longest_gap_s, detail=", ".join(told))
+        bound = open_metrics.AT_LEAST if fault.gap_open else ""
+        name = f"{key}{number}"
+        yield Quantity(name, name, "s", fault.longest_gap_s, detail=", ".join(told), bound=bound)
 
 
 def _certificate(report: Report) -> Iterator[Quantity]:

@@ -39,7 +39,8 @@ class Quantity:
     """One measured value. ``unit`` is s, share (0..1), count, bit/s, B, nats or tokens/s.
 
     ``noise`` is the range over the parts of the run, or the value's own confidence interval; None: one value alone.
-    ``scale`` is the topology's, for a rate. ``detail`` says in a few words what the number leaves out.
+    ``scale`` is the topology's, for a rate. ``detail`` says in a few words what the number leaves out. ``bound``: "at
+    least" or "at most", where the value is only that, because the job did not come back.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Quantity:
     noise: Range | None = None
     detail: str = ""
     scale: float = 1.0
+    bound: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import run_factory
+import run_kinds
 import validation_factory
 
 from testbed.core.report.comparison import comparison_words
@@ -364,3 +365,30 @@ def test_a_hostile_name_is_text(two: tuple[Path, Path]) -> None:
     rewrite(two[1], "topology.json", lambda data: data.update(name=hostile))
     found = dataclasses.replace(side(two[1]), name=hostile, folder=hostile, headline=hostile)
     assert "<script>alert" not in html(compare(side(two[0]), found))
+
+
+def test_what_a_dead_job_leaves_open_is_a_bound_and_has_no_difference(tmp_path: Path) -> None:
+    found = beside(run_kinds.make(tmp_path / "stall", "stall"), run_kinds.make(tmp_path / "death", "death"))
+    told = quantities(found)
+    rows = {(section, it.id): it for section, listed in found.sections.items() for it in listed}
+    for key, bound, sign in (
+        (("figures", "recovery_s"), "at least", ">= "),
+        (("figures", "goodput"), "at most", "<= "),
+        (("faults", "cut north"), "at least", ">= "),
+    ):
+        assert (told[key]["bound_a"], told[key]["bound_b"]) == ("", bound)
+        assert (told[key]["difference"], told[key]["ratio"], told[key]["judgement"]) == (None, None, "only a bound")
+        assert comparison_words.value(rows[key].b).startswith(sign)
+        assert not comparison_words.value(rows[key].a).startswith(sign)
+    assert not told["figures", "wall_s"]["bound_b"]
+
+
+def test_a_planned_fault_is_told_in_words(tmp_path: Path) -> None:
+    def plan(run: dict[str, Any]) -> None:
+        cut = {"inject": "cut", "target": "north", "after_step": 75, "repeat": 1, "every_s": 0.0, "lasts_s": 20.0}
+        run["schedule"] = [cut, {**cut, "repeat": 3, "every_s": 1.5, "lasts_s": None}]
+
+    path = run_factory.make_run(tmp_path / "run")
+    rewrite(path, "run.json", plan)
+    planned = [it.value for it in side(path).inputs if it.name.startswith("planned fault")]
+    assert planned == ["cut north, after step 75, for 20 s", "cut north, after step 75, repeat 3, every 1.5 s"]
