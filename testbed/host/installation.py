@@ -95,11 +95,7 @@ def containerlab() -> str:
     )
     if script is None:
         return "tools/install-containerlab.sh of the testbed's repository (docs/containerlab.md)"
-    try:
-        shown = script.relative_to(Path.cwd())
-    except (ValueError, OSError):
-        shown = script
-    return invocation.as_root(shlex.quote(str(shown)))
+    return invocation.as_root(shlex.quote(invocation.shown(script, near=True)))
 
 
 def requirements(extra: str) -> list[str]:

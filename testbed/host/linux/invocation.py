@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Invocation", "again", "as_root", "command", "current", "python", "read", "word"]
+__all__ = ["Invocation", "again", "as_root", "command", "current", "python", "read", "shown", "word"]
 
 NAME: Final = "testbed"
 
@@ -67,8 +67,14 @@ class Invocation:
         verb = rest.partition(" ")[0]
         needs = bool(verb) and not verb.startswith("-") and verb not in _UNPRIVILEGED if root is None else root
         if needs and not self.privileged:
-            return self.as_root(f"{shlex.join(self.program_as_root)} {rest}")
+            return self._one_as_root(f"{shlex.join(self.program_as_root)} {rest}")
         return f"{shlex.join(self.program)} {rest}"
+
+    def _one_as_root(self, line: str) -> str:
+        """Return how to run one command as root, whatever its arguments quote: ``&&`` in them begins no other."""
+        if not self.become or self.become[-1] == "-c":
+            return self.as_root(line)
+        return f"{' '.join(self.become)} {line}"
 
     def as_root(self, line: str) -> str:
         """Return how to run a line of shell as root."""
@@ -92,7 +98,7 @@ class Invocation:
         words = f"run as root (or with {capabilities})" if capabilities else "run as root"
         if self.typed is None or self.become == ():
             return words
-        return f"{words}: {self.as_root(shlex.join([*self.program_as_root, *self.typed]))}"
+        return f"{words}: {self._one_as_root(shlex.join([*self.program_as_root, *self.typed]))}"
 
 
 def current() -> Invocation:
@@ -139,7 +145,7 @@ def read(
     is_module = (first.parent.name, first.name) in _MODULES
     is_script = first.name == NAME and (str(first) == NAME or first.is_file())
     is_command = is_module or is_script
-    interpreter = _shown(executable, near=is_command)
+    interpreter = shown(executable, near=is_command)
     through_sudo = euid == 0 and _through_sudo(environment)
     plain: tuple[str, ...] = (interpreter, "-m", NAME)
     behind = plain
@@ -161,7 +167,7 @@ def read(
 
 def _script(script: Path, environment: Mapping[str, str], *, near: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return how to call a script, by this process's user and behind sudo: by its name where PATH leads to it."""
-    path = (_shown(script, near=near),)
+    path = (shown(script, near=near),)
     found = shutil.which(NAME, path=environment.get("PATH", ""))
     by_name = found is not None and Path(found).absolute() == script.absolute()
     system = str(script.absolute().parent) in _SUDO_FINDS
@@ -169,8 +175,11 @@ def _script(script: Path, environment: Mapping[str, str], *, near: bool) -> tupl
     return (NAME,) if by_name or system else path, (NAME,) if system else path
 
 
-def _shown(path: Path, *, near: bool) -> str:
-    """Return a path for the user's shell: relative if ``near`` (that shell has our working directory) and below it."""
+def shown(path: Path, *, near: bool) -> str:
+    """Return a path for the user's shell: relative if ``near`` (that shell has our working directory) and below it.
+
+    The keeper's working directory is /, and no user's.
+    """
     try:
         here = Path.cwd()
     except OSError:

@@ -104,6 +104,10 @@ def test_the_script_that_installs_containerlab_exists(monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (script,) = shlex.split(installation.containerlab())
     assert os.access(script, os.X_OK), "from another folder too"
+    for folder in (ROOT / "tools", Path("/")):  # the keeper's is /
+        monkeypatch.chdir(folder)
+        (script,) = shlex.split(installation.containerlab())
+        assert script in ("./install-containerlab.sh", str(ROOT / "tools" / "install-containerlab.sh"))
     monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "testbed")
     assert "repository" in installation.containerlab()
 

@@ -155,6 +155,22 @@ def test_a_line_of_shell_as_root(venv: Path, tmp_path: Path, monkeypatch: pytest
     assert how.as_root("prlimit --pid $$") == 'su -c "prlimit --pid $$"'
 
 
+def test_the_words_that_were_typed_keep_their_quotes_as_root(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invocation, "_SYSTEM", ())
+    typed = ["exec", "east-0", "--", "sh", "-c", "cd /x && ls > y; a | b"]
+    for program in ("sudo", "su"):
+        path = host(tmp_path / program, program)
+        how = invocation.read(
+            [str(venv / "testbed"), *typed], venv / "python", {"PATH": path}, euid=1000, capabilities=0
+        )
+        for line in (how.again().removeprefix("run as root: "), how.command(*typed)):
+            words = shlex.split(line)
+            words = words[1:] if program == "sudo" else shlex.split(words[2])
+            assert words == [".venv/bin/testbed", *typed], line
+
+
 def test_without_a_script_python_runs_the_module(venv: Path, tmp_path: Path) -> None:
     for folder, name in (("testbed", "__main__.py"), ("cli", "entry.py"), ("cli", "app.py")):
         assert called(venv, f"/x/{folder}/{name}").command("down") == ".venv/bin/python -m testbed down"
