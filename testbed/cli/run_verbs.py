@@ -99,12 +99,16 @@ def run(
 
 
 def _named(run: Path) -> str:
-    """Return what `testbed report` finds a run by: its name, if it is where runs are looked for, else its path."""
+    """Return what `testbed report` finds a run by: its name, if it is where runs are looked for, else its path.
+
+    Behind sudo it is the path: sudo removes variables that say where the caller's own shell looks for runs.
+    """
     from testbed.errors import TestbedError
     from testbed.host.files import runs_folder
+    from testbed.host.linux import program_user
 
     try:
-        known = run.parent in runs_folder.searched()
+        known = program_user.caller() is None and run.parent in runs_folder.searched()
     except TestbedError:
         known = False
     return run.name if known else str(run)

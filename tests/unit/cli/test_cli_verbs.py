@@ -309,6 +309,17 @@ def test_launch_says_where_its_run_is_at_its_begin_and_end(cli: Cli, fake_lab: F
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("by_sudo", [False, True])
+def test_launch_names_a_run_as_the_callers_shell_finds_it(
+    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, by_sudo: bool
+) -> None:
+    """sudo removed what that shell may have in XDG_DATA_HOME or TESTBED_RUNS."""
+    monkeypatch.setenv("TESTBED_RUNS", "/runs")
+    monkeypatch.setattr("testbed.host.linux.program_user.caller", lambda: (1000, 1000) if by_sudo else None)
+    named = "/runs/fake-1" if by_sudo else "fake-1"
+    assert cli("launch", "--", "true").err.splitlines()[-1] == f"report: testbed report {named}"
+
+
 def test_a_log_without_a_line_is_told_on_stderr(cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_lab, "logs", lambda what, follow: iter(()))
     said = cli("logs", "east-0")
