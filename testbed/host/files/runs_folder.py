@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from testbed.errors import StorageError, UnknownName, UserError
-from testbed.host.files import store
+from testbed.host.files import beneath, store
 from testbed.host.files.store import NEEDED_BYTES, RunDirectory
 from testbed.host.linux import invocation, login
 from testbed.host.linux.program_user import caller
 
-__all__ = ["OF_ROOT", "VARIABLE", "find", "latest", "listed", "note", "ready", "runs_root", "searched"]
+__all__ = ["OF_ROOT", "VARIABLE", "find", "latest", "listed", "note", "ready", "runs_root", "searched", "within"]
 
 VARIABLE: Final = "TESTBED_RUNS"
 
@@ -88,10 +88,28 @@ def ready(runs: Path | None = None, need_bytes: int = NEEDED_BYTES) -> Path:
     try:
         if not _named(runs):
             _refuse_not_ours(root)
+        new = [it for it in (root, *root.parents) if not _exists(it)]
         store.check_writable(root, need_bytes)
     except StorageError as error:
         raise StorageError(f"runs cannot be stored: {error}; {_FIX}") from error
+    if root == OF_ROOT and not _named(runs):
+        for level in new:  # whatever root's umask: programs run as another user
+            beneath.let_through(level)
     return root
+
+
+def within(root: Path, folder: Path) -> Path:
+    """Return ``folder``, which is to be made below ``root``, the result of :func:`ready` without a folder.
+
+    Raises:
+        StorageError: as there, by a link between the two.
+    """
+    if not _named(None):
+        try:
+            _refuse_not_ours(folder)
+        except StorageError as error:
+            raise StorageError(f"cannot write below {root}: {error}; {_FIX}") from error
+    return folder
 
 
 def _refuse_not_ours(root: Path) -> None:
@@ -153,7 +171,7 @@ def searched() -> tuple[Path, ...]:
         if not old.is_dir():
             raise
         found = []
-    if old.is_dir() and not any(it.exists() and it.samefile(old) for it in found):
+    if old.is_dir() and not any(_exists(it) and it.samefile(old) for it in found):
         found.append(old)
     return tuple(found)
 
@@ -177,18 +195,26 @@ def find(run: Path) -> RunDirectory:
     Raises:
         UnknownName: there is none. UserError, StorageError.
     """
-    if run.exists():
+    if _exists(run):
         places = [run]
     elif run.is_absolute() or run.parent not in (Path(), _OLD):
         raise UnknownName("run", run.name, sorted([it.name for it in store.list_runs(run.parent)] or _names()))
     else:
-        places = [it for each in searched() if (it := each / run.name).exists()]
+        places = [it for each in searched() if _exists(it := each / run.name)]
     if not places:
         raise UnknownName("run", run.name, sorted(_names()))
     try:
         return RunDirectory.open(places[0])
     except UnknownName as error:  # no runs beside that path: suggest those of the default folder
         raise UnknownName(error.what, error.name, error.known or sorted(_names())) from None
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is something that this user can see; a name that is too long is nobody's."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _names() -> list[str]:

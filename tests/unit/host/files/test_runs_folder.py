@@ -162,6 +162,45 @@ def test_a_link_that_a_program_of_the_callers_put_there_does_not_lead_root_astra
 
 
 @needs_root
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_programs_enter_roots_own_folder_whatever_the_umask(
+    caller: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
+) -> None:
+    monkeypatch.setattr(runs_folder, "OF_ROOT", tmp_path / "lib" / "testbed" / "runs")
+    caller.user(0, "/root")
+    before = os.umask(mask)
+    try:
+        runs_folder.ready()
+        (named := tmp_path / "named").mkdir()
+        runs_folder.ready(named / "runs")
+    finally:
+        os.umask(before)
+    for level in ("lib", "lib/testbed", "lib/testbed/runs"):
+        assert (tmp_path / level).stat().st_mode & 0o777 == 0o777 & ~mask | 0o011, level
+    assert (named / "runs").stat().st_mode & 0o777 == 0o777 & ~mask, "a folder that is named is as its user has it"
+
+
+@needs_root
+@pytest.mark.parametrize("level", ["comparisons", "comparisons/a--b"])
+def test_a_comparison_is_not_led_astray_either(caller: Caller, tmp_path: Path, level: str) -> None:
+    (etc := tmp_path / "etc").mkdir()
+    caller.sudo(str(caller.home))
+    root = runs_folder.ready()
+    for name in ("a", "b"):
+        run_factory.make_run(root / name)
+    (root / level).parent.mkdir(exist_ok=True)
+    os.chown((root / level).parent, UID, GID)
+    (root / level).symlink_to(etc)
+    with pytest.raises(StorageError, match=rf"cannot write below {root}: .*{etc}.* belongs to .*; set TESTBED_RUNS"):
+        api.side_by_side(Path("a"), Path("b"))
+    assert list(etc.iterdir()) == []
+    (root / level).unlink()
+    page = api.side_by_side(Path("a"), Path("b"))[1]
+    assert page.parent == root / "comparisons" / "a--b"
+    assert page.stat().st_uid == page.parent.stat().st_uid == UID
+
+
+@needs_root
 def test_a_folder_that_cannot_be_made_is_a_sentence_with_what_to_set(caller: Caller) -> None:
     (caller.home / ".local").write_text("a file")
     caller.sudo(str(caller.home))
@@ -218,6 +257,13 @@ def test_who_has_no_home_still_finds_the_runs_where_one_stands(caller: Caller) -
     run_factory.make_run(Path.cwd() / "runs" / "metro-1")
     assert [it.name for it in api.runs()] == ["metro-1"]
     assert runs_folder.find(Path("metro-1")).path == Path.cwd() / "runs" / "metro-1"
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "runs/" + "a" * 300, "/" + "a" * 300, "/" + "a/" * 3000])
+def test_a_name_that_no_file_can_have_is_unknown(caller: Caller, cli: Cli, name: str) -> None:
+    caller.user(1234, str(caller.home))
+    said = cli("report", name)
+    assert said.status in (2, 3) and "bug" not in said.err, said.err
 
 
 def test_the_same_folder_is_not_looked_through_twice(caller: Caller) -> None:
