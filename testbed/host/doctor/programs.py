@@ -57,7 +57,7 @@ def torch() -> Check:
 
 def containers() -> Iterator[Check]:
     """Check what the driver containerlab needs; the driver netns works without any of it."""
-    install, make_image = installation.containerlab(), invocation.command("image", "build")
+    install, make_image = installation.containerlab(), images.build_command()
     without = "labs use the driver netns instead"
     if docker_lacks := docker_client.why_not():
         fix = "" if "a lab's links" in docker_lacks else install

@@ -33,7 +33,18 @@ from testbed.host.installation import TORCH_CPU_INDEX, requirements
 from testbed.host.linux import invocation
 from testbed.version import __version__
 
-__all__ = ["BASE", "SLIM", "Say", "build", "make_base", "missing", "reference", "refuse_bad_name", "requirements"]
+__all__ = [
+    "BASE",
+    "SLIM",
+    "Say",
+    "build",
+    "build_command",
+    "make_base",
+    "missing",
+    "reference",
+    "refuse_bad_name",
+    "requirements",
+]
 
 Say = Callable[[str], None]
 """Called with one line of progress."""
@@ -87,21 +98,29 @@ def missing(image: str = "", extras: Sequence[str] = ()) -> str:
         with translated("list images"):
             others = sorted(tag for image_found in client().images.list(REPOSITORY) for tag in image_found.tags)
         available = f" (available: {', '.join(others)})" if others else ""
-        return f"unknown image {name}{available}; build it with: {invocation.command('image', 'build')}"
+        return f"unknown image {name}{available}; build it with: {build_command()}"
     version = found.labels.get(f"{LABEL}.version", "")
     if version != __version__:
         return (
             f"image {name} {f'is for testbed {version}' if version else 'was not built by testbed'}, expected"
-            f" {__version__}; build a new one with: {invocation.command('image', 'build')}"
+            f" {__version__}; build a new one with: {build_command()}"
         )
     holds = found.labels.get(f"{LABEL}.with", "").split()
     options = [word for extra in dict.fromkeys([*holds, *extras]) for word in ("--with", extra)]
-    again = invocation.command("image", "build", *options)
+    again = build_command(*options)
     if found.labels.get(f"{LABEL}.agents") != _agents_digest():
         return f"image {name} has different agents than this testbed; build a new one with: {again}"
     if lacking := [extra for extra in extras if extra not in holds]:
         return f"image {name} was built without {', '.join(lacking)}; build a new one with: {again}"
     return ""
+
+
+def build_command(*options: str) -> str:
+    """Return the command line that builds an image, for a user whose docker answered this process.
+
+    If that was root's, behind sudo, the user's own shell may not be permitted to use docker.
+    """
+    return invocation.command("image", "build", *options, root=os.geteuid() == 0)
 
 
 def build(
@@ -213,7 +232,7 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
         with translated(f"import {name}"):
             client().api.import_image_from_file(str(archive), repository=repository, tag=tag)
         _sweep(replaced, say)
-    say(f"{name}: built in {time.monotonic() - began:.0f} s; next: {invocation.command('image', 'build')}")
+    say(f"{name}: built in {time.monotonic() - began:.0f} s; next: {build_command()}")
     return name
 
 

@@ -44,6 +44,7 @@ from testbed.errors import (
     UserError,
 )
 from testbed.host import collective_libraries, lab_folder, lab_nodes, lab_owner
+from testbed.host.drivers import images
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
@@ -228,7 +229,7 @@ class _Validating:
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
         assert isinstance(place, ContainerPlace)
         missing = collective_libraries.lacking_inside(library, place.speak)
-        build = invocation.command("image", "build", "--with", "validate")
+        build = images.build_command("--with", "validate")
         fix = f"build an image that has them with: {build}, or use --driver netns"
         return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
 

@@ -12,6 +12,8 @@ import testbed
 import testbed.lab.containers
 from testbed.errors import HostError, UserError
 from testbed.host.drivers import images
+from testbed.host.linux import invocation
+from testbed.host.linux.invocation import Invocation
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -98,6 +100,15 @@ def test_an_image_of_another_dockerfile_is_refused(tmp_path: Path, monkeypatch: 
     changed.write_text((ROOT / "agents" / "Dockerfile").read_text() + "RUN true\n")
     monkeypatch.setattr(images, "_dockerfile", lambda: changed)
     assert "has different agents than this testbed; build a new one with: testbed image build" in images.missing()
+
+
+@pytest.mark.parametrize(("euid", "line"), [(0, "sudo testbed image build"), (1000, "testbed image build")])
+def test_who_needs_sudo_for_docker_builds_with_it(monkeypatch: pytest.MonkeyPatch, euid: int, line: str) -> None:
+    """Behind sudo docker answered to root; to a user, it answered to that user."""
+    labelled(monkeypatch, version="0.0.1")
+    monkeypatch.setattr(invocation, "current", lambda: Invocation(become=("sudo",), privileged=False))
+    monkeypatch.setattr(os, "geteuid", lambda: euid)
+    assert images.missing().endswith(f"build a new one with: {line}")
 
 
 def test_an_extra_that_an_image_was_made_without_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
