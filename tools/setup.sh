@@ -104,7 +104,7 @@ check_machine() {
         warn "TESTBED_WITHOUT_FIBERD is set: fiberd is not built, and fibers need a kernel with netem"
     elif ! have_compiler; then
         compiler=fetched
-        check_fetched_compiler
+        is_built 2>/dev/null || check_fetched_compiler
     fi
     readonly compiler
     [ "$lacking" -eq 0 ] || die "requirements listed above are missing; install them and run make $target again"
@@ -217,6 +217,12 @@ fingerprint() {
     } | sha256sum | cut -d ' ' -f 1
 }
 
+# Whether fiberd was compiled from these sources and the project is installed, so that nothing need be built.
+is_built() {
+    [ -f "$stamp" ] && [ "$(sed -n 1p "$stamp")" = "$(fingerprint)" ] && venv_fits &&
+        { [ -x testbed/fiberd/fiberd ] || ! with_fiberd; }
+}
+
 pip() {
     # No input; output is kept in the log and shown on failure.
     "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1 </dev/null
@@ -320,7 +326,7 @@ main() {
         *) extras=agents,test,ansible ;; # test includes docs
     esac
     if [ -f "$stamp" ]; then
-        if [ "$(sed -n 1p "$stamp")" = "$(fingerprint)" ] && { [ -x testbed/fiberd/fiberd ] || ! with_fiberd; }; then
+        if is_built; then
             built=yes
             installed=$(sed -n 2p "$stamp")
         fi
@@ -332,7 +338,7 @@ main() {
         { install_test_tools && install_containerlab; } &
         trap 'wait' EXIT
     fi
-    if [ "$installed" = "$extras" ] && venv_fits; then
+    if [ "$installed" = "$extras" ]; then
         say "$venv is ready"
     else
         install_project "$extras" "$built"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -195,3 +196,40 @@ def compiler_lines(machine: Path) -> list[str]:
 def without_venv(machine: Path, **variables: str) -> list[str]:
     put(machine, "python3", 'case "$*" in *ensurepip*) exit 1 ;; esac')
     return said(machine, "check", **variables)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_compiler_is_not_spoken_of_where_nothing_is_built(machine: Path, tmp_path: Path, built: bool) -> None:
+    tree = tmp_path / "tree"
+    for file in (
+        "tools/setup.sh",
+        "pyproject.toml",
+        "hatch_build.py",
+        "testbed/fiberd/main.c",
+        "testbed/fiberd/libc.h",
+    ):
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tree / file)
+    (tree / ".venv" / "bin").mkdir(parents=True)
+    answers = f'case "$*" in *base_prefix*) echo base ;; *"(sys.prefix)"*) echo {tree.resolve()}/.venv ;; esac'
+    for folder, name in ((machine, "python3"), (tree / ".venv" / "bin", "python"), (tree / "testbed/fiberd", "fiberd")):
+        put(folder, name, answers)
+    for name in ("cat", "cut", "sha256sum"):
+        (machine / name).symlink_to(str(shutil.which(name)))
+    (machine / "cc").unlink()
+    parts = [f"{tree.resolve()}\nbase\n".encode()]
+    for pattern in ("pyproject.toml", "hatch_build.py", "testbed/fiberd/*.[ch]"):
+        parts += [it.read_bytes() for it in sorted(tree.glob(pattern))]
+    stamp = hashlib.sha256(b"".join([*parts, b"fetched\n"])).hexdigest() if built else "of other sources"
+    (tree / ".venv" / ".set-up").write_text(f"{stamp}\ndocs\n")
+    done = subprocess.run(
+        [str(tree / "tools" / "setup.sh"), "docs"],
+        env={"PATH": str(machine), "HOME": "/", "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    if built:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "make docs: .venv is ready\n", "")
+    else:
+        assert done.returncode == 1 and "MISSING: a C compiler" in done.stderr
