@@ -157,7 +157,8 @@ def note(run: Path, runs: Path | None = None) -> str:
 def searched() -> tuple[Path, ...]:
     """Return the folders in which runs are looked for: where new ones go, then ``runs`` of the working directory.
 
-    If ``$TESTBED_RUNS`` is set, only there.
+    For a user with ``$XDG_DATA_HOME``, which sudo removes, also where runs of the same user behind sudo go. If
+    ``$TESTBED_RUNS`` is set, only there.
 
     Raises:
         UserError: there is none of them.
@@ -171,6 +172,11 @@ def searched() -> tuple[Path, ...]:
         if not old.is_dir():
             raise
         found = []
+    if os.geteuid() != 0 and _data_home() is not None:
+        with contextlib.suppress(UserError):
+            by_sudo = _home(os.getuid(), "") / ".local" / "share" / _BELOW
+            if _exists(by_sudo) and not any(_exists(it) and it.samefile(by_sudo) for it in found):
+                found.append(by_sudo)
     if old.is_dir() and not any(_exists(it) and it.samefile(old) for it in found):
         found.append(old)
     return tuple(found)

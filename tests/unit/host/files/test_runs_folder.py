@@ -252,6 +252,18 @@ def test_runs_are_found_by_name_where_they_are_now_and_where_they_were(
     assert [it.name for it in api.runs()] == ["metro-2"]
 
 
+def test_a_users_data_folder_does_not_hide_what_ran_behind_sudo(caller: Caller) -> None:
+    caller.user(1234, str(caller.home))
+    data = Path.cwd() / "data"
+    caller.environment(XDG_DATA_HOME=str(data))
+    assert runs_folder.searched() == (data / "testbed" / "runs",)
+    run_factory.make_run(default_of(caller.home) / "metro-1")
+    assert runs_folder.searched() == (data / "testbed" / "runs", default_of(caller.home))
+    assert runs_folder.latest().name == "metro-1"
+    caller.environment(XDG_DATA_HOME=str(caller.home / ".local" / "share"))
+    assert runs_folder.searched() == (default_of(caller.home),)
+
+
 def test_who_has_no_home_still_finds_the_runs_where_one_stands(caller: Caller) -> None:
     caller.user(1234)
     run_factory.make_run(Path.cwd() / "runs" / "metro-1")
