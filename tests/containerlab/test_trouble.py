@@ -318,7 +318,7 @@ def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
         assert {it.carrier["east"] for it in lab.status().links} == {True, False}
         assert said("heal", *ours)[0] == 0
         status, _, reason = said("down", name)
-        assert status == 3 and f": {gone}" in reason and reason.endswith(f"with: testbed down {name}")
+        assert status == 3 and f": {gone}" in reason and reason.endswith(f" testbed down {name}")
         oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
         assert emulator_pids(name) == []
     finally:
