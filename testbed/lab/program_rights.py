@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import shutil
 import sys
@@ -142,16 +143,21 @@ def _as_root() -> str:
 def _program(word: str, folder: Path) -> Iterable[Path]:
     """Yield the file of a command and, if it is a script, its interpreter."""
     found = folder / word if "/" in word else Path(shutil.which(word) or "")
-    if not found.is_file():
+    if not _is_file(found):
         return
     yield found
     with found.open("rb") as stream:
         first = stream.read(_SHEBANG_BYTES).partition(b"\n")[0]
     words = first[2:].split()
-    if first.startswith(b"#!") and words and (interpreter := Path(words[0].decode(errors="replace"))).is_file():
+    if first.startswith(b"#!") and words and _is_file(interpreter := Path(words[0].decode(errors="replace"))):
         yield interpreter
 
 
 def _file(word: str, folder: Path) -> Iterable[Path]:
-    if word and "\0" not in word and (path := folder / word).is_file():
+    if word and _is_file(path := folder / word):
         yield path
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file. An argument may be anything: the text of ``python -c`` is too long for a path."""
+    return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for it)
