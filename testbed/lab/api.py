@@ -299,10 +299,9 @@ def side_by_side(a: Path, b: Path, out: Path | None = None) -> tuple[SideBySide,
     from testbed.host.files import comparisons, runs_folder
 
     found = compare(*(comparisons.read_side(_chosen(run)) for run in (a, b)))
-    if (folder := out) is None:
-        root = runs_folder.ready(need_bytes=0)
-        folder = runs_folder.within(root, comparisons.choose_folder(root, found))
-    return found, comparisons.write_comparison(found, folder)
+    if out is not None:
+        return found, comparisons.write_comparison(found, out)
+    return found, comparisons.keep_comparison(found, runs_folder.ready(need_bytes=0))
 
 
 def _chosen(run: Path | None) -> RunDirectory:

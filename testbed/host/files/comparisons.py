@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +14,11 @@ from testbed.core.report.comparison.run_side import side_of_run
 from testbed.core.report.comparison.side import Side
 from testbed.core.report.comparison.validation_side import side_of_validation
 from testbed.errors import UserError
-from testbed.host.files import store
+from testbed.host.files import beneath, store
 from testbed.host.files.store import VALIDATION, RunDirectory
 from testbed.host.files.validations import read_validation
 
-__all__ = ["FOLDER", "choose_folder", "read_side", "write_comparison"]
+__all__ = ["FOLDER", "keep_comparison", "read_side", "write_comparison"]
 
 FOLDER: Final = "comparisons"
 """Within the folder of the caller's runs. It holds no run, so `ls runs` does not list it."""
@@ -33,30 +34,10 @@ def read_side(run: RunDirectory) -> Side:
     Raises:
         StorageError: it cannot be read.
     """
-    path = run.path.absolute()
+    path = run.path.resolve()  # whatever path it was named by, a run is the same
     if (path / VALIDATION).exists():
         return side_of_validation(run.name, str(path), read_validation(path / VALIDATION))
     return side_of_run(run.name, str(path), run.read())
-
-
-def choose_folder(runs: Path, comparison: SideBySide) -> Path:
-    """Return where a comparison goes below ``runs``: the place of an earlier one of the same two runs, or a new one."""
-    sides = [side.folder for side in (comparison.a, comparison.b)]
-    name = "--".join(side.name[:_LONGEST_NAME] for side in (comparison.a, comparison.b))
-    for count in itertools.count(1):
-        folder = runs / FOLDER / (name if count == 1 else f"{name}-{count}")
-        if not (folder / DATA).exists() or _sides(folder / DATA) == sides:
-            return folder
-    raise AssertionError  # count never ends
-
-
-def _sides(file: Path) -> list[str]:
-    """Return the folders of the runs that a comparison was made of; empty if it cannot be read."""
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))
-        return [str(written[side]["folder"]) for side in ("a", "b")]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
 
 
 def write_comparison(comparison: SideBySide, folder: Path) -> Path:
@@ -67,13 +48,38 @@ def write_comparison(comparison: SideBySide, folder: Path) -> Path:
         StorageError: it cannot be written.
     """
     for name in ("run.json", VALIDATION, "report.json"):
-        if (folder / name).exists():
+        if os.path.exists(folder / name):  # noqa: PTH110 (an error is told when the files are written)
             raise UserError(f"{folder} is a run directory, and its own report would be lost; name another folder")
-    store.save_files(
-        folder,
-        {
-            DATA: json.dumps(to_json(comparison), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-            PAGE: html(comparison),
-        },
-    )
+    store.save_files(folder, _files(comparison))
     return folder / PAGE
+
+
+def keep_comparison(comparison: SideBySide, runs: Path) -> Path:
+    """Write index.html and comparison.json below ``runs``, the folder of the caller's runs, into the place of an
+    earlier comparison of the same two runs, or a new one; return the page's path. Raises StorageError."""
+    sides = [side.folder for side in (comparison.a, comparison.b)]
+    name = "--".join(side.name[:_LONGEST_NAME] for side in (comparison.a, comparison.b))
+    for count in itertools.count(1):
+        folder = f"{FOLDER}/{name if count == 1 else f'{name}-{count}'}"
+        file = runs / folder / DATA
+        if not os.path.lexists(file) or _sides(runs, f"{folder}/{DATA}") == sides:
+            store.save_beneath(runs, folder, _files(comparison))
+            return runs / folder / PAGE
+    raise AssertionError  # count never ends
+
+
+def _sides(runs: Path, file: str) -> list[str]:
+    """Return the folders of the runs that a comparison was made of; empty if it cannot be read."""
+    try:
+        with os.fdopen(beneath.open_file(runs.resolve(), file), encoding="utf-8") as stream:
+            written = json.load(stream)
+        return [str(written[side]["folder"]) for side in ("a", "b")]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _files(comparison: SideBySide) -> dict[str, str]:
+    return {
+        DATA: json.dumps(to_json(comparison), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        PAGE: html(comparison),
+    }

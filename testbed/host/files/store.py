@@ -20,7 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from testbed.core.certification.certificate import Certificate
@@ -176,7 +176,7 @@ class RunDirectory:
             written = ("run.json", VALIDATION, "events.jsonl", "ranks")
             known = path.is_dir() and any((path / name).exists() for name in written)
         if not known:
-            raise UnknownName("run", path.name, [run.path.name for run in list_runs(path.parent)])
+            raise UnknownName("run", path.name or str(path), [run.path.name for run in list_runs(path.parent)])
         return cls(path.resolve() if path.is_symlink() else path)
 
     @property
@@ -397,7 +397,7 @@ def list_runs(*roots: Path) -> list[RunDirectory]:
                 continue
             for folder in folders:
                 for name in ("run.json", VALIDATION):
-                    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    with contextlib.suppress(OSError):  # one damaged entry must not hide the others
                         found.append(((folder / name).stat().st_mtime, folder))
                         break
     return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
@@ -433,6 +433,20 @@ def save_files(folder: Path, files: Mapping[str, str]) -> None:
         _make_folder(folder)
         for name, content in files.items():
             write_whole(folder / name, content)
+
+
+def save_beneath(root: Path, folder: str, files: Mapping[str, str]) -> None:
+    """Write each file atomically into ``folder`` (``a/b``) below ``root``, which exists; missing levels are created.
+
+    No component below ``root`` may be a link: with sudo, programs of earlier runs can write there, and root would
+    write where the link leads. Raises StorageError.
+    """
+    top, owner = root.resolve(), caller()
+    with _translated(root / folder):
+        for level in reversed((PurePosixPath(folder), *PurePosixPath(folder).parents[:-1])):
+            beneath.make_folder(top, str(level), owner)
+        for name, content in files.items():
+            beneath.replace(top, f"{folder}/{name}", _encoded(content), owner)
 
 
 def _report_files(report: Report) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,35 @@ def test_mistakes(cli: Cli, runs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = cli("report", before, after, "--out", str(tmp_path / "file" / "here"))
     assert said.status == 3 and str(tmp_path / "file") in said.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: stands in for sudo")
+@pytest.mark.parametrize("link", ["comparisons", "comparisons/before--after"])
+def test_root_follows_no_link_below_the_callers_runs(
+    cli: Cli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "of root"
+    for folder in (mine, other, (mine / link).parent):
+        folder.mkdir(exist_ok=True)
+        os.chown(folder, 4242 if folder != other else 0, -1)
+    (mine / link).symlink_to(other)
+    monkeypatch.setenv("SUDO_UID", "4242")
+    monkeypatch.setenv("SUDO_GID", "4242")
+    said = cli("report", str(runs / "before"), str(runs / "after"))
+    assert said.status == 3 and "comparisons" in said.err, said.err
+    assert list(other.iterdir()) == [] and other.stat().st_uid == 0
+    (mine / link).unlink()
+    assert cli("report", str(runs / "before"), str(runs / "after")).status == 0
+    assert {it.stat().st_uid for it in (mine / "comparisons").rglob("*")} == {4242}
+
+
+def test_a_run_in_whose_folder_one_stands_has_its_name(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs / "before" / "ranks")
+    said = cli("report", "..", "../../after")
+    assert said.status == 0 and said.out.splitlines()[-1].endswith("/comparisons/before--after/index.html")
+    monkeypatch.chdir(runs / "before")
+    said = cli("report", ".", "../after")
+    assert said.status == 0 and said.out.splitlines()[-1].endswith("/comparisons/before--after/index.html")
+    monkeypatch.chdir(runs)
+    said = cli("report", ".")
+    assert said.status == 2 and "unknown run 'theirs'" in said.err

@@ -163,6 +163,7 @@ def test_runs_that_cannot_be_listed_are_not_none(tmp_path):
             list_runs(root)
     assert list_runs(tmp_path / "nowhere") == []
     (tmp_path / "stray-file").touch()
+    (tmp_path / "loop").symlink_to("loop")
     RunDirectory.create(tmp_path, "r").write_json("run.json", {})
     assert [run.name for run in list_runs(tmp_path)] == ["r"]
 
