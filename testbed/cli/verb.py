@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import os
@@ -143,6 +144,11 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not _has_current_directory():
             console.error("the current directory no longer exists; cd to an existing one")
+            return UserError.exit_code if own_status is None else own_status
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # only a user's word is that long
+            from testbed.core.user_text import shown
+
+            console.error(f"file name too long: {shown(str(error.filename))}")
             return UserError.exit_code if own_status is None else own_status
         _report_bug(error)
         return TestbedError.exit_code if own_status is None else own_status

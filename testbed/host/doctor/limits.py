@@ -81,7 +81,7 @@ def folders() -> Iterator[Check]:
 
 def _folder(name: str, folder: Path, variable: str) -> Check:
     """Check that ``folder``, or its nearest existing parent, is writable and has space. Creates nothing."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110
     fix = f"export {variable}=/another/folder"
     if not os.access(existing, os.W_OK | os.X_OK):
         return Check(name, "missing", f"{folder}: {existing} is not writable", fix, needed=True)

@@ -10,6 +10,7 @@ Runs are also looked for in ``runs`` of the working directory, where older versi
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 from pathlib import Path
@@ -71,7 +72,7 @@ def _home(uid: int, named: str) -> Path:
     with contextlib.suppress(KeyError):
         candidates.append(pwd.getpwuid(uid).pw_dir)
     for it in map(Path, candidates):
-        if it.is_absolute() and it != Path("/") and it.is_dir():
+        if it.is_absolute() and it != Path("/") and _is_folder(it):
             return it
     raise UserError(f"no folder for runs: {login.user_name(uid)} has no home folder; {_FIX}")
 
@@ -96,20 +97,6 @@ def ready(runs: Path | None = None, need_bytes: int = NEEDED_BYTES) -> Path:
         for level in new:  # whatever root's umask: programs run as another user
             beneath.let_through(level)
     return root
-
-
-def within(root: Path, folder: Path) -> Path:
-    """Return ``folder``, which is to be made below ``root``, the result of :func:`ready` without a folder.
-
-    Raises:
-        StorageError: as there, by a link between the two.
-    """
-    if not _named(None):
-        try:
-            _refuse_not_ours(folder)
-        except StorageError as error:
-            raise StorageError(f"cannot write below {root}: {error}; {_FIX}") from error
-    return folder
 
 
 def _refuse_not_ours(root: Path) -> None:
@@ -169,15 +156,15 @@ def searched() -> tuple[Path, ...]:
     try:
         found = [_default()]
     except UserError:
-        if not old.is_dir():
+        if not _is_folder(old):
             raise
         found = []
     if os.geteuid() != 0 and _data_home() is not None:
         with contextlib.suppress(UserError):
             by_sudo = _home(os.getuid(), "") / ".local" / "share" / _BELOW
-            if _exists(by_sudo) and not any(_exists(it) and it.samefile(by_sudo) for it in found):
+            if _is_folder(by_sudo) and not any(_is_folder(it) and it.samefile(by_sudo) for it in found):
                 found.append(by_sudo)
-    if old.is_dir() and not any(_exists(it) and it.samefile(old) for it in found):
+    if _is_folder(old) and not any(_is_folder(it) and it.samefile(old) for it in found):
         found.append(old)
     return tuple(found)
 
@@ -201,12 +188,12 @@ def find(run: Path) -> RunDirectory:
     Raises:
         UnknownName: there is none. UserError, StorageError.
     """
-    if _exists(run):
-        places = [run]
+    if _is_there(run):
+        places = [run.resolve() if run.name in ("", "..") else run]  # a run is called as its folder, not "."
     elif run.is_absolute() or run.parent not in (Path(), _OLD):
         raise UnknownName("run", run.name, sorted([it.name for it in store.list_runs(run.parent)] or _names()))
     else:
-        places = [it for each in searched() if _exists(it := each / run.name)]
+        places = [it for each in searched() if _is_there(it := each / run.name)]
     if not places:
         raise UnknownName("run", run.name, sorted(_names()))
     try:
@@ -215,12 +202,20 @@ def find(run: Path) -> RunDirectory:
         raise UnknownName(error.what, error.name, error.known or sorted(_names())) from None
 
 
-def _exists(path: Path) -> bool:
-    """Return whether there is something that this user can see; a name that is too long is nobody's."""
+def _is_folder(path: Path) -> bool:
+    """Whether there is such a folder, as far as this user can see."""
+    return os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises where a folder above cannot be entered)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether ``path`` exists. Raises StorageError if that cannot be determined."""
     try:
-        return path.exists()
-    except OSError:
-        return False
+        path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            return False
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+    return True
 
 
 def _names() -> list[str]:

@@ -61,7 +61,7 @@ def read_validation(path: Path) -> Validation:
     Raises:
         StorageError: it cannot be read, or is not a validation of a supported version.
     """
-    file = path / VALIDATION if path.is_dir() else path
+    file = path / VALIDATION if os.path.isdir(path) else path  # noqa: PTH112 (an error is told when it is read)
     try:
         return from_json(json.loads(_read(file)))
     except OSError as error:

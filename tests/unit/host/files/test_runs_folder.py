@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -292,3 +294,31 @@ def test_the_line_at_the_beginning_of_a_run_says_how_to_name_another_folder(call
     assert runs_folder.note(Path("/a/r"), Path("/a")) == "run directory: /a/r"
     caller.environment(TESTBED_RUNS="/a")
     assert runs_folder.note(Path("/a/r")) == "run directory: /a/r"
+
+
+@pytest.mark.parametrize("words", [("report",), ("report", "before"), ("down",), ("validate", "mpich", "--baseline")])
+def test_a_name_longer_than_a_files_is_a_mistake(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv(runs_folder.VARIABLE, str(tmp_path / "runs"))
+    run_factory.make_run(tmp_path / "runs" / "before", steps=5)
+    said = cli(*words, "x" * 300)
+    assert said.status in (2, 3) and "bug" not in said.err, said.err
+
+
+@needs_root
+@pytest.mark.parametrize("variable", [runs_folder.VARIABLE, "XDG_DATA_HOME", "HOME"])
+def test_a_folder_that_cannot_be_entered_is_said(tmp_path: Path, variable: str) -> None:
+    barred = tmp_path / "barred"
+    barred.mkdir(mode=0o700)
+    environment = {name: it for name, it in os.environ.items() if name not in (runs_folder.VARIABLE, "XDG_DATA_HOME")}
+    environment["PYTHONPATH"] = os.pathsep.join(it for it in sys.path if it)
+    environment[variable] = str(barred / "below")
+    for words in (["ls", "runs"], ["report", "x"], ["report", str(barred / "run")], ["doctor"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "testbed", *words],
+            env=environment, cwd="/", user=4242, group=4242, extra_groups=[], capture_output=True, text=True,
+        )  # fmt: skip
+        assert "bug" not in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
+        assert done.returncode in (0, 2, 3), (words, done.stderr)
