@@ -114,13 +114,13 @@ def compile_fiberd(binary: Path, compiler: list[str], sources: Path, cache: Path
         try:
             done = subprocess.run(
                 [*base, *linking, "-lm"],
-                cwd=sources, env=environment, capture_output=True, text=True, timeout=timeout_s,
+                cwd=sources, env=environment, capture_output=True, text=True, errors="replace", timeout=timeout_s,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{compiler[0]}: {error}"
-        if done.returncode == 0:
+        if done.returncode == 0 and binary.is_file():
             return ""
-        words = done.stderr.strip()
+        words = done.stderr.strip() or f"it ended with status {done.returncode} and wrote no file"
     binary.unlink(missing_ok=True)
     return f"{' '.join(compiler)} failed: {words}"
 

@@ -205,6 +205,14 @@ def test_a_compiler_that_fails_is_quoted(hook_module: Any, tree: Path, monkeypat
         build(hook_module, tree)
 
 
+def test_a_compiler_that_writes_nothing_has_failed(
+    hook_module: Any, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "true")
+    with pytest.raises(SystemExit, match="true failed: it ended with status 0 and wrote no file"):
+        build(hook_module, tree)
+
+
 def test_set_up_and_hook_name_one_compiler_and_the_same_architectures(hook_module: Any) -> None:
     script = (ROOT / "tools" / "setup.sh").read_text()
     assert f"readonly ziglang={hook_module.ZIGLANG} " in script
