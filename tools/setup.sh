@@ -279,6 +279,9 @@ install_torch() {
 
 install_project() {
     local extras=$1 built=$2 began=$SECONDS
+    local place=$venv
+    [ -e "$venv" ] || place=.
+    [ -w "$place" ] || die "uid $(id -u) cannot write in $PWD/$place; make this user its owner: $(as_root chown -R "$(id -u)" "$place")"
     if ! venv_fits; then
         built=no
         say "creating $venv with $("$python" -V)"

@@ -22,7 +22,7 @@ from testbed.host.files.store import NEEDED_BYTES, RunDirectory
 from testbed.host.linux import invocation, login
 from testbed.host.linux.program_user import caller
 
-__all__ = ["OF_ROOT", "VARIABLE", "find", "latest", "listed", "note", "ready", "runs_root", "searched", "within"]
+__all__ = ["OF_ROOT", "VARIABLE", "find", "latest", "listed", "note", "ready", "runs_root", "searched"]
 
 VARIABLE: Final = "TESTBED_RUNS"
 
@@ -89,7 +89,7 @@ def ready(runs: Path | None = None, need_bytes: int = NEEDED_BYTES) -> Path:
     try:
         if not _named(runs):
             _refuse_not_ours(root)
-        new = [it for it in (root, *root.parents) if not _exists(it)]
+        new = [it for it in (root, *root.parents) if not _is_there(it)]
         store.check_writable(root, need_bytes)
     except StorageError as error:
         raise StorageError(f"runs cannot be stored: {error}; {_FIX}") from error

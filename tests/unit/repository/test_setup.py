@@ -233,3 +233,19 @@ def test_a_compiler_is_not_spoken_of_where_nothing_is_built(machine: Path, tmp_p
         assert (done.returncode, done.stdout, done.stderr) == (0, "make docs: .venv is ready\n", "")
     else:
         assert done.returncode == 1 and "MISSING: a C compiler" in done.stderr
+
+
+def test_a_folder_that_this_user_cannot_write(machine: Path, tmp_path: Path) -> None:
+    (tmp_path / "a project" / "tools").mkdir(parents=True)
+    script = shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "a project" / "tools")
+    (tmp_path / "a project" / ".venv").mkdir(mode=0o555)
+    done = subprocess.run(
+        [script, "docs"],
+        env={"PATH": str(machine), "HOME": str(machine)},
+        user=4242 if os.geteuid() == 0 else None,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 1
+    assert "make docs: FAILED: uid " in done.stderr and "a project/.venv; make this user its owner" in done.stderr
