@@ -1,0 +1,270 @@
+"""Level 1: closed forms, one per strategy, in microseconds of computing time. Pure.
+
+Symbols as in :mod:`testbed.core.prediction.inputs`; s = w S / B.
+
+================  =====================================================================  ============================
+strategy          time of a cycle                                                        source
+================  =====================================================================  ============================
+ddp               A T, and until the last bucket has arrived; for any number of          PyTorch DDP (Li et al.,
+                  operations in flight T/3 + max(2T/3 + s/K + cd, 2T/(3K) + s + cd)      arXiv:2006.15704)
+hierarchical      as ddp, two-level; also hsdp, whose fibers carry the same              arXiv:2304.11277
+fsdp              as ddp, and each layer is gathered before its forward and its          arXiv:2304.11277
+                  backward pass: T + 2 g + 2 (L - 1) max(0, g - f) + ddp's exposed time
+local-sgd         H T + o + c d + s                                                      arXiv:1808.07217
+diloco            the same; overlapping the last backward: (H - 1) T + ddp's step        arXiv:2311.08105
+streaming-diloco  max(H T + sum of what fragments are late, s); a fragment is late by    arXiv:2501.18512
+                  max(0, o + c d + s/P - tau T)
+sparse-loco       as diloco, with a gather; ``bits`` are those per parameter             arXiv:2508.15706
+async-diloco      max(H T, (2 (o + c d) + 2 s) / (sigma + 1), s)                         arXiv:2401.09135
+decoupled         H T: learners never wait                                               arXiv:2604.21428 (secondary)
+tiers             T + sum over tiers of (c d_i + w S / B_i) / H_i                        ours
+pipeline          (M + stages - 1) T/M + 2 (stages - 1) (d + A/B), at least M A / B      arXiv:1811.06965 (GPipe)
+moe               T + 4 (o + c d + w A / B) per layer with experts                       arXiv:2006.16668
+================  =====================================================================  ============================
+
+What all of them leave out: TCP's windows and loss, fabrics inside sites, the time of the outer optimizer, jitter
+between ranks. Model quality depends on the strategy and is not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.prediction.bucket_pipeline import FORWARD_SHARE, Sent, send_in_order
+from testbed.core.prediction.collective_times import Pattern, flat_ring, gather, two_level
+from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.outcome import Exposed, Outcome
+
+__all__ = ["STRATEGIES", "Cycle", "Strategy"]
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A cycle of ``steps`` steps: its exposed time by part, its bits on the fiber, those of its largest exchange."""
+
+    steps: int
+    exposed: Exposed
+    bits: float
+    largest_bits: float
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way of synchronising, as the predictor sees it.
+
+    Attributes:
+        pattern: its exchange between sites, as far as nothing else is declared or measured.
+        cycle: what a cycle costs the fastest site.
+    """
+
+    name: str
+    pattern: Callable[[Inputs], Pattern]
+    cycle: Callable[[Inputs, Pattern], Cycle]
+
+    def predict(self, inputs: Inputs) -> Outcome:
+        """Return the closed form's outcome. ``inputs`` have no mistakes (``inputs.mistakes``)."""
+        pattern = self.pattern(inputs).measured(inputs) if inputs.sites > 1 else Pattern(0, 0)
+        cycle = self.cycle(inputs, pattern)
+        exposed = cycle.exposed * (1 / cycle.steps)
+        return Outcome(
+            step_s=inputs.fastest_s + exposed.total_s,
+            compute_s=inputs.fastest_s,
+            exposed=exposed,
+            bits_per_step=cycle.bits / cycle.steps,
+            peak_bps=cycle.largest_bits / inputs.step_s,
+            formula=self.name,
+        )
+
+
+def _flat(inputs: Inputs) -> Pattern:
+    return flat_ring(inputs.ranks)
+
+
+def _between_sites(inputs: Inputs) -> Pattern:
+    return two_level(inputs.sites)
+
+
+def _gathered(inputs: Inputs) -> Pattern:
+    return gather(inputs.sites)
+
+
+def _one_way(inputs: Inputs) -> Pattern:
+    return Pattern(1, 1.0)
+
+
+def _beside_backward(inputs: Inputs, pattern: Pattern, operations: int, steps: int) -> Exposed:
+    """Exchange the payload in ``operations`` during the backward pass of the last of ``steps`` steps."""
+    before_s = (steps - 1) * inputs.slowest_s + FORWARD_SHARE * inputs.slowest_s
+    backward_s = (1 - FORWARD_SHARE) * inputs.slowest_s
+    ready = [before_s + backward_s * (done + 1) / operations for done in range(operations)]
+    return _send(inputs, pattern, ready, inputs.payload_bits)[-1].exposed(steps * inputs.fastest_s)
+
+
+def _send(inputs: Inputs, pattern: Pattern, ready_s: list[float], payload_bits: float) -> tuple[Sent, ...]:
+    """Send ``payload_bits`` in equal operations that are ready at ``ready_s``."""
+    serial_s = pattern.wire_factor * payload_bits / len(ready_s) / inputs.rate_bps
+    return send_in_order(ready_s, serial_s, pattern.delays * inputs.delay_s, inputs.operation_s, inputs.in_flight)
+
+
+def _data_parallel(inputs: Inputs, pattern: Pattern) -> Cycle:
+    exposed = _beside_backward(inputs, pattern, inputs.bucket_count, inputs.accumulate)
+    bits = pattern.wire_factor * inputs.payload_bits
+    return Cycle(inputs.accumulate, exposed, bits, bits)
+
+
+def _sharded(inputs: Inputs, pattern: Pattern) -> Cycle:
+    """Add to data-parallel training the gathers of each layer, half an all-reduce each, one layer ahead."""
+    layer_bits = pattern.wire_factor / 2 * inputs.payload_bits / inputs.layers
+    propagation_s, serial_s = pattern.delays / 2 * inputs.delay_s, layer_bits / inputs.rate_bps
+    gather_s = inputs.operation_s + propagation_s + serial_s
+    exposed = _beside_backward(inputs, pattern, inputs.bucket_count, 1)
+    for share in (FORWARD_SHARE, 1 - FORWARD_SHARE):
+        layer_s = share * inputs.fastest_s / inputs.layers
+        late = Exposed.tail(gather_s - layer_s, propagation_s, serial_s, inputs.operation_s)
+        first = Exposed.tail(gather_s, propagation_s, serial_s, inputs.operation_s)
+        exposed = exposed + first + late * (inputs.layers - 1)
+    bits = pattern.wire_factor * inputs.payload_bits
+    return Cycle(1, exposed, 2 * bits, bits)
+
+
+def _blocking(inputs: Inputs, pattern: Pattern) -> Cycle:
+    bits = pattern.wire_factor * inputs.payload_bits
+    if inputs.overlap_last_backward:
+        exposed = _beside_backward(inputs, pattern, inputs.bucket_count, inputs.every)
+    else:
+        ready = [inputs.every * inputs.slowest_s] * (inputs.buckets or 1)
+        sent = _send(inputs, pattern, ready, inputs.payload_bits)
+        exposed = sent[-1].exposed(inputs.every * inputs.fastest_s)
+    return Cycle(inputs.every, exposed, bits, bits)
+
+
+def _streaming(inputs: Inputs, pattern: Pattern) -> Cycle:
+    """Exchange each fragment while the lane is free; if it never is, the lane sets the pace."""
+    bits = pattern.wire_factor * inputs.payload_bits
+    behind_s = inputs.every * (inputs.slowest_s - inputs.fastest_s)
+    exposed = Exposed(waiting_s=behind_s)
+    for fragment in range(inputs.fragments):
+        layers = range(fragment, inputs.layers, inputs.fragments)
+        exposed = exposed + (
+            _layers_late(inputs, pattern, layers) if inputs.overlap_last_backward else _fragment_late(inputs, pattern)
+        )
+    lane_s = bits / inputs.rate_bps
+    missing_s = lane_s - (inputs.every * inputs.fastest_s + exposed.total_s)
+    if missing_s > 0:
+        exposed = exposed + Exposed(serialization_s=missing_s)
+    return Cycle(inputs.every, exposed, bits, bits / inputs.fragments)
+
+
+def _fragment_late(inputs: Inputs, pattern: Pattern) -> Exposed:
+    sent = _send(inputs, pattern, [0.0], inputs.payload_bits / inputs.fragments)
+    return sent[-1].exposed(inputs.overlap * inputs.slowest_s)
+
+
+def _layers_late(inputs: Inputs, pattern: Pattern, layers: range) -> Exposed:
+    """Send each layer when its backward pass is done; let only its own forward pass wait for it."""
+    layer_s = inputs.slowest_s / inputs.layers
+    forward_s, backward_s = FORWARD_SHARE * layer_s, (1 - FORWARD_SHARE) * layer_s
+    order = sorted(layers, reverse=True)  # of the backward pass, which ends at 0
+    ready = [-layer * backward_s + inputs.slowest_s for layer in order]  # shifted, so that no time is negative
+    sent = dict(zip(order, _send(inputs, pattern, ready, inputs.payload_bits * len(order) / inputs.layers), strict=True))
+    late = Exposed()
+    for layer in sorted(layers):
+        needed_s = (1 + inputs.overlap) * inputs.slowest_s + layer * forward_s + late.total_s
+        late = late + sent[layer].exposed(needed_s)
+    return late
+
+
+def _asynchronous(inputs: Inputs, pattern: Pattern) -> Cycle:
+    """Push and pull beside compute; wait only for the version that is staleness + 1 rounds old."""
+    serial_s = pattern.wire_factor * inputs.payload_bits / inputs.rate_bps
+    propagation_s = 2 * pattern.delays * inputs.delay_s
+    software_s = 2 * inputs.operation_s
+    trip_s = software_s + propagation_s + 2 * serial_s
+    cycle_s = inputs.every * inputs.fastest_s
+    round_s = max(cycle_s, trip_s / (inputs.staleness + 1), serial_s)
+    lane_bound = serial_s >= trip_s / (inputs.staleness + 1)
+    exposed = (
+        Exposed(serialization_s=round_s - cycle_s)
+        if lane_bound
+        else Exposed.tail(round_s - cycle_s, propagation_s, 2 * serial_s, software_s)
+    )
+    bits = pattern.wire_factor * inputs.payload_bits
+    return Cycle(inputs.every, exposed, bits, bits)
+
+
+def _decoupled(inputs: Inputs, pattern: Pattern) -> Cycle:
+    """Learners never wait: a lane that is too slow carries fewer rounds, not slower steps."""
+    bits = pattern.wire_factor * inputs.payload_bits
+    carried = min(1.0, inputs.every * inputs.fastest_s * inputs.rate_bps / bits) if bits else 1.0
+    return Cycle(inputs.every, Exposed(), bits * carried, bits / inputs.fragments)
+
+
+def _tiers(inputs: Inputs, pattern: Pattern) -> Cycle:
+    """Each tier blocks: per step its exchange through its own number of steps."""
+    exposed, bits = Exposed(), 0.0
+    for tier in inputs.tiers:
+        tier_bits = pattern.wire_factor * inputs.payload_bits
+        exposed = exposed + (
+            Exposed(
+                propagation_s=pattern.delays * tier.delay_s,
+                serialization_s=tier_bits / tier.rate_bps,
+                software_s=inputs.operation_s,
+            )
+            * (1 / tier.every)
+        )
+        bits = tier_bits / tier.every  # on the farthest fiber
+    return Cycle(1, exposed + Exposed(waiting_s=inputs.slowest_s - inputs.fastest_s), bits, bits)
+
+
+def _pipeline(inputs: Inputs, pattern: Pattern) -> Cycle:
+    """Fill and drain once a step; activations go one way, their gradients the other."""
+    hops = 2 * (inputs.stages - 1)
+    message_s = pattern.wire_factor * inputs.activation_bits / inputs.rate_bps
+    bubble_s = (inputs.stages - 1) * inputs.slowest_s / inputs.micro_batches
+    exposed = Exposed(
+        propagation_s=hops * pattern.delays * inputs.delay_s,
+        serialization_s=hops * message_s,
+        software_s=hops * inputs.operation_s,
+        waiting_s=bubble_s + inputs.slowest_s - inputs.fastest_s,
+    )
+    bits = inputs.micro_batches * pattern.wire_factor * inputs.activation_bits
+    missing_s = bits / inputs.rate_bps - (inputs.fastest_s + exposed.total_s)
+    if missing_s > 0:
+        exposed = exposed + Exposed(serialization_s=missing_s)
+    return Cycle(1, exposed, bits, bits / inputs.micro_batches)
+
+
+def _experts(inputs: Inputs, pattern: Pattern) -> Cycle:
+    """Send tokens to the other sites' experts and back, in the forward and in the backward pass: 4 all-to-alls a layer."""
+    bits = inputs.token_bits * (inputs.sites - 1) / inputs.sites * pattern.wire_factor
+    each = Exposed(
+        propagation_s=pattern.delays * inputs.delay_s,
+        serialization_s=bits / inputs.rate_bps,
+        software_s=inputs.operation_s,
+    )
+    operations = 4 * inputs.expert_layers
+    waiting = Exposed(waiting_s=inputs.slowest_s - inputs.fastest_s)
+    return Cycle(1, each * operations + waiting, operations * bits, bits)
+
+
+STRATEGIES: Final = {
+    it.name: it
+    for it in (
+        Strategy("ddp", _flat, _data_parallel),
+        Strategy("hierarchical", _between_sites, _data_parallel),
+        Strategy("hsdp", _between_sites, _data_parallel),
+        Strategy("fsdp", _flat, _sharded),
+        Strategy("local-sgd", _between_sites, _blocking),
+        Strategy("diloco", _between_sites, _blocking),
+        Strategy("streaming-diloco", _between_sites, _streaming),
+        Strategy("sparse-loco", _gathered, _blocking),
+        Strategy("async-diloco", _one_way, _asynchronous),
+        Strategy("decoupled", _one_way, _decoupled),
+        Strategy("tiers", _between_sites, _tiers),
+        Strategy("pipeline", _one_way, _pipeline),
+        Strategy("moe", _one_way, _experts),
+    )
+}
+"""All strategies by the name that a workload has."""
