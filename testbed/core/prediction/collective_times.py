@@ -1,16 +1,16 @@
 """Collectives across sites: one-way delays in sequence, and bits on the fiber per bit of payload. Pure.
 
-=================  ==============================  ==========================================  ===========================
-pattern            delays c                        wire factor w (each direction of the cut)   source
-=================  ==============================  ==========================================  ===========================
-exchange           1                               1, two sites                                bound: docs/bounds.md
-flat ring          4 (R - 1)                       2 (R - 1) / R                               Patarasuk and Yuan 2009; c
-                                                                                               measured for gloo: 12 d
-                                                                                               among 4 ranks
-two-level          1 for two sites, else 2 (S - 1) 2 (S - 1) / S                               arXiv:2304.11277
-gather of deltas   1                               S - 1, into each site                       SparseLoCo; index included
-                                                                                               in the bits of a value
-=================  ==============================  ==========================================  ===========================
+=================  ===============================  ===================  ======================================
+pattern            delays c                         wire factor w, each  source
+                                                    direction of the cut
+=================  ===============================  ===================  ======================================
+exchange           1                                1, two sites         bound: docs/bounds.md
+flat ring          4 (R - 1)                        2 (R - 1) / R        Patarasuk and Yuan, 2009; c measured
+                                                                         for gloo: 12 among 4 ranks
+two-level          1 for two sites, else 2 (S - 1)  2 (S - 1) / S        arXiv:2304.11277
+gather of deltas   1                                S - 1, into a site   arXiv:2508.15706; ``bits`` has the
+                                                                         index of a value, too
+=================  ===============================  ===================  ======================================
 
 A pattern is what the algorithm allows; a library that was measured has its own c and w (``testbed validate``).
 Two-level leaves out the fabrics inside the sites, whose reduce-scatter and all-gather are compute's neighbours.
@@ -64,7 +64,9 @@ def gather(sites: int) -> Pattern:
     return Pattern(1 if sites > 1 else 0, float(sites - 1))
 
 
-def exchange_s(payload_bits: float, pattern: Pattern, rate_bps: float, delay_s: float, operation_s: float = 0.0) -> float:
+def exchange_s(
+    payload_bits: float, pattern: Pattern, rate_bps: float, delay_s: float, operation_s: float = 0.0
+) -> float:
     """Return the seconds of one exchange that nothing overlaps: o + c d + w S / B.
 
     >>> exchange_s(8e6, Pattern(12, 1.5), 753e6, 200e-6)  # a megabyte over metro-40km, by gloo

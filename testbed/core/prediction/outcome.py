@@ -45,9 +45,7 @@ class Exposed:
         )
 
     @classmethod
-    def during(
-        cls, since_s: float, until_s: float, ready_s: float, software_until_s: float, sent_s: float
-    ) -> Exposed:
+    def during(cls, since_s: float, until_s: float, ready_s: float, software_until_s: float, sent_s: float) -> Exposed:
         """Split a wait from ``since_s`` to ``until_s`` by what the awaited exchange was doing at each moment.
 
         Before ``ready_s`` a participant had not come so far; then the library worked; then the bits were sent, or

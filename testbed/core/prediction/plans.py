@@ -53,9 +53,7 @@ def _data_parallel(inputs: Inputs, pattern: Pattern) -> Plan:
     operations = _each_bucket(inputs, pattern)
     cycles = max(1, DATA_PARALLEL_STEPS // inputs.accumulate)
     last = inputs.accumulate - 1
-    return Plan(
-        cycles * inputs.accumulate, lambda step: operations if step % inputs.accumulate == last else ()
-    )
+    return Plan(cycles * inputs.accumulate, lambda step: operations if step % inputs.accumulate == last else ())
 
 
 def _blocking(inputs: Inputs, pattern: Pattern) -> Plan:

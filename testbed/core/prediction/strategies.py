@@ -42,12 +42,16 @@ __all__ = ["STRATEGIES", "Cycle", "Strategy"]
 
 @dataclass(frozen=True)
 class Cycle:
-    """A cycle of ``steps`` steps: its exposed time by part, its bits on the fiber, those of its largest exchange."""
+    """A cycle of ``steps`` steps: its exposed time by part, its bits on the fiber, those of its largest exchange.
+
+    ``lane_s`` is the least time of a cycle if the fiber is busy all the time, where the exposed time does not know it.
+    """
 
     steps: int
     exposed: Exposed
     bits: float
     largest_bits: float
+    lane_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Strategy:
         """Return the closed form's outcome. ``inputs`` have no mistakes (``inputs.mistakes``)."""
         pattern = self.pattern(inputs).measured(inputs) if inputs.sites > 1 else Pattern(0, 0)
         cycle = self.cycle(inputs, pattern)
-        exposed = cycle.exposed * (1 / cycle.steps)
+        missing_s = cycle.lane_s - (cycle.steps * inputs.fastest_s + cycle.exposed.total_s)
+        exposed = (cycle.exposed + Exposed(serialization_s=max(0.0, missing_s))) * (1 / cycle.steps)
         return Outcome(
             step_s=inputs.fastest_s + exposed.total_s,
             compute_s=inputs.fastest_s,
@@ -126,7 +131,7 @@ def _sharded(inputs: Inputs, pattern: Pattern) -> Cycle:
         first = Exposed.tail(gather_s, propagation_s, serial_s, inputs.operation_s)
         exposed = exposed + first + late * (inputs.layers - 1)
     bits = pattern.wire_factor * inputs.payload_bits
-    return Cycle(1, exposed, 2 * bits, bits)
+    return Cycle(1, exposed, 2 * bits, bits, lane_s=2 * bits / inputs.rate_bps)
 
 
 def _blocking(inputs: Inputs, pattern: Pattern) -> Cycle:
@@ -150,11 +155,7 @@ def _streaming(inputs: Inputs, pattern: Pattern) -> Cycle:
         exposed = exposed + (
             _layers_late(inputs, pattern, layers) if inputs.overlap_last_backward else _fragment_late(inputs, pattern)
         )
-    lane_s = bits / inputs.rate_bps
-    missing_s = lane_s - (inputs.every * inputs.fastest_s + exposed.total_s)
-    if missing_s > 0:
-        exposed = exposed + Exposed(serialization_s=missing_s)
-    return Cycle(inputs.every, exposed, bits, bits / inputs.fragments)
+    return Cycle(inputs.every, exposed, bits, bits / inputs.fragments, lane_s=bits / inputs.rate_bps)
 
 
 def _fragment_late(inputs: Inputs, pattern: Pattern) -> Exposed:
@@ -168,7 +169,9 @@ def _layers_late(inputs: Inputs, pattern: Pattern, layers: range) -> Exposed:
     forward_s, backward_s = FORWARD_SHARE * layer_s, (1 - FORWARD_SHARE) * layer_s
     order = sorted(layers, reverse=True)  # of the backward pass, which ends at 0
     ready = [-layer * backward_s + inputs.slowest_s for layer in order]  # shifted, so that no time is negative
-    sent = dict(zip(order, _send(inputs, pattern, ready, inputs.payload_bits * len(order) / inputs.layers), strict=True))
+    sent = dict(
+        zip(order, _send(inputs, pattern, ready, inputs.payload_bits * len(order) / inputs.layers), strict=True)
+    )
     late = Exposed()
     for layer in sorted(layers):
         needed_s = (1 + inputs.overlap) * inputs.slowest_s + layer * forward_s + late.total_s
@@ -230,14 +233,11 @@ def _pipeline(inputs: Inputs, pattern: Pattern) -> Cycle:
         waiting_s=bubble_s + inputs.slowest_s - inputs.fastest_s,
     )
     bits = inputs.micro_batches * pattern.wire_factor * inputs.activation_bits
-    missing_s = bits / inputs.rate_bps - (inputs.fastest_s + exposed.total_s)
-    if missing_s > 0:
-        exposed = exposed + Exposed(serialization_s=missing_s)
-    return Cycle(1, exposed, bits, bits / inputs.micro_batches)
+    return Cycle(1, exposed, bits, bits / inputs.micro_batches, lane_s=bits / inputs.rate_bps)
 
 
 def _experts(inputs: Inputs, pattern: Pattern) -> Cycle:
-    """Send tokens to the other sites' experts and back, in the forward and in the backward pass: 4 all-to-alls a layer."""
+    """Send tokens to the other sites' experts and back, in either pass: 4 all-to-alls a layer."""
     bits = inputs.token_bits * (inputs.sites - 1) / inputs.sites * pattern.wire_factor
     each = Exposed(
         propagation_s=pattern.delays * inputs.delay_s,

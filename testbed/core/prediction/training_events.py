@@ -38,7 +38,7 @@ class Operation:
 
     bits: float
     delays: float
-    ready_layer: int
+    ready_layer: float
     gate_steps: int
     gate_layer: int
 
@@ -84,7 +84,7 @@ def simulate(inputs: Inputs, exchange: Callable[[int], Iterable[Operation]], ste
         layer_s = inputs.step_s * speed / inputs.layers
         forward_s, backward_s = layer_s * FORWARD_SHARE, layer_s * (1 - FORWARD_SHARE)
         for step in range(steps):
-            position = 0
+            position = 0.0
             waits = gates.get(step, {})
             for layer in sorted(waits):
                 yield (layer - position) * forward_s
@@ -98,13 +98,13 @@ def simulate(inputs: Inputs, exchange: Callable[[int], Iterable[Operation]], ste
                     exposed.append(_during(last, since_s, simulation.now_s))
             yield (inputs.layers - position) * forward_s
             position = inputs.layers
-            ready: dict[int, list[int]] = {}
+            ready: dict[float, list[int]] = {}
             for index, it in enumerate(plan[step]):
                 ready.setdefault(max(0, it.ready_layer), []).append(index)
-            for layer in sorted(ready, reverse=True):
-                yield (position - layer) * backward_s
-                position = layer
-                for index in ready[layer]:
+            for done in sorted(ready, reverse=True):
+                yield (position - done) * backward_s
+                position = done
+                for index in ready[done]:
                     reach(step, index)
             yield position * backward_s
         ends[number] = simulation.now_s

@@ -125,15 +125,19 @@ def test_events_agree_with_the_closed_form(name: str, it: Inputs) -> None:
 
 
 @settings(deadline=None)
-@given(inputs())
-def test_events_agree_with_the_closed_form_of_streaming_where_fragments_never_meet(it: Inputs) -> None:
-    it = it.but(in_flight=None)
-    # A fragment is in flight for less than the steps until the next one begins, and is needed before that.
-    spacing_s = (it.every // it.fragments) * it.step_s
-    serial_s = it.payload_bits * 2 * (it.sites - 1) / it.sites / it.rate_bps / it.fragments
+@given(inputs(), st.integers(3, 6), st.integers(0, 5), st.floats(0.01, 1), st.floats(0, 1))
+def test_events_agree_with_the_closed_form_of_streaming_where_fragments_never_meet(
+    it: Inputs, spacing: int, overlap: int, busy: float, distance: float
+) -> None:
+    """A fragment is sent within the steps until the next one begins, and is needed before that."""
     hops = 1 if it.sites == 2 else 2 * (it.sites - 1)
-    assume(it.overlap < it.every // it.fragments)
-    assume(it.operation_s + serial_s + hops * it.delay_s < spacing_s - it.step_s * (it.overlap_last_backward + 0))
+    budget_s = (spacing - 2) * it.step_s  # of software, serialization and propagation together
+    it = it.but(
+        every=it.fragments * spacing, overlap=min(overlap, spacing - 1), in_flight=None, operation_s=0.0,
+        rate_bps=2 * (it.sites - 1) / it.sites * it.payload_bits / it.fragments / (budget_s * busy),
+        delay_s=budget_s * (1 - busy) * distance / hops,
+    )  # fmt: skip
+    assert mistakes(it) == ()
     closed, events = STRATEGIES["streaming-diloco"].predict(it), predict_events("streaming-diloco", it)
     assert events.step_s == pytest.approx(closed.step_s, rel=1e-9)
 
