@@ -19,6 +19,7 @@ from testbed.cli import (
     fault_verbs,
     inspect_verbs,
     lab_verbs,
+    predict_verb,
     run_verbs,
     streams,
     validate_verb,
@@ -38,6 +39,7 @@ _VERBS = (
     fault_verbs,
     inspect_verbs,
     audit_verb,
+    predict_verb,
     container_verbs,
 )  # importing these modules registers their verbs
 app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))

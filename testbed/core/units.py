@@ -24,6 +24,7 @@ __all__ = [
     "format_rate",
     "format_size",
     "parse_choice",
+    "parse_count",
     "parse_delay_s",
     "parse_duration_s",
     "parse_length_m",
@@ -47,6 +48,7 @@ _SIZE: Final = {
     "KB": 1e3,
     **{prefix + "iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
 }
+_COUNT: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _PROBABILITY: Final = {"": 1.0, "%": 1e-2}
 
 _QUANTITY: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµμ%/]*)", re.ASCII)
@@ -160,6 +162,16 @@ def parse_probability(value: object) -> float:
     """
     si = _quantity(value, _PROBABILITY, "", "a probability", "write 0 to 1 such as 1e-9, or a percentage such as 0.1%")
     return _within(si, value, 0.0, 1.0, "0", "1, or 0% to 100%")
+
+
+def parse_count(value: object) -> float:
+    """Return a number of parameters or tokens, 1 or more; B is a thousand million.
+
+    >>> parse_count("150M"), parse_count("10B")
+    (150000000.0, 10000000000.0)
+    """
+    si = _quantity(value, _COUNT, "", "a number", "write a number such as 150M or 10B")
+    return _within(si, value, 1.0, 1e18, "1", "1e18")
 
 
 def parse_number(value: object, *, low: float, high: float) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from testbed.lab import teardown
 
 if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
+    from testbed.core.prediction.prediction import Prediction
     from testbed.core.report.comparison.comparison import SideBySide
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
@@ -61,6 +62,8 @@ __all__ = [
     "load",
     "only_mine",
     "plan",
+    "predict",
+    "predicted_inputs",
     "report",
     "run",
     "runs",
@@ -137,6 +140,39 @@ def choose(topology: Topology, name: str | None = None, driver: str = "auto", em
     from testbed.lab import deploy
 
     return deploy.choose(topology, name or topology.name, driver, emulator)
+
+
+def predict(
+    strategy: str,
+    topology: Topology | str | None = None,
+    *,
+    target: float | None = None,
+    given: Collection[str] = (),
+    **inputs: Any,
+) -> Prediction:
+    """Return what the numbers say of ``strategy``, without a lab; docs/prediction.md.
+
+    Args:
+        topology: takes sites, ranks, rate and delay from it, at full scale, unless ``inputs`` says otherwise.
+        target: compute utilization, 0 to 1, to find the least payload rate for.
+        given: names among ``inputs`` that are refused if the strategy does not have them.
+        inputs: the fields of ``core.prediction.inputs.Inputs`` in SI units.
+
+    Raises:
+        UserError: unknown strategy or topology, impossible inputs: all at once.
+    """
+    from testbed.core.prediction import prediction
+    from testbed.core.prediction.inputs import Inputs
+
+    found = {} if topology is None else predicted_inputs(topology)
+    return prediction.predict(strategy, Inputs(**{**found, **inputs}), target=target, given=given)
+
+
+def predicted_inputs(topology: Topology | str, set: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Return the inputs of :func:`predict` that a topology determines, by name. Raises UserError for a single site."""
+    from testbed.core.prediction.from_topology import from_topology
+
+    return from_topology(load(topology, set) if isinstance(topology, str) else topology)
 
 
 def plan(

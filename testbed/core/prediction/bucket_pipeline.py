@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.prediction.outcome import Exposed
+from testbed.core.prediction.predicted_outcome import Exposed
 
 __all__ = ["FORWARD_SHARE", "Sent", "send_in_order"]
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from testbed.core.prediction.collective_times import Pattern
 from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.outcome import Outcome
+from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.prediction.training_events import AFTER_BACKWARD, Operation, simulate
 

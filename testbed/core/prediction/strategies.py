@@ -35,7 +35,7 @@ from typing import Final
 from testbed.core.prediction.bucket_pipeline import FORWARD_SHARE, Sent, send_in_order
 from testbed.core.prediction.collective_times import Pattern, flat_ring, gather, two_level
 from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.outcome import Exposed, Outcome
+from testbed.core.prediction.predicted_outcome import Exposed, Outcome
 
 __all__ = ["STRATEGIES", "Cycle", "Strategy"]
 

@@ -16,7 +16,7 @@ from typing import Final
 from testbed.core.prediction.bucket_pipeline import FORWARD_SHARE
 from testbed.core.prediction.event_heap import Lane, Process, Simulation, Transfer
 from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.outcome import Exposed, Outcome
+from testbed.core.prediction.predicted_outcome import Exposed, Outcome
 
 __all__ = ["AFTER_BACKWARD", "Operation", "simulate"]
 

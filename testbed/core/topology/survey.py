@@ -17,7 +17,7 @@ from testbed.core.physics.facts import bandwidth_delay_bytes, radius_class
 from testbed.core.physics.optics import OPTICS
 from testbed.core.topology.model import Link, Topology
 
-__all__ = ["LinkFacts", "PairFacts", "Survey", "survey", "validity_of"]
+__all__ = ["LinkFacts", "PairFacts", "Survey", "rings_of", "survey", "validity_of"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,14 @@ def survey(
         compute_s=compute_s,
         ways=training.ways(rings, gradient_bytes, compute_s) if rings else (),
     )
+
+
+def rings_of(topology: Topology) -> training.Rings | None:
+    """Return the rings of a topology at full scale: sites in order, the last connected to the first.
+
+    None if they cross no fiber.
+    """
+    return _rings(topology, {site.name: _shortest(topology, site.name) for site in topology.sites})
 
 
 def validity_of(topology: Topology, workload: validity.Workload | None = None) -> tuple[validity.Finding, ...]:

@@ -1,0 +1,289 @@
+"""The verb ``predict``: what the numbers say of a way of training before any fiber does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+from testbed.cli import console, tables, verb
+from testbed.cli.verb import AsJson, Overrides
+from testbed.core.units import (
+    format_delay,
+    format_duration,
+    format_probability,
+    format_rate,
+    parse_count,
+    parse_delay_s,
+    parse_duration_s,
+    parse_length_m,
+    parse_rate_bps,
+)
+from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.core.prediction.prediction import Prediction
+
+_POINTS: Final = 7
+"""Values of ``--over K=A..B``, at equal ratios."""
+
+_OVER: Final[dict[str, tuple[str, Callable[[str], float], Callable[[float], str]]]] = {
+    "km": ("delay_s", lambda text: parse_length_m(text) * 5e-9, lambda it: f"{it / 5e-6:.4g} km"),
+    "delay": ("delay_s", parse_delay_s, lambda it: format_delay(it, 3)),
+    "rate": ("rate_bps", parse_rate_bps, lambda it: format_rate(it, 3)),
+    "step-time": ("step_s", parse_duration_s, lambda it: format_duration(it, 3)),
+    "parameters": ("parameters", parse_count, lambda it: f"{it:.3g}"),
+    "every": ("every", float, lambda it: f"{it:.0f}"),
+    "bits": ("bits", float, lambda it: f"{it:.3g}"),
+}
+"""What ``--over`` can vary: the field of ``Inputs``, its parser, how a value is printed."""
+
+
+@verb.verb(
+    verb.LOOK,
+    "testbed predict metro-40km --strategy ddp --parameters 10B --layers 48 --step-time 800ms",
+    "testbed predict --strategy diloco --every 100 --rate 5G --delay 5ms",
+    "testbed predict --strategy streaming-diloco --every 100 --fragments 16 --overlap 1 --bits 4 --target 0.9",
+    "testbed predict --strategy ddp --over km=5..9000 --over rate=10G..1000G",
+)
+def predict(
+    topology: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TOPOLOGY]",
+            help="Take sites, ranks, rate and delay from this topology, at full scale.",
+            autocompletion=verb.completing(verb.topologies),
+        ),
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="ddp, hierarchical, hsdp, fsdp, local-sgd, diloco, streaming-diloco, sparse-loco, async-diloco, "
+            "decoupled, pipeline, moe.",
+        ),
+    ] = "ddp",
+    parameters: Annotated[str, typer.Option(metavar="N", help="Parameters of the model: 150M, 10B.")] = "10B",
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers of the model.")] = 48,
+    step_time: Annotated[str, typer.Option(metavar="TIME", help="Compute time of a step.")] = "800ms",
+    every: Annotated[int | None, typer.Option(metavar="H", help="Steps between exchanges.", show_default="1")] = None,
+    fragments: Annotated[
+        int | None, typer.Option(metavar="P", help="Fragments of streaming-diloco.", show_default="1")
+    ] = None,
+    overlap: Annotated[
+        int | None,
+        typer.Option(metavar="STEPS", help="Steps that an exchange may take beside compute.", show_default="0"),
+    ] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(metavar="A", help="Steps of gradient accumulation.", show_default="1")
+    ] = None,
+    staleness: Annotated[
+        int | None, typer.Option(metavar="N", help="Versions that a site of async-diloco may lag.", show_default="1")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(metavar="M", help="Micro-batches of a pipeline.", show_default="8")
+    ] = None,
+    stages: Annotated[int | None, typer.Option(metavar="N", help="Stages of a pipeline.", show_default="2")] = None,
+    activation_bits: Annotated[
+        float | None, typer.Option(metavar="N", help="Bits of a micro-batch between two stages.", show_default="0")
+    ] = None,
+    expert_layers: Annotated[
+        int | None, typer.Option(metavar="N", help="Layers with experts of moe.", show_default="0")
+    ] = None,
+    token_bits: Annotated[
+        float | None, typer.Option(metavar="N", help="Bits of tokens that a site sends per layer.", show_default="0")
+    ] = None,
+    bits: Annotated[float, typer.Option(metavar="N", help="Bits per exchanged value.")] = 16,
+    sites: Annotated[int | None, typer.Option(metavar="N", help="Sites.", show_default="2")] = None,
+    ranks_per_site: Annotated[
+        int | None, typer.Option(metavar="N", help="Accelerators of each site.", show_default="1")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="Payload rate between two sites, as iperf3 reports it.", show_default="100G"),
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="One-way delay: 5 us per km.", show_default="200us")
+    ] = None,
+    buckets: Annotated[
+        int | None, typer.Option(metavar="K", help="Operations of one exchange.", show_default="one per layer")
+    ] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(metavar="Q", help="Operations that the library runs at once.", show_default="any")
+    ] = None,
+    operation: Annotated[str, typer.Option(metavar="TIME", help="Software time of an operation.")] = "0s",
+    delays: Annotated[
+        float | None,
+        typer.Option(metavar="C", help="One-way delays in sequence, as validate measured.", show_default="pattern"),
+    ] = None,
+    wire_factor: Annotated[
+        float | None,
+        typer.Option(metavar="W", help="Bits sent per bit of payload, as validate measured.", show_default="pattern"),
+    ] = None,
+    payload_factor: Annotated[
+        float, typer.Option(metavar="F", help="Payload sent per payload declared; for fits to publications.")
+    ] = 1.0,
+    overlap_last_backward: Annotated[
+        bool,
+        typer.Option(
+            "--overlap-last-backward",
+            help="Begin an exchange during the backward pass before it, layer by layer, as simulators of papers do.",
+            show_default=False,
+        ),
+    ] = False,
+    target: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Find the least rate for this compute utilization: 0.9.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=A..B", help=f"Print a table over {', '.join(_OVER)}. May be given twice."),
+    ] = None,
+    set_: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict compute utilization, exposed time and bits per fiber of a way of training, without a lab.
+
+    Times are those of closed forms and of an event model (docs/prediction.md). Rates and sizes are those of full scale.
+    What is left out: TCP's windows and loss, the fabrics inside sites. Model quality is not predicted.
+    """
+    from testbed.lab import api
+
+    found: dict[str, Any] = {}
+    if topology is not None:
+        found = api.predicted_inputs(topology, verb.read_overrides(set_))
+    elif set_:
+        raise UserError("--set needs a TOPOLOGY")
+    given: dict[str, Any] = {
+        "every": every, "fragments": fragments, "overlap": overlap, "accumulate": accumulate, "staleness": staleness,
+        "micro_batches": micro_batches, "stages": stages, "activation_bits": activation_bits,
+        "expert_layers": expert_layers, "token_bits": token_bits,
+        "sites": sites, "ranks_per_site": ranks_per_site, "buckets": buckets, "in_flight": in_flight,
+        "delays": delays, "wire_factor": wire_factor,
+        "rate_bps": _read("--rate", rate, parse_rate_bps), "delay_s": _read("--delay", delay, parse_delay_s),
+        "overlap_last_backward": overlap_last_backward or None,
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    always = {
+        "parameters": _read("--parameters", parameters, parse_count),
+        "step_s": _read("--step-time", step_time, parse_duration_s),
+        "operation_s": _read("--operation", operation, parse_delay_s),
+        "layers": layers, "bits": bits, "payload_factor": payload_factor,
+    }  # fmt: skip
+    values = {"rate_bps": 100e9, "delay_s": 200e-6, **found, **always, **given}
+    axes = [_axis(text) for text in over or ()]
+    if len(axes) > 2:
+        raise UserError(f"--over may be given twice, got {len(axes)} times")
+    if not axes:
+        prediction = api.predict(strategy, target=target, given=tuple(given), **values)
+        console.show_json(prediction.to_dict()) if as_json else _show(prediction)
+        return
+    rows = [
+        [
+            api.predict(strategy, target=target, given=tuple(given), **{**values, **_at(axes[0], one), **other})
+            for other in ([_at(axes[1], it) for it in axes[1][2]] if len(axes) == 2 else [{}])
+        ]
+        for one in axes[0][2]
+    ]
+    if as_json:
+        console.show_json([it.to_dict() for row in rows for it in row])
+    else:
+        _show_table(axes, rows, target)
+
+
+Axis = tuple[str, str, list[float]]
+"""Name as typed, field of ``Inputs``, values."""
+
+
+def _read(option: str, text: str | None, parse: Callable[[str], float]) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+
+
+def _axis(text: str) -> Axis:
+    """Parse ``km=5..9000`` into seven values at equal ratios."""
+    name, equals, span = text.partition("=")
+    low, dots, high = span.partition("..")
+    if not equals or not dots or name not in _OVER:
+        raise UserError(f"--over: expected K=A..B with K one of {', '.join(_OVER)}, got '{text}'; write km=5..9000")
+    field, parse, _ = _OVER[name]
+    ends = [_read(f"--over {name}", it, parse) or 0.0 for it in (low, high)]
+    if not 0 < ends[0] < ends[1]:
+        raise UserError(f"--over {name}: expected a range from a lower to a higher value above 0, got '{span}'")
+    ratio = ends[1] / ends[0]
+    values = [ends[0] * ratio ** (it / (_POINTS - 1)) for it in range(_POINTS)]
+    return name, field, [float(round(it)) for it in values] if name == "every" else values
+
+
+def _at(axis: Axis, value: float) -> dict[str, Any]:
+    return {axis[1]: int(value) if axis[0] == "every" else value}
+
+
+def _show(it: Prediction) -> None:
+    outcome = it.outcome
+    if it.target is not None:
+        if it.rate_bps is None:
+            why = f"{outcome.limit} limits to {_percent(it.utilization)}"
+            console.show(Text(f"{_percent(it.target)} is out of reach at any rate: {why}", style=tables.BAD))
+        else:
+            console.show(
+                f"least payload rate for {_percent(it.target)}: {format_rate(it.rate_bps, 4)} in each direction"
+            )
+    exposed, wire = outcome.exposed, f"{it.pattern.wire_factor:.4g}"
+    rows: list[tables.Row] = [
+        ["compute utilization", _percent(it.utilization), f"limited by {outcome.limit}"],
+        ["step", format_duration(outcome.step_s, 4), f"{format_duration(outcome.compute_s, 4)} compute"],
+        ["exposed, propagation", format_duration(exposed.propagation_s, 3), f"{it.pattern.delays:g} one-way delays"],
+        [
+            "exposed, serialization",
+            format_duration(exposed.serialization_s, 3),
+            f"wire factor {it.pattern.wire_factor:.4g}",
+        ],
+        ["exposed, software", format_duration(exposed.software_s, 3), ""],
+        ["exposed, waiting", format_duration(exposed.waiting_s, 3), "for another site or stage"],
+        ["bits per fiber and step", _bits(outcome.bits_per_step), "payload, each direction"],
+        ["peak rate", format_rate(outcome.peak_bps, 4), "the largest exchange within one step of compute"],
+        ["w kappa, lambda, o/T", _groups(it), "the same three mean the same utilization (TCP aside)"],
+    ]
+    console.show(tables.table(("", "per step", ""), rows, right=("per step",), title=f"Predicted: {it.strategy}"))
+    formula = "events" if outcome.formula == "events" else "closed form"
+    console.say(
+        f"by {formula}; left out: TCP's windows and loss, fabrics inside sites (docs/prediction.md)", style="dim"
+    )
+
+
+def _groups(it: Prediction) -> str:
+    return f"{it.groups.wire_kappa:.3g}, {it.groups.propagation:.3g}, {it.groups.software:.3g}"
+
+
+def _percent(share: float) -> str:
+    return format_probability(share, 4) if share < 1 else "100 %"
+
+
+def _bits(bits: float) -> str:
+    for unit, size in (("Tbit", 1e12), ("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3)):
+        if bits >= size:
+            return f"{bits / size:.4g} {unit}"
+    return f"{bits:.0f} bit"
+
+
+def _show_table(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target: float | None) -> None:
+    def cell(it: Prediction) -> Text:
+        if target is not None:
+            return Text("never", style=tables.BAD) if it.rate_bps is None else Text(format_rate(it.rate_bps, 3))
+        return Text(f"{100 * it.utilization:.1f} %", style=tables.GOOD if it.utilization >= 0.9 else "")
+
+    heads = [axes[0][0], *([_OVER[axes[1][0]][2](it) for it in axes[1][2]] if len(axes) == 2 else ["utilization"])]
+    if target is not None and len(axes) == 1:
+        heads[1] = f"least rate for {_percent(target)}"
+    body: list[tables.Row] = [
+        [_OVER[axes[0][0]][2](value), *map(cell, row)] for value, row in zip(axes[0][2], rows, strict=True)
+    ]
+    what = "least payload rate" if target is not None else "compute utilization"
+    title = f"Predicted {what}" + (f", by {axes[0][0]} and {axes[1][0]}" if len(axes) == 2 else f", by {axes[0][0]}")
+    console.show(tables.table(heads, body, right=heads[1:], title=title))
