@@ -234,7 +234,7 @@ def _show(it: Prediction) -> None:
             console.show(
                 f"least payload rate for {_percent(it.target)}: {format_rate(it.rate_bps, 4)} in each direction"
             )
-    exposed, wire = outcome.exposed, f"{it.pattern.wire_factor:.4g}"
+    exposed = outcome.exposed
     rows: list[tables.Row] = [
         ["compute utilization", _percent(it.utilization), f"limited by {outcome.limit}"],
         ["step", format_duration(outcome.step_s, 4), f"{format_duration(outcome.compute_s, 4)} compute"],

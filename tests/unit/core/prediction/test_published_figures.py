@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def table_4_inputs(model: str, row: str) -> tuple[str, Inputs]:
     return strategy, base.but(**changes)
 
 
+PAGE = Path(__file__).parents[4] / "docs" / "prediction.md"
+BEGIN, END = "<!-- table 4: begin -->\n", "<!-- table 4: end -->\n"
+
+
+@functools.cache
 def table_4() -> list[tuple[str, str, float, float, float]]:
     """Return model, row, utilization, the published and the predicted least rate of each cell, in Gbit/s."""
     cells = []
@@ -67,6 +73,24 @@ def test_every_cell_of_table_4_is_within_one_step_of_its_grid() -> None:
         steps.append(abs(GRID_GBPS.index(predicted) - nearest))
         assert steps[-1] <= 1, (model, row, target, published, predicted)
     assert sum(round(it[4], 1) == it[3] for it in cells) >= 66
+
+
+def test_the_page_shows_every_cell() -> None:
+    """docs/prediction.md, published / predicted; UPDATE_GOLDEN=1 writes the table anew."""
+    lines = ["", "| model | method | 50 % | 80 % | 90 % | 95 % | 99 % |", "|---|---|---|---|---|---|---|"]
+    cells = table_4()
+    for first in range(0, len(cells), 5):
+        row = cells[first : first + 5]
+        shown = (f"{it[3]} / {it[4]:.1f}" if round(it[4], 1) == it[3] else f"**{it[3]} / {it[4]:.1f}**" for it in row)
+        lines.append(f"| {row[0][0]} | {row[0][1]} | {' | '.join(shown)} |")
+    table = "\n".join(lines) + "\n\n"
+    page = PAGE.read_text()
+    before, found, after = page.partition(BEGIN)
+    _, _, after = after.partition(END)
+    assert found
+    if os.environ.get("UPDATE_GOLDEN"):
+        PAGE.write_text(before + BEGIN + table + END + after)
+    assert BEGIN + table + END in PAGE.read_text()
 
 
 def test_streaming_needs_less_traffic_and_a_lower_peak_than_the_paper_compares_with() -> None:
