@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.text import Text
 
-from testbed.cli import console, tables, verb
+from testbed.cli import console, prediction_tables, verb
+from testbed.cli.prediction_tables import Axis
 from testbed.cli.verb import AsJson, Overrides
 from testbed.core.units import (
     format_delay,
     format_duration,
-    format_probability,
     format_rate,
     parse_count,
     parse_delay_s,
     parse_duration_s,
     parse_length_m,
+    parse_probability,
     parse_rate_bps,
+    parse_size_bytes,
 )
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.core.prediction.prediction import Prediction
+    from testbed.core.prediction.prediction import Failures, Prediction
 
 _POINTS: Final = 7
 """Values of ``--over K=A..B``, at equal ratios."""
@@ -140,6 +144,26 @@ def predict(
         list[str] | None,
         typer.Option(metavar="K=A..B", help=f"Print a table over {', '.join(_OVER)}. May be given twice."),
     ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With two --over: also write a heat map, .svg or .html.")
+    ] = None,
+    connections: Annotated[int, typer.Option(metavar="N", help="TCP connections of an exchange.", min=1)] = 1,
+    window: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Largest TCP window: 6MB.", show_default="any")
+    ] = None,
+    loss: Annotated[str, typer.Option(metavar="P", help="Random loss of packets: 1e-5, 0.01%.")] = "0",
+    mtbf: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Mean time between failures of the job; adds goodput.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(metavar="TIME", help="With --mtbf: time of a checkpoint.")] = "30s",
+    restart: Annotated[str, typer.Option(metavar="TIME", help="With --mtbf: time of a restart.")] = "5min",
+    checkpoint_every: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --mtbf: work between checkpoints.", show_default="the best")
+    ] = None,
+    lab_step_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Add the lab with this step time that is similar.")
+    ] = None,
+    lab_scale: Annotated[float, typer.Option(metavar="N", help="Scale of that lab.")] = 1000,
     set_: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -148,6 +172,9 @@ def predict(
     Times are those of closed forms and of an event model (docs/prediction.md). Rates and sizes are those of full scale.
     What is left out: TCP's windows and loss, the fabrics inside sites. Model quality is not predicted.
     """
+    from testbed.core.prediction import heat_map
+    from testbed.core.prediction.prediction import Tcp
+    from testbed.host.files.store import save_text
     from testbed.lab import api
 
     found: dict[str, Any] = {}
@@ -172,28 +199,33 @@ def predict(
         "layers": layers, "bits": bits, "payload_factor": payload_factor,
     }  # fmt: skip
     values = {"rate_bps": 100e9, "delay_s": 200e-6, **found, **always, **given}
+    beside: dict[str, Any] = {
+        "tcp": Tcp(connections, _size(window), _read("--loss", loss, parse_probability) or 0.0),
+        "failures": _failures(mtbf, checkpoint, restart, checkpoint_every),
+        "lab": None if lab_step_time is None else _lab(lab_step_time, lab_scale),
+    }
+
+    def at(**changes: Any) -> Prediction:
+        return api.predict(strategy, target=target, given=tuple(given), **beside, **{**values, **changes})
+
     axes = [_axis(text) for text in over or ()]
     if len(axes) > 2:
         raise UserError(f"--over may be given twice, got {len(axes)} times")
+    if picture is not None and (len(axes) < 2 or picture.suffix not in (".svg", ".html")):
+        raise UserError(f"--picture needs two --over and a name that ends in .svg or .html, got '{picture}'")
     if not axes:
-        prediction = api.predict(strategy, target=target, given=tuple(given), **values)
-        console.show_json(prediction.to_dict()) if as_json else _show(prediction)
+        console.show_json(at().to_dict()) if as_json else prediction_tables.show(at())
         return
-    rows = [
-        [
-            api.predict(strategy, target=target, given=tuple(given), **{**values, **_at(axes[0], one), **other})
-            for other in ([_at(axes[1], it) for it in axes[1][2]] if len(axes) == 2 else [{}])
-        ]
-        for one in axes[0][2]
-    ]
+    columns: list[dict[str, Any]] = [_at(axes[1], it) for it in axes[1].values] if len(axes) == 2 else [{}]
+    rows = [[at(**_at(axes[0], one), **other) for other in columns] for one in axes[0].values]
     if as_json:
         console.show_json([it.to_dict() for row in rows for it in row])
     else:
-        _show_table(axes, rows, target)
-
-
-Axis = tuple[str, str, list[float]]
-"""Name as typed, field of ``Inputs``, values."""
+        prediction_tables.show_table(axes, rows, target)
+    if picture is not None:
+        drawn = prediction_tables.heat_map(axes, rows, target)
+        save_text(picture, heat_map.svg(drawn) if picture.suffix == ".svg" else heat_map.html_page(drawn))
+        console.say(f"heat map: {picture}")
 
 
 def _read(option: str, text: str | None, parse: Callable[[str], float]) -> float | None:
@@ -205,85 +237,44 @@ def _read(option: str, text: str | None, parse: Callable[[str], float]) -> float
         raise UserError(f"{option}: {error}") from error
 
 
+def _size(window: str | None) -> float:
+    found = _read("--window", window, parse_size_bytes)
+    return math.inf if found is None else found
+
+
+def _failures(mtbf: str | None, checkpoint: str, restart: str, every: str | None) -> Failures | None:
+    from testbed.core.prediction.prediction import Failures
+
+    if mtbf is None:
+        if every is not None:
+            raise UserError("--checkpoint-every needs --mtbf")
+        return None
+    return Failures(
+        _read("--mtbf", mtbf, parse_duration_s) or 0.0,
+        _read("--checkpoint", checkpoint, parse_duration_s) or 0.0,
+        _read("--restart", restart, parse_duration_s) or 0.0,
+        _read("--checkpoint-every", every, parse_duration_s),
+    )
+
+
+def _lab(step_time: str, scale: float) -> tuple[float, float, int]:
+    return _read("--lab-step-time", step_time, parse_duration_s) or 0.0, scale, os.cpu_count() or 1
+
+
 def _axis(text: str) -> Axis:
     """Parse ``km=5..9000`` into seven values at equal ratios."""
     name, equals, span = text.partition("=")
     low, dots, high = span.partition("..")
     if not equals or not dots or name not in _OVER:
         raise UserError(f"--over: expected K=A..B with K one of {', '.join(_OVER)}, got '{text}'; write km=5..9000")
-    field, parse, _ = _OVER[name]
+    field, parse, shown = _OVER[name]
     ends = [_read(f"--over {name}", it, parse) or 0.0 for it in (low, high)]
     if not 0 < ends[0] < ends[1]:
         raise UserError(f"--over {name}: expected a range from a lower to a higher value above 0, got '{span}'")
     ratio = ends[1] / ends[0]
     values = [ends[0] * ratio ** (it / (_POINTS - 1)) for it in range(_POINTS)]
-    return name, field, [float(round(it)) for it in values] if name == "every" else values
+    return Axis(name, field, tuple(float(round(it)) for it in values) if name == "every" else tuple(values), shown)
 
 
 def _at(axis: Axis, value: float) -> dict[str, Any]:
-    return {axis[1]: int(value) if axis[0] == "every" else value}
-
-
-def _show(it: Prediction) -> None:
-    outcome = it.outcome
-    if it.target is not None:
-        if it.rate_bps is None:
-            why = f"{outcome.limit} limits to {_percent(it.utilization)}"
-            console.show(Text(f"{_percent(it.target)} is out of reach at any rate: {why}", style=tables.BAD))
-        else:
-            console.show(
-                f"least payload rate for {_percent(it.target)}: {format_rate(it.rate_bps, 4)} in each direction"
-            )
-    exposed = outcome.exposed
-    rows: list[tables.Row] = [
-        ["compute utilization", _percent(it.utilization), f"limited by {outcome.limit}"],
-        ["step", format_duration(outcome.step_s, 4), f"{format_duration(outcome.compute_s, 4)} compute"],
-        ["exposed, propagation", format_duration(exposed.propagation_s, 3), f"{it.pattern.delays:g} one-way delays"],
-        [
-            "exposed, serialization",
-            format_duration(exposed.serialization_s, 3),
-            f"wire factor {it.pattern.wire_factor:.4g}",
-        ],
-        ["exposed, software", format_duration(exposed.software_s, 3), ""],
-        ["exposed, waiting", format_duration(exposed.waiting_s, 3), "for another site or stage"],
-        ["bits per fiber and step", _bits(outcome.bits_per_step), "payload, each direction"],
-        ["peak rate", format_rate(outcome.peak_bps, 4), "the largest exchange within one step of compute"],
-        ["w kappa, lambda, o/T", _groups(it), "the same three mean the same utilization (TCP aside)"],
-    ]
-    console.show(tables.table(("", "per step", ""), rows, right=("per step",), title=f"Predicted: {it.strategy}"))
-    formula = "events" if outcome.formula == "events" else "closed form"
-    console.say(
-        f"by {formula}; left out: TCP's windows and loss, fabrics inside sites (docs/prediction.md)", style="dim"
-    )
-
-
-def _groups(it: Prediction) -> str:
-    return f"{it.groups.wire_kappa:.3g}, {it.groups.propagation:.3g}, {it.groups.software:.3g}"
-
-
-def _percent(share: float) -> str:
-    return format_probability(share, 4) if share < 1 else "100 %"
-
-
-def _bits(bits: float) -> str:
-    for unit, size in (("Tbit", 1e12), ("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3)):
-        if bits >= size:
-            return f"{bits / size:.4g} {unit}"
-    return f"{bits:.0f} bit"
-
-
-def _show_table(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target: float | None) -> None:
-    def cell(it: Prediction) -> Text:
-        if target is not None:
-            return Text("never", style=tables.BAD) if it.rate_bps is None else Text(format_rate(it.rate_bps, 3))
-        return Text(f"{100 * it.utilization:.1f} %", style=tables.GOOD if it.utilization >= 0.9 else "")
-
-    heads = [axes[0][0], *([_OVER[axes[1][0]][2](it) for it in axes[1][2]] if len(axes) == 2 else ["utilization"])]
-    if target is not None and len(axes) == 1:
-        heads[1] = f"least rate for {_percent(target)}"
-    body: list[tables.Row] = [
-        [_OVER[axes[0][0]][2](value), *map(cell, row)] for value, row in zip(axes[0][2], rows, strict=True)
-    ]
-    what = "least payload rate" if target is not None else "compute utilization"
-    title = f"Predicted {what}" + (f", by {axes[0][0]} and {axes[1][0]}" if len(axes) == 2 else f", by {axes[0][0]}")
-    console.show(tables.table(heads, body, right=heads[1:], title=title))
+    return {axis.field: int(value) if axis.name == "every" else value}

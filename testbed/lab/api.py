@@ -20,7 +20,7 @@ from testbed.lab import teardown
 
 if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
-    from testbed.core.prediction.prediction import Prediction
+    from testbed.core.prediction.prediction import Failures, Prediction, Tcp
     from testbed.core.report.comparison.comparison import SideBySide
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
@@ -148,6 +148,9 @@ def predict(
     *,
     target: float | None = None,
     given: Collection[str] = (),
+    tcp: Tcp | None = None,
+    failures: Failures | None = None,
+    lab: tuple[float, float, int] | None = None,
     **inputs: Any,
 ) -> Prediction:
     """Return what the numbers say of ``strategy``, without a lab; docs/prediction.md.
@@ -156,6 +159,7 @@ def predict(
         topology: takes sites, ranks, rate and delay from it, at full scale, unless ``inputs`` says otherwise.
         target: compute utilization, 0 to 1, to find the least payload rate for.
         given: names among ``inputs`` that are refused if the strategy does not have them.
+        tcp, failures, lab: as in :func:`testbed.core.prediction.prediction.predict`.
         inputs: the fields of ``core.prediction.inputs.Inputs`` in SI units.
 
     Raises:
@@ -165,7 +169,9 @@ def predict(
     from testbed.core.prediction.inputs import Inputs
 
     found = {} if topology is None else predicted_inputs(topology)
-    return prediction.predict(strategy, Inputs(**{**found, **inputs}), target=target, given=given)
+    return prediction.predict(
+        strategy, Inputs(**{**found, **inputs}), target=target, given=given, tcp=tcp, failures=failures, lab=lab
+    )
 
 
 def predicted_inputs(topology: Topology | str, set: Mapping[str, object] | None = None) -> dict[str, Any]:

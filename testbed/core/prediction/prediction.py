@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from testbed.core.prediction.collective_times import Pattern
+from testbed.core.prediction.failure_costs import daly_interval_s, goodput_synchronous
 from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs, mistakes
+from testbed.core.prediction.machine_limits import cpu_share
 from testbed.core.prediction.plans import PLANS, predict_events
 from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.prediction.required_rate import least_rate_bps
 from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.prediction.tcp_limits import usable_rate_bps
 from testbed.errors import UnknownName, UserError
 
-__all__ = ["OWN_INPUTS", "Prediction", "predict"]
+__all__ = ["OWN_INPUTS", "Failures", "Prediction", "SimilarLab", "Tcp", "predict"]
 
 MOST_EVENT_STEPS: Final = 10_000
 """Steps between exchanges up to which events are simulated: three times as many take a tenth of a second."""
@@ -40,6 +44,70 @@ OWN_INPUTS: Final[dict[str, frozenset[str]]] = {
 
 
 @dataclass(frozen=True)
+class Tcp:
+    """What TCP allows the connections of one exchange: together, in bytes of window, and in loss of packets."""
+
+    connections: int = 1
+    window_bytes: float = math.inf
+    loss: float = 0.0
+
+    def usable(self, inputs: Inputs) -> Inputs:
+        """Return ``inputs`` with the rate that these connections reach."""
+        return inputs.but(
+            rate_bps=usable_rate_bps(
+                inputs.rate_bps,
+                2 * inputs.delay_s,
+                connections=self.connections,
+                window_bytes=self.window_bytes,
+                loss=self.loss,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Failures of a job that any of them stops: mean time between them, cost of a checkpoint, of a restart, in seconds.
+
+    ``interval_s``: work between two checkpoints; None for the best, by Daly.
+    """
+
+    mtbf_s: float
+    checkpoint_s: float
+    restart_s: float
+    interval_s: float | None = None
+
+    @property
+    def best_interval_s(self) -> float:
+        return daly_interval_s(self.checkpoint_s, self.mtbf_s) if self.checkpoint_s else 1.0
+
+    def goodput(self, utilization: float) -> float:
+        """Return the share of time that is committed compute."""
+        interval_s = self.interval_s or self.best_interval_s
+        return goodput_synchronous(utilization, self.checkpoint_s, interval_s, self.restart_s, self.mtbf_s)
+
+
+@dataclass(frozen=True)
+class SimilarLab:
+    """The lab that has the same utilization: its step, one-way delay, payload rate, and the CPU that it needs.
+
+    ``cpu_share``: of all its cores beside compute; above 1 the lab is CPU-bound and shows less.
+    """
+
+    step_s: float
+    delay_s: float
+    rate_bps: float
+    scale: float
+    cpu_share: float
+
+    @classmethod
+    def of(cls, inputs: Inputs, step_s: float, scale: float, cores: int) -> SimilarLab:
+        """Return the lab whose step takes ``step_s``, with payloads divided by ``scale``, on ``cores`` cores."""
+        phi = inputs.step_s / step_s
+        rate_bps = inputs.rate_bps * phi / scale
+        return cls(step_s, inputs.delay_s / phi, rate_bps, scale, cpu_share(inputs.ranks, step_s, cores))
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What the numbers say of one strategy.
 
@@ -47,6 +115,7 @@ class Prediction:
         outcome: by events where the closed form leaves something out, else by the closed form.
         closed: by the closed form.
         groups: w kappa, lambda and o / T.
+        failures, similar: as asked for.
         target, rate_bps: a wanted compute utilization, and the least payload rate that reaches it; None if none does.
     """
 
@@ -58,10 +127,17 @@ class Prediction:
     groups: Groups
     target: float | None = None
     rate_bps: float | None = None
+    failures: Failures | None = None
+    similar: SimilarLab | None = None
 
     @property
     def utilization(self) -> float:
         return self.outcome.utilization
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of time that is committed compute; None without failures."""
+        return None if self.failures is None else self.failures.goodput(self.utilization)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in SI units. ``rate_bps`` is that of ``target`` if one was given."""
@@ -73,6 +149,9 @@ class Prediction:
             "target": self.target,
             "rate_bps": rate_bps,
             "line_rate_bps": None if rate_bps is None else rate_bps / PAYLOAD_SHARE,
+            "goodput": self.goodput,
+            "best_checkpoint_interval_s": None if self.failures is None else self.failures.best_interval_s,
+            "similar_lab": None if self.similar is None else asdict(self.similar),
             "closed_form": self.closed.to_dict(),
             "groups": asdict(self.groups),
             "pattern": asdict(self.pattern),
@@ -80,11 +159,23 @@ class Prediction:
         }
 
 
-def predict(strategy: str, inputs: Inputs, *, target: float | None = None, given: Collection[str] = ()) -> Prediction:
+def predict(
+    strategy: str,
+    inputs: Inputs,
+    *,
+    target: float | None = None,
+    given: Collection[str] = (),
+    tcp: Tcp | None = None,
+    failures: Failures | None = None,
+    lab: tuple[float, float, int] | None = None,
+) -> Prediction:
     """Return the prediction of ``strategy``.
 
     Args:
         target: compute utilization to find the least payload rate for; ``inputs.rate_bps`` does not matter then.
+        tcp: limits the rate to what its connections reach.
+        failures: adds goodput.
+        lab: step in seconds, scale and cores of a lab: adds the one that is similar.
         given: names of inputs that were given explicitly: those that the strategy does not have are refused.
 
     Raises:
@@ -95,12 +186,17 @@ def predict(strategy: str, inputs: Inputs, *, target: float | None = None, given
     wrong = [*mistakes(inputs), *_foreign(strategy, given)]
     if target is not None and not 0 < target < 1:
         wrong.append(f"--target must be greater than 0 and less than 1, got {target:g}")
+    wrong += _mistakes_beside(tcp, failures, lab)
     if wrong:
         raise UserError("; ".join(wrong))
+    usable = (tcp or Tcp()).usable
     rate_bps = None
     if target is not None:
-        rate_bps = least_rate_bps(lambda rate: _outcome(strategy, inputs.but(rate_bps=rate)).utilization, target)
-        inputs = inputs.but(rate_bps=rate_bps or float("inf"))
+        rate_bps = least_rate_bps(
+            lambda rate: _outcome(strategy, usable(inputs.but(rate_bps=rate))).utilization, target
+        )
+        inputs = inputs.but(rate_bps=rate_bps or math.inf)
+    inputs = usable(inputs)
     pattern = STRATEGIES[strategy].pattern(inputs).measured(inputs)
     return Prediction(
         strategy,
@@ -111,7 +207,25 @@ def predict(strategy: str, inputs: Inputs, *, target: float | None = None, given
         groups(inputs, pattern),
         target,
         rate_bps,
+        failures,
+        None if lab is None else SimilarLab.of(inputs, *lab),
     )
+
+
+def _mistakes_beside(tcp: Tcp | None, failures: Failures | None, lab: tuple[float, float, int] | None) -> list[str]:
+    wrong = []
+    if tcp is not None and not (tcp.connections >= 1 and tcp.window_bytes > 0 and 0 <= tcp.loss < 1):
+        wrong.append("--connections must be 1 or more, --window greater than 0, --loss 0 or more and less than 1")
+    if failures is not None and not (
+        failures.mtbf_s > 0
+        and failures.checkpoint_s >= 0
+        and failures.restart_s >= 0
+        and (failures.interval_s is None or failures.interval_s > 0)
+    ):
+        wrong.append("--mtbf and --checkpoint-every must be greater than 0, --checkpoint and --restart 0 or more")
+    if lab is not None and not (lab[0] > 0 and lab[1] > 0 and lab[2] >= 1):
+        wrong.append("--lab-step-time and --lab-scale must be greater than 0, --cores 1 or more")
+    return wrong
 
 
 def _outcome(strategy: str, inputs: Inputs) -> Outcome:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -58,6 +60,42 @@ def test_out_of_reach_is_said_and_null_in_json() -> None:
     assert as_json(*far)["rate_bps"] is None
 
 
+def test_a_heat_map_is_written(tmp_path: Path) -> None:
+    for name in ("map.svg", "map.html"):
+        status, _ = run("--over", "km=5..9000", "--over", "rate=10G..1T", "--picture", str(tmp_path / name))
+        assert status == 0
+        drawn = (tmp_path / name).read_text()
+        tree = ElementTree.fromstring(drawn[drawn.index("<svg") : drawn.index("</svg>") + 6])
+        texts = [it.text for it in tree.iter("{http://www.w3.org/2000/svg}text")]
+        assert len([it for it in texts if it and it.endswith(" %")]) == 49
+        assert "9000 km" in texts
+
+
+def test_windows_and_loss_of_tcp_limit_the_rate() -> None:
+    far = ("--strategy", "diloco", "--every", "100", "--rate", "100G", "--delay", "5ms")
+    assert as_json(*far, "--window", "6MB")["inputs"]["rate_bps"] == pytest.approx(4.8e9)
+    assert as_json(*far, "--window", "6MB", "--connections", "4")["inputs"]["rate_bps"] == pytest.approx(19.2e9)
+    assert as_json(*far, "--loss", "0.01%")["inputs"]["rate_bps"] == pytest.approx(141.9e6, rel=1e-3)
+
+
+def test_failures_add_goodput_and_the_best_interval() -> None:
+    found = as_json(
+        "--strategy", "diloco", "--every", "100", "--mtbf", "3h", "--checkpoint", "30s", "--restart", "5min"
+    )
+    assert found["goodput"] < found["utilization"]
+    assert found["best_checkpoint_interval_s"] == pytest.approx((2 * 30 * 3 * 3600) ** 0.5, rel=0.05)
+    assert as_json("--mtbf", "3h", "--checkpoint-every", "10s")["goodput"] < as_json("--mtbf", "3h")["goodput"]
+
+
+def test_the_similar_lab_has_the_same_groups_and_says_if_the_cores_cannot_carry_it() -> None:
+    found = as_json("--strategy", "ddp", "--rate", "100G", "--delay", "5ms", "--lab-step-time", "50ms")
+    lab = found["similar_lab"]
+    assert (lab["delay_s"], lab["rate_bps"]) == (pytest.approx(5e-3 / 16), pytest.approx(100e9 * 16 / 1000))
+    status, text = run("--strategy", "ddp", "--ranks-per-site", "500", "--lab-step-time", "50ms")
+    assert status == 0
+    assert "CPU-bound here" in text
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -77,6 +115,11 @@ def test_out_of_reach_is_said_and_null_in_json() -> None:
         (("--over", "miles=1..2"), "--over: expected K=A..B"),
         (("--over", "km=9..5"), "--over km: expected a range from a lower to a higher value"),
         (("--rate", "fast"), "--rate: "),
+        (("--picture", "map.svg"), "--picture needs two --over"),
+        (("--over", "km=5..9", "--over", "rate=1G..9G", "--picture", "map.png"), "ends in .svg or .html"),
+        (("--checkpoint-every", "10s"), "--checkpoint-every needs --mtbf"),
+        (("--mtbf", "0s"), "--mtbf and --checkpoint-every must be greater than 0"),
+        (("--loss", "1"), "--loss 0 or more and less than 1"),
         (("metro-40km", "--target", "nan"), "--target must be greater than 0"),
     ],
 )
