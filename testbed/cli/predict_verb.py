@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _POINTS: Final = 7
 """Values of ``--over K=A..B``, at equal ratios."""
 
+_DEFAULTS: Final = {"parameters": 10e9, "layers": 48, "step_s": 0.8, "rate_bps": 100e9, "delay_s": 200e-6}
+
 _OVER: Final[dict[str, tuple[str, Callable[[str], float], Callable[[float], str]]]] = {
     "km": ("delay_s", lambda text: parse_length_m(text) * 5e-9, lambda it: f"{it / 5e-6:.4g} km"),
     "delay": ("delay_s", parse_delay_s, lambda it: format_delay(it, 3)),
@@ -69,9 +71,17 @@ def predict(
             "decoupled, pipeline, moe.",
         ),
     ] = "ddp",
-    parameters: Annotated[str, typer.Option(metavar="N", help="Parameters of the model: 150M, 10B.")] = "10B",
-    layers: Annotated[int, typer.Option(metavar="N", help="Layers of the model.")] = 48,
-    step_time: Annotated[str, typer.Option(metavar="TIME", help="Compute time of a step.")] = "800ms",
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Take what this run or validation measured. May be repeated."),
+    ] = None,
+    parameters: Annotated[
+        str | None, typer.Option(metavar="N", help="Parameters of the model: 150M, 10B.", show_default="10B")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Layers of the model.", show_default="48")] = None,
+    step_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Compute time of a step.", show_default="800ms")
+    ] = None,
     every: Annotated[int | None, typer.Option(metavar="H", help="Steps between exchanges.", show_default="1")] = None,
     fragments: Annotated[
         int | None, typer.Option(metavar="P", help="Fragments of streaming-diloco.", show_default="1")
@@ -99,7 +109,9 @@ def predict(
     token_bits: Annotated[
         float | None, typer.Option(metavar="N", help="Bits of tokens that a site sends per layer.", show_default="0")
     ] = None,
-    bits: Annotated[float, typer.Option(metavar="N", help="Bits per exchanged value.")] = 16,
+    bits: Annotated[
+        float | None, typer.Option(metavar="N", help="Bits per exchanged value.", show_default="16")
+    ] = None,
     sites: Annotated[int | None, typer.Option(metavar="N", help="Sites.", show_default="2")] = None,
     ranks_per_site: Annotated[
         int | None, typer.Option(metavar="N", help="Accelerators of each site.", show_default="1")
@@ -117,7 +129,9 @@ def predict(
     in_flight: Annotated[
         int | None, typer.Option(metavar="Q", help="Operations that the library runs at once.", show_default="any")
     ] = None,
-    operation: Annotated[str, typer.Option(metavar="TIME", help="Software time of an operation.")] = "0s",
+    operation: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Software time of an operation.", show_default="0s")
+    ] = None,
     delays: Annotated[
         float | None,
         typer.Option(metavar="C", help="One-way delays in sequence, as validate measured.", show_default="pattern"),
@@ -190,15 +204,17 @@ def predict(
         "delays": delays, "wire_factor": wire_factor,
         "rate_bps": _read("--rate", rate, parse_rate_bps), "delay_s": _read("--delay", delay, parse_delay_s),
         "overlap_last_backward": overlap_last_backward or None,
-    }  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    always = {
         "parameters": _read("--parameters", parameters, parse_count),
         "step_s": _read("--step-time", step_time, parse_duration_s),
         "operation_s": _read("--operation", operation, parse_delay_s),
         "layers": layers, "bits": bits, "payload_factor": payload_factor,
     }  # fmt: skip
-    values = {"rate_bps": 100e9, "delay_s": 200e-6, **found, **always, **given}
+    given = {name: value for name, value in given.items() if value is not None}
+    utilization = None
+    for path in measured or ():
+        said, ran = api.measured_inputs(path)
+        found, utilization = {**found, **said}, utilization if ran is None else ran
+    values = {**_DEFAULTS, **found, **given}
     beside: dict[str, Any] = {
         "tcp": Tcp(connections, _size(window), _read("--loss", loss, parse_probability) or 0.0),
         "failures": _failures(mtbf, checkpoint, restart, checkpoint_every),
@@ -214,7 +230,11 @@ def predict(
     if picture is not None and (len(axes) < 2 or picture.suffix not in (".svg", ".html")):
         raise UserError(f"--picture needs two --over and a name that ends in .svg or .html, got '{picture}'")
     if not axes:
-        console.show_json(at().to_dict()) if as_json else prediction_tables.show(at())
+        one = at()
+        if as_json:
+            console.show_json(one.to_dict() | {"measured_utilization": utilization})
+        else:
+            prediction_tables.show(one, utilization)
         return
     columns: list[dict[str, Any]] = [_at(axes[1], it) for it in axes[1].values] if len(axes) == 2 else [{}]
     rows = [[at(**_at(axes[0], one), **other) for other in columns] for one in axes[0].values]

@@ -37,8 +37,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def show(it: Prediction) -> None:
-    """Print one prediction."""
+def show(it: Prediction, measured: float | None = None) -> None:
+    """Print one prediction, beside the ``measured`` compute utilization of the run that it is made from."""
     outcome, exposed = it.outcome, it.outcome.exposed
     if it.target is not None:
         console.show(_least(it))
@@ -62,6 +62,11 @@ def show(it: Prediction) -> None:
         best = format_duration(it.failures.best_interval_s, 3)
         rows.append(["goodput", percent(it.goodput), f"a checkpoint every {interval}; best: {best}"])
     console.show(tables.table(("", "per step", ""), rows, right=("per step",), title=f"Predicted: {it.strategy}"))
+    if measured is not None:
+        residual = 100 * (measured - it.utilization)
+        console.show(
+            f"measured by the run: {percent(measured)}; measured - predicted: {residual:+.1f} percentage points"
+        )
     if it.similar is not None:
         console.show(_similar(it))
     formula = "events" if outcome.formula == "events" else "the closed form"

@@ -60,6 +60,7 @@ __all__ = [
     "lab_names",
     "labs",
     "load",
+    "measured_inputs",
     "only_mine",
     "plan",
     "predict",
@@ -179,6 +180,24 @@ def predicted_inputs(topology: Topology | str, set: Mapping[str, object] | None 
     from testbed.core.prediction.from_topology import from_topology
 
     return from_topology(load(topology, set) if isinstance(topology, str) else topology)
+
+
+def measured_inputs(run: Path) -> tuple[dict[str, Any], float | None]:
+    """Return inputs of :func:`predict` that a run or a validation measured, and a run's measured compute utilization.
+
+    Raises:
+        UserError: no such run, or it did not measure what a prediction needs.
+    """
+    from testbed.core.analysis.measured_workload import measured_utilization, measured_workload
+    from testbed.core.validation.measured_collective import measured_collective
+    from testbed.host.files import store
+    from testbed.host.files.validations import read_validation
+
+    chosen = _chosen(run)
+    if (chosen.path / store.VALIDATION).exists():
+        return measured_collective(read_validation(chosen.path / store.VALIDATION)), None
+    data = chosen.read()
+    return measured_workload(data), measured_utilization(data)
 
 
 def plan(

@@ -1,0 +1,58 @@
+"""Inputs of a prediction from a run: its model, its compute, the fibers as certified. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import Any, Final
+
+from testbed.core.prediction.inputs import payload_rate_bps
+from testbed.core.records.run_record import RunData
+from testbed.errors import UserError
+
+__all__ = ["measured_utilization", "measured_workload"]
+
+FLOAT32_BITS: Final = 32.0
+
+
+def measured_workload(run: RunData) -> dict[str, Any]:
+    """Return T, the model, sites, ranks, delay and payload rate of a run of the testbed's agents, for ``Inputs``.
+
+    T is the median compute of a rank's step. Delay and rate are those of the slowest fiber of the certificate. The
+    agents send one bucket a step: PyTorch's buckets of 25 MB hold their whole model.
+
+    Raises:
+        UserError: no steps or no certificate: a launched program's, or one that died before.
+    """
+    compute = [step.compute_s for log in run.ranks for step in log.steps]
+    jobs = [log.job for log in run.ranks if log.job is not None]
+    measured = [
+        it
+        for link in (run.certificate.links if run.certificate else ())
+        for it in link.directions
+        if it.measured is not None and it.rate is not None and it.rate.measured_bps
+    ]
+    if not compute or not jobs or not measured:
+        missing = "steps" if not compute or not jobs else "certificate"
+        raise UserError(f"the run has no {missing} to predict from; name a finished run of testbed run")
+    nodes: defaultdict[str, int] = defaultdict(int)
+    for job in jobs:
+        nodes[job.site] += 1
+    return {
+        "step_s": statistics.median(compute),
+        "parameters": float(jobs[0].parameters or 1),
+        "bits": FLOAT32_BITS,
+        "buckets": 1,
+        "sites": len(nodes),
+        "ranks_per_site": max(nodes.values()),
+        "delay_s": max(it.target_s for it in measured),
+        "rate_bps": payload_rate_bps(min(it.rate.measured_bps for it in measured if it.rate)),
+    }
+
+
+def measured_utilization(run: RunData) -> float | None:
+    """Return compute / (compute + exposed communication) over all steps of all ranks; None without steps."""
+    steps = [step for log in run.ranks for step in log.steps]
+    compute_s = sum(step.compute_s for step in steps)
+    total_s = compute_s + sum(step.exposed_s for step in steps)
+    return compute_s / total_s if total_s > 0 else None
