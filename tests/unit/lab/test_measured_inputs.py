@@ -1,0 +1,80 @@
+"""Inputs of predictions from what runs and validations measured, against the formulas of the synthetic ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.core.validation.measured_collective import measured_collective
+from testbed.core.validation.result import Speed
+from testbed.errors import UserError
+from testbed.lab import api
+from tests import run_factory, validation_factory
+
+DELAY_S, RATE = validation_factory.DELAY_S, validation_factory.RATE
+
+
+def all_reduce(size: int, fixed_s: float, rate: float = RATE, pattern: str = "flat ring") -> Speed:
+    crossing = {"north:east": int(1.5 * size), "north:west": int(1.4 * size)}
+    seconds = fixed_s + 1.5 * size / rate
+    times = (seconds, seconds, seconds)
+    return Speed(
+        "all_reduce", size, times, seconds, seconds, seconds, 1.0, 1.0, 1.0, 1.0, 1.0, seconds / DELAY_S, crossing,
+        size, pattern,
+    )  # fmt: skip
+
+
+def measured(*speeds: Speed, library: str | None = None) -> dict[str, float]:
+    links = {name: {"delay_s": DELAY_S, "rate": RATE} for name in ("north:east", "north:west")}
+    made = validation_factory.validation(validation_factory.library("torch-gloo", speeds=speeds), links=links)
+    return measured_collective(made, library)
+
+
+def test_a_ring_of_four_has_twelve_delays_and_the_rest_is_software() -> None:
+    found = measured(all_reduce(8, 4 * DELAY_S, pattern=""), all_reduce(10**6, 5e-3), all_reduce(10**7, 5e-3))
+    assert found["wire_factor"] == pytest.approx(1.5)
+    assert found["delays"] == pytest.approx(12)
+    assert found["operation_s"] == pytest.approx(5e-3 - 12 * DELAY_S)
+    assert found["rate_bps"] == pytest.approx(8 * RATE)
+    assert found["delay_s"] == DELAY_S
+
+
+def test_copies_that_cost_more_than_the_fiber_lower_the_rate() -> None:
+    found = measured(all_reduce(10**6, 12 * DELAY_S, RATE / 2), all_reduce(10**7, 12 * DELAY_S, RATE / 2))
+    assert found["rate_bps"] == pytest.approx(4 * RATE)
+    assert found["operation_s"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_rate_above_the_certified_one_is_not_believed() -> None:
+    found = measured(all_reduce(10**6, 12 * DELAY_S, 3 * RATE), all_reduce(10**7, 12 * DELAY_S, 3 * RATE))
+    assert found["rate_bps"] == pytest.approx(8 * RATE)
+
+
+def test_another_pattern_counts_its_fixed_part_as_delays() -> None:
+    found = measured(*(all_reduce(size, 20 * DELAY_S, pattern="tree") for size in (10**6, 10**7)))
+    assert (found["delays"], found["operation_s"]) == (pytest.approx(20), pytest.approx(0, abs=1e-12))
+
+
+def test_one_size_or_another_library_is_refused() -> None:
+    with pytest.raises(UserError, match="no all_reduce of two sizes"):
+        measured(all_reduce(10**6, 0.0))
+    with pytest.raises(UserError, match="no all_reduce of mpich"):
+        measured(all_reduce(10**6, 0.0), all_reduce(10**7, 0.0), library="mpich")
+
+
+def test_a_run_gives_its_compute_its_model_and_its_certified_fiber(tmp_path: Path) -> None:
+    found, utilization = api.measured_inputs(run_factory.make_run(tmp_path / "run"))
+    assert (found["sites"], found["ranks_per_site"]) == (2, 2)
+    assert found["step_s"] == pytest.approx(run_factory.COMPUTE_S, rel=0.2)
+    assert found["delay_s"] == pytest.approx(235e-6)
+    assert found["rate_bps"] == pytest.approx(0.8e9 * 1448 / 1538, rel=0.05)
+    assert utilization == pytest.approx(run_factory.COMPUTE_S / run_factory.STEP_S, rel=0.1)
+
+
+def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
+    run = run_factory.make_run(tmp_path / "run")
+    for file in (run / "ranks").iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match="no steps to predict from"):
+        api.measured_inputs(run)
