@@ -150,28 +150,35 @@ def show(
     Derived: delays, round trips, rates, optics, and which training strategies the fibers can sustain.
     """
     from testbed.core.physics import full_scale
+    from testbed.core.prediction.topology_ways import ways
     from testbed.core.topology.model import topology_to_dict
     from testbed.core.topology.survey import survey, validity_of
     from testbed.host.files import catalog
 
     size_bytes, compute_s = _read_step(gradients, compute)
     found = catalog.load_topology(topology, verb.read_overrides(set_))
-    facts, findings = survey(found, size_bytes, compute_s), validity_of(found)
+    facts, findings = survey(found), validity_of(found)
+    trained = ways(found, size_bytes, compute_s)
     if as_json:
         plain = {
             "derived": tables.topology_facts(found),
             "interfaces": dict(found.interfaces.short),
-            "survey": tables.plain(facts),
+            "survey": {
+                **tables.plain(facts),
+                "gradient_bytes": size_bytes,
+                "compute_s": compute_s,
+                "ways": tables.plain(trained),
+            },
             "validity": tables.plain(findings),
         }
         console.show_json({**topology_to_dict(found), **plain})
         return
     for each in (tables.origins(found), tables.physics(found), *tables.interfaces(found), *tables.survey(facts)):
         console.show(each)
-    if facts.ways:
-        console.say(
-            "exposed: an estimate without overlap of exchange and compute, except in Streaming DiLoCo", style="dim"
-        )
+    if trained:
+        console.show(tables.ways(trained, size_bytes, compute_s))
+        more = invocation.command("predict", topology)
+        console.say(f"by closed forms, without TCP's windows and loss (docs/prediction.md); more: {more}", style="dim")
     if findings:
         for each in tables.validity(findings, found.scale):
             console.show(each)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from testbed.cli import console, tables
-from testbed.core.units import format_delay, format_duration, format_rate
+from testbed.core.units import format_delay, format_duration, format_percent, format_rate
 
 if TYPE_CHECKING:
     from testbed.core.prediction.heat_map import HeatMap
@@ -34,7 +34,7 @@ class Axis:
 
 def percent(share: float) -> str:
     """Format a share: ``98.9 %``."""
-    return f"{100 * share:.4g} %"
+    return format_percent(share, 4)
 
 
 def show(it: Prediction, measured: float | None = None) -> None:

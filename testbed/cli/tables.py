@@ -17,6 +17,7 @@ from testbed.core.units import (
     format_duration,
     format_length,
     format_number,
+    format_percent,
     format_probability,
     format_rate,
     format_size,
@@ -25,6 +26,7 @@ from testbed.core.units import (
 if TYPE_CHECKING:
     from testbed.core.faults.fault_kind import FaultKind
     from testbed.core.physics.validity import Finding
+    from testbed.core.prediction.topology_ways import Way
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Link, Topology
     from testbed.core.topology.survey import Survey
@@ -158,8 +160,8 @@ def links_in_short(topology: Topology) -> str:
 
 
 def survey(found: Survey) -> list[Table]:
-    """Return the tables of ``show`` beyond delays: optics of each link, round trips of sites, training strategies."""
-    made = [_optics(found), _pairs(found), _strategies(found)]
+    """Return the tables of ``show`` beyond delays: optics of each link, round trips of sites."""
+    made = [_optics(found), _pairs(found)]
     return [each for each in made if each.row_count]
 
 
@@ -196,23 +198,26 @@ def _pairs(found: Survey) -> Table:
     return table(("sites", "path", "length", "least RTT"), rows, title=title, right=("length", "least RTT"))
 
 
-def _strategies(found: Survey) -> Table:
+def ways(found: Sequence[Way], gradient_bytes: float, compute_s: float) -> Table:
+    """Return the table of ways of training that the fibers of a topology can sustain."""
     rows: list[Row] = [
         [
             way.name,
             str(way.every),
             format_duration(way.exposed_s, 3),
-            format_probability(way.share, 2),
+            format_percent(way.share, 2),
             verdict(way.verdict),
+            "never" if way.rate_bps is None else format_rate(way.rate_bps, 3),
         ]
-        for way in found.ways
+        for way in found
     ]
     title = (
-        f"Training strategies: {format_size(found.gradient_bytes)} of gradients per step at full scale,"
-        f" {format_duration(found.compute_s)} of compute"
+        f"Training strategies: {format_size(gradient_bytes)} of gradients per step at full scale,"
+        f" {format_duration(compute_s)} of compute"
     )
-    heads = ("strategy", "exchange every", "exposed per step", "share of step", "verdict")
-    return table(heads, rows, title=title, right=("exchange every", "exposed per step", "share of step"))
+    heads = ("strategy", "exchange every", "exposed per step", "share of step", "verdict", "rate for 90 %")
+    right = ("exchange every", "exposed per step", "share of step", "rate for 90 %")
+    return table(heads, rows, title=title, right=right)
 
 
 def validity(found: Sequence[Finding], scale: float) -> list[Table]:

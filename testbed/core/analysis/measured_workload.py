@@ -34,7 +34,7 @@ def measured_workload(run: RunData) -> dict[str, Any]:
     ]
     if not compute or not jobs or not measured:
         missing = "steps" if not compute or not jobs else "certificate"
-        raise UserError(f"the run has no {missing} to predict from; name a finished run of testbed run")
+        raise UserError(f"the run has no {missing} to predict from; name a finished run of an experiment")
     nodes: defaultdict[str, int] = defaultdict(int)
     for job in jobs:
         nodes[job.site] += 1

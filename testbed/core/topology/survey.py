@@ -1,4 +1,4 @@
-"""Facts derived from a topology: distances, round trips, properties of its links, viable training methods. Pure.
+"""Facts derived from a topology: distances, round trips, properties of its links, rings across it. Pure.
 
 Between two sites traffic takes the shortest path over the fibers, as in a healthy lab (``core/plan/routing.py``).
 "Real" rates and sizes are those before scale; latency is never scaled.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from testbed.core.physics import training, validity
+from testbed.core.physics import validity
 from testbed.core.physics.facts import bandwidth_delay_bytes, radius_class
 from testbed.core.physics.optics import OPTICS
 from testbed.core.topology.model import Link, Topology
 
-__all__ = ["LinkFacts", "PairFacts", "Survey", "rings_of", "survey", "validity_of"]
+__all__ = ["LinkFacts", "PairFacts", "Rings", "Survey", "rings_of", "survey", "validity_of"]
 
 
 @dataclass(frozen=True)
@@ -61,39 +61,52 @@ class Survey:
     radius_class: str | None
     links: tuple[LinkFacts, ...]
     pairs: tuple[PairFacts, ...]
-    gradient_bytes: float
-    compute_s: float
-    ways: tuple[training.Way, ...]
 
 
-def survey(
-    topology: Topology,
-    gradient_bytes: float = training.GRADIENT_BYTES,
-    compute_s: float = training.COMPUTE_S,
-) -> Survey:
-    """Return all facts of ``topology`` for steps that exchange ``gradient_bytes`` and compute ``compute_s`` seconds."""
+@dataclass(frozen=True)
+class Rings:
+    """The rings across the fibers of a topology, at its real rates: sites in order, the last connected to the first.
+
+    ``hop_s`` is the one-way delay of the longest hop from a site to the next, in seconds. ``byte_s`` is the time of the
+    busiest direction of a fiber per byte that every site sends to the next, in seconds per byte.
+    """
+
+    sites: int
+    ranks: int
+    hop_s: float
+    byte_s: float
+
+
+def survey(topology: Topology) -> Survey:
+    """Return all facts of ``topology``."""
     paths = {site.name: _shortest(topology, site.name) for site in topology.sites}
     pairs = tuple(
         _pair(one.name, other.name, paths[one.name][other.name])
         for one, other in itertools.combinations(topology.sites, 2)
     )
-    rings = _rings(topology, paths)
     return Survey(
         radius_class=radius_class(max(pair.length_m for pair in pairs)).name if pairs else None,
         links=tuple(_link(link, topology.scale) for link in topology.links),
         pairs=pairs,
-        gradient_bytes=gradient_bytes,
-        compute_s=compute_s,
-        ways=training.ways(rings, gradient_bytes, compute_s) if rings else (),
     )
 
 
-def rings_of(topology: Topology) -> training.Rings | None:
-    """Return the rings of a topology at full scale: sites in order, the last connected to the first.
-
-    None if they cross no fiber.
-    """
-    return _rings(topology, {site.name: _shortest(topology, site.name) for site in topology.sites})
+def rings_of(topology: Topology) -> Rings | None:
+    """Return the rings of a topology; None if they cross no fiber."""
+    names = [site.name for site in topology.sites]
+    if len(names) < 2:
+        return None
+    paths = {name: _shortest(topology, name) for name in names}
+    hops = list(zip(names, names[1:] + names[:1], strict=True))
+    routes = [list(_directions(here, paths[here][there])) for here, there in hops]
+    crossings = Counter(direction for route in routes for direction in route)
+    fibers = {name: link.impairment(name) for link in topology.links for name in link.directions}
+    return Rings(
+        sites=len(names),
+        ranks=len(topology.node_names),
+        hop_s=max(sum(fibers[name].delay_s for name in route) for route in routes),
+        byte_s=max(8 * times / (fibers[name].rate_bps * topology.scale) for name, times in crossings.items()),
+    )
 
 
 def validity_of(topology: Topology, workload: validity.Workload | None = None) -> tuple[validity.Finding, ...]:
@@ -139,23 +152,6 @@ def _pair(one: str, other: str, path: tuple[Link, ...]) -> PairFacts:
         via=tuple(link.name for link in path),
         length_m=sum(link.length_m for link in path),
         rtt_floor_s=sum(link.rtt_s for link in path),
-    )
-
-
-def _rings(topology: Topology, paths: Mapping[str, Mapping[str, tuple[Link, ...]]]) -> training.Rings | None:
-    """Return the rings of a lab: sites in order, the last connected to the first; None if they cross no fiber."""
-    names = [site.name for site in topology.sites]
-    if len(names) < 2:
-        return None
-    hops = list(zip(names, names[1:] + names[:1], strict=True))
-    ways = [list(_directions(here, paths[here][there])) for here, there in hops]
-    crossings = Counter(direction for way in ways for direction in way)
-    fibers = {name: link.impairment(name) for link in topology.links for name in link.directions}
-    return training.Rings(
-        sites=len(names),
-        ranks=len(topology.node_names),
-        hop_s=max(sum(fibers[name].delay_s for name in way) for way in ways),
-        byte_s=max(8 * times / (fibers[name].rate_bps * topology.scale) for name, times in crossings.items()),
     )
 
 

@@ -33,7 +33,7 @@ def measured_collective(validation: Validation, library: str | None = None) -> d
             if len(alike) > 1:
                 return _fitted(validation, alike[-2], alike[-1])
     wanted = "" if library is None else f" of {library}"
-    raise UserError(f"the validation has no all_reduce{wanted} of two sizes; repeat it: testbed validate torch-gloo")
+    raise UserError(f"the validation has no all_reduce{wanted} of two sizes, as its part about speed has")
 
 
 def _fitted(validation: Validation, small: Speed, large: Speed) -> dict[str, Any]:

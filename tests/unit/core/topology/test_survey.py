@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from testbed.core.physics import facts, training
+from testbed.core.physics import facts
 from testbed.core.physics.optics import OPTICS
 from testbed.core.plan.build import build
 from testbed.core.topology.resolve import load_text
-from testbed.core.topology.survey import Survey, survey
+from testbed.core.topology.survey import Rings, Survey, rings_of, survey
 from testbed.errors import FileMistakes
 from testbed.host.files import catalog
 
@@ -23,14 +20,6 @@ SHIPPED = sorted(path.stem for path in (Path(__file__).resolve().parents[4] / "t
 
 def survey_of(name: str) -> Survey:
     return survey(catalog.load_topology(name))
-
-
-def exposed(found: Survey) -> dict[str, float]:
-    return {way.name: way.exposed_s for way in found.ways}
-
-
-def verdicts(found: Survey) -> dict[str, str]:
-    return {way.name: way.verdict for way in found.ways}
 
 
 # ---- shipped labs
@@ -168,48 +157,14 @@ def test_least_round_trips_go_over_the_shortest_fiber() -> None:
     assert found["a", "c"].rtt_floor_s == pytest.approx(700e-6)
 
 
-# ---- ways of training
-
-
-def test_ways_of_two_sites_by_hand() -> None:
-    """metro-40km: d = 200 us, 800 Gb/s, 4 ranks, 1 GB: a byte takes 10 ps."""
-    found = exposed(survey_of("metro-40km"))
-    assert found["flat DDP"] == pytest.approx(12 * 200e-6 + 1.5 * 10e-3)  # 17.4 ms
-    assert found["hierarchical (HSDP)"] == pytest.approx(4 * 200e-6 + 10e-3)  # 10.8 ms
-    assert found["local SGD"] == pytest.approx(10.8e-3 / 16)
-    assert found["DiLoCo"] == pytest.approx(10.8e-3 / 500)
-    assert found["Streaming DiLoCo"] == 0
-
-
-def test_ways_over_an_ocean_by_hand() -> None:
-    """d = 45 ms: latency alone is 12 x 45 = 540 ms of a flat all-reduce, and 180 ms of one between sites."""
-    found = survey_of("intercontinental-9000km")
-    assert exposed(found)["flat DDP"] == pytest.approx(0.540 + 0.015)
-    assert exposed(found)["hierarchical (HSDP)"] == pytest.approx(0.180 + 0.010)
-    assert verdicts(found) == {
-        "flat DDP": "costly",
-        "hierarchical (HSDP)": "costly",
-        "local SGD": "viable",
-        "DiLoCo": "viable",
-        "Streaming DiLoCo": "viable",
-    }
-
-
-def test_more_gradients_than_the_fiber_takes() -> None:
-    found = survey(catalog.load_topology("metro-40km"), gradient_bytes=1e12, compute_s=1.0)
-    assert exposed(found)["hierarchical (HSDP)"] == pytest.approx(10.0, rel=1e-3)
-    assert verdicts(found)["hierarchical (HSDP)"] == "not viable"
-    # A fragment is 125 GB: 1.25 s and 0.8 ms on the fiber, hidden by 5 s of compute.
-    assert exposed(found)["Streaming DiLoCo"] == 0
-    short = survey(catalog.load_topology("metro-40km"), gradient_bytes=1e12, compute_s=0.1)
-    assert exposed(short)["Streaming DiLoCo"] == pytest.approx((1.25 + 0.8e-3 - 0.5) * 8 / 100)
+# ---- rings
 
 
 def test_a_chain_carries_the_ring_back_over_the_same_fibers() -> None:
     """a - b - c without c - a: the last hop is 2 links long, and no direction of a fiber has more than one hop."""
     text = "sites: {a: , b: , c: }\nlinks:\n  ab: {between: [a, b], km: 40}\n  bc: {between: [b, c], km: 60}\n"
-    found = exposed(survey(load_text(text.encode(), "chain.yaml")))
-    assert found["hierarchical (HSDP)"] == pytest.approx(4 * 2 * 500e-6 + 4 / 3 * 10e-3)
+    found = rings_of(load_text(text.encode(), "chain.yaml"))
+    assert found == Rings(3, 3, pytest.approx(500e-6), pytest.approx(10e-12))
 
 
 def test_the_slowest_fiber_on_the_way_sets_the_pace() -> None:
@@ -219,8 +174,8 @@ def test_the_slowest_fiber_on_the_way_sets_the_pace() -> None:
         "  spoke-a: {between: [hub, a], km: 10, optics: 400ZR}\n"
         "  spoke-b: {between: [hub, b], km: 10, optics: 800ZR}\n"
     )
-    found = exposed(survey(load_text(text.encode(), "star.yaml")))
-    assert found["hierarchical (HSDP)"] == pytest.approx(4 * 2 * 100e-6 + 4 / 3 * 20e-3)
+    found = rings_of(load_text(text.encode(), "star.yaml"))
+    assert found == Rings(3, 3, pytest.approx(100e-6), pytest.approx(20e-12))
 
 
 def test_hops_that_share_a_direction_share_its_rate() -> None:
@@ -229,34 +184,15 @@ def test_hops_that_share_a_direction_share_its_rate() -> None:
         f"  line-{one}{two}: {{between: [{one}, {two}], km: 10}}\n" for one, two in ("ac", "cb", "bd")
     )
     # The longest hop is d to a, over all 30 km.
-    found = exposed(survey(load_text(text.encode(), "line.yaml")))
-    assert found["hierarchical (HSDP)"] == pytest.approx(6 * 2 * 150e-6 + 6 / 4 * 2 * 10e-3)
+    found = rings_of(load_text(text.encode(), "line.yaml"))
+    assert found == Rings(4, 4, pytest.approx(150e-6), pytest.approx(2 * 10e-12))
 
 
 def test_one_site_crosses_nothing() -> None:
-    found = survey(load_text(b"sites: {a: {nodes: 4}}\n", "alone.yaml"))
-    assert (found.radius_class, found.pairs, found.links, found.ways) == (None, (), (), ())
+    alone = load_text(b"sites: {a: {nodes: 4}}\n", "alone.yaml")
+    found = survey(alone)
+    assert (found.radius_class, found.pairs, found.links, rings_of(alone)) == (None, (), (), None)
 
 
-def test_scale_does_not_change_what_training_would_pay() -> None:
-    full = survey(catalog.load_topology("metro-40km", {"scale": 1}))
-    for scaled, real in zip(survey_of("metro-40km").ways, full.ways, strict=True):
-        assert scaled.exposed_s == pytest.approx(real.exposed_s)
-
-
-@given(
-    st.builds(
-        training.Rings, st.integers(2, 100), st.integers(100, 1000), st.floats(1e-6, 0.2), st.floats(1e-13, 1e-6)
-    ),
-    st.floats(0, 1e12),
-    st.floats(1e-3, 100),
-)
-def test_what_is_exchanged_less_often_exposes_less(
-    rings: training.Rings, gradient_bytes: float, compute_s: float
-) -> None:
-    flat, hierarchical, local, diloco, streaming = training.ways(rings, gradient_bytes, compute_s)
-    assert flat.exposed_s >= hierarchical.exposed_s >= local.exposed_s >= diloco.exposed_s >= 0
-    assert streaming.exposed_s >= 0
-    for way in (flat, hierarchical, local, diloco, streaming):
-        assert 0 <= way.share <= 1
-        assert math.isfinite(way.exposed_s)
+def test_rings_are_those_of_full_scale() -> None:
+    assert rings_of(catalog.load_topology("metro-40km", {"scale": 1})) == rings_of(catalog.load_topology("metro-40km"))
