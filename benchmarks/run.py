@@ -33,6 +33,7 @@ BOUND_S = {
     "rtt_under_load": 240,
     "lab_vs_mininet": 480,
     "containers": 900,
+    "prediction": 120,
 }
 """Time limit of each benchmark in seconds: about twice its usual duration (docs/performance.md)."""
 

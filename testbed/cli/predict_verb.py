@@ -28,6 +28,7 @@ from testbed.core.units import (
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
+    from testbed.core.prediction.inputs import Tier
     from testbed.core.prediction.prediction import Failures, Prediction
 
 _POINTS: Final = 7
@@ -68,7 +69,7 @@ def predict(
         typer.Option(
             metavar="NAME",
             help="ddp, hierarchical, hsdp, fsdp, local-sgd, diloco, streaming-diloco, sparse-loco, async-diloco, "
-            "decoupled, pipeline, moe.",
+            "decoupled, tiers, pipeline, moe.",
         ),
     ] = "ddp",
     measured: Annotated[
@@ -95,6 +96,20 @@ def predict(
     ] = None,
     staleness: Annotated[
         int | None, typer.Option(metavar="N", help="Versions that a site of async-diloco may lag.", show_default="1")
+    ] = None,
+    quorum: Annotated[
+        int | None, typer.Option(metavar="K", help="Learners that a merge of decoupled waits for.", show_default="all")
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How long a merge waits for others after that.", show_default="0s"),
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(metavar="H:RATE:DELAY", help="A tier of tiers, from near to far: 10:100G:1ms. May be repeated."),
+    ] = None,
+    slow: Annotated[
+        str | None, typer.Option(metavar="F,F", help="Compute time of each site, relative to --step-time: 1,1.5.")
     ] = None,
     micro_batches: Annotated[
         int | None, typer.Option(metavar="M", help="Micro-batches of a pipeline.", show_default="8")
@@ -200,6 +215,9 @@ def predict(
         "every": every, "fragments": fragments, "overlap": overlap, "accumulate": accumulate, "staleness": staleness,
         "micro_batches": micro_batches, "stages": stages, "activation_bits": activation_bits,
         "expert_layers": expert_layers, "token_bits": token_bits,
+        "quorum": quorum, "grace_s": _read("--grace", grace, parse_duration_s),
+        "tiers": tuple(map(_tier, tier)) if tier else None,
+        "slowdowns": tuple(_read("--slow", it, float) or 0.0 for it in slow.split(",")) if slow else None,
         "sites": sites, "ranks_per_site": ranks_per_site, "buckets": buckets, "in_flight": in_flight,
         "delays": delays, "wire_factor": wire_factor,
         "rate_bps": _read("--rate", rate, parse_rate_bps), "delay_s": _read("--delay", delay, parse_delay_s),
@@ -255,6 +273,17 @@ def _read(option: str, text: str | None, parse: Callable[[str], float]) -> float
         return parse(text)
     except ValueError as error:
         raise UserError(f"{option}: {error}") from error
+
+
+def _tier(text: str) -> Tier:
+    from testbed.core.prediction.inputs import Tier
+
+    parts = text.split(":")
+    try:
+        every, rate, delay = parts
+        return Tier(int(every), parse_rate_bps(rate), parse_delay_s(delay))
+    except ValueError as error:
+        raise UserError(f"--tier: expected H:RATE:DELAY, got '{text}'; write 10:100G:1ms") from error
 
 
 def _size(window: str | None) -> float:

@@ -57,6 +57,8 @@ def show(it: Prediction, measured: float | None = None) -> None:
         ["peak rate", format_rate(outcome.peak_bps, 4), "the largest exchange within one step of compute"],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],
     ]
+    if outcome.merge_s is not None:
+        rows.append(["merge every", format_duration(outcome.merge_s, 3), "learners do not wait for it"])
     if it.failures is not None and it.goodput is not None:
         interval = format_duration(it.failures.interval_s or it.failures.best_interval_s, 3)
         best = format_duration(it.failures.best_interval_s, 3)

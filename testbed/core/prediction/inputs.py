@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-__all__ = ["PAYLOAD_SHARE", "Inputs", "Tier", "mistakes", "payload_rate_bps"]
+__all__ = ["PAYLOAD_SHARE", "Inputs", "Tier", "mistakes", "option", "payload_rate_bps"]
 
 PAYLOAD_SHARE: Final = 1448 / 1538
 """TCP payload per byte on the wire at an MTU of 1500: 1448 bytes of 1500 + 38 (IEEE 802.3; TCP with timestamps)."""
@@ -151,22 +151,22 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         ("accumulate", 1), ("staleness", 0), ("micro_batches", 1), ("stages", 1), ("expert_layers", 0),
     ):  # fmt: skip
         if getattr(it, name) < low:
-            yield f"{_option(name)} must be {low} or more, got {getattr(it, name)}"
+            yield f"{option(name)} must be {low} or more, got {getattr(it, name)}"
     for name in ("buckets", "in_flight", "quorum"):
         if getattr(it, name) is not None and getattr(it, name) < 1:
-            yield f"{_option(name)} must be 1 or more, got {getattr(it, name)}"
+            yield f"{option(name)} must be 1 or more, got {getattr(it, name)}"
     for name in ("step_s", "parameters", "rate_bps", "bits", "payload_factor"):
         if not getattr(it, name) > 0:  # also NaN
-            yield f"{_option(name)} must be greater than 0, got {getattr(it, name):g}"
+            yield f"{option(name)} must be greater than 0, got {getattr(it, name):g}"
     for name in ("step_s", "parameters", "bits", "payload_factor", "delay_s"):
         if not math.isfinite(getattr(it, name)):
-            yield f"{_option(name)} must be finite, got {getattr(it, name):g}"
+            yield f"{option(name)} must be finite, got {getattr(it, name):g}"
     for name in ("delay_s", "operation_s", "grace_s", "activation_bits", "token_bits"):
         if getattr(it, name) < 0:
-            yield f"{_option(name)} must be 0 or more, got {getattr(it, name):g}"
+            yield f"{option(name)} must be 0 or more, got {getattr(it, name):g}"
     for name in ("wire_factor", "delays"):
         if getattr(it, name) is not None and not getattr(it, name) >= 0:
-            yield f"{_option(name)} must be 0 or more, got {getattr(it, name):g}"
+            yield f"{option(name)} must be 0 or more, got {getattr(it, name):g}"
     if it.overlap >= it.every > 0 and it.overlap:
         yield f"--overlap must be less than --every ({it.every}), got {it.overlap}"
     if it.fragments > it.layers >= 1:
@@ -189,8 +189,9 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         yield "--slow must be greater than 0 for each site"
 
 
-def _option(name: str) -> str:
+def option(name: str) -> str:
     """Return the option of the command line that sets the field ``name``."""
     for unit in ("_bps", "_s"):
         name = name.removesuffix(unit)
-    return "--" + {"step": "step-time", "grace": "grace"}.get(name, name).replace("_", "-")
+    names = {"step": "step-time", "tiers": "tier", "slowdowns": "slow"}
+    return "--" + names.get(name, name).replace("_", "-")

@@ -93,9 +93,9 @@ class Outcome:
         compute_s: compute of a step at the site that is predicted.
         exposed: mean exposed time of a step, by part.
         bits_per_step: mean bits per direction of the fiber and step, with the wire factor, headers excluded.
-        peak_bps: payload rate at which no exchange would be exposed by serialization: bits of the largest exchange
-            through the time that it may take beside compute; ``math.inf`` where it may take none.
+        peak_bps: bits of the largest exchange within one step of compute.
         formula: name of the closed form or "events".
+        merge_s: time between two merges of learners that do not wait for each other; None where all wait.
     """
 
     step_s: float
@@ -104,6 +104,7 @@ class Outcome:
     bits_per_step: float
     peak_bps: float
     formula: str
+    merge_s: float | None = None
 
     @property
     def utilization(self) -> float:

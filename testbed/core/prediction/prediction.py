@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from testbed.core.prediction.collective_times import Pattern
 from testbed.core.prediction.failure_costs import daly_interval_s, goodput_synchronous
-from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs, mistakes
+from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs, mistakes, option
 from testbed.core.prediction.machine_limits import cpu_share
 from testbed.core.prediction.plans import PLANS, predict_events
 from testbed.core.prediction.predicted_outcome import Outcome
@@ -19,28 +19,10 @@ from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.prediction.tcp_limits import usable_rate_bps
 from testbed.errors import UnknownName, UserError
 
-__all__ = ["OWN_INPUTS", "Failures", "Prediction", "SimilarLab", "Tcp", "predict"]
+__all__ = ["Failures", "Prediction", "SimilarLab", "Tcp", "predict"]
 
 MOST_EVENT_STEPS: Final = 10_000
 """Steps between exchanges up to which events are simulated: three times as many take a tenth of a second."""
-
-OWN_INPUTS: Final[dict[str, frozenset[str]]] = {
-    "every": frozenset({"local-sgd", "diloco", "streaming-diloco", "sparse-loco", "async-diloco", "decoupled"}),
-    "overlap_last_backward": frozenset({"local-sgd", "diloco", "streaming-diloco", "sparse-loco"}),
-    "fragments": frozenset({"streaming-diloco", "decoupled"}),
-    "overlap": frozenset({"streaming-diloco"}),
-    "accumulate": frozenset({"ddp", "hierarchical", "hsdp"}),
-    "staleness": frozenset({"async-diloco"}),
-    "quorum": frozenset({"decoupled"}),
-    "grace_s": frozenset({"decoupled"}),
-    "tiers": frozenset({"tiers"}),
-    "micro_batches": frozenset({"pipeline"}),
-    "stages": frozenset({"pipeline"}),
-    "activation_bits": frozenset({"pipeline"}),
-    "expert_layers": frozenset({"moe"}),
-    "token_bits": frozenset({"moe"}),
-}
-"""Inputs that only some strategies have, with their names."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +165,7 @@ def predict(
     """
     if strategy not in STRATEGIES:
         raise UnknownName("strategy", strategy, list(STRATEGIES))
-    wrong = [*mistakes(inputs), *_foreign(strategy, given)]
+    wrong = [*mistakes(inputs), *STRATEGIES[strategy].missing(inputs), *_foreign(strategy, given)]
     if target is not None and not 0 < target < 1:
         wrong.append(f"--target must be greater than 0 and less than 1, got {target:g}")
     wrong += _mistakes_beside(tcp, failures, lab)
@@ -233,15 +215,14 @@ def _outcome(strategy: str, inputs: Inputs) -> Outcome:
     if STRATEGIES[strategy].exact or strategy not in PLANS or inputs.every > MOST_EVENT_STEPS:
         return closed
     events = predict_events(strategy, inputs)
-    return Outcome(
-        events.step_s, events.compute_s, events.exposed, events.bits_per_step, closed.peak_bps, events.formula
-    )
+    return replace(events, peak_bps=closed.peak_bps)
 
 
 def _foreign(strategy: str, given: Collection[str]) -> list[str]:
-    return [
-        f"strategy {strategy} has no --{name.removesuffix('_s').replace('_', '-')}"
-        f" (it belongs to {', '.join(sorted(OWN_INPUTS[name]))})"
-        for name in given
-        if name in OWN_INPUTS and strategy not in OWN_INPUTS[name]
-    ]
+    """Return the inputs that only other strategies have, and those that are missing."""
+    special = frozenset().union(*(it.own for it in STRATEGIES.values()))
+    wrong = []
+    for name in sorted((special & set(given)) - STRATEGIES[strategy].own):
+        of = ", ".join(it.name for it in STRATEGIES.values() if name in it.own)
+        wrong.append(f"strategy {strategy} has no {option(name)} (it belongs to {of})")
+    return wrong

@@ -16,7 +16,8 @@ streaming-diloco  max(H T + sum of what fragments are late, s); a fragment is la
                   max(0, o + c d + s/P - tau T)
 sparse-loco       as diloco, with a gather; ``bits`` are those per parameter             arXiv:2508.15706
 async-diloco      max(H T, (2 (o + c d) + 2 s) / (sigma + 1), s)                         arXiv:2401.09135
-decoupled         H T: learners never wait                                               arXiv:2604.21428 (secondary)
+decoupled         H T: learners never wait; a merge at the K-th smallest H T_i + o +     ours
+                  c d + s, and the grace after it
 tiers             T + sum over tiers of (c d_i + w S / B_i) / H_i                        ours
 pipeline          (M + stages - 1) T/M + 2 (stages - 1) (d + A/B), at least M A / B      arXiv:1811.06965 (GPipe)
 moe               T + 4 (o + c d + w A / B) per layer with experts                       arXiv:2006.16668
@@ -34,7 +35,7 @@ from typing import Final
 
 from testbed.core.prediction.bucket_pipeline import FORWARD_SHARE, Sent, send_in_order
 from testbed.core.prediction.collective_times import Pattern, flat_ring, gather, two_level
-from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.inputs import Inputs, option
 from testbed.core.prediction.predicted_outcome import Exposed, Outcome
 
 __all__ = ["STRATEGIES", "Cycle", "Strategy"]
@@ -61,13 +62,23 @@ class Strategy:
     Attributes:
         pattern: its exchange between sites, as far as nothing else is declared or measured.
         cycle: what a cycle costs the fastest site.
+        own: names of the inputs that only some strategies have, and this one does.
+        needs: those of them that must not be empty.
         exact: the closed form leaves out nothing that the event model knows.
+        merge_s: time between two merges, where learners do not wait for each other.
     """
 
     name: str
     pattern: Callable[[Inputs], Pattern]
     cycle: Callable[[Inputs, Pattern], Cycle]
+    own: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
     exact: bool = True
+    merge_s: Callable[[Inputs, Pattern], float] | None = None
+
+    def missing(self, inputs: Inputs) -> tuple[str, ...]:
+        """Return what the strategy cannot do without."""
+        return tuple(f"strategy {self.name} needs {option(it)}" for it in sorted(self.needs) if not getattr(inputs, it))
 
     def predict(self, inputs: Inputs) -> Outcome:
         """Return the closed form's outcome. ``inputs`` have no mistakes (``inputs.mistakes``)."""
@@ -82,6 +93,7 @@ class Strategy:
             bits_per_step=cycle.bits / cycle.steps,
             peak_bps=cycle.largest_bits / inputs.step_s,
             formula=self.name,
+            merge_s=None if self.merge_s is None else self.merge_s(inputs, pattern),
         )
 
 
@@ -206,6 +218,16 @@ def _decoupled(inputs: Inputs, pattern: Pattern) -> Cycle:
     return Cycle(inputs.every, Exposed(), bits * carried, bits / inputs.fragments)
 
 
+def _quorum_merge_s(inputs: Inputs, pattern: Pattern) -> float:
+    """Wait for the K-th learner, then for the others, at most the grace; a lane that is too slow sets the pace."""
+    up_s = inputs.operation_s + pattern.delays * inputs.delay_s
+    up_s += pattern.wire_factor * inputs.payload_bits / inputs.rate_bps
+    slowdowns = inputs.slowdowns or (1.0,) * inputs.sites
+    done = sorted(inputs.every * inputs.step_s * slow + up_s for slow in slowdowns)
+    quorum = inputs.quorum or inputs.sites
+    return max(min(done[quorum - 1] + inputs.grace_s, done[-1]), up_s)
+
+
 def _tiers(inputs: Inputs, pattern: Pattern) -> Cycle:
     """Each tier blocks: per step its exchange through its own number of steps."""
     exposed, bits = Exposed(), 0.0
@@ -251,22 +273,30 @@ def _experts(inputs: Inputs, pattern: Pattern) -> Cycle:
     return Cycle(1, each * operations + waiting, operations * bits, bits)
 
 
+_SYNCHRONOUS: Final = frozenset({"accumulate"})
+_PERIODIC: Final = frozenset({"every", "overlap_last_backward"})
+_STREAMED: Final = _PERIODIC | {"fragments", "overlap"}
+_MERGED: Final = frozenset({"every", "fragments", "quorum", "grace_s"})
+_STAGED: Final = frozenset({"micro_batches", "stages", "activation_bits"})
+_EXPERTS: Final = frozenset({"expert_layers", "token_bits"})
+_TIERED: Final = frozenset({"tiers"})
+
 STRATEGIES: Final = {
     it.name: it
     for it in (
-        Strategy("ddp", _flat, _data_parallel),
-        Strategy("hierarchical", _between_sites, _data_parallel),
-        Strategy("hsdp", _between_sites, _data_parallel),
+        Strategy("ddp", _flat, _data_parallel, _SYNCHRONOUS),
+        Strategy("hierarchical", _between_sites, _data_parallel, _SYNCHRONOUS),
+        Strategy("hsdp", _between_sites, _data_parallel, _SYNCHRONOUS),
         Strategy("fsdp", _flat, _sharded),
-        Strategy("local-sgd", _between_sites, _blocking),
-        Strategy("diloco", _between_sites, _blocking),
-        Strategy("streaming-diloco", _between_sites, _streaming, exact=False),
-        Strategy("sparse-loco", _gathered, _blocking),
-        Strategy("async-diloco", _one_way, _asynchronous),
-        Strategy("decoupled", _one_way, _decoupled),
-        Strategy("tiers", _between_sites, _tiers),
-        Strategy("pipeline", _one_way, _pipeline),
-        Strategy("moe", _one_way, _experts),
+        Strategy("local-sgd", _between_sites, _blocking, _PERIODIC),
+        Strategy("diloco", _between_sites, _blocking, _PERIODIC),
+        Strategy("streaming-diloco", _between_sites, _streaming, _STREAMED, exact=False),
+        Strategy("sparse-loco", _gathered, _blocking, _PERIODIC),
+        Strategy("async-diloco", _one_way, _asynchronous, frozenset({"every", "staleness"})),
+        Strategy("decoupled", _one_way, _decoupled, _MERGED, merge_s=_quorum_merge_s),
+        Strategy("tiers", _between_sites, _tiers, _TIERED, needs=_TIERED),
+        Strategy("pipeline", _one_way, _pipeline, _STAGED),
+        Strategy("moe", _one_way, _experts, _EXPERTS),
     )
 }
 """All strategies by the name that a workload has."""

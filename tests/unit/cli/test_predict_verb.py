@@ -87,6 +87,22 @@ def test_failures_add_goodput_and_the_best_interval() -> None:
     assert as_json("--mtbf", "3h", "--checkpoint-every", "10s")["goodput"] < as_json("--mtbf", "3h")["goodput"]
 
 
+def test_a_merge_waits_for_its_quorum_and_grace() -> None:
+    """H T is 80 s at the fast sites and 120 s at the slow one; an exchange takes 5 ms and 1.6 s."""
+    words = ("--strategy", "decoupled", "--every", "100", "--sites", "3", "--slow", "1,1,1.5", "--rate", "100G")
+    words += ("--delay", "5ms")
+    assert as_json(*words)["merge_s"] == pytest.approx(120 + 1.605)
+    assert as_json(*words, "--quorum", "2")["merge_s"] == pytest.approx(80 + 1.605)
+    assert as_json(*words, "--quorum", "2", "--grace", "10s")["merge_s"] == pytest.approx(90 + 1.605)
+    assert as_json(*words, "--quorum", "2", "--grace", "60s")["merge_s"] == pytest.approx(120 + 1.605)
+    assert as_json(*words)["utilization"] == 1.0
+
+
+def test_tiers_add_up() -> None:
+    found = as_json("--strategy", "tiers", "--tier", "1:1T:10us", "--tier", "100:10G:5ms")
+    assert found["step_s"] == pytest.approx(0.8 + (0.16 + 10e-6) + (16 + 5e-3) / 100)
+
+
 def test_the_similar_lab_has_the_same_groups_and_says_if_the_cores_cannot_carry_it() -> None:
     found = as_json("--strategy", "ddp", "--rate", "100G", "--delay", "5ms", "--lab-step-time", "50ms")
     lab = found["similar_lab"]
@@ -115,6 +131,11 @@ def test_the_similar_lab_has_the_same_groups_and_says_if_the_cores_cannot_carry_
         (("--over", "miles=1..2"), "--over: expected K=A..B"),
         (("--over", "km=9..5"), "--over km: expected a range from a lower to a higher value"),
         (("--rate", "fast"), "--rate: "),
+        (("--tier", "10:fast"), "--tier: expected H:RATE:DELAY, got '10:fast'"),
+        (("--strategy", "tiers", "--tier", "10:1G:1ms", "--tier", "5:1G:1ms"), "--tier must be given from near to far"),
+        (("--strategy", "tiers"), "strategy tiers needs --tier"),
+        (("--slow", "1,2,3"), "--slow must name each of 2 sites, got 3 values"),
+        (("--strategy", "decoupled", "--quorum", "3"), "--quorum must be at most the number of sites (2), got 3"),
         (("--picture", "map.svg"), "--picture needs two --over"),
         (("--over", "km=5..9", "--over", "rate=1G..9G", "--picture", "map.png"), "ends in .svg or .html"),
         (("--checkpoint-every", "10s"), "--checkpoint-every needs --mtbf"),
