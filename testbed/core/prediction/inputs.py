@@ -171,8 +171,6 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         yield f"--overlap must be less than --every ({it.every}), got {it.overlap}"
     if it.fragments > it.layers >= 1:
         yield f"--fragments must be at most the number of layers ({it.layers}), got {it.fragments}"
-    if it.fragments > it.every >= 1:
-        yield f"--fragments must be at most --every ({it.every}), got {it.fragments}"
     if it.buckets is not None and it.buckets > it.layers >= 1:
         yield f"--buckets must be at most the number of layers ({it.layers}), got {it.buckets}"
     if it.quorum is not None and it.quorum > it.sites:

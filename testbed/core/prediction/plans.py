@@ -68,19 +68,23 @@ def _blocking(inputs: Inputs, pattern: Pattern) -> Plan:
 
 
 def _streaming(inputs: Inputs, pattern: Pattern) -> Plan:
-    """Exchange fragment p, the layers p, p + P, p + 2 P, ..., after step round(H p / P) of each cycle."""
+    """Exchange fragment p, the layers p, p + P, p + 2 P, ..., after step round(H p / P) of each cycle.
+
+    With more fragments than steps a step sends several, in this order.
+    """
     at: dict[int, list[Operation]] = {}
     gate_steps = 1 + inputs.overlap
     bits = pattern.wire_factor * inputs.payload_bits
     for fragment in range(inputs.fragments):
         layers = range(fragment, inputs.layers, inputs.fragments)
-        operations = at.setdefault(round(inputs.every * fragment / inputs.fragments), [])
+        operations = at.setdefault(round(inputs.every * fragment / inputs.fragments) % inputs.every, [])
         if inputs.overlap_last_backward:
             operations += [
                 Operation(bits / inputs.layers, pattern.delays, layer, gate_steps, layer) for layer in reversed(layers)
             ]
         else:
-            operations.append(Operation(bits / inputs.fragments, pattern.delays, AFTER_BACKWARD, gate_steps, 0))
+            share = len(layers) / inputs.layers
+            operations.append(Operation(bits * share, pattern.delays, AFTER_BACKWARD, gate_steps, 0))
     return Plan(CYCLES * inputs.every, lambda step: at.get(step % inputs.every, ()))
 
 

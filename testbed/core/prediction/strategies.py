@@ -13,7 +13,7 @@ fsdp              as ddp, and each layer is gathered before its forward and its 
 local-sgd         H T + o + c d + s                                                      arXiv:1808.07217
 diloco            the same; overlapping the last backward: (H - 1) T + ddp's step        arXiv:2311.08105
 streaming-diloco  max(H T + sum of what fragments are late, s); a fragment is late by    arXiv:2501.18512
-                  max(0, o + c d + s/P - tau T)
+                  max(0, o + c d + s/P - tau T); if P does not divide L, s l/L for s/P
 sparse-loco       as diloco, with a gather; ``bits`` are those per parameter             arXiv:2508.15706
 async-diloco      max(H T, (2 (o + c d) + 2 s) / (sigma + 1), s)                         arXiv:2401.09135
 decoupled         H T: learners never wait; a merge at the K-th smallest H T_i + o +     ours
@@ -29,6 +29,7 @@ between ranks. Model quality depends on the strategy and is not predicted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -167,13 +168,16 @@ def _streaming(inputs: Inputs, pattern: Pattern) -> Cycle:
     for fragment in range(inputs.fragments):
         layers = range(fragment, inputs.layers, inputs.fragments)
         exposed = exposed + (
-            _layers_late(inputs, pattern, layers) if inputs.overlap_last_backward else _fragment_late(inputs, pattern)
+            _layers_late(inputs, pattern, layers)
+            if inputs.overlap_last_backward
+            else _fragment_late(inputs, pattern, len(layers) / inputs.layers)
         )
-    return Cycle(inputs.every, exposed, bits, bits / inputs.fragments, lane_s=bits / inputs.rate_bps)
+    largest = math.ceil(inputs.layers / inputs.fragments) / inputs.layers
+    return Cycle(inputs.every, exposed, bits, bits * largest, lane_s=bits / inputs.rate_bps)
 
 
-def _fragment_late(inputs: Inputs, pattern: Pattern) -> Exposed:
-    sent = _send(inputs, pattern, [0.0], inputs.payload_bits / inputs.fragments)
+def _fragment_late(inputs: Inputs, pattern: Pattern, share: float) -> Exposed:
+    sent = _send(inputs, pattern, [0.0], inputs.payload_bits * share)
     return sent[-1].exposed(inputs.overlap * inputs.slowest_s)
 
 

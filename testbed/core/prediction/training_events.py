@@ -113,7 +113,9 @@ def simulate(inputs: Inputs, exchange: Callable[[int], Iterable[Operation]], ste
         simulation.start(site(number, speed))
     simulation.run()
     last = max((it.transfer for it in meetings.values()), key=_arrival_s, default=None)
-    end_s = ends[0]
+    end_s = max(ends)
+    if end_s > ends[0]:  # the fastest site waits for the slowest at the latest in the exchange after these steps
+        exposed.append(Exposed(waiting_s=end_s - ends[0]))
     if last is not None and _arrival_s(last) > end_s:
         exposed.append(_during(last, end_s, _arrival_s(last)))
         end_s = _arrival_s(last)
