@@ -217,7 +217,7 @@ def predict(
         "expert_layers": expert_layers, "token_bits": token_bits,
         "quorum": quorum, "grace_s": _read("--grace", grace, parse_duration_s),
         "tiers": tuple(map(_tier, tier)) if tier else None,
-        "slowdowns": tuple(_read("--slow", it, float) or 0.0 for it in slow.split(",")) if slow else None,
+        "slowdowns": None if slow is None else tuple(_read("--slow", it, _factor) or 0.0 for it in slow.split(",")),
         "sites": sites, "ranks_per_site": ranks_per_site, "buckets": buckets, "in_flight": in_flight,
         "delays": delays, "wire_factor": wire_factor,
         "rate_bps": _read("--rate", rate, parse_rate_bps), "delay_s": _read("--delay", delay, parse_delay_s),
@@ -240,11 +240,15 @@ def predict(
     }
 
     def at(**changes: Any) -> Prediction:
-        return api.predict(strategy, target=target, given=tuple(given), **beside, **{**values, **changes})
+        return api.predict(strategy, target=target, given=(*given, *changes), **beside, **{**values, **changes})
 
     axes = [_axis(text) for text in over or ()]
     if len(axes) > 2:
         raise UserError(f"--over may be given twice, got {len(axes)} times")
+    if len({it.field for it in axes}) < len(axes):
+        raise UserError(f"--over {axes[0].name} and --over {axes[1].name} vary the same input; name another one")
+    if target is not None and any(it.field == "rate_bps" for it in axes):
+        raise UserError("--target looks for the rate; with it, --over varies another input: km, delay, every")
     if picture is not None and (len(axes) < 2 or picture.suffix not in (".svg", ".html")):
         raise UserError(f"--picture needs two --over and a name that ends in .svg or .html, got '{picture}'")
     if not axes:
@@ -257,7 +261,13 @@ def predict(
     columns: list[dict[str, Any]] = [_at(axes[1], it) for it in axes[1].values] if len(axes) == 2 else [{}]
     rows = [[at(**_at(axes[0], one), **other) for other in columns] for one in axes[0].values]
     if as_json:
-        console.show_json([it.to_dict() for row in rows for it in row])
+        console.show_json(
+            [
+                {"over": {**_at(axes[0], one), **other}} | it.to_dict()
+                for one, row in zip(axes[0].values, rows, strict=True)
+                for other, it in zip(columns, row, strict=True)
+            ]
+        )
     else:
         prediction_tables.show_table(axes, rows, target)
     if picture is not None:
@@ -273,6 +283,13 @@ def _read(option: str, text: str | None, parse: Callable[[str], float]) -> float
         return parse(text)
     except ValueError as error:
         raise UserError(f"{option}: {error}") from error
+
+
+def _factor(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"expected a number for each site, got '{text}'; write 1,1.5") from error
 
 
 def _tier(text: str) -> Tier:
@@ -318,11 +335,13 @@ def _axis(text: str) -> Axis:
         raise UserError(f"--over: expected K=A..B with K one of {', '.join(_OVER)}, got '{text}'; write km=5..9000")
     field, parse, shown = _OVER[name]
     ends = [_read(f"--over {name}", it, parse) or 0.0 for it in (low, high)]
-    if not 0 < ends[0] < ends[1]:
+    if not 0 < ends[0] < ends[1] < math.inf:
         raise UserError(f"--over {name}: expected a range from a lower to a higher value above 0, got '{span}'")
     ratio = ends[1] / ends[0]
     values = [ends[0] * ratio ** (it / (_POINTS - 1)) for it in range(_POINTS)]
-    return Axis(name, field, tuple(float(round(it)) for it in values) if name == "every" else tuple(values), shown)
+    if name == "every":
+        values = sorted({float(round(it)) for it in values})
+    return Axis(name, field, tuple(values), shown)
 
 
 def _at(axis: Axis, value: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -77,19 +78,24 @@ def show(it: Prediction, measured: float | None = None) -> None:
 
 
 def _least(it: Prediction) -> Text:
+    from testbed.core.prediction.required_rate import LEAST_BPS
+
     target = percent(it.target or 0.0)
     if it.rate_bps is None:
         why = f"{it.outcome.limit} limits to {percent(it.utilization)}"
         return Text(f"{target} is out of reach at any rate: {why}", style=tables.BAD)
+    if it.rate_bps <= LEAST_BPS:
+        return Text(f"{target} is reached at any rate from {format_rate(it.rate_bps, 4)} on")
     return Text(f"least payload rate for {target}: {format_rate(it.rate_bps, 4)} in each direction")
 
 
 def _similar(it: Prediction) -> Text:
     lab = it.similar
     assert lab is not None
+    rate = "any rate" if math.isinf(lab.rate_bps) else format_rate(lab.rate_bps, 3)
     line = (
         f"similar lab: {format_duration(lab.step_s, 3)} a step, {format_delay(lab.delay_s, 3)} one way"
-        f" ({lab.delay_s / 5e-6:.3g} km), {format_rate(lab.rate_bps, 3)} of payload at scale {lab.scale:g};"
+        f" ({lab.delay_s / 5e-6:.3g} km), {rate} of payload at scale {lab.scale:g};"
         " TCP's windows and loss are not similar"
     )
     if lab.cpu_share > 1:

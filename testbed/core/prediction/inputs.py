@@ -140,6 +140,12 @@ class Inputs:
         return replace(self, **changes)
 
 
+MOST_LAYERS: Final = 10_000
+"""Above that a prediction would take seconds; models have hundreds."""
+MOST: Final = 10**12
+"""Of any other number that counts something."""
+
+
 def mistakes(inputs: Inputs) -> tuple[str, ...]:
     """Return every impossible value: the option by name, what was expected, what was found."""
     return tuple(_mistakes(inputs))
@@ -150,16 +156,18 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         ("layers", 1), ("sites", 1), ("ranks_per_site", 1), ("every", 1), ("fragments", 1), ("overlap", 0),
         ("accumulate", 1), ("staleness", 0), ("micro_batches", 1), ("stages", 1), ("expert_layers", 0),
     ):  # fmt: skip
-        if getattr(it, name) < low:
-            yield f"{option(name)} must be {low} or more, got {getattr(it, name)}"
+        yield from _outside(it, name, low)
     for name in ("buckets", "in_flight", "quorum"):
-        if getattr(it, name) is not None and getattr(it, name) < 1:
-            yield f"{option(name)} must be 1 or more, got {getattr(it, name)}"
+        if getattr(it, name) is not None:
+            yield from _outside(it, name, 1)
     for name in ("step_s", "parameters", "rate_bps", "bits", "payload_factor"):
         if not getattr(it, name) > 0:  # also NaN
             yield f"{option(name)} must be greater than 0, got {getattr(it, name):g}"
-    for name in ("step_s", "parameters", "bits", "payload_factor", "delay_s"):
-        if not math.isfinite(getattr(it, name)):
+    for name in (
+        "step_s", "parameters", "bits", "payload_factor", "delay_s", "operation_s", "grace_s", "activation_bits",
+        "token_bits", "wire_factor", "delays",
+    ):  # fmt: skip
+        if not math.isfinite(getattr(it, name) or 0.0):
             yield f"{option(name)} must be finite, got {getattr(it, name):g}"
     for name in ("delay_s", "operation_s", "grace_s", "activation_bits", "token_bits"):
         if getattr(it, name) < 0:
@@ -181,10 +189,18 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         if near.every >= far.every:
             yield f"--tier must be given from near to far with growing steps, got {near.every} before {far.every}"
     for tier in it.tiers:
-        if tier.every < 1 or not tier.rate_bps > 0 or tier.delay_s < 0:
+        if tier.every < 1 or not tier.rate_bps > 0 or not 0 <= tier.delay_s < math.inf:
             yield f"--tier must have 1 step or more, a rate greater than 0 and a delay, got {tier}"
-    if any(not slow > 0 for slow in it.slowdowns):
-        yield "--slow must be greater than 0 for each site"
+    if any(not 0 < slow < math.inf for slow in it.slowdowns):
+        yield "--slow must be greater than 0 and finite for each site"
+
+
+def _outside(it: Inputs, name: str, low: int) -> Iterator[str]:
+    value, high = getattr(it, name), MOST_LAYERS if name == "layers" else MOST
+    if value < low:
+        yield f"{option(name)} must be {low} or more, got {value}"
+    elif value > high:
+        yield f"{option(name)} must be at most {high}, got a greater number"
 
 
 def option(name: str) -> str:

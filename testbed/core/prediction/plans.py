@@ -31,7 +31,7 @@ class Plan:
 
 def predict_events(strategy: str, inputs: Inputs) -> Outcome:
     """Return the event model's outcome. ``inputs`` have no mistakes; ``strategy`` is one of :data:`PLANS`."""
-    pattern = STRATEGIES[strategy].pattern(inputs).measured(inputs) if inputs.sites > 1 else Pattern(0, 0)
+    pattern = STRATEGIES[strategy].exchanged(inputs)
     plan = PLANS[strategy](inputs, pattern)
     return simulate(inputs, plan.exchange, plan.steps)
 

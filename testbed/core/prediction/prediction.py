@@ -122,9 +122,9 @@ class Prediction:
         return None if self.failures is None else self.failures.goodput(self.utilization)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON, in SI units. ``rate_bps`` is that of ``target`` if one was given."""
+        """Return plain data for JSON, in SI units; what is infinite is None. ``rate_bps`` is that of ``target``."""
         rate_bps = self.inputs.rate_bps if self.target is None else self.rate_bps
-        return {
+        plain = {
             "strategy": self.strategy,
             "utilization": self.utilization,
             **self.outcome.to_dict(),
@@ -139,6 +139,8 @@ class Prediction:
             "pattern": asdict(self.pattern),
             "inputs": asdict(self.inputs),
         }
+        finite: dict[str, Any] = _finite(plain)
+        return finite
 
 
 def predict(
@@ -168,6 +170,8 @@ def predict(
     wrong = [*mistakes(inputs), *STRATEGIES[strategy].missing(inputs), *_foreign(strategy, given)]
     if target is not None and not 0 < target < 1:
         wrong.append(f"--target must be greater than 0 and less than 1, got {target:g}")
+    if strategy == "tiers" and (target is not None or {"rate_bps", "delay_s"} & set(given)):
+        wrong.append("strategy tiers has the rate and delay of each --tier, so it has no --target, --rate or --delay")
     wrong += _mistakes_beside(tcp, failures, lab)
     if wrong:
         raise UserError("; ".join(wrong))
@@ -179,7 +183,7 @@ def predict(
         )
         inputs = inputs.but(rate_bps=rate_bps or math.inf)
     inputs = usable(inputs)
-    pattern = STRATEGIES[strategy].pattern(inputs).measured(inputs)
+    pattern = STRATEGIES[strategy].exchanged(inputs)
     return Prediction(
         strategy,
         inputs,
@@ -194,6 +198,15 @@ def predict(
     )
 
 
+def _finite(value: Any) -> Any:
+    """Return ``value`` with None for each infinite number, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(it) for name, it in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(it) for it in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _mistakes_beside(tcp: Tcp | None, failures: Failures | None, lab: tuple[float, float, int] | None) -> list[str]:
     wrong = []
     if tcp is not None and not (tcp.connections >= 1 and tcp.window_bytes > 0 and 0 <= tcp.loss < 1):
@@ -205,8 +218,8 @@ def _mistakes_beside(tcp: Tcp | None, failures: Failures | None, lab: tuple[floa
         and (failures.interval_s is None or failures.interval_s > 0)
     ):
         wrong.append("--mtbf and --checkpoint-every must be greater than 0, --checkpoint and --restart 0 or more")
-    if lab is not None and not (lab[0] > 0 and lab[1] > 0 and lab[2] >= 1):
-        wrong.append("--lab-step-time and --lab-scale must be greater than 0, --cores 1 or more")
+    if lab is not None and not (0 < lab[0] < math.inf and 0 < lab[1] < math.inf and lab[2] >= 1):
+        wrong.append("--lab-step-time and --lab-scale must be greater than 0 and finite, cores 1 or more")
     return wrong
 
 

@@ -81,9 +81,13 @@ class Strategy:
         """Return what the strategy cannot do without."""
         return tuple(f"strategy {self.name} needs {option(it)}" for it in sorted(self.needs) if not getattr(inputs, it))
 
+    def exchanged(self, inputs: Inputs) -> Pattern:
+        """Return c and w as measured, declared, or else of the pattern; nothing crosses a fiber with a single site."""
+        return self.pattern(inputs).measured(inputs) if inputs.sites > 1 else Pattern(0, 0)
+
     def predict(self, inputs: Inputs) -> Outcome:
         """Return the closed form's outcome. ``inputs`` have no mistakes (``inputs.mistakes``)."""
-        pattern = self.pattern(inputs).measured(inputs) if inputs.sites > 1 else Pattern(0, 0)
+        pattern = self.exchanged(inputs)
         cycle = self.cycle(inputs, pattern)
         missing_s = cycle.lane_s - (cycle.steps * inputs.fastest_s + cycle.exposed.total_s)
         exposed = (cycle.exposed + Exposed(serialization_s=max(0.0, missing_s))) * (1 / cycle.steps)
@@ -226,9 +230,8 @@ def _quorum_merge_s(inputs: Inputs, pattern: Pattern) -> float:
     """Wait for the K-th learner, then for the others, at most the grace; a lane that is too slow sets the pace."""
     up_s = inputs.operation_s + pattern.delays * inputs.delay_s
     up_s += pattern.wire_factor * inputs.payload_bits / inputs.rate_bps
-    slowdowns = inputs.slowdowns or (1.0,) * inputs.sites
-    done = sorted(inputs.every * inputs.step_s * slow + up_s for slow in slowdowns)
-    quorum = inputs.quorum or inputs.sites
+    done = sorted(inputs.every * inputs.step_s * slow + up_s for slow in inputs.slowdowns or (1.0,))
+    quorum = (inputs.quorum or inputs.sites) if inputs.slowdowns else 1  # sites that are alike are done at once
     return max(min(done[quorum - 1] + inputs.grace_s, done[-1]), up_s)
 
 

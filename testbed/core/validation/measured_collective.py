@@ -27,7 +27,9 @@ def measured_collective(validation: Validation, library: str | None = None) -> d
     for it in validation.libraries:
         if library not in (None, it.name):
             continue
-        sizes = sorted((s for s in it.speeds if s.operation == "all_reduce" and s.size), key=lambda s: s.size)
+        sizes = sorted(
+            (s for s in it.speeds if s.operation == "all_reduce" and s.size and s.crossing), key=lambda s: s.size
+        )
         if sizes:
             alike = [s for s in sizes if s.pattern == sizes[-1].pattern]
             if len(alike) > 1:
@@ -43,7 +45,7 @@ def _fitted(validation: Validation, small: Speed, large: Speed) -> dict[str, Any
     wire_factor = large.crossing[busiest] / large.size
     per_byte_s = max((large.median_s - small.median_s) / (large.size - small.size), 8 * wire_factor / certified_bps)
     fixed_s = max(0.0, small.median_s - per_byte_s * small.size)
-    delays = fixed_s / delay_s
+    delays = fixed_s / delay_s if delay_s else 0.0
     if large.pattern == "flat ring" and 1 < wire_factor < 2:
         ranks = round(2 / (2 - wire_factor))
         delays = min(delays, 4 * (ranks - 1))

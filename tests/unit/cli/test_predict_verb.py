@@ -57,7 +57,29 @@ def test_out_of_reach_is_said_and_null_in_json() -> None:
     status, text = run(*far)
     assert status == 0
     assert "out of reach at any rate: distance limits" in text
-    assert as_json(*far)["rate_bps"] is None
+    found = as_json(*far, "--lab-step-time", "50ms")
+    assert found["rate_bps"] is None and found["inputs"]["rate_bps"] is None  # JSON has no infinity
+    assert "any rate of payload" in run(*far, "--lab-step-time", "50ms")[1]
+
+
+def test_what_never_waits_reaches_its_target_at_any_rate() -> None:
+    assert "reached at any rate" in run("--strategy", "decoupled", "--target", "0.9")[1]
+
+
+def test_a_billion_sites_take_no_time_each() -> None:
+    found = as_json("--strategy", "decoupled", "--every", "100", "--sites", "1000000000", "--delay", "0s")
+    assert found["merge_s"] == pytest.approx(80 + 1.6)
+
+
+def test_rows_of_a_table_name_where_they_are() -> None:
+    rows = as_json("--strategy", "diloco", "--over", "every=1..3", "--over", "km=5..50")
+    assert [it["over"]["every"] for it in rows[::7]] == [1, 2, 3]
+    assert rows[0]["over"]["delay_s"] == pytest.approx(25e-6)
+
+
+def test_a_single_site_has_no_exchange() -> None:
+    found = as_json("--sites", "1", "--ranks-per-site", "8")
+    assert (found["utilization"], found["groups"]["wire_kappa"], found["pattern"]["delays"]) == (1.0, 0.0, 0)
 
 
 def test_a_heat_map_is_written(tmp_path: Path) -> None:
@@ -141,6 +163,21 @@ def test_the_similar_lab_has_the_same_groups_and_says_if_the_cores_cannot_carry_
         (("--checkpoint-every", "10s"), "--checkpoint-every needs --mtbf"),
         (("--mtbf", "0s"), "--mtbf and --checkpoint-every must be greater than 0"),
         (("--loss", "1"), "--loss 0 or more and less than 1"),
+        (("--strategy", "pipeline", "--activation-bits", "nan"), "--activation-bits must be finite, got nan"),
+        (("--wire-factor", "inf"), "--wire-factor must be finite, got inf"),
+        (("--slow", "1,inf"), "--slow must be greater than 0 and finite for each site"),
+        (("--slow", ""), "--slow: expected a number for each site, got ''"),
+        (("--layers", "10000000"), "--layers must be at most 10000"),
+        (("--ranks-per-site", "9" * 400), "--ranks-per-site must be at most 1000000000000"),
+        (("--strategy", "tiers", "--tier", "9:1G:1ms", "--target", "0.9"), "strategy tiers has the rate and delay of"),
+        (("--strategy", "ddp", "--over", "every=1..9"), "strategy ddp has no --every"),
+        (("--over", "km=5..9", "--over", "delay=1ms..2ms"), "--over km and --over delay vary the same input"),
+        (("--over", "rate=1G..9G", "--target", "0.9"), "--target looks for the rate"),
+        (("--strategy", "diloco", "--over", "every=1..inf"), "--over every: expected a range"),
+        (
+            ("metro-40km", "--lab-step-time", "1s", "--lab-scale", "inf"),
+            "--lab-scale must be greater than 0 and finite",
+        ),
         (("metro-40km", "--target", "nan"), "--target must be greater than 0"),
     ],
 )

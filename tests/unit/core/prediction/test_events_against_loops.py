@@ -49,10 +49,8 @@ def by_loops(name: str, it: Inputs) -> tuple[float, float]:
     """Return the mean time of a step, and bits per step."""
     c, w = hops(name, it)
     speeds = it.slowdowns or (1.0,)
-    if name in ("ddp", "hierarchical", "hsdp"):
-        steps = max(1, 20 // it.accumulate) * it.accumulate
-    else:
-        steps = 3 * it.every
+    each_step = name in ("ddp", "hierarchical", "hsdp")
+    steps = max(1, 20 // it.accumulate) * it.accumulate if each_step else 3 * it.every
     late = it.overlap if name == "streaming-diloco" else 0
     clock = [0.0] * len(speeds)
     lane = last = bits = 0.0
