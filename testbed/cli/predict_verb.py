@@ -193,6 +193,12 @@ def predict(
         str | None, typer.Option(metavar="TIME", help="Add the lab with this step time that is similar.")
     ] = None,
     lab_scale: Annotated[float, typer.Option(metavar="N", help="Scale of that lab.")] = 1000,
+    joules_per_bit: Annotated[
+        float | None, typer.Option(metavar="J", help="Energy of a bit on the fiber, 50e-12; adds that of a step.")
+    ] = None,
+    idle_watts: Annotated[
+        float | None, typer.Option(metavar="W", help="Power of an accelerator that waits; adds its energy in a step.")
+    ] = None,
     set_: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -202,7 +208,7 @@ def predict(
     What is left out: TCP's windows and loss, the fabrics inside sites. Model quality is not predicted.
     """
     from testbed.core.prediction import heat_map
-    from testbed.core.prediction.prediction import Tcp
+    from testbed.core.prediction.prediction import Power, Tcp
     from testbed.host.files.store import save_text
     from testbed.lab import api
 
@@ -236,6 +242,9 @@ def predict(
     beside: dict[str, Any] = {
         "tcp": Tcp(connections, _size(window), _read("--loss", loss, parse_probability) or 0.0),
         "failures": _failures(mtbf, checkpoint, restart, checkpoint_every),
+        "power": None
+        if joules_per_bit is None and idle_watts is None
+        else Power(joules_per_bit or 0.0, idle_watts or 0.0),
         "lab": None if lab_step_time is None else _lab(lab_step_time, lab_scale),
     }
 

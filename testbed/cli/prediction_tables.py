@@ -64,6 +64,9 @@ def show(it: Prediction, measured: float | None = None) -> None:
         interval = format_duration(it.failures.interval_s or it.failures.best_interval_s, 3)
         best = format_duration(it.failures.best_interval_s, 3)
         rows.append(["goodput", percent(it.goodput), f"a checkpoint every {interval}; best: {best}"])
+    if it.energy_j is not None:
+        sent, waited = it.energy_j
+        rows.append(["energy", f"{sent + waited:.4g} J", f"{sent:.4g} J to send, {waited:.4g} J to wait, all sites"])
     console.show(tables.table(("", "per step", ""), rows, right=("per step",), title=f"Predicted: {it.strategy}"))
     if measured is not None:
         residual = 100 * (measured - it.utilization)

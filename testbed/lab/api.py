@@ -20,7 +20,7 @@ from testbed.lab import teardown
 
 if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
-    from testbed.core.prediction.prediction import Failures, Prediction, Tcp
+    from testbed.core.prediction.prediction import Failures, Power, Prediction, Tcp
     from testbed.core.report.comparison.comparison import SideBySide
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
@@ -152,6 +152,7 @@ def predict(
     tcp: Tcp | None = None,
     failures: Failures | None = None,
     lab: tuple[float, float, int] | None = None,
+    power: Power | None = None,
     **inputs: Any,
 ) -> Prediction:
     """Return what the numbers say of ``strategy``, without a lab; docs/prediction.md.
@@ -160,7 +161,7 @@ def predict(
         topology: takes sites, ranks, rate and delay from it, at full scale, unless ``inputs`` says otherwise.
         target: compute utilization, 0 to 1, to find the least payload rate for.
         given: names among ``inputs`` that are refused if the strategy does not have them.
-        tcp, failures, lab: as in :func:`testbed.core.prediction.prediction.predict`.
+        tcp, failures, lab, power: as in :func:`testbed.core.prediction.prediction.predict`.
         inputs: the fields of ``core.prediction.inputs.Inputs`` in SI units.
 
     Raises:
@@ -171,7 +172,14 @@ def predict(
 
     found = {} if topology is None else predicted_inputs(topology)
     return prediction.predict(
-        strategy, Inputs(**{**found, **inputs}), target=target, given=given, tcp=tcp, failures=failures, lab=lab
+        strategy,
+        Inputs(**{**found, **inputs}),
+        target=target,
+        given=given,
+        tcp=tcp,
+        failures=failures,
+        lab=lab,
+        power=power,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from testbed.core.prediction.collective_times import Pattern
+from testbed.core.prediction.energy import exchange_j, waiting_j
 from testbed.core.prediction.failure_costs import daly_interval_s, goodput_synchronous
 from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs, mistakes, option
 from testbed.core.prediction.machine_limits import cpu_share
@@ -19,7 +20,7 @@ from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.prediction.tcp_limits import usable_rate_bps
 from testbed.errors import UnknownName, UserError
 
-__all__ = ["Failures", "Prediction", "SimilarLab", "Tcp", "predict"]
+__all__ = ["Failures", "Power", "Prediction", "SimilarLab", "Tcp", "predict"]
 
 MOST_EVENT_STEPS: Final = 10_000
 """Steps between exchanges up to which events are simulated: three times as many take a tenth of a second."""
@@ -69,6 +70,22 @@ class Failures:
 
 
 @dataclass(frozen=True)
+class Power:
+    """What energy costs: joules per bit that a site sends over its fiber, watts of an accelerator that waits."""
+
+    joules_per_bit: float = 0.0
+    idle_watts: float = 0.0
+
+    def step_j(self, inputs: Inputs, outcome: Outcome) -> tuple[float, float]:
+        """Return the joules of a step's bits and of its waiting, over all sites and ranks."""
+        sent = outcome.bits_per_step * inputs.sites
+        return (
+            exchange_j({"fiber": sent}, {"fiber": self.joules_per_bit}),
+            waiting_j(outcome.exposed.total_s, inputs.ranks, self.idle_watts),
+        )
+
+
+@dataclass(frozen=True)
 class SimilarLab:
     """The lab that has the same utilization: its step, one-way delay, payload rate, and the CPU that it needs.
 
@@ -111,6 +128,7 @@ class Prediction:
     rate_bps: float | None = None
     failures: Failures | None = None
     similar: SimilarLab | None = None
+    power: Power | None = None
 
     @property
     def utilization(self) -> float:
@@ -120,6 +138,11 @@ class Prediction:
     def goodput(self) -> float | None:
         """Share of time that is committed compute; None without failures."""
         return None if self.failures is None else self.failures.goodput(self.utilization)
+
+    @property
+    def energy_j(self) -> tuple[float, float] | None:
+        """Joules of a step's bits and of its waiting, over all sites and ranks; None unless asked for."""
+        return None if self.power is None else self.power.step_j(self.inputs, self.outcome)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in SI units; what is infinite is None. ``rate_bps`` is that of ``target``."""
@@ -133,6 +156,9 @@ class Prediction:
             "line_rate_bps": None if rate_bps is None else rate_bps / PAYLOAD_SHARE,
             "goodput": self.goodput,
             "best_checkpoint_interval_s": None if self.failures is None else self.failures.best_interval_s,
+            "energy_j": None
+            if self.energy_j is None
+            else dict(zip(("exchange", "waiting"), self.energy_j, strict=True)),
             "similar_lab": None if self.similar is None else asdict(self.similar),
             "closed_form": self.closed.to_dict(),
             "groups": asdict(self.groups),
@@ -152,6 +178,7 @@ def predict(
     tcp: Tcp | None = None,
     failures: Failures | None = None,
     lab: tuple[float, float, int] | None = None,
+    power: Power | None = None,
 ) -> Prediction:
     """Return the prediction of ``strategy``.
 
@@ -160,6 +187,7 @@ def predict(
         tcp: limits the rate to what its connections reach.
         failures: adds goodput.
         lab: step in seconds, scale and cores of a lab: adds the one that is similar.
+        power: adds the energy of a step.
         given: names of inputs that were given explicitly: those that the strategy does not have are refused.
 
     Raises:
@@ -173,6 +201,8 @@ def predict(
     if strategy == "tiers" and (target is not None or {"rate_bps", "delay_s"} & set(given)):
         wrong.append("strategy tiers has the rate and delay of each --tier, so it has no --target, --rate or --delay")
     wrong += _mistakes_beside(tcp, failures, lab)
+    if power is not None and not (0 <= power.joules_per_bit < math.inf and 0 <= power.idle_watts < math.inf):
+        wrong.append("--joules-per-bit and --idle-watts must be 0 or more, and finite")
     if wrong:
         raise UserError("; ".join(wrong))
     usable = (tcp or Tcp()).usable
@@ -195,6 +225,7 @@ def predict(
         rate_bps,
         failures,
         None if lab is None else SimilarLab.of(inputs, *lab),
+        power,
     )
 
 

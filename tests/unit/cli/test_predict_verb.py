@@ -77,6 +77,16 @@ def test_rows_of_a_table_name_where_they_are() -> None:
     assert rows[0]["over"]["delay_s"] == pytest.approx(25e-6)
 
 
+def test_energy_is_bits_times_joules_and_waiting_times_watts() -> None:
+    """Two sites send 160 Gbit each in 100 steps; 16 accelerators wait 16.005 s of them."""
+    words = ("--strategy", "diloco", "--every", "100", "--rate", "10G", "--delay", "5ms", "--ranks-per-site", "8")
+    found = as_json(*words, "--joules-per-bit", "50e-12", "--idle-watts", "100")["energy_j"]
+    assert found["exchange"] == pytest.approx(2 * 160e9 * 50e-12 / 100)
+    assert found["waiting"] == pytest.approx(16 * 16.005 * 100 / 100)
+    assert "J to send" in run(*words, "--idle-watts", "100")[1]
+    assert as_json(*words)["energy_j"] is None
+
+
 def test_a_single_site_has_no_exchange() -> None:
     found = as_json("--sites", "1", "--ranks-per-site", "8")
     assert (found["utilization"], found["groups"]["wire_kappa"], found["pattern"]["delays"]) == (1.0, 0.0, 0)
@@ -178,6 +188,7 @@ def test_the_similar_lab_has_the_same_groups_and_says_if_the_cores_cannot_carry_
             ("metro-40km", "--lab-step-time", "1s", "--lab-scale", "inf"),
             "--lab-scale must be greater than 0 and finite",
         ),
+        (("--idle-watts", "nan"), "--joules-per-bit and --idle-watts must be 0 or more, and finite"),
         (("metro-40km", "--target", "nan"), "--target must be greater than 0"),
     ],
 )

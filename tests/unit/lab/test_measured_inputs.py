@@ -56,6 +56,14 @@ def test_another_pattern_counts_its_fixed_part_as_delays() -> None:
     assert (found["delays"], found["operation_s"]) == (pytest.approx(20), pytest.approx(0, abs=1e-12))
 
 
+def test_a_fiber_without_delay_has_software_only() -> None:
+    links = {name: {"delay_s": 0.0, "rate": RATE} for name in ("north:east", "north:west")}
+    speeds = (all_reduce(10**6, 5e-3), all_reduce(10**7, 5e-3))
+    made = validation_factory.validation(validation_factory.library("torch-gloo", speeds=speeds), links=links)
+    found = measured_collective(made)
+    assert (found["delays"], found["operation_s"]) == (0.0, pytest.approx(5e-3))
+
+
 def test_one_size_or_another_library_is_refused() -> None:
     with pytest.raises(UserError, match="no all_reduce of two sizes"):
         measured(all_reduce(10**6, 0.0))
