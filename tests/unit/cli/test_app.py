@@ -24,7 +24,7 @@ __all__ = ["cli", "fake_lab"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS, LABS = ("run", "launch", "report", "validate"), ("up", "down", "status", "exec", "logs", "certify", "observe")
-FAULTS, LOOK = ("inject", "cut", "heal"), ("ls", "show", "lint", "doctor", "audit", "render", "image")
+FAULTS, LOOK = ("inject", "cut", "heal"), ("ls", "show", "lint", "doctor", "audit", "predict", "render", "image")
 VERBS = (*RUNS, *LABS, *FAULTS, *LOOK)
 ERRORS = [
     (errors.TestbedError("it broke"), 3),

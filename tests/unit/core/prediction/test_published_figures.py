@@ -122,6 +122,13 @@ def test_intellect_1_within_three_tenths_of_a_percent(where: str) -> None:
     assert utilization == pytest.approx(of["compute_utilization"][where], abs=0.003)
 
 
+def test_opendiloco_within_three_tenths_of_a_percent() -> None:
+    share = PUBLISHED["opendiloco"]["exchange_share_of_time"]
+    exchange_s = 100.0 * share / (1 - share)  # after 100 s of compute
+    inputs = Inputs(1.0, 1e9, 24, 32e9 / exchange_s, bits=32, every=100, wire_factor=1.0)
+    assert STRATEGIES["diloco"].predict(inputs).utilization == pytest.approx(0.931, abs=0.003)
+
+
 def test_warm_exchanges_of_four_gpus_on_a_shaped_network() -> None:
     of = PUBLISHED["diloco_measured"]
     for measured in of["seconds_of_a_warm_exchange"]:
