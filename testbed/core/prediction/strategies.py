@@ -19,7 +19,8 @@ async-diloco      max(H T, (2 (o + c d) + 2 s) / (sigma + 1), s)                
 decoupled         H T: learners never wait; a merge at the K-th smallest H T_i + o +     ours
                   c d + s, and the grace after it
 tiers             T + sum over tiers of (c d_i + w S / B_i) / H_i                        ours
-pipeline          (M + stages - 1) T/M + 2 (stages - 1) (d + A/B), at least M A / B      arXiv:1811.06965 (GPipe)
+pipeline          (M + stages - 1) T/M + 2 (stages - 1) (o + d + A/B); a pass whose      arXiv:1811.06965 (GPipe)
+                  micro-batch p is shorter than A/B adds (M - 1) (A/B - p)
 moe               T + 4 (o + c d + w A / B) per layer with experts                       arXiv:2006.16668
 ================  =====================================================================  ============================
 
@@ -257,13 +258,15 @@ def _pipeline(inputs: Inputs, pattern: Pattern) -> Cycle:
     hops = 2 * (inputs.stages - 1)
     message_s = pattern.wire_factor * inputs.activation_bits / inputs.rate_bps
     bubble_s = (inputs.stages - 1) * inputs.slowest_s / inputs.micro_batches
+    passes = [share * inputs.slowest_s / inputs.micro_batches for share in (FORWARD_SHARE, 1 - FORWARD_SHARE)]
+    paced_s = sum(max(0.0, message_s - pass_s) for pass_s in passes) if hops else 0.0
     exposed = Exposed(
         propagation_s=hops * pattern.delays * inputs.delay_s,
-        serialization_s=hops * message_s,
+        serialization_s=hops * message_s + (inputs.micro_batches - 1) * paced_s,
         software_s=hops * inputs.operation_s,
         waiting_s=bubble_s + inputs.slowest_s - inputs.fastest_s,
     )
-    bits = inputs.micro_batches * pattern.wire_factor * inputs.activation_bits
+    bits = inputs.micro_batches * pattern.wire_factor * inputs.activation_bits if hops else 0.0
     return Cycle(1, exposed, bits, bits / inputs.micro_batches, lane_s=bits / inputs.rate_bps)
 
 

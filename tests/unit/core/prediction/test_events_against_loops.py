@@ -135,3 +135,37 @@ def test_events_never_lose_by_rarer_exchanges(name: str, it: Inputs, spacing: in
     it = it.but(every=it.fragments * spacing, overlap=min(it.overlap, it.fragments * spacing - 1))
     rarer = it.but(every=it.fragments * (spacing + more))
     assert predict_events(name, rarer).utilization >= predict_events(name, it).utilization - 1e-9
+
+
+def pipeline_by_loops(it: Inputs) -> float:
+    """Return the time of a step of GPipe: all micro-batches forward through all stages, then all backward."""
+    message_s = it.activation_bits / it.rate_bps
+    began = [0.0] * it.stages  # when each stage may begin the pass
+    for share in (1 / 3, 2 / 3):
+        before = [0.0] * it.micro_batches
+        ends = []
+        for stage in range(it.stages):
+            now, lane = began[stage], 0.0
+            for micro in range(it.micro_batches):
+                if stage:
+                    lane = max(lane, before[micro] + it.operation_s) + message_s
+                    now = max(now, lane + it.delay_s)
+                now += share * it.step_s / it.micro_batches
+                before[micro] = now
+            ends.append(now)
+        began = ends[::-1]
+    return max(began)
+
+
+@given(
+    st.integers(1, 12), st.integers(1, 5), st.floats(0, 1e10), st.floats(1e8, 1e12), st.floats(0, 0.1),
+    st.sampled_from([0.0, 1e-3]),
+)  # fmt: skip
+def test_a_pipeline_is_what_plain_loops_say(
+    micro_batches: int, stages: int, activation_bits: float, rate_bps: float, delay_s: float, operation_s: float
+) -> None:
+    it = Inputs(
+        0.8, 1e10, 48, rate_bps, delay_s, micro_batches=micro_batches, stages=stages, activation_bits=activation_bits,
+        operation_s=operation_s,
+    )  # fmt: skip
+    assert STRATEGIES["pipeline"].predict(it).step_s == pytest.approx(pipeline_by_loops(it), rel=1e-9)
