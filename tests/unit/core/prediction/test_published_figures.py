@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed.core.prediction.failure_costs import YEAR_S, failure_rate_hz, time_per_work, young_interval_s
+from testbed.core.prediction.failure_costs import (
+    YEAR_S,
+    daly_interval_s,
+    failure_rate_hz,
+    time_per_work,
+    young_interval_s,
+)
 from testbed.core.prediction.inputs import Inputs
 from testbed.core.prediction.plans import predict_events
 from testbed.core.prediction.required_rate import least_of
@@ -150,6 +156,14 @@ def test_interruptions_of_llama_3() -> None:
     best = young_interval_s(30.0, mtbf_s)
     assert 1 / time_per_work(30.0, best, 300.0, mtbf_s) > 0.9  # as they report, for half a minute and five minutes
     assert round(148 / 419, 3) == 0.353  # printed as 30.1 %
+
+
+@pytest.mark.parametrize("checkpoint_s", [10, 30, 120, 600])
+def test_the_page_shows_goodput_by_checkpoint_and_restart(checkpoint_s: int) -> None:
+    mtbf_s = 54 * 86_400 / 419
+    best_s = daly_interval_s(checkpoint_s, mtbf_s)
+    cells = (f"{100 / time_per_work(checkpoint_s, best_s, 60 * it, mtbf_s):.1f} %" for it in (1, 5, 15, 30))
+    assert f"| {checkpoint_s} s | {best_s / 60:.1f} min | {' | '.join(cells)} |" in PAGE.read_text()
 
 
 @pytest.mark.parametrize(("model", "step_s"), [("1B", 0.1), ("10B", 0.8), ("100B", 4.9)])
