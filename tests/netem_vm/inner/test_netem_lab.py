@@ -19,6 +19,7 @@ if WHY_NOT:
 pytestmark = pytest.mark.netns
 
 
+@pytest.mark.timing("rate of a fiber on the one CPU of a virtual machine")
 def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path) -> None:
     # Uncertified is allowed: one noisy CPU may push a median out of tolerance. What was measured is judged below.
     with testbed.up("metro-40km", name=lab_name, agents=False, emulator="auto", allow_uncertified=True) as lab:
