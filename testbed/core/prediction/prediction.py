@@ -61,7 +61,7 @@ class Failures:
 
     @property
     def best_interval_s(self) -> float:
-        return daly_interval_s(self.checkpoint_s, self.mtbf_s) if self.checkpoint_s else 1.0
+        return daly_interval_s(self.checkpoint_s, self.mtbf_s)
 
     def goodput(self, utilization: float) -> float:
         """Return the share of time that is committed compute."""
@@ -244,11 +244,11 @@ def _mistakes_beside(tcp: Tcp | None, failures: Failures | None, lab: tuple[floa
         wrong.append("--connections must be 1 or more, --window greater than 0, --loss 0 or more and less than 1")
     if failures is not None and not (
         failures.mtbf_s > 0
-        and failures.checkpoint_s >= 0
+        and failures.checkpoint_s > 0
         and failures.restart_s >= 0
         and (failures.interval_s is None or failures.interval_s > 0)
     ):
-        wrong.append("--mtbf and --checkpoint-every must be greater than 0, --checkpoint and --restart 0 or more")
+        wrong.append("--mtbf, --checkpoint and --checkpoint-every must be greater than 0, --restart 0 or more")
     if lab is not None and not (0 < lab[0] < math.inf and 0 < lab[1] < math.inf and lab[2] >= 1):
         wrong.append("--lab-step-time and --lab-scale must be greater than 0 and finite, cores 1 or more")
     return wrong

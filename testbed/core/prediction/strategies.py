@@ -15,7 +15,7 @@ diloco            the same; overlapping the last backward: (H - 1) T + ddp's ste
 streaming-diloco  max(H T + sum of what fragments are late, s); a fragment is late by    arXiv:2501.18512
                   max(0, o + c d + s/P - tau T); if P does not divide L, s l/L for s/P
 sparse-loco       as diloco, with a gather; ``bits`` are those per parameter             arXiv:2508.15706
-async-diloco      max(H T, (2 (o + c d) + 2 s) / (sigma + 1), s)                         arXiv:2401.09135
+async-diloco      max(H T, (H T + 2 (o + c d + s)) / (sigma + 1), s)                     arXiv:2401.09135
 decoupled         H T: learners never wait; a merge at the K-th smallest H T_i + o +     ours
                   c d + s, and the grace after it
 tiers             T + sum over tiers of (c d_i + w S / B_i) / H_i                        ours
@@ -203,17 +203,21 @@ def _layers_late(inputs: Inputs, pattern: Pattern, layers: range) -> Exposed:
 
 
 def _asynchronous(inputs: Inputs, pattern: Pattern) -> Cycle:
-    """Push and pull beside compute; wait only for the version that is staleness + 1 rounds old."""
+    """Push and pull beside compute; begin a round once all but ``staleness`` of the rounds before it have come back.
+
+    A round is H T and the trip of its push and its pull. So sigma + 1 rounds take at least that; with sigma = 0 the
+    site waits for every trip, as blocking training does for its exchange.
+    """
     serial_s = pattern.wire_factor * inputs.payload_bits / inputs.rate_bps
     propagation_s = 2 * pattern.delays * inputs.delay_s
     software_s = 2 * inputs.operation_s
     trip_s = software_s + propagation_s + 2 * serial_s
     cycle_s = inputs.every * inputs.fastest_s
-    round_s = max(cycle_s, trip_s / (inputs.staleness + 1), serial_s)
-    lane_bound = serial_s >= trip_s / (inputs.staleness + 1)
+    bound_s = (cycle_s + trip_s) / (inputs.staleness + 1)
+    round_s = max(cycle_s, bound_s, serial_s)
     exposed = (
-        Exposed(serialization_s=round_s - cycle_s)
-        if lane_bound
+        Exposed(serialization_s=round_s - cycle_s)  # the lane is always busy
+        if serial_s >= bound_s
         else Exposed.tail(round_s - cycle_s, propagation_s, 2 * serial_s, software_s)
     )
     bits = pattern.wire_factor * inputs.payload_bits
@@ -305,8 +309,8 @@ STRATEGIES: Final = {
         Strategy("async-diloco", _one_way, _asynchronous, frozenset({"every", "staleness"})),
         Strategy("decoupled", _one_way, _decoupled, _MERGED, merge_s=_quorum_merge_s),
         Strategy("tiers", _between_sites, _tiers, _TIERED, needs=_TIERED),
-        Strategy("pipeline", _one_way, _pipeline, _STAGED),
-        Strategy("moe", _one_way, _experts, _EXPERTS),
+        Strategy("pipeline", _one_way, _pipeline, _STAGED, needs=frozenset({"activation_bits"})),
+        Strategy("moe", _one_way, _experts, _EXPERTS, needs=_EXPERTS),
     )
 }
 """All strategies by the name that a workload has."""

@@ -178,3 +178,20 @@ def test_impossible_inputs_are_refused_by_name() -> None:
     assert mistakes(Inputs(1, 1e9, 4, 1e9, every=10, fragments=5)) == (
         "--fragments must be at most the number of layers (4), got 5",
     )
+
+
+@given(inputs())
+def test_a_bounded_lag_is_that_of_rounds_in_flight(it: Inputs) -> None:
+    """Against a plain simulation: round r begins when r - 1 is computed, and r - 1 - sigma has come back."""
+    assume(it.payload_bits / it.rate_bps < it.every * it.step_s)  # else the lane sets the pace
+    trip_s = 2 * (it.operation_s + it.delay_s + it.payload_bits / it.rate_bps)
+    back: list[float] = []
+    now_s = 0.0
+    rounds = 400
+    for number in range(rounds):
+        if number > it.staleness:
+            now_s = max(now_s, back[number - 1 - it.staleness])
+        now_s += it.every * it.step_s
+        back.append(now_s + trip_s)
+    predicted = STRATEGIES["async-diloco"].predict(it).step_s * it.every
+    assert predicted == pytest.approx(now_s / rounds, rel=0.02)
