@@ -36,8 +36,22 @@ _POINTS: Final = 7
 
 _DEFAULTS: Final = {"parameters": 10e9, "layers": 48, "step_s": 0.8, "rate_bps": 100e9, "delay_s": 200e-6}
 
+
+def _read_km(text: str) -> float:
+    """Parse a length of fiber into its one-way delay."""
+    from testbed.core.physics.fiber import DEFAULT_FIBER, propagation_s
+
+    return propagation_s(parse_length_m(text), DEFAULT_FIBER)
+
+
+def _show_km(delay_s: float) -> str:
+    from testbed.core.prediction.similarity import length_m
+
+    return f"{length_m(delay_s) / 1e3:.4g} km"
+
+
 _OVER: Final[dict[str, tuple[str, Callable[[str], float], Callable[[float], str]]]] = {
-    "km": ("delay_s", lambda text: parse_length_m(text) * 5e-9, lambda it: f"{it / 5e-6:.4g} km"),
+    "km": ("delay_s", _read_km, _show_km),
     "delay": ("delay_s", parse_delay_s, lambda it: format_delay(it, 3)),
     "rate": ("rate_bps", parse_rate_bps, lambda it: format_rate(it, 3)),
     "step-time": ("step_s", parse_duration_s, lambda it: format_duration(it, 3)),

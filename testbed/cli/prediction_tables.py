@@ -98,7 +98,7 @@ def _similar(it: Prediction) -> Text:
     rate = "any rate" if math.isinf(lab.rate_bps) else format_rate(lab.rate_bps, 3)
     line = (
         f"similar lab: {format_duration(lab.step_s, 3)} a step, {format_delay(lab.delay_s, 3)} one way"
-        f" ({lab.delay_s / 5e-6:.3g} km), {rate} of payload at scale {lab.scale:g};"
+        f" ({lab.length_m / 1e3:.3g} km), {rate} of payload at scale {lab.scale:g};"
         " TCP's windows and loss are not similar"
     )
     if lab.cpu_share > 1:

@@ -27,9 +27,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-__all__ = ["PAYLOAD_SHARE", "Inputs", "Tier", "mistakes", "option", "payload_rate_bps"]
+__all__ = ["MSS_BYTES", "PAYLOAD_SHARE", "Inputs", "Tier", "mistakes", "option", "payload_rate_bps"]
 
-PAYLOAD_SHARE: Final = 1448 / 1538
+MSS_BYTES: Final = 1448
+"""TCP payload of one packet at an MTU of 1500, with timestamps."""
+PAYLOAD_SHARE: Final = MSS_BYTES / 1538
 """TCP payload per byte on the wire at an MTU of 1500: 1448 bytes of 1500 + 38 (IEEE 802.3; TCP with timestamps)."""
 
 

@@ -15,7 +15,7 @@ from testbed.core.prediction.machine_limits import cpu_share
 from testbed.core.prediction.plans import PLANS, predict_events
 from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.prediction.required_rate import least_rate_bps
-from testbed.core.prediction.similarity import Groups, groups
+from testbed.core.prediction.similarity import Groups, full_scale, groups
 from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.prediction.tcp_limits import usable_rate_bps
 from testbed.errors import UnknownName, UserError
@@ -87,13 +87,14 @@ class Power:
 
 @dataclass(frozen=True)
 class SimilarLab:
-    """The lab that has the same utilization: its step, one-way delay, payload rate, and the CPU that it needs.
+    """The lab that has the same utilization: its step, one-way delay, fiber, payload rate, and the CPU that it needs.
 
     ``cpu_share``: of all its cores beside compute; above 1 the lab is CPU-bound and shows less.
     """
 
     step_s: float
     delay_s: float
+    length_m: float
     rate_bps: float
     scale: float
     cpu_share: float
@@ -101,9 +102,8 @@ class SimilarLab:
     @classmethod
     def of(cls, inputs: Inputs, step_s: float, scale: float, cores: int) -> SimilarLab:
         """Return the lab whose step takes ``step_s``, with payloads divided by ``scale``, on ``cores`` cores."""
-        phi = inputs.step_s / step_s
-        rate_bps = inputs.rate_bps * phi / scale
-        return cls(step_s, inputs.delay_s / phi, rate_bps, scale, cpu_share(inputs.ranks, step_s, cores))
+        lab = full_scale(inputs.delay_s, inputs.rate_bps, inputs.step_s, step_s, 1 / scale)  # the way back
+        return cls(step_s, lab.delay_s, lab.length_m, lab.rate_bps, scale, cpu_share(inputs.ranks, step_s, cores))
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,9 @@ def predict(
     wrong = [*mistakes(inputs), *STRATEGIES[strategy].missing(inputs), *_foreign(strategy, given)]
     if target is not None and not 0 < target < 1:
         wrong.append(f"--target must be greater than 0 and less than 1, got {target:g}")
-    if strategy == "tiers" and (target is not None or {"rate_bps", "delay_s"} & set(given)):
-        wrong.append("strategy tiers has the rate and delay of each --tier, so it has no --target, --rate or --delay")
+    if (own := STRATEGIES[strategy].own_fibers) and (target is not None or {"rate_bps", "delay_s"} & set(given)):
+        refused = "so it has no --target, --rate or --delay"
+        wrong.append(f"strategy {strategy} has the rate and delay of each {option(own)}, {refused}")
     wrong += _mistakes_beside(tcp, failures, lab)
     if power is not None and not (0 <= power.joules_per_bit < math.inf and 0 <= power.idle_watts < math.inf):
         wrong.append("--joules-per-bit and --idle-watts must be 0 or more, and finite")

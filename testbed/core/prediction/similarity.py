@@ -10,10 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.core.physics.fiber import DEFAULT_FIBER, propagation_s
 from testbed.core.prediction.collective_times import Pattern
 from testbed.core.prediction.inputs import Inputs
 
-__all__ = ["Equivalent", "Groups", "full_scale", "groups"]
+__all__ = ["Equivalent", "Groups", "full_scale", "groups", "length_m"]
+
+
+def length_m(delay_s: float) -> float:
+    """Return the fiber whose one-way delay is ``delay_s``, in metres: 5 us per km.
+
+    >>> length_m(200e-6)
+    40000.0
+    """
+    return delay_s / propagation_s(1.0, DEFAULT_FIBER)
 
 
 @dataclass(frozen=True)
@@ -50,4 +60,4 @@ def full_scale(delay_s: float, rate_bps: float, step_s: float, full_step_s: floa
     Equivalent(delay_s=0.0032, length_m=640000.0, rate_bps=47062500000.0)
     """
     phi = full_step_s / step_s
-    return Equivalent(delay_s * phi, delay_s * phi / 5e-9, rate_bps * scale / phi)
+    return Equivalent(delay_s * phi, length_m(delay_s * phi), rate_bps * scale / phi)

@@ -66,6 +66,7 @@ class Strategy:
         cycle: what a cycle costs the fastest site.
         own: names of the inputs that only some strategies have, and this one does.
         needs: those of them that must not be empty.
+        own_fibers: name of the input that has rates and delays in place of the one rate and delay; empty for none.
         exact: the closed form leaves out nothing that the event model knows.
         merge_s: time between two merges, where learners do not wait for each other.
     """
@@ -75,6 +76,7 @@ class Strategy:
     cycle: Callable[[Inputs, Pattern], Cycle]
     own: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    own_fibers: str = ""
     exact: bool = True
     merge_s: Callable[[Inputs, Pattern], float] | None = None
 
@@ -308,7 +310,7 @@ STRATEGIES: Final = {
         Strategy("sparse-loco", _gathered, _blocking, _PERIODIC),
         Strategy("async-diloco", _one_way, _asynchronous, frozenset({"every", "staleness"})),
         Strategy("decoupled", _one_way, _decoupled, _MERGED, merge_s=_quorum_merge_s),
-        Strategy("tiers", _between_sites, _tiers, _TIERED, needs=_TIERED),
+        Strategy("tiers", _between_sites, _tiers, _TIERED, needs=_TIERED, own_fibers="tiers"),
         Strategy("pipeline", _one_way, _pipeline, _STAGED, needs=frozenset({"activation_bits"})),
         Strategy("moe", _one_way, _experts, _EXPERTS, needs=_EXPERTS),
     )

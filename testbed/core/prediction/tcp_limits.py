@@ -14,14 +14,11 @@ These limits do not follow the similarity of rates and distances: the window in 
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from testbed.core.physics import validity
+from testbed.core.prediction.inputs import MSS_BYTES
 
-__all__ = ["MSS_BYTES", "cold_start_s", "loss_limit_bps", "usable_rate_bps", "window_limit_bps"]
-
-MSS_BYTES: Final = 1448
-"""TCP payload of one packet at an MTU of 1500, with timestamps."""
+__all__ = ["cold_start_s", "loss_limit_bps", "usable_rate_bps", "window_limit_bps"]
 
 
 def window_limit_bps(window_bytes: float, rtt_s: float) -> float:
