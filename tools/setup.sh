@@ -288,7 +288,7 @@ install_project() {
         "$python" -m venv --clear "$venv" || die "python's venv module failed; try: $(as_root apt-get install python3-venv)"
     fi
     : >"$log"
-    # First of all: if fiberd cannot be compiled, nobody waits for torch to learn it.
+    # First of all: a compile error of fiberd must show before the download of torch.
     if [ "$built" != yes ]; then
         say "compiling fiberd and installing the project, without its dependencies (to watch: tail -f $log)"
         pip_or_die "the project" install --no-deps --editable .

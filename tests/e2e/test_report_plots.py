@@ -262,7 +262,7 @@ def test_paper_is_light_and_cuts_nothing_off(tmp_path, visit, kind, scheme):
           .some((plot) => plot.getBoundingClientRect().bottom > each.getBoundingClientRect().bottom + 1)).length"""
     )
     assert overlapping == 0, "a plot that is drawn over what follows it"
-    assert page.locator("details:not([open])").count() == 0, "nobody unfolds paper"
+    assert page.locator("details:not([open])").count() == 0, "folded parts cannot be unfolded on paper"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not([open])").count() > 0
     assert page.said == []

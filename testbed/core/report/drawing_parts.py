@@ -1,4 +1,4 @@
-"""The parts of the topology's drawing and the room that text takes, which nobody can measure before a browser draws it.
+"""Parts of the topology's drawing, and an estimate of the room that text takes before a browser draws it.
 
 Lengths are CSS pixels: a drawing is as wide as its page, so letters have the size that they are given here.
 """

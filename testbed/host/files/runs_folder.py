@@ -131,7 +131,7 @@ def _named(runs: Path | None) -> bool:
 
 
 def note(run: Path, runs: Path | None = None) -> str:
-    """Return the line that says where a run is when it begins, and, if nobody named the folder, how to name another.
+    """Return the line printed when a run begins: its directory and, for the default folder, how to name another.
 
     ``runs`` is the folder that the caller was given, if any.
     """

@@ -109,7 +109,7 @@ def test_after_ctrl_c_what_was_interrupted_is_marked_and_not_the_undo_that_succe
     assert text.count(" down ") == 1 or not re.search(r"[■✗] down", text)
 
 
-def test_a_phase_that_nobody_ended_was_interrupted_if_the_command_was(terminal: io.StringIO) -> None:
+def test_an_unfinished_phase_was_interrupted_if_the_command_was(terminal: io.StringIO) -> None:
     with pytest.raises(KeyboardInterrupt), console.progress() as progress:
         progress.phase("certify")
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-// Says of a table that it scrolls sideways, where it does; and unfolds for paper, which nobody can unfold, what is folded.
+// Mark tables that scroll sideways; unfold folded parts before printing.
 "use strict";
 (() => {
   const tables = [...document.querySelectorAll(".scroll")];

@@ -149,7 +149,7 @@ def _verdict(side: str, word: str) -> str:
 
 
 def conditions(found: SideBySide) -> Iterator[str]:
-    """Yield sentences on what nobody chose but may explain a difference: the host's load, and what is missing."""
+    """Yield sentences on conditions that may explain a difference: the host's load, and missing data."""
     a, b = found.a.cpu_free, found.b.cpu_free
     if a is not None and b is not None and abs(a - b) >= _BUSIER:
         busier, other = ("A", "B") if a < b else ("B", "A")

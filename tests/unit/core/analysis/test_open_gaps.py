@@ -50,7 +50,7 @@ def test_a_job_that_dies_soon_after_its_last_step_leaves_a_gap_as_long_as_it_was
     assert (told.recovered, told.back_s, told.back_after_end_s) == (False, None, None)
     assert found.recovery_open
     assert found.died
-    assert found.wall_s == pytest.approx(10.2), "nobody trained after that, and goodput's wall time ends"
+    assert found.wall_s == pytest.approx(10.2), "training ended there, and so does goodput's wall time"
 
 
 def test_a_death_within_a_step_of_the_fault_is_no_fault_outside_the_training():

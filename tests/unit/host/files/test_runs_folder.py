@@ -1,4 +1,4 @@
-"""Where runs are kept: the named folder, else the data folder of whoever called; and where they are looked for."""
+"""Where runs are kept: the named folder, else the data folder of the caller; and where they are looked for."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def default_of(home: Path) -> Path:
 # ---- which folder
 
 
-def test_a_named_folder_is_taken_whoever_calls(caller: Caller) -> None:
+def test_a_named_folder_is_taken_for_any_caller(caller: Caller) -> None:
     caller.environment(TESTBED_RUNS="x/y", XDG_DATA_HOME="/data")
     for call in (lambda: caller.sudo(None), lambda: caller.user(1000), lambda: caller.user(0)):
         call()
@@ -132,7 +132,7 @@ def test_who_has_no_home_is_told_what_to_set(caller: Caller, by_sudo: bool, acco
     assert "no home folder" in check.detail and "TESTBED_RUNS" in check.fix
 
 
-# ---- made for the caller, and for nobody else
+# ---- made for the caller alone
 
 
 @needs_root

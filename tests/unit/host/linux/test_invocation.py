@@ -181,7 +181,7 @@ def test_without_a_script_python_runs_the_module(venv: Path, tmp_path: Path) -> 
 def test_another_program_of_this_python_tells_the_script_beside_it(venv: Path) -> None:
     how = called(venv, "train.py")
     assert shlex.split(how.command("down", "x")) == [str(venv / "testbed"), "down", "x"], "its user may be anywhere"
-    assert how.again() == "run as root", "nobody typed a command line"
+    assert how.again() == "run as root", "there was no command line"
 
 
 # ---- in the shell itself
