@@ -114,11 +114,10 @@ def evaluate(
         if began_t <= sample.t and (ended_t is None or sample.t <= ended_t):
             asked.setdefault(sample.rank, []).append(sample)
     interval_s = _interval(asked.values())
-    if interval_s is None:
-        return ScrapedMetrics()
     of_rank = {log.rank: log for log in logs}
     tracks = []
-    for rank, each in sorted(asked.items()):
+    # A job shorter than two scrapes has nothing over time, but its last scrape can be compared.
+    for rank, each in sorted(asked.items()) if interval_s is not None else ():
         log = of_rank.get(rank, RankLog(rank))
         tracks.append(_track(log, each, began_t, interval_s))
     # The last answers may come after the job has ended: the counters are final then.

@@ -17,7 +17,7 @@ _SHOWN_GAPS = 50
 def lead(found: ScrapedMetrics) -> str:
     """Return how many scrapes were answered, and whether they agree with the step records; empty without scrapes."""
     if not found.ranks:
-        return ""
+        return _agreement(found) if found.comparisons else ""
     asked, answered = sum(it.asked for it in found.ranks), sum(it.answered for it in found.ranks)
     said = f"{formats.count(answered)} of {formats.count(asked)} scrapes of {formats.plural(len(found.ranks), 'rank')}"
     return f"{said} were answered. {_agreement(found)}"

@@ -132,6 +132,13 @@ def test_a_scrape_within_the_end_of_a_step_is_right_with_either(records: Lines) 
     assert tokens.disagreement == pytest.approx(10 / 180, rel=0.1)
 
 
+def test_a_job_shorter_than_two_scrapes_is_compared_by_its_last(records: Lines) -> None:
+    """The scraper asks each rank once more when the job is over, however short it was."""
+    found = evaluated(records, [scrape(112.0, at(112.0, records))], ended_t=111.0)
+    assert [it.disagreement for it in found.comparisons] == [0.0] * 3
+    assert found.interval_s is None and found.ranks == ()
+
+
 def test_steps_without_a_record_are_counted(records: Lines) -> None:
     scrapes = [scrape(float(t), at(t, records)) for t in range(101, 111)]
     found = evaluated(records[:51], scrapes)
