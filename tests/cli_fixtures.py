@@ -121,12 +121,13 @@ class FakeLab:
         as_root: bool = False,
         tell: Callable[[str], None],
         read_only: bool = False,
-    ) -> int:
+        ranks_per_node: int = 1,
+    ) -> Any:
         self.asked.append(("launch", list(argv), directory))
         self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))
         tell("run directory: /runs/fake-1")
         echo("[0] hello")
-        return self.child_status
+        return SimpleNamespace(exit_status=lambda: self.child_status)
 
     def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
         self.asked.append(("certify", thorough))

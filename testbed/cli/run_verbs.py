@@ -124,6 +124,7 @@ def _junit(report: Report) -> str:
     verb.RUNS,
     "testbed launch -- .venv/bin/python train.py --epochs 3",
     "testbed launch -l metro-40km -- ./a.out",
+    "testbed launch --ranks-per-node 2 -- python train.py",
     own_status=125,
     passes_on_arguments=True,
 )
@@ -147,6 +148,12 @@ def launch(
             show_default=False,
         ),
     ] = False,
+    ranks_per_node: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, max=64, help="Ranks on each node, as torchrun's --nproc-per-node.", show_default=False
+        ),
+    ] = 1,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
@@ -154,8 +161,8 @@ def launch(
     It runs without privileges: as the user who called sudo, else the owner of the working directory, else uid 60700
     (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
 
-    Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files
-    of the rank), HOME, USER and TMPDIR. Output lines are prefixed with the rank and kept. The exit status is that of
+    Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest),
+    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME, USER and TMPDIR. Output lines are prefixed with the rank and kept. The exit status is that of
     the worst rank; 125 is an error of the testbed itself.
     """
     target = verb.attach_to_change(lab)
@@ -173,9 +180,16 @@ def launch(
         console.say(where, style="dim")
 
     try:
-        return target.launch(
-            command, directory=runs, echo=console.show_line, as_root=as_root, tell=tell, read_only=read_only
+        job = target.launch(
+            command,
+            directory=runs,
+            echo=console.show_line,
+            as_root=as_root,
+            tell=tell,
+            read_only=read_only,
+            ranks_per_node=ranks_per_node,
         )
+        return job.exit_status()
     finally:
         if told and target.run_directory is not None:
             console.say(f"output and measurements: {target.run_directory.path}", style="dim")

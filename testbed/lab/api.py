@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from testbed.core.topology.model import Topology
     from testbed.core.validation.baseline import Comparison
     from testbed.core.validation.result import Validation
+    from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
     from testbed.host.files.store import RunDirectory
     from testbed.lab.deploy import Choice
     from testbed.lab.injected_fault import Fault
-    from testbed.lab.jobs.job import Job, Workload
+    from testbed.lab.jobs.job import Job
+    from testbed.lab.jobs.program_job import ProgramJob
     from testbed.lab.lab import Lab
     from testbed.lab.progress import LiveState, Progress
     from testbed.lab.run.run import RunOutcome, run
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOREIGN",
+    "AgentWorkload",
     "Choice",
     "Fault",
     "Job",
@@ -46,13 +49,14 @@ __all__ = [
     "LabSummary",
     "LinkStatus",
     "LiveState",
+    "ProgramJob",
+    "ProgramWorkload",
     "Progress",
     "RankStatus",
     "RunOutcome",
     "RunSummary",
     "Topology",
     "ValidationOutcome",
-    "Workload",
     "attach",
     "choose",
     "down",
@@ -78,6 +82,7 @@ __all__ = [
 
 
 _ELSEWHERE: Final = {
+    "AgentWorkload": "testbed.core.workload.workload",
     "Choice": "testbed.lab.deploy",
     "FOREIGN": "testbed.lab.status",
     "Fault": "testbed.lab.injected_fault",
@@ -87,11 +92,12 @@ _ELSEWHERE: Final = {
     "LabSummary": "testbed.lab.status",
     "LinkStatus": "testbed.lab.status",
     "LiveState": "testbed.lab.progress",
+    "ProgramJob": "testbed.lab.jobs.program_job",
+    "ProgramWorkload": "testbed.core.workload.workload",
     "Progress": "testbed.lab.progress",
     "RankStatus": "testbed.lab.status",
     "RunOutcome": "testbed.lab.run.run",
     "Topology": "testbed.core.topology.model",
-    "Workload": "testbed.lab.jobs.job",
     "ValidationOutcome": "testbed.lab.validation.validation",
     "run": "testbed.lab.run.run",
     "validate": "testbed.lab.validation.validation",

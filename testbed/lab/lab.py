@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
@@ -18,7 +17,17 @@ from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
-from testbed.errors import FidelityError, Interrupted, LabError, StorageError, TestbedError, UnknownName, UserError
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
+from testbed.errors import (
+    FidelityError,
+    Interrupted,
+    JobFailed,
+    LabError,
+    StorageError,
+    TestbedError,
+    UnknownName,
+    UserError,
+)
 from testbed.host import lab_nodes, lab_owner
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import beneath, runs_folder, store
@@ -32,9 +41,12 @@ from testbed.keeper import client, protocol
 from testbed.lab import certify as certification
 from testbed.lab import lab_logs, program_rights, status, teardown
 from testbed.lab.injected_fault import Fault
-from testbed.lab.jobs import launch, run_metadata
-from testbed.lab.jobs.job import Job, Workload
+from testbed.lab.jobs import master_port, run_metadata
+from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.process_ends import nodes_without_power
+from testbed.lab.jobs.program_job import ProgramJob
 from testbed.lab.jobs.recorder import Recorder
+from testbed.lab.jobs.running_job import RunningJob
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class Lab:
         self.run_directory: RunDirectory | None = None
         self.recorder: Recorder | None = None
         self._jobs = 0
+        self._job: RunningJob | None = None
         self._used = False
         self._ending = run_metadata.Ending()
         """How the current run ends if nothing else happens to it."""
@@ -240,27 +253,28 @@ class Lab:
         argv: Sequence[str],
         *,
         environment: Mapping[str, str] | None = None,
+        ranks_per_node: int = 1,
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
-        stop: threading.Event | None = None,
         as_root: bool = False,
         tell: Callable[[str], None] | None = None,
         read_only: bool = False,
-    ) -> int:
-        """Run a user's program once per rank with torchrun's environment; return the status of the worst rank.
+    ) -> ProgramJob:
+        """Start a user's program once per rank with torchrun's environment, and return the job.
 
         It runs as the user who called sudo, else the owner of the working directory, else a uid of the testbed's own,
         in containers of the image. ``as_root``, in namespaces: as root, which can change every file of this host, this
         run's too. In containers the user must be able to write in the working directory, unless ``read_only``.
 
         Its output is kept in a new run directory below ``directory`` (default: ``$TESTBED_RUNS``, else the caller's
-        data folder); ``tell`` receives where, before the program begins. Another thread may end the ranks by setting
-        ``stop``. Raises FidelityError like :meth:`train`, LabError if a node has no power or a
-        training job is running, UserError if the user cannot read the program.
+        data folder); ``tell`` receives where, before the program begins. Raises FidelityError like :meth:`train`,
+        LabError if a node has no power or a job is running, UserError if the user cannot read the program.
         """
         if not argv:
             write = invocation.command("launch", *lab_owner.flag(self.name), "--", "python", "train.py")
             raise UserError(f"missing command to launch; write: {write}")
+        if ranks_per_node < 1:
+            raise UserError(f"ranks_per_node must be at least 1, got {ranks_per_node}")
         contained = lab_nodes.driver(self._folder) == "containerlab"
         if as_root and contained:
             raise UserError("--as-root is for namespaces: in containers programs never run as root")
@@ -274,38 +288,52 @@ class Lab:
         self._refuse_powerless()
         if user is not None and contained:
             self._refuse_in_container(user, argv, read_only)
-        if self.status().training:
-            raise LabError(
-                f"lab {self.name} is running a training job; its traffic would be counted as yours. "
-                "Wait until it finishes."
-            )
+        self._refuse_second_job()
         run = self._unused_run(directory)
         if tell is not None:
             tell(runs_folder.note(run.path, directory))
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         run_metadata.amend(run, program_user=user.to_dict() if user else None)
-        how = run_metadata.Ending("interrupted", "interrupted by the user")
+        port = master_port.free(self._folder, self.topology.node_names[0])
         recorder = Recorder(self._folder, self.topology, run)
         recorder.start()
+        self._jobs += 1
         try:
-            status = launch.launch(
-                self._folder, self.topology, argv, run, environment or {}, echo or (lambda line: None), stop, user
+            self._job = job = ProgramJob(
+                self._folder,
+                self.topology,
+                ProgramWorkload(tuple(argv), dict(environment or {}), ranks_per_node),
+                run,
+                self._jobs,
+                port,
+                user=user,
+                echo=echo or (lambda line: None),
+                concluded=lambda job: _conclude(job, run, recorder),
             )
-            if stop is None or not stop.is_set():
-                how = run_metadata.Ending()
-                how.fail(f"the worst rank ended with status {status}" if status else "", tells_nothing=False)
-            return status
-        except TestbedError as error:
-            how = run_metadata.Ending("failed", str(error), unknown_because=str(error))
-            raise
-        finally:
+        except BaseException as error:
             recorder.stop()
-            how.fail(recorder.lab_failure, tells_nothing=True)
+            failed = isinstance(error, TestbedError)
+            how = run_metadata.Ending(
+                "failed" if failed else "interrupted",
+                str(error) if failed else "interrupted by the user",
+                str(error) if failed else "",
+            )
             run_metadata.end(run, how)
             run.give_to_caller()
+            raise
+        return job
+
+    def _refuse_second_job(self) -> None:
+        """Raise LabError if a job is running: its traffic would be counted as the next one's."""
+        mine = self._job is not None and not self._job.over()
+        if mine or self.status().training:
+            raise LabError(
+                f"lab {self.name} is running a training job; its traffic would be counted as yours. "
+                "Wait until it finishes."
+            )
 
     def train(self, steps: int = 500, **workload: Any) -> Job:
-        """Start the testbed's own training job (see :class:`Workload`) and return it.
+        """Start the testbed's own training job (see :class:`AgentWorkload`) and return it.
 
         Raises FidelityError if the lab is not certified, unless :attr:`allow_uncertified` is set.
         """
@@ -330,15 +358,19 @@ class Lab:
         self.recorder = Recorder(self._folder, self.topology, run)
         self.recorder.start()
         self._jobs += 1
-        return Job(
+        if workload.get("data") is not None:
+            workload["data"] = str(workload["data"])
+        self._job = job = Job(
             self._folder,
             self.topology,
-            Workload(steps, **workload),
+            AgentWorkload(steps, **workload),
             run.ranks,
             self._jobs,
+            master_port.free(self._folder, self.topology.node_names[0]),
             note=lambda attempts: run_metadata.amend(run, attempts=attempts),
             user=user,
         )
+        return job
 
     def _refuse_folder(self, user: ProgramUser, root: Path | None = None) -> None:
         """Raise UserError if programs of ``user`` cannot write below the next run directory."""
@@ -355,7 +387,7 @@ class Lab:
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
-        if dark := sorted(launch.nodes_without_power(self._folder)):
+        if dark := sorted(nodes_without_power(self._folder)):
             heal = invocation.command("heal", "-l", self.name)
             raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: {heal}")
 
@@ -386,6 +418,8 @@ class Lab:
 
     def _end_run(self, give: bool = True) -> None:
         """Record the end of the current run. ``give``: it belongs to the caller now, as no rank writes any more."""
+        if isinstance(self._job, ProgramJob):
+            self._job.stop()
         how = replace(self._ending)
         if self.recorder is not None:
             self.recorder.stop()
@@ -411,6 +445,19 @@ class Lab:
             teardown.down(self._folder)
         if self.run_directory is not None and self._used:
             self.run_directory.give_to_caller()
+
+
+def _conclude(job: ProgramJob, run: RunDirectory, recorder: Recorder) -> None:
+    """Record the end of a program's run. Raises StorageError."""
+    recorder.stop()
+    how = run_metadata.Ending()
+    if job.interrupted:
+        how = run_metadata.Ending("interrupted", job.interrupted)
+    else:
+        how.fail(job.failure(), tells_nothing=not isinstance(job.failed(), JobFailed))
+    how.fail(recorder.lab_failure, tells_nothing=True)
+    run_metadata.end(run, how)
+    run.give_to_caller()
 
 
 def _read_topology(folder: LabFolder) -> Topology:

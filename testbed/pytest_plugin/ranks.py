@@ -229,17 +229,20 @@ class RankJob:
 
     def _launch(self) -> None:
         try:
-            self.lab.launch(
+            job = self.lab.launch(
                 self.argv,
                 environment=self.environment,
                 directory=self.folder,
                 echo=self._hear,
-                stop=self._stop,
                 # As pytest is, which runs the same code: its temporary folders are root's alone, and it unpickles what
                 # ranks return.
                 as_root=lab_nodes.driver(self.lab._folder) != "containerlab",
                 read_only=True,  # their folder is another one
             )
+            while not job.over():
+                if self._stop.wait(0.02):
+                    job.stop()
+            job.exit_status()
         except BaseException as error:  # raised again in the thread of the test
             self._broken = error
         self.run = self.lab.run_directory

@@ -72,7 +72,7 @@ def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path, monkeypatch: pytest.
     tmp_path.chmod(0o777)
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    lab.launch(["python", "-c", "import os; print(os.getuid())"], directory=tmp_path, echo=said.append)
+    lab.launch(["python", "-c", "import os; print(os.getuid())"], directory=tmp_path, echo=said.append).exit_status()
     assert said and all(line.split()[2] != "0" for line in said)
     for container in (f"clab-{lab.name}-east-0", f"clab-{lab.name}-west-0"):
         rows = [line.split(None, 2)[1:] for line in docker("top", container, "-o", "pid,uid,args").splitlines()[1:]]
@@ -114,12 +114,12 @@ def test_a_program_runs_as_the_owner_of_its_working_folder_and_writes_there(
     os.chown(working_folder, 4711, 4712)
     working_folder.chmod(0o700)
     said: list[str] = []
-    assert lab.launch(WRITES, directory=tmp_path, echo=said.append) == 0
+    assert lab.launch(WRITES, directory=tmp_path, echo=said.append).exit_status() == 0
     assert sorted(said) == ["[rank 0] 4711", "[rank 1] 4711"]
     owners = {(it.name, it.stat().st_uid, it.stat().st_gid) for it in working_folder.iterdir()}
     assert owners == {("written-0", 4711, 4712), ("written-1", 4711, 4712)}
     account = ["python", "-c", "import getpass, pathlib; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"]
-    assert lab.launch(account, directory=tmp_path) == 0, "the image has no account of this user"
+    assert lab.launch(account, directory=tmp_path).exit_status() == 0, "the image has no account of this user"
 
 
 def test_a_working_folder_that_programs_cannot_write_is_refused_before_the_start(
@@ -127,7 +127,7 @@ def test_a_working_folder_that_programs_cannot_write_is_refused_before_the_start
 ) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(ProgramBarred) as refused:
-        lab.launch(WRITES, directory=runs)
+        lab.launch(WRITES, directory=runs).exit_status()
     assert str(refused.value) == (
         "programs in containers run as uid 1000 (the image's own), who cannot write in the current folder,"
         f" {working_folder}; give it to this user (chown 1000 {working_folder}), start from another folder, or add"
@@ -136,10 +136,10 @@ def test_a_working_folder_that_programs_cannot_write_is_refused_before_the_start
     assert not runs.exists()
     assert list(working_folder.iterdir()) == []
     said: list[str] = []
-    assert lab.launch(["pwd"], directory=runs, echo=said.append, read_only=True) == 0
+    assert lab.launch(["pwd"], directory=runs, echo=said.append, read_only=True).exit_status() == 0
     assert sorted(said) == [f"[rank {rank}] {working_folder}" for rank in (0, 1)]
     os.chown(working_folder, 1000, 1000)
-    assert lab.launch(WRITES, directory=runs) == 0, "what the message says helps"
+    assert lab.launch(WRITES, directory=runs).exit_status() == 0, "what the message says helps"
 
 
 def test_a_file_that_programs_cannot_read_is_refused_before_the_start(
@@ -148,7 +148,7 @@ def test_a_file_that_programs_cannot_read_is_refused_before_the_start(
     os.chown(working_folder, 4711, 4712)
     (working_folder / "train.py").touch(0o600)
     with pytest.raises(ProgramBarred, match=rf"run as uid 4711 \(.*\), who cannot use {working_folder}/train.py"):
-        lab.launch(["python", "train.py"], directory=tmp_path)
+        lab.launch(["python", "train.py"], directory=tmp_path).exit_status()
 
 
 def test_folders_below_roots_home_are_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_folders_below_roots_home_are_reached(lab: Lab, monkeypatch: pytest.Monk
         (folder / "work").mkdir()
         os.chown(folder / "work", 4711, 4712)
         monkeypatch.chdir(folder / "work")
-        assert lab.launch(WRITES, directory=folder / "runs") == 0
+        assert lab.launch(WRITES, directory=folder / "runs").exit_status() == 0
         monkeypatch.setenv("TESTBED_RUNS", str(folder / "more-runs"))
         lab.run_directory = None
         lab.train(steps=2, layers=2, heads=2, width=32).wait(60)

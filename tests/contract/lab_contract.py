@@ -89,7 +89,7 @@ class LabContract:
                 ["/usr/bin/env", "PATH=/opt/testbed/bin:/usr/bin", "python3", "who.py"],
                 directory=tmp_path,
                 echo=lines.append,
-            )
+            ).exit_status()
             == 0
         )
         assert sorted(lines) == ["[rank 0] 0 east-0", "[rank 1] 1 west-0"]
@@ -99,7 +99,10 @@ class LabContract:
         tmp_path.chmod(0o777)
         monkeypatch.chdir(tmp_path)
         said: list[str] = []
-        assert lab.launch(["grep", "^nameserver", "/etc/resolv.conf"], directory=tmp_path, echo=said.append) == 0
+        assert (
+            lab.launch(["grep", "^nameserver", "/etc/resolv.conf"], directory=tmp_path, echo=said.append).exit_status()
+            == 0
+        )
         assert sorted(said) == [f"[rank {rank}] nameserver 127.0.0.1" for rank in (0, 1)]
 
     @pytest.mark.thorough
@@ -110,7 +113,7 @@ class LabContract:
         monkeypatch.chdir(tmp_path)
         mark = f"1{tmp_path.stat().st_ino}"  # a unique sleep time
         script = f"import os, sys, time; sys.exit(7) if os.environ['RANK'] == '0' else time.sleep({mark})"
-        assert lab.launch(["python3", "-c", script], directory=tmp_path) == 7
+        assert lab.launch(["python3", "-c", script], directory=tmp_path).exit_status() == 7
         oracle.until(lambda: not any(mark in " ".join(words) for _, words, _ in oracle.processes()), 10, "rank 1 ends")
 
     def test_ranks_train_across_the_fibers(self, lab: Lab) -> None:

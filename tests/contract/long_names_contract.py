@@ -79,7 +79,7 @@ class LongNamesContract:
         lines: list[str] = []
         nodes = [f"{site}-0" for site in SITES]
         words = ["/usr/bin/env", "PATH=/opt/testbed/bin:/usr/bin", "python3", "peers.py", *nodes]
-        assert lab.launch(words, directory=tmp_path, echo=lines.append) == 0, lines
+        assert lab.launch(words, directory=tmp_path, echo=lines.append).exit_status() == 0, lines
         peers = ["10.2.1.1 fd5c:a1e:ac05:2::101", "10.1.1.1 fd5c:a1e:ac05:1::101"]
         assert sorted(lines) == [f"[rank {rank}] {rank} {nodes[rank]} {peers[rank]}" for rank in (0, 1)]
 

@@ -214,7 +214,7 @@ def test_a_lab_whose_journal_is_lost_goes_by_its_mark(
 def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path) -> None:
     """Run records cannot be written any more: that is said, and the lab goes all the same."""
     with pytest.raises(StorageError), testbed.up("metro-40km", name=lab_name, agents=False) as lab:
-        lab.launch(["true"], directory=tmp_path)
+        lab.launch(["true"], directory=tmp_path).exit_status()
         assert lab.run_directory is not None
         (lab.run_directory.path / "run.json").unlink()
     assert testbed.down(lab_name) is False

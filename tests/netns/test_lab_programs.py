@@ -72,16 +72,64 @@ def test_launch_gives_each_rank_its_place_and_keeps_its_words(lab: testbed.Lab, 
     said: list[str] = []
     torchrun = "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT"
     words = f"echo {torchrun} $GLOO_SOCKET_IFNAME $TESTBED_SITE $(hostname) $MINE"
-    status = lab.launch(["sh", "-c", words], environment={"MINE": "yes"}, directory=tmp_path, echo=said.append)
+    status = lab.launch(
+        ["sh", "-c", words], environment={"MINE": "yes"}, directory=tmp_path, echo=said.append
+    ).exit_status()
     assert status == 0
     master = oracle.addresses(oracle.netns(lab.name, "east-0"), "fabric0")["inet"]
     for rank, (site, node) in enumerate(
         (("east", "east-0"), ("east", "east-1"), ("west", "west-0"), ("west", "west-1"))
     ):
-        line = f"{rank} 4 0 {master} 29500 fabric0 {site} {node} yes"
-        assert f"[rank {rank}] {line}" in said
         (log,) = tmp_path.glob(f"*/ranks/rank-{rank}.log")
-        assert log.read_text() == line + "\n"
+        assert f"[rank {rank}] {log.read_text().rstrip()}" in said
+        found = log.read_text().split()
+        assert found[:4] == [str(rank), "4", "0", master]
+        assert found[5:] == ["fabric0", site, node, "yes"]
+
+
+TORCHRUN = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "OMP_NUM_THREADS",
+]
+"""What torch 2.x's elastic agent sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+
+
+def test_several_ranks_of_a_node_have_torchruns_whole_environment(lab: testbed.Lab, tmp_path: Path) -> None:
+    """Two launches get different ports, so that what is left of one never meets the ranks of the other."""
+    seen = []
+    for _ in range(2):
+        assert lab.launch(["env"], ranks_per_node=2, directory=tmp_path).exit_status() == 0
+        newest = max(tmp_path.glob("*/ranks/rank-0.log"), key=lambda it: it.stat().st_mtime).parent
+        seen.append(
+            [dict(it.split("=", 1) for it in (newest / f"rank-{n}.log").read_text().splitlines()) for n in range(8)]
+        )
+    assert set(TORCHRUN) <= set(seen[0][0])
+    for rank, it in enumerate(seen[0]):
+        assert (it["RANK"], it["ROLE_RANK"], it["LOCAL_RANK"], it["GROUP_RANK"]) == (
+            str(rank),
+            str(rank),
+            str(rank % 2),
+            str(rank // 2),
+        )
+        assert (it["WORLD_SIZE"], it["LOCAL_WORLD_SIZE"], it["GROUP_WORLD_SIZE"]) == ("8", "2", "4")
+        assert it["TESTBED_NODE"] == ("east-0", "east-1", "west-0", "west-1")[rank // 2]
+    ports = [{it["MASTER_PORT"] for it in ranks} for ranks in seen]
+    assert len(ports[0]) == len(ports[1]) == 1 and ports[0].isdisjoint(ports[1])
 
 
 @pytest.mark.thorough
@@ -89,15 +137,15 @@ def test_one_rank_that_fails_ends_the_others_and_gives_its_status(lab: testbed.L
     began = time.monotonic()
 
     script = 'if [ "$RANK" = 2 ]; then exit 7; fi; exec sleep 300'
-    assert lab.launch(["sh", "-c", script], directory=tmp_path) == 7
+    assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == 7
     assert time.monotonic() - began < 20
     for node in ("east-0", "east-1", "west-0", "west-1"):
         assert oracle.inside_pids(oracle.netns(lab.name, node)) == []
 
 
 def test_the_worst_of_the_statuses_that_ranks_chose_themselves(lab: testbed.Lab, tmp_path: Path) -> None:
-    assert lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path) == 3
-    assert lab.launch(["no-such-command"], directory=tmp_path) == 127
+    assert lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path).exit_status() == 3
+    assert lab.launch(["no-such-command"], directory=tmp_path).exit_status() == 127
 
 
 def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Path) -> None:
@@ -109,7 +157,7 @@ def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Pat
         said.append(line)
 
     with pytest.raises(StorageError, match="has gone"):
-        lab.launch(["yes"], directory=tmp_path, echo=head)
+        lab.launch(["yes"], directory=tmp_path, echo=head).exit_status()
     for node in ("east-0", "east-1", "west-0", "west-1"):
         assert oracle.inside_pids(oracle.netns(lab.name, node)) == []
     (run,) = tmp_path.glob("*/run.json")
@@ -119,13 +167,20 @@ def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Pat
 
 
 def test_run_json_tells_the_command_and_how_each_rank_ended(lab: testbed.Lab, tmp_path: Path) -> None:
-    lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path)
+    lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path).exit_status()
     (run,) = tmp_path.glob("*/run.json")
     found = json.loads(run.read_text())
     times = [found["workload"].pop(key) for key in ("began_t", "ended_t")]
     ends = found["workload"].pop("ends")
     assert {it["rank"]: it["code"] for it in ends} == {0: 0, 1: 1, 2: 2, 3: 3}
-    assert found["workload"] == {"command": "sh -c 'exit $RANK'", "statuses": [0, 1, 2, 3]}
+    members = [(it["rank"], it["node"], it["site"], it["local_rank"]) for it in found["workload"].pop("members")]
+    assert members == [
+        (0, "east-0", "east", 0),
+        (1, "east-1", "east", 0),
+        (2, "west-0", "west", 0),
+        (3, "west-1", "west", 0),
+    ]
+    assert found["workload"] == {"command": "sh -c 'exit $RANK'", "ranks_per_node": 1, "statuses": [0, 1, 2, 3]}
     for began_t, ended_t in zip(*times, strict=True):
         assert found["started_t"] <= began_t < ended_t <= found["ended_t"]
 
@@ -137,7 +192,7 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(lab: testbed.Lab, tmp
     script.write_text(ALL_REDUCE)
     said: list[str] = []
     before = crossed(lab)
-    status = lab.launch([sys.executable, str(script), str(floats)], directory=tmp_path, echo=said.append)
+    status = lab.launch([sys.executable, str(script), str(floats)], directory=tmp_path, echo=said.append).exit_status()
     after = crossed(lab)
     assert status == 0, said
     assert [line for line in said if "hostname" in line] == [], "torch looks up who connects"

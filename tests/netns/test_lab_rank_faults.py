@@ -237,19 +237,19 @@ def cpu_groups(lab: str) -> list[Path]:
 
 def test_nothing_is_launched_where_a_job_trains(healthy: testbed.Lab, job: Any, tmp_path: Path) -> None:
     with pytest.raises(LabError, match="is running a training job; its traffic would be counted as yours"):
-        healthy.launch(["true"], directory=tmp_path)
+        healthy.launch(["true"], directory=tmp_path).exit_status()
 
 
 def test_nothing_is_launched_where_there_is_no_power(healthy: testbed.Lab, tmp_path: Path) -> None:
     """A namespace would run it all the same. A site that is only warned still has its power."""
     healthy.allow_uncertified = True
     healthy.inject("evacuation", "east", warning="100s")
-    assert healthy.launch(["true"], directory=tmp_path) == 0
+    assert healthy.launch(["true"], directory=tmp_path).exit_status() == 0
     fault = healthy.inject("node-kill", "west-1")
     with pytest.raises(LabError, match=r"^a fault has cut the power of west-1; heal it: "):
-        healthy.launch(["true"], directory=tmp_path)
+        healthy.launch(["true"], directory=tmp_path).exit_status()
     healthy.heal(fault.id)
-    assert healthy.launch(["true"], directory=tmp_path) == 0
+    assert healthy.launch(["true"], directory=tmp_path).exit_status() == 0
 
 
 def test_faults_of_ranks_need_ranks() -> None:

@@ -57,7 +57,7 @@ def owners(folder: Path) -> set[tuple[int, int]]:
 
 def test_behind_sudo_programs_write_below_the_callers_closed_home(lab: testbed.Lab, here: Path, home: Path) -> None:
     told: list[str] = []
-    assert lab.launch(WRITE, tell=told.append) == 0
+    assert lab.launch(WRITE, tell=told.append).exit_status() == 0
     (run,) = (home / ".local" / "share" / "testbed" / "runs").iterdir()
     assert told == [f"run directory: {run} (the default; --runs or TESTBED_RUNS names another)"]
     for rank in range(4):
@@ -75,7 +75,7 @@ def test_root_itself_has_a_folder_that_programs_can_reach(
 ) -> None:
     """Here its path is another one, which the test may fill; the real one's folders are as open."""
     monkeypatch.setattr(runs_folder, "OF_ROOT", tmp_path / "var" / "runs")
-    assert lab.launch(WRITE) == 0
+    assert lab.launch(WRITE).exit_status() == 0
     (run,) = (tmp_path / "var" / "runs").iterdir()
     assert (run / "ranks" / "rank-0" / "out").read_text() == f"written by {program_user.OWN_UID}\n"
     assert list(here.iterdir()) == []
@@ -117,7 +117,7 @@ def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(
     named: str, tmp_path: Path, command: oracle.Command
 ) -> None:
     with testbed.up("metro-40km", name=named, agents=False) as lab:
-        assert lab.launch(["echo", "the first lab's"]) == 0
+        assert lab.launch(["echo", "the first lab's"]).exit_status() == 0
         assert said(named, "east-0") == said(named, "0") == ["the first lab's"]
     with testbed.up("metro-40km", name=named, agents=False) as lab:
         assert said(named, "east-0") == []
@@ -137,7 +137,7 @@ def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(
         # A lab of an older version, which recorded neither: by the run's name, and not from before the lab.
         lab_folder.folder(named).latest_run.unlink()
         assert said(named, "east-0") == []
-        assert lab.launch(["echo", "found by its name"]) == 0
+        assert lab.launch(["echo", "found by its name"]).exit_status() == 0
         lab_folder.folder(named).latest_run.unlink()
         assert said(named, "east-0") == ["found by its name"]
 

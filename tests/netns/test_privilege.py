@@ -107,7 +107,7 @@ def test_a_hostile_program_changes_nothing(
     hostname = Path("/etc/hostname").read_bytes(), os.stat("/etc/hostname").st_uid  # noqa: PTH116
     said: list[str] = []
     argv = [sys.executable, str(HOSTILE), str(state.path), str(keeper), str(os.getpid()), str(set_uid)]
-    assert trained.launch(argv, directory=tmp_path / "runs", echo=said.append) == 0, said
+    assert trained.launch(argv, directory=tmp_path / "runs", echo=said.append).exit_status() == 0, said
     answers = [json.loads(line.partition("] ")[2]) for line in said]
     assert len(answers) == 4
     for answer in answers:
@@ -148,7 +148,7 @@ def test_while_a_program_runs_the_run_belongs_to_root(
         for path in (run, run / "run.json", run / "ranks", run / "ranks" / "rank-0.log", run / "ranks" / "rank-0"):
             owners[path.name] = path.stat().st_uid
 
-    assert trained.launch(["echo", "here"], directory=tmp_path / "runs", echo=look) == 0
+    assert trained.launch(["echo", "here"], directory=tmp_path / "runs", echo=look).exit_status() == 0
     (run,) = (tmp_path / "runs").iterdir()
     assert owners == {run.name: 0, "run.json": 0, "ranks": 0, "rank-0.log": 0, "rank-0": CALLER[0]}
     assert run.stat().st_uid == CALLER[0]
@@ -156,7 +156,7 @@ def test_while_a_program_runs_the_run_belongs_to_root(
 
 def test_as_root_a_program_is_root(trained: testbed.Lab, tmp_path: Path) -> None:
     said: list[str] = []
-    assert trained.launch(["id", "-u"], directory=tmp_path, echo=said.append, as_root=True) == 0
+    assert trained.launch(["id", "-u"], directory=tmp_path, echo=said.append, as_root=True).exit_status() == 0
     assert sorted(said) == [f"[rank {rank}] 0" for rank in range(4)]
 
 

@@ -94,7 +94,7 @@ def test_without_restarts_the_error_tells_too(
 def test_a_launched_program(
     lab: testbed.Lab, command: oracle.Command, tmp_path: Path, script: str, status: int, verdict: str
 ) -> None:
-    assert lab.launch(["sh", "-c", script], directory=tmp_path) == status
+    assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == status
     (run,) = tmp_path.iterdir()
     said = command("report", str(run))
     assert said.stdout.startswith(verdict)
@@ -105,7 +105,7 @@ def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, 
     statuses: list[int] = []
 
     def launch() -> None:
-        statuses.append(lab.launch(["sleep", "30"], directory=tmp_path))
+        statuses.append(lab.launch(["sleep", "30"], directory=tmp_path).exit_status())
 
     thread = Thread(target=launch)
     thread.start()

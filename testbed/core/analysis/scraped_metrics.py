@@ -116,10 +116,10 @@ def evaluate(
     interval_s = _interval(asked.values())
     of_rank = {log.rank: log for log in logs}
     tracks = []
-    # A job shorter than two scrapes has nothing over time, but its last scrape can be compared.
-    for rank, each in sorted(asked.items()) if interval_s is not None else ():
-        log = of_rank.get(rank, RankLog(rank))
-        tracks.append(_track(log, each, began_t, interval_s))
+    if interval_s is not None:  # else the job was shorter than two scrapes, but its last one can be compared
+        for rank, each in sorted(asked.items()):
+            log = of_rank.get(rank, RankLog(rank))
+            tracks.append(_track(log, each, began_t, interval_s))
     # The last answers may come after the job has ended: the counters are final then.
     late = [it for it in samples if it.t >= began_t and it.rank in of_rank]
     return _compared(ScrapedMetrics(interval_s, tuple(tracks)), late, of_rank)

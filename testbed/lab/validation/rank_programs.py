@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from testbed.core.plan import build
-from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, Addressing
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, MASTER_PORT, Addressing
 from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.core.validation.library import PYTHON, Library
 from testbed.core.validation.mpi_launch import OF_DAEMONS, mpiexec_argv
+from testbed.core.workload.members import members
 from testbed.errors import HostError
 from testbed.host import collective_libraries, lab_nodes, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
@@ -35,7 +36,7 @@ from testbed.host.linux import process
 from testbed.host.linux.inside import is_inside, pid_on_host
 from testbed.keeper import client, protocol
 from testbed.lab import program_rights
-from testbed.lab.jobs import launch
+from testbed.lab.jobs import rank_environment
 from testbed.lab.validation import launcher_proxy
 from testbed.lab.validation.output_capture import CappedLog
 from testbed.lab.validation.rank_channel import Lines
@@ -349,7 +350,9 @@ class Starter:
         }
         # Ranks get the daemons' variables too: in namespaces daemons inherit mpiexec's environment.
         ours |= OF_DAEMONS.get(self._library.launcher, {})
-        return launch.environment(self._topology, rank, {**ours, **self._library.environment})
+        everyone = members(self._topology)
+        extra = {**ours, **self._library.environment}
+        return rank_environment.variables(self._topology, everyone, everyone[rank.rank], MASTER_PORT, extra)
 
     def _argv(self) -> list[str]:
         python = "python" if self.contained else collective_libraries.python()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from testbed_agents.records import Records, RecordsError
 
-from testbed.lab.jobs.job import _Tail
+from testbed.lab.jobs.step_tail import StepTail
 
 
 def test_records_are_lines_of_json_and_appended(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_line_that_a_full_disk_tore_takes_no_other_with_it(tmp_path: Path) -> 
     """Neither of those who write on, nor of those who follow it as it grows."""
     path = tmp_path / "rank-0.jsonl"
     path.write_text('{"kind": "job", "attempt": 1}\n{"kind": "step", "step": 1}\n{"kind": "st')
-    tail = _Tail(path)
+    tail = StepTail(path)
     tail.read()
     assert tail.step == 1
     Records(path).write("step", step=2)

@@ -1,0 +1,271 @@
+"""A job whose ranks run a program of the user's, inside their nodes, with torchrun's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.core.topology.model import Topology
+from testbed.core.workload.members import Member, members
+from testbed.core.workload.workload import ProgramWorkload
+from testbed.errors import JobFailed, LabError, TestbedError
+from testbed.host import runner
+from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.drivers.containerlab import IMAGE_USER
+from testbed.host.files.store import RunDirectory
+from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_nodes import driver, netns, place
+from testbed.host.linux.program_user import ProgramUser
+from testbed.keeper import client, protocol
+from testbed.lab.jobs import rank_environment, rank_output, run_metadata
+from testbed.lab.jobs.process_ends import ProcessEnds
+from testbed.lab.jobs.rank_output import Echo
+from testbed.lab.jobs.running_job import RunningJob
+from testbed.lab.jobs.step_tail import StepTail
+
+__all__ = ["GRACE_S", "ProgramJob"]
+
+GRACE_S = 5.0
+"""How long ranks may take to exit by themselves after another has failed, and again after SIGTERM."""
+
+LOOK_S = 0.02
+
+
+class ProgramJob(RunningJob):
+    """Runs a program once per rank until all have ended, followed by a thread.
+
+    Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
+    the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended by :meth:`stop`, and when
+    ``echo`` raises, as in ``testbed launch -- yes | head``. They run as ``user``, without one as root.
+    ``TESTBED_FOLDER`` is a folder that each rank can write. run.json records the command, the members, the status of
+    each rank (None: ended by the testbed), who ended it, and when its process began and ended.
+
+    ``concluded`` is called once, by the thread, when run.json has all that; :meth:`over` holds after it has returned.
+    """
+
+    def __init__(
+        self,
+        lab: LabFolder,
+        topology: Topology,
+        workload: ProgramWorkload,
+        run: RunDirectory,
+        number: int,
+        port: int,
+        *,
+        user: ProgramUser | None = None,
+        echo: Echo = lambda line: None,
+        concluded: Callable[[ProgramJob], None] = lambda job: None,
+    ) -> None:
+        """``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
+        self.workload, self.id = workload, f"j{number}"
+        self.members = members(topology, workload.ranks_per_node)
+        self.interrupted = ""
+        """Why it was ended from outside; empty if it was not."""
+        self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
+        self._echo, self._concluded = echo, concluded
+        self._ends = ProcessEnds(lab)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._readers: list[threading.Thread] = []
+        self._began_t: dict[int, float] = {}
+        self._stopping = threading.Event()
+        self._broken: list[Exception] = []
+        self._error: TestbedError | None = None
+        self._tails = [StepTail(run.ranks / f"rank-{it.rank}.jsonl") for it in self.members]
+        self._reading = threading.Lock()
+        self._start()
+        self._thread = threading.Thread(target=self._follow, name="program-job", daemon=True)
+        self._thread.start()
+
+    # ---- what every job can be asked
+
+    @property
+    def step(self) -> int:
+        with self._reading:
+            for tail in self._tails:
+                tail.read()
+            return min((tail.step for tail in self._tails if tail.last), default=0)
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        return next((tail.last for tail in self._tails if tail.last), {})
+
+    def failure(self) -> str:
+        if self._error is not None:
+            return str(self._error)
+        if self._broken:
+            return f"the output could not be shown any more: {self._broken[0]}"
+        bad = {rank: code for rank, code in dict(self._ends.codes).items() if code}
+        if not bad:
+            return ""
+        rank = next(iter(bad))  # the first that ended
+        return f"rank {rank} on {self.members[rank].node} ended with status {runner.shell_status(bad[rank])}"
+
+    def failed(self) -> TestbedError:
+        return self._error or JobFailed(self.failure())
+
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: float = 600.0) -> None:
+        self.exit_status(timeout)
+        if self.failure():
+            raise self.failed()
+
+    def stop(self) -> None:
+        """End all ranks; return when they have ended."""
+        if not self.over():
+            self.interrupted = self.interrupted or "interrupted by the user"
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def exit_status(self, timeout: float | None = None) -> int:
+        """Wait until all ranks have ended; return the worst status of those that ended by themselves.
+
+        128 + n stands for signal n, as in a shell; 0 if none ended by itself. An exception meanwhile, such as
+        KeyboardInterrupt, ends all ranks. Raises LabError after ``timeout`` seconds (None: no limit), the error of
+        ``echo`` if it failed, StorageError.
+        """
+        try:
+            self._thread.join(timeout)
+        except BaseException:
+            self.stop()
+            raise
+        if self._thread.is_alive():
+            raise LabError(f"the program has not ended within {timeout:g} s")
+        if self._broken:
+            raise self._broken[0]
+        if self._error is not None:
+            raise self._error
+        return max(self._statuses().values(), default=0)
+
+    # ---- the thread
+
+    def _statuses(self) -> dict[int, int]:
+        return {rank: runner.shell_status(code) for rank, code in self._ends.codes.items()}
+
+    def _start(self) -> None:
+        folder = Path.cwd()
+        client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
+        run_metadata.amend(self._run, workload=self._described())
+        self._give_folders()
+        try:
+            for member in self.members:
+                self._start_rank(member, folder)
+        except BaseException:
+            _end(self._children)
+            raise
+
+    def _described(self) -> dict[str, Any]:
+        return {**self.workload.to_dict(), "members": [it.to_dict() for it in self.members]}
+
+    def _start_rank(self, member: Member, folder: Path) -> None:
+        where = place(self._lab, member.node, isolated=True, job=True, user=self._user)
+        own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}")}
+        own |= _account(self._user) if self._user and isinstance(where, ContainerPlace) else {}
+        own |= self.workload.environment
+        variables = rank_environment.variables(self._topology, self.members, member, self._port, own)
+        line = where.enter(self.workload.command, folder, variables)
+        self._began_t[member.rank] = time.monotonic()
+        child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
+        self._children[member.rank] = child
+        handle = netns(self._lab, member.node)
+        first = Path(*handle.readlink().parts[:3]) if where.watched else Path(f"/proc/{child.pid}")
+        self._ends.watch(member, first, where.watched)
+        reader = threading.Thread(
+            target=rank_output.copy, args=(member.rank, child, self._run, self._tell), daemon=True
+        )
+        reader.start()
+        self._readers.append(reader)
+
+    def _tell(self, line: str) -> None:
+        try:
+            if not self._broken:
+                self._echo(line)
+        except Exception as error:
+            self._broken.append(error)
+
+    def _give_folders(self) -> None:
+        """Make a folder for the files of each rank, which its program can write."""
+        user = self._user
+        self._run.admit((user.uid, user.gid) if user else (0, 0), len(self.members), records=False)
+        if driver(self._lab) == "containerlab":
+            client.ask(self._lab, protocol.ShareFolder(folder=str(self._run.ranks)))
+
+    def _follow(self) -> None:
+        try:
+            self._wait()
+            # Ranks that are ended here because another failed have no status of their own.
+            if len(self._ends.codes) < len(self._children):
+                _end(self._children)
+            self._record(all_ended_t=time.monotonic())
+        except TestbedError as error:
+            self._error = error
+        finally:
+            _end(self._children)
+            if self._broken:
+                self.interrupted = self.failure()
+            try:
+                self._concluded(self)
+            except TestbedError as error:
+                self._error = self._error or error
+
+    def _record(self, all_ended_t: float) -> None:
+        for reader in self._readers:
+            reader.join(GRACE_S)  # a grandchild may keep the pipe open forever
+        codes, ranks, told = self._statuses(), sorted(self._children), self._ends.told()
+        ended_t = {end["rank"]: end["t"] for end in told}
+        run_metadata.amend(
+            self._run,
+            workload={
+                **self._described(),
+                "statuses": [codes.get(rank) for rank in ranks],
+                "ends": told,
+                "began_t": [self._began_t[rank] for rank in ranks],
+                "ended_t": [ended_t.get(rank, all_ended_t) for rank in ranks],
+            },
+        )
+
+    def _wait(self) -> None:
+        """Wait until all have ended, or the grace period after a failure is over, or the job is stopped, or its output
+        cannot be shown."""
+        failed_at: float | None = None
+        while True:
+            for rank, child in self._children.items():  # poll every child: any of them may fail
+                if (code := child.poll()) is not None:
+                    self._ends.note(rank, code)
+            if len(self._ends.codes) == len(self._children) or self._broken or self._stopping.is_set():
+                return
+            if failed_at is None and any(self._ends.codes.values()):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+                return
+            self._stopping.wait(LOOK_S)
+
+
+def _account(user: ProgramUser) -> dict[str, str]:
+    """Return the variables of a user who may have no account in the image: docker would set HOME to /."""
+    name = {"USER": user.name, "LOGNAME": user.name}
+    return name if f"{user.uid}:{user.gid}" == IMAGE_USER else {"HOME": "/tmp", **name}
+
+
+def _end(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    """Send SIGTERM to whole sessions, then SIGKILL; return when all are reaped."""
+    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
+        alive: Sequence[subprocess.Popen[bytes]] = [child for child in children.values() if child.poll() is None]
+        if not alive:
+            return
+        for child in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, number)
+        until = time.monotonic() + patience
+        for child in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, until - time.monotonic()))

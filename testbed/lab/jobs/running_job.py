@@ -1,0 +1,79 @@
+"""What every running job of a lab can be asked, whatever its ranks run."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.errors import JobFailed, LabError, TestbedError
+
+__all__ = ["POLL_S", "RunningJob"]
+
+POLL_S = 0.02
+LOOK_S = 0.5
+"""How often a wait asks whether the job has failed."""
+
+
+class RunningJob(ABC):
+    """A job, from its first process to its last. All waits are bounded."""
+
+    id: str
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """The latest committed step, one that every rank which reports steps has completed; 0 before the first. It goes
+        back after a restart."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the current attempt, from 1."""
+        return 1
+
+    @property
+    def waiting(self) -> str:
+        """What a restart is waiting for; empty if none is waiting."""
+        return ""
+
+    @property
+    @abstractmethod
+    def last(self) -> Mapping[str, Any]:
+        """The latest record of a step by the first rank that reports any; empty before the first step."""
+
+    @abstractmethod
+    def failure(self) -> str:
+        """Return why the job cannot succeed; empty as long as it can."""
+
+    @abstractmethod
+    def failed(self) -> TestbedError:
+        """Return :meth:`failure` as an error."""
+
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether no rank is running and none will."""
+
+    @abstractmethod
+    def wait(self, timeout: float = 600.0) -> None:
+        """Return when every rank has finished. Raises :meth:`failed`, or LabError after ``timeout`` seconds."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the job."""
+
+    def wait_for(self, step: int, timeout: float = 60.0) -> None:
+        """Return when ``step`` is committed. Raises :meth:`failed`, or LabError after ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        checked = 0.0
+        while self.step < step:
+            now = time.monotonic()
+            if now - checked > LOOK_S:
+                checked = now
+                if self.failure():
+                    raise self.failed()
+                if self.over() and self.step < step:
+                    raise JobFailed(f"the job ended at step {self.step}, before step {step}")
+            if now > until:
+                raise LabError(f"step {step} was not reached within {timeout:g} s; the job is at step {self.step}")
+            time.sleep(POLL_S)
