@@ -162,8 +162,8 @@ def launch(
     (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
 
     Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest),
-    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME, USER and TMPDIR. Output lines are prefixed with the rank and kept. The exit status is that of
-    the worst rank; 125 is an error of the testbed itself.
+    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME, USER and TMPDIR. Output lines are
+    prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the testbed itself.
     """
     target = verb.attach_to_change(lab)
     target.allow_uncertified = allow_uncertified
