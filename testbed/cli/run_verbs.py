@@ -125,6 +125,7 @@ def _junit(report: Report) -> str:
     "testbed launch -- .venv/bin/python train.py --epochs 3",
     "testbed launch -l metro-40km -- ./a.out",
     "testbed launch --ranks-per-node 2 -- python train.py",
+    "testbed launch --progress nanogpt -- python train.py",
     own_status=125,
     passes_on_arguments=True,
 )
@@ -154,6 +155,16 @@ def launch(
             metavar="N", min=1, max=64, help="Ranks on each node, as torchrun's --nproc-per-node.", show_default=False
         ),
     ] = 1,
+    progress: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Where the program's steps are read: nanogpt, torchtitan, hf-trainer, lightning, a pattern of its "
+            "output with (?P<step>…), or KEY=VALUE (csv=FILE, tensorboard=FOLDER, prometheus=PORT, step=NAME, "
+            "train_loss=NAME, tokens=NUMBER); repeatable. Default: its calls of testbed_agents.step.",
+            show_default=False,
+        ),
+    ] = None,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
@@ -165,6 +176,9 @@ def launch(
     GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME, USER and TMPDIR. Output lines are
     prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the testbed itself.
     """
+    from testbed.core.workload import progress_schema
+
+    read = progress_schema.parse_words(progress or ())
     target = verb.attach_to_change(lab)
     target.allow_uncertified = allow_uncertified
     scale = target.topology.scale
@@ -188,6 +202,7 @@ def launch(
             tell=tell,
             read_only=read_only,
             ranks_per_node=ranks_per_node,
+            progress=read,
         )
         return job.exit_status()
     finally:

@@ -17,6 +17,8 @@ from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
+from testbed.core.workload import progress_schema
+from testbed.core.workload.progress import Progress
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
 from testbed.errors import (
     FidelityError,
@@ -254,6 +256,7 @@ class Lab:
         *,
         environment: Mapping[str, str] | None = None,
         ranks_per_node: int = 1,
+        progress: Progress | str | Mapping[str, Any] | None = None,
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
         as_root: bool = False,
@@ -266,6 +269,10 @@ class Lab:
         in containers of the image. ``as_root``, in namespaces: as root, which can change every file of this host, this
         run's too. In containers the user must be able to write in the working directory, unless ``read_only``.
 
+        ``progress`` says where its steps are read, as in an experiment file: a preset's name, or ``{"line": …}``,
+        ``{"csv": …}``, ``{"tensorboard": …}``, ``{"prometheus": …}``; without it, where it calls
+        ``testbed_agents.step``.
+
         Its output is kept in a new run directory below ``directory`` (default: ``$TESTBED_RUNS``, else the caller's
         data folder); ``tell`` receives where, before the program begins. Raises FidelityError like :meth:`train`,
         LabError if a node has no power or a job is running, UserError if the user cannot read the program.
@@ -275,6 +282,8 @@ class Lab:
             raise UserError(f"missing command to launch; write: {write}")
         if ranks_per_node < 1:
             raise UserError(f"ranks_per_node must be at least 1, got {ranks_per_node}")
+        if isinstance(progress, str | Mapping):
+            progress = progress_schema.parse_value(progress)
         contained = lab_nodes.driver(self._folder) == "containerlab"
         if as_root and contained:
             raise UserError("--as-root is for namespaces: in containers programs never run as root")
@@ -302,7 +311,7 @@ class Lab:
             self._job = job = ProgramJob(
                 self._folder,
                 self.topology,
-                ProgramWorkload(tuple(argv), dict(environment or {}), ranks_per_node),
+                ProgramWorkload(tuple(argv), dict(environment or {}), ranks_per_node, progress),
                 run,
                 self._jobs,
                 port,

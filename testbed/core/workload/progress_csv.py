@@ -28,6 +28,12 @@ class CsvReader:
         self._skipping = False
         self.missing = ""
 
+    def begin(self, head: bytes) -> None:
+        """Take the header from the begin of a file of which no line is to be read."""
+        line, end, _ = head.partition(b"\n")
+        if end:
+            self._line(line.decode(errors="replace").strip("\ufeff\r"))
+
     def read(self, data: bytes) -> Iterator[tuple[float | None, Mapping[str, float]]]:
         """Yield (seconds since 1970 or None, numbers by field) for each whole line that has the step."""
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -1,6 +1,6 @@
 """Read TensorBoard's event files: scalars with their step and time.
 
-A file is a sequence of records as of TFRecord (tensorflow/core/lib/io/record_writer.h): length (8 bytes, little-endian),
+A file is a sequence of records as of TFRecord (tensorflow/core/lib/io/record_writer.h): length (8 bytes, low first),
 its masked CRC-32C (4), the content, its masked CRC-32C (4). Each content is an ``Event``
 (tensorflow/core/util/event.proto) in protocol-buffer encoding: wall_time = 1 (double), step = 2 (varint), summary = 5;
 of a summary, value = 1, of a value tag = 1, simple_value = 2 (float), tensor = 8; of a tensor dtype = 1, tensor_content

@@ -1,6 +1,6 @@
 """Compile users' patterns of output lines, and refuse those that can take exponentially long on a line.
 
-Python's ``re`` backtracks: ``(a+)+b`` tries 2^n ways on n times the letter a, and nothing can interrupt it. Three bounds
+Python's ``re`` backtracks: ``(a+)+b`` tries 2^n ways on n times the letter a, and nothing can interrupt it. Bounds
 keep a pattern from stopping the command that reads the output: a repetition of repetitions is refused here, and so are
 more than :data:`MOST_WIDE` repetitions of almost any character; lines are cut at ``progress_lines.LONGEST``; and the
 reader gives up a pattern that has taken too long once (``lab/jobs/progress_output.py``).
@@ -47,7 +47,8 @@ def compiled(value: object) -> re.Pattern[str]:
         raise Unreadable(f"{shown(value)} is not a regular expression of Python: {error}", example) from error
     if not pattern.groupindex:
         raise Unreadable(
-            f"the pattern {shown(value)} has no named group", r"name what it finds: (?P<step>\d+), (?P<train_loss>[\d.]+)"
+            f"the pattern {shown(value)} has no named group",
+            r"name what it finds: (?P<step>\d+), (?P<train_loss>[\d.]+)",
         )
     if taken := sorted(RESERVED & set(pattern.groupindex)):
         raise Unreadable(f"a group cannot be named {taken[0]}", "choose another name")
@@ -95,9 +96,7 @@ def _nested(tree: Iterable[Any], *, inside: bool) -> bool:
         elif name == "ATOMIC_GROUP":
             if _nested(value, inside=False):
                 return True
-        elif name == "GROUPREF" and inside:
-            return True
-        elif any(_nested(it, inside=inside) for it in _below(name, value)):
+        elif (name == "GROUPREF" and inside) or any(_nested(it, inside=inside) for it in _below(name, value)):
             return True
     return False
 

@@ -1,7 +1,7 @@
 """Presets: the lines that common training programs print, as their own sources write them.
 
 =============  =====================================================================================================
-nanogpt        ``train.py`` of karpathy/nanoGPT, and programs that print as it does (modded-nanogpt, minGPT's own do not)
+nanogpt        ``train.py`` of karpathy/nanoGPT, and programs that print as it does
 torchtitan     ``components/metrics.py`` of pytorch/torchtitan, with its colours or without
 hf-trainer     transformers' ``Trainer``: the step from its progress bar, the loss from the dicts that it prints
 lightning      Lightning's progress bars, TQDM's and Rich's: batches as steps, counted over all epochs
@@ -59,8 +59,6 @@ PRESETS: Final = {
     "torchtitan": LinePattern(_TORCHTITAN, preset="torchtitan"),
     "hf-trainer": LinePattern(_HF_TRAINER, preset="hf-trainer"),
     # Rich draws no bar without a terminal, unless it is told that the output goes to one. Its lines must not wrap.
-    "lightning": LinePattern(
-        _LIGHTNING, preset="lightning", environment={"COLUMNS": "200", "TTY_COMPATIBLE": "1"}
-    ),
+    "lightning": LinePattern(_LIGHTNING, preset="lightning", environment={"COLUMNS": "200", "TTY_COMPATIBLE": "1"}),
 }
 """By name; ``testbed.core.workload.progress_schema`` reads a name as its preset."""

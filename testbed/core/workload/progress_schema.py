@@ -2,20 +2,19 @@
 
 ::
 
-    progress: nanogpt                                                 # a preset: nanogpt, torchtitan, hf-trainer, lightning
+    progress: nanogpt                        # a preset: nanogpt, torchtitan, hf-trainer or lightning
     progress: {preset: hf-trainer, tokens: 4096}
     progress: {line: 'iter (?P<step>\\d+): loss (?P<train_loss>[\\d.]+)', tokens: 4096}
     progress: {csv: loss.csv, step: iter, train_loss: loss, tokens_seen: tokens, time: unix}
     progress: {tensorboard: runs, train_loss: Loss/train}
     progress: {prometheus: 9100, step: train_step, train_loss: train_loss, tokens_seen: tokens_total}
-    progress: calls                                                   # testbed_agents.step(…): also without progress
+    progress: calls                          # testbed_agents.step(…), which is read without progress, too
 """
 
 from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from testbed.core.topology.topology_schema import Mistakes, Written
@@ -26,7 +25,7 @@ from testbed.core.workload.progress_patterns import MOST_PATTERNS, RESERVED, com
 from testbed.core.workload.progress_presets import PRESETS
 from testbed.core.yamltext import Document, Path
 
-__all__ = ["FOLDERS", "PLACEHOLDERS", "parse", "parse_words"]
+__all__ = ["FOLDERS", "PLACEHOLDERS", "parse", "parse_value", "parse_words"]
 
 FOLDERS: Final = ("$TESTBED_FOLDER", "$TESTBED_SCRATCH")
 """Folders of each rank and of each node that a path may begin with."""
@@ -89,7 +88,9 @@ def parse_words(words: Iterable[str], origin: str = "--progress") -> Progress | 
             key, value = _CALLS, ""
         elif not (equals and known):
             if equals:
-                mistakes.note((), *unknown("key", key, sorted({*_KEYS, *(it for them in _KEYS.values() for it in them)})))
+                mistakes.note(
+                    (), *unknown("key", key, sorted({*_KEYS, *(it for them in _KEYS.values() for it in them)}))
+                )
             else:
                 message, fix = unknown("preset", word, PRESETS)
                 mistakes.note((), message, fix or "or write a pattern with a group (?P<step>\\d+), or KEY=VALUE")
@@ -105,6 +106,14 @@ def parse_words(words: Iterable[str], origin: str = "--progress") -> Progress | 
             raw[key] = True if key == _CALLS else _scalar(key, value)
     mistakes.raise_if_any()
     found = parse(raw or None, (), mistakes)
+    mistakes.raise_if_any()
+    return found
+
+
+def parse_value(value: object, origin: str = "progress") -> Progress | None:
+    """Parse ``progress:`` as plain data, such as from Python. Raises FileMistakes, with ``origin`` as the file."""
+    mistakes = Mistakes(Written(Document(origin, value, {})))
+    found = parse(value, (), mistakes)
     mistakes.raise_if_any()
     return found
 
@@ -254,7 +263,7 @@ class _Reader:
             return {}
         found: dict[str, str] = {}
         for name, source in also.items():
-            own = name in RESERVED or name in (*_NAMES, "tokens", "epoch", "epoch_step", "epoch_steps")
+            own = name in RESERVED or name in (*_NAMES, "tokens", "epoch_step", "epoch_steps")
             if own or not str(name).isidentifier():
                 self._mistakes.note(
                     (*self._path, "also", name), f"a number cannot be named {shown(name)}", "write a name such as lr"
@@ -286,7 +295,10 @@ class _Reader:
             fields = [("", "")]
         if bad := [name for name, spec in fields if name not in PLACEHOLDERS or spec]:
             self._note(key, f"unknown placeholder {{{bad[0]}}}", f"use {', '.join(f'{{{it}}}' for it in PLACEHOLDERS)}")
-        parts = PurePosixPath(path).parts
+        parts = [it for it in path.split("/") if it not in ("", ".")]
+        if not parts:
+            self._note(key, *expected("a path", path, "write one relative to the working directory"))
+            return "."
         if path.startswith("$") and (parts[0] not in FOLDERS or len(parts) < 2):
             self._note(key, f"unknown folder {shown(parts[0])}", f"begin with {' or '.join(FOLDERS)}, or no $")
         if ".." in parts or path.startswith(("/", "~")):

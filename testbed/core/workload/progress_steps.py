@@ -17,7 +17,6 @@ _LARGEST: Final = 1e15
 """A greater step or count of tokens is damage."""
 _OWN: Final = frozenset(
     {
-        "epoch",
         "epoch_step",
         "epoch_steps",
         "sequences_per_step",

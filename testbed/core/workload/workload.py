@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from testbed.core.workload.progress import Progress
+from testbed.core.workload.progress import to_dict as progress_to_dict
+
 __all__ = ["AgentWorkload", "ProgramWorkload", "Workload"]
 
 
@@ -61,16 +64,19 @@ class AgentWorkload:
 class ProgramWorkload:
     """A program of the user's, run unchanged on every node, ``ranks_per_node`` times each.
 
-    ``environment``: variables beside torchrun's and the testbed's, which they override.
+    ``environment``: variables beside torchrun's and the testbed's, which they override. ``progress``: where its steps
+    are read; None: where the program calls ``testbed_agents.step``.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     ranks_per_node: int = 1
+    progress: Progress | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of run.json's ``workload``; variables of the environment may be secrets and stay out."""
-        return {"command": shlex.join(self.command), "ranks_per_node": self.ranks_per_node}
+        read = {"progress": progress_to_dict(self.progress)} if self.progress is not None else {}
+        return {"command": shlex.join(self.command), "ranks_per_node": self.ranks_per_node, **read}
 
 
 Workload: TypeAlias = AgentWorkload | ProgramWorkload

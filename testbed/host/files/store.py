@@ -257,6 +257,28 @@ class RunDirectory:
         with _translated(self.path / name):
             return os.fdopen(beneath.append(self._top, name), "ab", buffering=0)
 
+    def open_records(self, rank: int) -> IO[bytes]:
+        """Open the records of a rank, which the testbed writes for it, for appending.
+
+        Raises:
+            StorageError: they cannot be written, or are not a regular file.
+        """
+        name = f"ranks/rank-{rank}.jsonl"
+        with _translated(self.path / name):
+            return os.fdopen(beneath.append(self._top, name), "ab", buffering=0)
+
+    def offer(self, name: str, content: bytes) -> Path:
+        """Write a file for programs to read, as ``name`` (``a/b``) in the run's folder; return its path.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        with _translated(self.path / name):
+            for level in reversed(PurePosixPath(name).parents[:-1]):
+                beneath.make_folder(self._top, str(level))
+            beneath.replace(self._top, name, content)
+        return self.path / name
+
     def give_to_caller(self) -> None:
         """Give a run that has ended to the user who called sudo; without sudo, to the owner of its folder, so that it
         takes back what ranks have written."""

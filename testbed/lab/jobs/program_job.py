@@ -15,8 +15,8 @@ from typing import Any
 from testbed.core.topology.model import Topology
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
-from testbed.errors import JobFailed, LabError, TestbedError
-from testbed.host import runner
+from testbed.errors import JobFailed, LabError, TestbedError, UserError
+from testbed.host import runner, scratch
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.files.store import RunDirectory
@@ -24,8 +24,9 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns, place
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import client, protocol
-from testbed.lab.jobs import rank_environment, rank_output, run_metadata
+from testbed.lab.jobs import rank_environment, rank_output, reporting, run_metadata
 from testbed.lab.jobs.process_ends import ProcessEnds
+from testbed.lab.jobs.progress_reader import Places, ProgressReader
 from testbed.lab.jobs.rank_output import Echo
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.jobs.step_tail import StepTail
@@ -44,7 +45,8 @@ class ProgramJob(RunningJob):
     Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
     the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended by :meth:`stop`, and when
     ``echo`` raises, as in ``testbed launch -- yes | head``. They run as ``user``, without one as root.
-    ``TESTBED_FOLDER`` is a folder that each rank can write. run.json records the command, the members, the status of
+    ``TESTBED_FOLDER`` is a folder that each rank can write. What the workload's ``progress`` reads of its steps goes
+    into ``ranks/rank-<r>.jsonl``. run.json records the command, the members, the status of
     each rank (None: ended by the testbed), who ended it, and when its process began and ended.
 
     ``concluded`` is called once, by the thread, when run.json has all that; :meth:`over` holds after it has returned.
@@ -79,6 +81,12 @@ class ProgramJob(RunningJob):
         self._error: TestbedError | None = None
         self._tails = [StepTail(run.ranks / f"rank-{it.rank}.jsonl") for it in self.members]
         self._reading = threading.Lock()
+        self._progress = ProgressReader(
+            workload.progress, self.members, self._places(), lambda why: self._tell(f"progress: {why}")
+        )
+        self._unread = ""
+        self._stdbuf: str | None = None
+        """Path of stdbuf's library in the nodes; None: not looked for yet."""
         self._start()
         self._thread = threading.Thread(target=self._follow, name="program-job", daemon=True)
         self._thread.start()
@@ -156,21 +164,39 @@ class ProgramJob(RunningJob):
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
         run_metadata.amend(self._run, workload=self._described())
         self._give_folders()
+        self._python = self._run.offer("python/testbed_agents.py", reporting.source())
+        self._progress.begin(time.monotonic())
         try:
             for member in self.members:
                 self._start_rank(member, folder)
         except BaseException:
             _end(self._children)
+            self._progress.end()
             raise
 
     def _described(self) -> dict[str, Any]:
-        return {**self.workload.to_dict(), "members": [it.to_dict() for it in self.members]}
+        unread = {"progress_unread": self._unread} if self._unread else {}
+        return {**self.workload.to_dict(), "members": [it.to_dict() for it in self.members], **unread}
+
+    def _places(self) -> Places:
+        def scratch_of(member: Member) -> Path:
+            if self._user is None:
+                raise UserError("a program that runs as root has no scratch folder; use $TESTBED_FOLDER")
+            return scratch.of_node(self._lab, member.node, self._user)
+
+        return Places(Path.cwd(), self._run, scratch_of, lambda node: netns(self._lab, node))
 
     def _start_rank(self, member: Member, folder: Path) -> None:
         where = place(self._lab, member.node, isolated=True, job=True, user=self._user)
         own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}")}
         own |= _account(self._user) if self._user and isinstance(where, ContainerPlace) else {}
-        own |= self.workload.environment
+        own |= self._progress.variables(member)
+        if self._stdbuf is None:
+            self._stdbuf = reporting.stdbuf(where)
+        contained = isinstance(where, ContainerPlace)
+        theirs = {**({} if contained else os.environ), **self.workload.environment}
+        own |= reporting.variables(contained, self._python, theirs, self._stdbuf)
+        own |= {key: value for key, value in self.workload.environment.items() if key != "PYTHONPATH"}
         variables = rank_environment.variables(self._topology, self.members, member, self._port, own)
         line = where.enter(self.workload.command, folder, variables)
         self._began_t[member.rank] = time.monotonic()
@@ -180,7 +206,9 @@ class ProgramJob(RunningJob):
         first = Path(*handle.readlink().parts[:3]) if where.watched else Path(f"/proc/{child.pid}")
         self._ends.watch(member, first, where.watched)
         reader = threading.Thread(
-            target=rank_output.copy, args=(member.rank, child, self._run, self._tell), daemon=True
+            target=rank_output.copy,
+            args=(member.rank, child, self._run, self._tell, self._progress.stream(member.rank)),
+            daemon=True,
         )
         reader.start()
         self._readers.append(reader)
@@ -220,6 +248,9 @@ class ProgramJob(RunningJob):
     def _record(self, all_ended_t: float) -> None:
         for reader in self._readers:
             reader.join(GRACE_S)  # a grandchild may keep the pipe open forever
+        self._unread = self._progress.end()
+        if self._unread:
+            self._tell(f"progress: {self._unread}")
         codes, ranks, told = self._statuses(), sorted(self._children), self._ends.told()
         ended_t = {end["rank"]: end["t"] for end in told}
         run_metadata.amend(
