@@ -5,7 +5,7 @@
     teaches: one line on what this experiment demonstrates
     topology: metro-40km                      # optional: default topology
     set: {links.north.km: 80}                 # overrides of the topology, like --set
-    workload: {steps: 500, checkpoint: 50, restarts: 3}
+    workload: {steps: 500, checkpoint: 50, restarts: 3}   # or a command: core/workload/workload_schema.py
     hypothesis:                               # the steady state; core/experiment/steady.py
       before: [ranks_up == 4]
       after: [{check: "tokens_per_s >= 80% of before", within: 10s}]
@@ -25,24 +25,23 @@ Every mistake is reported at once, with its line. ``fault_schedule.py`` checks w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
 from testbed.core import yamltext
-from testbed.core.experiment import expect, steady
+from testbed.core.experiment import applicable, expect, steady
+from testbed.core.experiment.applicable import Refusal
 from testbed.core.experiment.draw import Compression, Outages
 from testbed.core.experiment.expect import Expectation
 from testbed.core.experiment.sections import (
     MOST_ENTRIES,
-    Part,
     compression_of,
     hypothesis_of,
     listed,
     outages_of,
-    some_time,
 )
 from testbed.core.experiment.steady import Condition
 from testbed.core.faults import causes
@@ -52,22 +51,13 @@ from testbed.core.faults.fault_registry import registry
 from testbed.core.topology.topology_schema import Mistakes, Written, check, whole
 from testbed.core.units import Unreadable, parse_duration_s
 from testbed.core.user_text import expected, shown, unknown
+from testbed.core.workload import workload_schema
+from testbed.core.workload.file_section import Part, one_line, some_time
+from testbed.core.workload.workload import AgentWorkload, Workload
 from testbed.core.yamltext import Path
 from testbed.errors import FileMistakes, Finding
 
-__all__ = [
-    "DEFAULT_STEPS",
-    "MOST_STEPS",
-    "Experiment",
-    "ScheduledFault",
-    "Trigger",
-    "Workload",
-    "examine",
-    "load_text",
-]
-
-DEFAULT_STEPS: Final = 500
-MOST_STEPS: Final = 10_000_000
+__all__ = ["Experiment", "ScheduledFault", "Trigger", "examine", "load_text"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ class Trigger:
     """The trigger of a fault; one of the four is not None.
 
     ``step``: once this many steps are committed. ``share``: the same as a share (0..1) of all steps. ``at_s``: this
-    many seconds after the start of the job's first step. ``when``: the first time that the condition holds.
+    many seconds after the job's begin (``RunningJob.began_t``). ``when``: the first time that the condition holds.
     """
 
     step: int | None = None
@@ -106,20 +96,6 @@ class ScheduledFault:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """The workload apart from steps and seed; None if not written, which means the testbed's default.
-
-    ``checkpoint``: steps between checkpoints, 0 for none. ``restarts``: the most restarts of the job. ``timeout_s``:
-    the timeout of the process group.
-    """
-
-    data: str | None = None
-    checkpoint: int | None = None
-    restarts: int | None = None
-    timeout_s: float | None = None
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A parsed experiment; ``text`` is the file's own text, kept for the record of a run.
 
@@ -130,8 +106,6 @@ class Experiment:
     teaches: str
     topology: str | None
     set: Mapping[str, object]
-    steps: int
-    seed: int
     workload: Workload
     schedule: tuple[ScheduledFault, ...]
     hypothesis: tuple[Condition, ...]
@@ -142,6 +116,16 @@ class Experiment:
     text: str
     set_lines: Mapping[str, int] = field(default_factory=dict)
     topology_line: int = 0
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the job; None for a command that does not say how many it makes."""
+        return self.workload.steps
+
+    @property
+    def seed(self) -> int:
+        """Seed of random faults that have none of their own."""
+        return self.workload.seed if isinstance(self.workload, AgentWorkload) else 0
 
 
 _AFTER: Final = re.compile(r"step\s+([0-9]{1,9})|step\s+([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
@@ -159,15 +143,9 @@ def _after(value: object) -> Trigger:
     return Trigger(share=share)
 
 
-def _line(value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > 300 or not value.strip().isprintable():
-        raise Unreadable(*expected("a line of text", value, "write one line of at most 300 characters"))
-    return value.strip()
-
-
 def _target(value: object) -> str:
     """Parse a name, or the number of a rank, which unquoted YAML parses as an integer."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _line(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else one_line(value)
 
 
 REPAIR: Final = "repair"
@@ -184,20 +162,11 @@ def _condition(value: object) -> Expectation:
     return expect.parse(value, steady.METRICS, "train_loss < 3 or ranks_up == 4")
 
 
-class _Workload(Part):
-    steps: Annotated[int | None, BeforeValidator(whole(1, MOST_STEPS))] = None
-    seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
-    data: Annotated[str | None, BeforeValidator(_line)] = None
-    checkpoint: Annotated[int | None, BeforeValidator(whole(0, MOST_STEPS))] = None
-    restarts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
-    timeout: Annotated[float | None, BeforeValidator(some_time)] = None
-
-
 class _Fault(Part):
     after: Annotated[Trigger | None, BeforeValidator(_after)] = None
     at: Annotated[float | None, BeforeValidator(parse_duration_s)] = None
     when: Annotated[Expectation | None, BeforeValidator(_condition)] = None
-    inject: Annotated[str | None, BeforeValidator(_line)] = None
+    inject: Annotated[str | None, BeforeValidator(one_line)] = None
     target: Annotated[str | None, BeforeValidator(_target)] = None
     duration: Annotated[float | str | None, BeforeValidator(_duration), Field(alias="for")] = None
     repeat: Annotated[int | None, BeforeValidator(whole(1, MOST_ENTRIES))] = None
@@ -206,9 +175,9 @@ class _Fault(Part):
 
 
 class _Top(Part):
-    name: Annotated[str | None, BeforeValidator(_line)] = None
-    teaches: Annotated[str | None, BeforeValidator(_line)] = None
-    topology: Annotated[str | None, BeforeValidator(_line)] = None
+    name: Annotated[str | None, BeforeValidator(one_line)] = None
+    teaches: Annotated[str | None, BeforeValidator(one_line)] = None
+    topology: Annotated[str | None, BeforeValidator(one_line)] = None
     set: Any = None
     workload: Any = None
     hypothesis: Any = None
@@ -248,34 +217,35 @@ def examine(
         raise FileMistakes([Finding(label, 0, "the file is empty", fix)])
     mistakes = Mistakes(Written(document))
     top = check(_Top, document.data, (), "an experiment", mistakes)
-    workload = check(_Workload, top.workload, ("workload",), "the workload", mistakes)
+    workload = workload_schema.read(top.workload, ("workload",), mistakes)
+
+    def refused(metric: str) -> Refusal | None:
+        return applicable.metric_refused(metric, workload)
+
     compression = compression_of(top.compress, mistakes)
     kinds = registry() if faults is None else faults
     schedule = [
-        _fault(raw, ("schedule", index), kinds, compression, mistakes)
+        _fault(raw, ("schedule", index), kinds, compression, workload, mistakes)
         for index, raw in enumerate(
             listed(top.schedule, ("schedule",), "faults such as {at: 20s, inject: cut, target: north}", mistakes)
         )
     ]
     expectations = [
-        _expectation(raw, ("expect", index), mistakes)
+        _expectation(raw, ("expect", index), refused, mistakes)
         for index, raw in enumerate(listed(top.expect, ("expect",), "a list such as [goodput >= 0.5]", mistakes))
     ]
     overrides = _set(top.set, mistakes)
-    hypothesis = hypothesis_of(top.hypothesis, mistakes)
+    hypothesis = hypothesis_of(top.hypothesis, refused, mistakes)
     outages = outages_of(top.random, mistakes)
     if any(path[:1] == ("random",) for path in mistakes.bad):
         outages = None
     stem = label.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
-    steps_are_known = not mistakes.bad & {("workload",), ("workload", "steps")}
     experiment = Experiment(
         name=top.name or stem,
         teaches=top.teaches or "",
         topology=top.topology,
         set=overrides,
-        steps=workload.steps or (DEFAULT_STEPS if steps_are_known else MOST_STEPS),
-        seed=workload.seed or 0,
-        workload=Workload(workload.data, workload.checkpoint, workload.restarts, workload.timeout),
+        workload=workload,
         schedule=tuple(fault for fault in schedule if fault is not None),
         hypothesis=hypothesis,
         outages=outages,
@@ -290,7 +260,12 @@ def examine(
 
 
 def _fault(
-    raw: object, path: Path, faults: Mapping[str, FaultKind], compression: Compression, mistakes: Mistakes
+    raw: object,
+    path: Path,
+    faults: Mapping[str, FaultKind],
+    compression: Compression,
+    workload: Workload,
+    mistakes: Mistakes,
 ) -> ScheduledFault | None:
     fault = check(_Fault, raw, path, "a fault", mistakes)
     bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
@@ -307,8 +282,14 @@ def _fault(
         mistakes.note((*path, "inject"), *unknown("fault", fault.inject, faults))
     if fault.target is None and "target" not in bad:
         mistakes.note(path, "a fault has no target", 'add target: with a name, or "link[0]" for the first link')
+    if fault.after is not None:
+        _refuse((*path, "after"), applicable.step_refused(workload, share=fault.after.share is not None), mistakes)
+    if fault.when is not None:
+        _refuse((*path, "when"), applicable.metric_refused(fault.when.metric, workload), mistakes)
     kind = faults.get(fault.inject or "")
     parameters = _parameters(fault.parameters, (*path, "with"), kind, mistakes)
+    for key in parameters:
+        _refuse((*path, "with", key), applicable.parameter_refused(fault.inject or "", key, workload), mistakes)
     for_s = _for_s(fault.duration, parameters, kind, compression, (*path, "for"), mistakes)
     _check_repeats(fault, for_s, bad, path, mistakes)
     if fault.inject is None or fault.target is None:
@@ -394,9 +375,18 @@ def _parameters(raw: object, path: Path, kind: FaultKind | None, mistakes: Mista
     return written
 
 
-def _expectation(raw: object, path: Path, mistakes: Mistakes) -> Expectation | None:
+def _expectation(
+    raw: object, path: Path, refused: Callable[[str], Refusal | None], mistakes: Mistakes
+) -> Expectation | None:
     try:
-        return expect.parse(raw)
+        found = expect.parse(raw)
     except Unreadable as error:
         mistakes.note(path, error.message, error.fix)
         return None
+    _refuse(path, refused(found.metric), mistakes)
+    return found
+
+
+def _refuse(path: Path, refusal: Refusal | None, mistakes: Mistakes) -> None:
+    if refusal is not None:
+        mistakes.note(path, *refusal)

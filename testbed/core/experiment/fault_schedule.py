@@ -16,6 +16,7 @@ from testbed.core.faults.fault_target import all_targets
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable
 from testbed.core.user_text import out_of_range, unknown
+from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import FileMistakes, Finding, UnknownName, UserError
 
 __all__ = ["MOST_FAULTS", "Planned", "examine", "plan", "resolve_target"]
@@ -28,8 +29,8 @@ _INDEXED: Final = re.compile(r"link\[([0-9]{1,4})\]", re.ASCII)
 
 @dataclass(frozen=True)
 class Planned:
-    """A fault due once ``after_step`` steps are committed, ``at_s`` seconds after the start of the first step, or the
-    first time that ``when`` holds; one of the three is not None.
+    """A fault due once ``after_step`` steps are committed, ``at_s`` seconds after the job's begin
+    (``RunningJob.began_t``), or the first time that ``when`` holds; one of the three is not None.
 
     ``target`` is the topology's name; ``parameters`` are as written. ``for_s`` None: until the run, or a fault with an
     end of its own, ends. ``lasts_s`` is the resulting duration in seconds; None: until the end of the run. The fault
@@ -70,6 +71,8 @@ def examine(
 ) -> tuple[tuple[Planned, ...], tuple[Finding, ...]]:
     """Return the schedule as far as it can be made, and its mistakes; see :func:`plan`."""
     total = experiment.steps if steps is None else steps
+    workload = experiment.workload
+    per_node = workload.ranks_per_node if isinstance(workload, ProgramWorkload) else 1
     findings: list[Finding] = []
     planned: list[Planned] = []
     for fault in experiment.schedule:
@@ -84,11 +87,11 @@ def examine(
             findings.append(Finding(fault.file, fault.line, error.message, error.fix))
             continue
         if fault.partial:
-            findings += _partial(fault, target, topology)
+            findings += _partial(fault, target, topology, per_node)
             continue
         ends_s: float | None = None
         try:
-            ends_s = compile_fault(topology, fault.inject, target, fault.parameters).lasts_s
+            ends_s = compile_fault(topology, fault.inject, target, fault.parameters, per_node).lasts_s
         except UnknownName as error:
             findings.append(_unknown(fault, error, topology))
         except UserError as error:
@@ -114,11 +117,11 @@ def examine(
     return tuple(planned), tuple(findings)
 
 
-def _partial(fault: ScheduledFault, target: str, topology: Topology) -> list[Finding]:
+def _partial(fault: ScheduledFault, target: str, topology: Topology, ranks_per_node: int) -> list[Finding]:
     """Return the mistake in the target of a fault that has others, if there is one."""
     if fault.inject in registry():
         try:
-            compile_fault(topology, fault.inject, target, fault.parameters)
+            compile_fault(topology, fault.inject, target, fault.parameters, ranks_per_node)
         except UnknownName as error:
             return [_unknown(fault, error, topology)]
         except UserError:
@@ -148,10 +151,10 @@ def _drawn(experiment: Experiment, topology: Topology, seed: int, findings: list
     return planned
 
 
-def _after_step(fault: ScheduledFault, steps: int) -> int | None:
+def _after_step(fault: ScheduledFault, steps: int | None) -> int | None:
     if fault.trigger.share is not None:
-        return min(round(fault.trigger.share * steps), steps - 1)
-    if fault.trigger.step is not None and fault.trigger.step >= steps:
+        return None if steps is None else min(round(fault.trigger.share * steps), steps - 1)
+    if steps is not None and fault.trigger.step is not None and fault.trigger.step >= steps:
         message, fix = out_of_range(fault.trigger.step, "0", str(steps - 1))
         raise Unreadable(f"step {message}", fix)
     return fault.trigger.step

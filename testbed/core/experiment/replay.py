@@ -9,6 +9,8 @@ from typing import Any
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import WHEN
+from testbed.core.workload import progress
+from testbed.core.workload.workload import ProgramWorkload, Workload
 
 __all__ = ["to_yaml"]
 
@@ -19,23 +21,20 @@ def to_yaml(
     *,
     topology: str,
     overrides: Mapping[str, object],
-    steps: int,
-    seed: int,
-    data: str | None = None,
+    workload: Workload,
 ) -> str:
     """Return the text of a file that repeats the same faults: ``topology`` as an absolute path or shipped name.
 
-    ``overrides`` are all overrides of the run. Values are written as JSON, a subset of YAML, so that a user's strings
-    stay strings.
+    ``overrides`` are all overrides of the run, ``workload`` is what it ran. Values are written as JSON, a subset of
+    YAML, so that a user's strings stay strings.
     """
-    workload = {"steps": steps, "seed": seed, "data": data, **_workload(experiment)}
     lines = [
         "# as it was run: random faults with the times that were drawn",
         *_entry("name", experiment.name),
         *_entry("teaches", experiment.teaches or None),
         *_entry("topology", topology),
         *_entry("set", dict(overrides) or None),
-        *_entry("workload", {key: value for key, value in workload.items() if value is not None}),
+        *_entry("workload", {key: value for key, value in _workload(workload).items() if value is not None}),
         *_hypothesis(experiment),
         *_listed("schedule", [_fault(it) for it in planned]),
         *_listed("expect", [it.text for it in experiment.expectations]),
@@ -43,10 +42,26 @@ def to_yaml(
     return "\n".join(lines) + "\n"
 
 
-def _workload(experiment: Experiment) -> dict[str, Any]:
-    written = experiment.workload
-    timeout = None if written.timeout_s is None else _seconds(written.timeout_s)
-    return {"checkpoint": written.checkpoint, "restarts": written.restarts, "timeout": timeout}
+def _workload(ran: Workload) -> dict[str, Any]:
+    if isinstance(ran, ProgramWorkload):
+        return {
+            "command": list(ran.command),
+            "env": dict(ran.environment) or None,
+            "ranks_per_node": ran.ranks_per_node,
+            "progress": None if ran.progress is None else progress.to_dict(ran.progress),
+            "steps": ran.steps,
+            "folder": ran.folder,
+            "for": _time(ran.for_s),
+            "timeout": _time(ran.timeout_s),
+            "stall": _time(ran.stall_s),
+        }
+    own = ran.to_dict()
+    named = {"checkpoint": own.pop("checkpoint_every", None), "timeout": _time(own.pop("timeout_s", None))}
+    return {**own, **named}
+
+
+def _time(duration_s: float | None) -> str | None:
+    return None if duration_s is None else _seconds(duration_s)
 
 
 def _hypothesis(experiment: Experiment) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from testbed.core.experiment import expect, steady
+from testbed.core.experiment.applicable import Refusal
 from testbed.core.experiment.compression import parse_compression
 from testbed.core.experiment.draw import Compression, Outages
 from testbed.core.experiment.steady import Condition
@@ -15,28 +16,17 @@ from testbed.core.faults.causes import CUTS_PER_1000_KM_YEAR, parse_cause
 from testbed.core.topology.topology_schema import Mistakes, check, whole
 from testbed.core.units import Unreadable, parse_duration_s, parse_number
 from testbed.core.user_text import expected
+from testbed.core.workload.file_section import Part, some_time
 from testbed.core.yamltext import Path
 
-__all__ = ["MOST_ENTRIES", "Part", "compression_of", "hypothesis_of", "listed", "outages_of", "some_time"]
+__all__ = ["MOST_ENTRIES", "compression_of", "hypothesis_of", "listed", "outages_of"]
 
 MOST_ENTRIES: Final = 1000
 """Most entries in one list of a file."""
 
 
-def some_time(value: object) -> float:
-    """Parse a duration greater than 0. Raises Unreadable."""
-    duration_s = parse_duration_s(value)
-    if duration_s == 0:
-        raise Unreadable(*expected("a time greater than 0", value, "write a time such as 10s"))
-    return duration_s
-
-
 def _cuts(value: object) -> float:
     return parse_number(value, low=0.0, high=1e6)
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
 class _Steady(Part):
@@ -95,11 +85,15 @@ def compression_of(raw: object, mistakes: Mistakes) -> Compression:
     return Compression(factor, factor)
 
 
-def hypothesis_of(raw: object, mistakes: Mistakes) -> tuple[Condition, ...]:
+Refused = Callable[[str], Refusal | None]
+"""Tells why a metric does not apply to the experiment's workload; None if it does."""
+
+
+def hypothesis_of(raw: object, refused: Refused, mistakes: Mistakes) -> tuple[Condition, ...]:
     """Return the conditions of the hypothesis in the order of ``steady.WHEN``."""
     phases = check(_Steady, raw, ("hypothesis",), "the hypothesis", mistakes)
     found = [
-        _steady(each, when, ("hypothesis", when, index), mistakes)
+        _steady(each, when, ("hypothesis", when, index), refused, mistakes)
         for when in steady.WHEN
         for index, each in enumerate(
             listed(getattr(phases, when), ("hypothesis", when), "conditions such as [ranks_up == 4]", mistakes)
@@ -108,7 +102,7 @@ def hypothesis_of(raw: object, mistakes: Mistakes) -> tuple[Condition, ...]:
     return tuple(it for it in found if it is not None)
 
 
-def _steady(raw: object, when: str, path: Path, mistakes: Mistakes) -> Condition | None:
+def _steady(raw: object, when: str, path: Path, refused: Refused, mistakes: Mistakes) -> Condition | None:
     """Parse a condition, or ``{check: …, for: 5s}``."""
     before = len(mistakes.findings)
     written = check(_Check, raw, path, "a condition", mistakes) if isinstance(raw, Mapping) else _Check(check=raw)
@@ -126,6 +120,9 @@ def _steady(raw: object, when: str, path: Path, mistakes: Mistakes) -> Condition
             )
         except Unreadable as error:
             mistakes.note(at, error.message, error.fix)
+        else:
+            if why := refused(condition.metric):
+                mistakes.note(at, *why)
     if written.within is not None and when != "after":
         mistakes.note((*path, "within"), f"within applies to 'after' only, got '{when}'", "remove it")
     if condition is None or len(mistakes.findings) > before:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from testbed.core.physics.protection_selector import PathCut
 from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Topology
 from testbed.errors import UserError
 
-__all__ = ["Compile", "Compiled", "FaultKind", "Phase", "Reader"]
+__all__ = ["Compile", "CompileRanks", "Compiled", "FaultKind", "Phase", "Reader"]
 
 T = TypeVar("T")
 
@@ -77,11 +77,20 @@ Compile = Callable[[Topology, str, Mapping[str, str]], Compiled]
 """Compile (topology, target, parameters as written) to phases; raises UserError with the parameter and the fix."""
 
 
+class CompileRanks(Protocol):
+    """As :data:`Compile`, of a fault of ranks: their numbers depend on how many ranks the job has on each node."""
+
+    def __call__(
+        self, topology: Topology, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1
+    ) -> Compiled: ...
+
+
 @dataclass(frozen=True)
 class FaultKind:
     """One kind of fault. ``parameters`` maps each parameter to its help text.
 
-    ``ending`` names the parameters that give a fault an end of its own.
+    ``ending`` names the parameters that give a fault an end of its own. ``compile_ranks`` replaces ``compile`` for a
+    fault of ranks, where a job has several on each node.
     """
 
     name: str
@@ -90,6 +99,7 @@ class FaultKind:
     compile: Compile
     parameters: Mapping[str, str] = field(default_factory=dict)
     ending: frozenset[str] = frozenset()
+    compile_ranks: CompileRanks | None = None
 
 
 class Reader:

@@ -25,12 +25,19 @@ def registry() -> dict[str, FaultKind]:
     return {kind.name: kind for kind in kinds}
 
 
-def compile_fault(topology: Topology, name: str, target: str, parameters: Mapping[str, str]) -> Compiled:
-    """Compile the fault ``name`` to phases. Raises UnknownName or UserError; changes nothing."""
+def compile_fault(
+    topology: Topology, name: str, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1
+) -> Compiled:
+    """Compile the fault ``name`` to phases; ``ranks_per_node``: of the job that it is for. Changes nothing.
+
+    Raises UnknownName or UserError.
+    """
     kinds = registry()
     if name not in kinds:
         raise UnknownName("fault", name, kinds)
     for key in parameters:
         if key not in kinds[name].parameters:
             raise UnknownName(f"{name} parameter", key, kinds[name].parameters)
+    if (of_ranks := kinds[name].compile_ranks) is not None:
+        return of_ranks(topology, target, parameters, ranks_per_node)
     return kinds[name].compile(topology, target, parameters)

@@ -39,56 +39,55 @@ SHORTEST_S: Final = 1e-3
 _TARGETS: Final = "a rank by its number (3), a node, or a site for all ranks in it"
 
 
-def target_ranks(topology: Topology, target: str) -> tuple[int, ...]:
+def target_ranks(topology: Topology, target: str, ranks_per_node: int = 1) -> tuple[int, ...]:
     """Return the ranks of ``target``: a rank's number, a node, or a site. Raises UnknownName."""
     nodes = topology.node_names
-    if target in map(str, range(len(nodes))):
+    ranks = len(nodes) * ranks_per_node
+    if target.isdecimal() and target.isascii() and str(int(target)) == target and int(target) < ranks:
         return (int(target),)
-    if target in nodes:
-        return (nodes.index(target),)
-    for site in topology.sites:
-        if site.name == target:
-            return tuple(nodes.index(node) for node in site.node_names)
-    raise UnknownName(
-        "rank, node or site", target, [f"0 to {len(nodes) - 1}", *(it.name for it in topology.sites), *nodes]
-    )
+    meant = (target,) if target in nodes else next((it.node_names for it in topology.sites if it.name == target), ())
+    if meant:
+        begins = (nodes.index(node) * ranks_per_node for node in meant)
+        return tuple(begin + local for begin in begins for local in range(ranks_per_node))
+    raise UnknownName("rank, node or site", target, [f"0 to {ranks - 1}", *(it.name for it in topology.sites), *nodes])
 
 
-def rank_kill(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+def rank_kill(topology: Topology, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1) -> Compiled:
     """Kill ranks, and block their replacement for ``away``; then the job may restart. Raises UserError."""
     reader = Reader(parameters)
     away_s = reader.read("away", parse_duration_s, 0.0)
     reader.finish()
-    ranks = target_ranks(topology, target)
+    ranks = target_ranks(topology, target, ranks_per_node)
     killed = Phase(0.0, "killed", tuple(Killed(rank) for rank in ranks))
-    return Compiled((killed,), (), lasts_s=max(away_s, SHORTEST_S), nodes=_nodes(topology, ranks))
+    return Compiled((killed,), (), lasts_s=max(away_s, SHORTEST_S), nodes=_nodes(topology, ranks, ranks_per_node))
 
 
-def rank_pause(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+def rank_pause(topology: Topology, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1) -> Compiled:
     """Stop ranks (SIGSTOP) until healed. Raises UserError."""
     Reader(parameters).finish()
-    ranks = target_ranks(topology, target)
+    ranks = target_ranks(topology, target, ranks_per_node)
     paused = Phase(0.0, "paused", tuple(Paused(rank, True) for rank in ranks))
-    return Compiled((paused,), (), nodes=_nodes(topology, ranks))
+    return Compiled((paused,), (), nodes=_nodes(topology, ranks, ranks_per_node))
 
 
-def straggler(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+def straggler(topology: Topology, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1) -> Compiled:
     """Slow ranks down: compute takes longer by ``slower``, or is limited to ``cpu`` of a CPU. Raises UserError."""
     reader = Reader(parameters)
     by, cpu = reader.read("slower", _slower, 0.5), reader.read("cpu", _cpu, None)
     if "slower" in reader and "cpu" in reader:
         reader.note("cpu", "expected either slower= (the rank sleeps) or cpu= (the kernel throttles it), got both")
     reader.finish()
-    ranks = target_ranks(topology, target)
+    ranks = target_ranks(topology, target, ranks_per_node)
     if cpu is not None:
-        throttled = tuple(Throttled(rank, topology.node_names[rank], cpu) for rank in ranks)
-        return Compiled((Phase(0.0, f"{cpu:.3g} CPU", throttled),), (), nodes=_nodes(topology, ranks))
+        nodes = _nodes(topology, ranks, ranks_per_node)
+        throttled = tuple(Throttled(rank, topology.node_names[rank // ranks_per_node], cpu) for rank in ranks)
+        return Compiled((Phase(0.0, f"{cpu:.3g} CPU", throttled),), (), nodes=nodes)
     slowed = Phase(0.0, f"compute x {1 + by:.4g}", tuple(Slowed(rank, by) for rank in ranks))
-    return Compiled((slowed,), (), nodes=_nodes(topology, ranks))
+    return Compiled((slowed,), (), nodes=_nodes(topology, ranks, ranks_per_node))
 
 
-def _nodes(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(topology.node_names[rank] for rank in ranks)
+def _nodes(topology: Topology, ranks: tuple[int, ...], ranks_per_node: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(topology.node_names[rank // ranks_per_node] for rank in ranks))
 
 
 def _slower(value: object) -> float:
@@ -129,6 +128,7 @@ RANK_KILL = FaultKind(
     rank_kill,
     {"away": "how long its replacement is blocked (0s)"},
     frozenset({"away"}),
+    compile_ranks=rank_kill,
 )
 
 RANK_PAUSE = FaultKind(
@@ -136,6 +136,7 @@ RANK_PAUSE = FaultKind(
     "the process of a rank is stopped (SIGSTOP); its peers see only silence",
     _TARGETS,
     rank_pause,
+    compile_ranks=rank_pause,
 )
 
 STRAGGLER = FaultKind(
@@ -147,4 +148,5 @@ STRAGGLER = FaultKind(
         "slower": "additional compute time of each step: 50%, or 3x for 3 times as long (50%)",
         "cpu": "instead: the kernel's limit on its share of one CPU, by control group: 30%",
     },
+    compile_ranks=straggler,
 )

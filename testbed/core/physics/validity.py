@@ -1,7 +1,7 @@
 """Validity of the scale model: ``scale`` divides rates and payloads, but neither latency nor packets. Pure.
 
 Propagation and bytes / rate take the same time in the lab as at full scale. This module judges the rest, for one
-direction of a link and one workload, by comparing the lab with full scale (the lab's rate and bytes times ``scale``,
+direction of a link and one exchange, by comparing the lab with full scale (the lab's rate and bytes times ``scale``,
 everything else equal):
 
 ==================  ===================================================================  =============================
@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from testbed.core.units import format_percent
 
-__all__ = ["BIASED", "FAILS", "HOLDS", "QUANTITIES", "Fiber", "Finding", "Workload", "check", "summary"]
+__all__ = ["BIASED", "FAILS", "HOLDS", "QUANTITIES", "Exchange", "Fiber", "Finding", "check", "summary"]
 
 HOLDS, BIASED, FAILS = "holds", "biased", "does not hold"
 
@@ -64,7 +64,7 @@ QUANTITIES: Final = (
 
 
 @dataclass(frozen=True)
-class Workload:
+class Exchange:
     """The exchange of a step: ``gradient_bytes`` as sent in the lab, in one ring all-reduce of all ``ranks``."""
 
     ranks: int
@@ -132,9 +132,9 @@ class Finding:
         )
 
 
-def check(fibers: Sequence[Fiber], scale: float, workload: Workload) -> tuple[Finding, ...]:
-    """Judge every quantity of every fiber; those of the workload only if more than one rank takes part."""
-    return tuple(finding for fiber in fibers for judge in _JUDGES for finding in judge(fiber, scale, workload))
+def check(fibers: Sequence[Fiber], scale: float, exchange: Exchange) -> tuple[Finding, ...]:
+    """Judge every quantity of every fiber; those of the exchange only if more than one rank takes part."""
+    return tuple(finding for fiber in fibers for judge in _JUDGES for finding in judge(fiber, scale, exchange))
 
 
 def summary(findings: Sequence[Finding], more: str = "testbed show") -> tuple[str, ...]:
@@ -184,14 +184,14 @@ def loss_window(loss: float) -> float:
     return math.sqrt(1.5 / loss)
 
 
-def _propagation(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
+def _propagation(fiber: Fiber, scale: float, exchange: Exchange) -> Iterator[Finding]:
     yield Finding(
         fiber.name, QUANTITIES[0], HOLDS, fiber.delay_s, fiber.delay_s, "s", 0.0, "",
         "latency is not scaled, and payloads are divided by the same factor as rates",
     )  # fmt: skip
 
 
-def _packet_time(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
+def _packet_time(fiber: Fiber, scale: float, exchange: Exchange) -> Iterator[Finding]:
     lab = (fiber.mtu + FRAME_BYTES) * 8 / fiber.rate_bps
     error = _ratio(lab - lab / scale, fiber.delay_s)
     most = scale * TOLERABLE / error if error else scale
@@ -204,14 +204,14 @@ def _packet_time(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Fin
     )  # fmt: skip
 
 
-def _slow_start(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
-    if workload.ranks < 2:
+def _slow_start(fiber: Fiber, scale: float, exchange: Exchange) -> Iterator[Finding]:
+    if exchange.ranks < 2:
         return
     pipe = fiber.rate_bps * fiber.rtt_s / 8 / fiber.mtu
-    packets = workload.crossing_bytes / (fiber.mtu - HEADER_BYTES)
+    packets = exchange.crossing_bytes / (fiber.mtu - HEADER_BYTES)
     lab, real = rounds(pipe, packets), rounds(pipe * scale, packets * scale)
     missing_s = (real - lab) * fiber.rtt_s
-    error = _ratio(missing_s, missing_s + workload.crossing_bytes * 8 / fiber.rate_bps)
+    error = _ratio(missing_s, missing_s + exchange.crossing_bytes * 8 / fiber.rate_bps)
     yield Finding(
         fiber.name, "slow start", BIASED if real > lab else HOLDS, lab, real, "rounds", error,
         "too kind" if real > lab else "",
@@ -221,7 +221,7 @@ def _slow_start(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Find
     )  # fmt: skip
 
 
-def _loss(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
+def _loss(fiber: Fiber, scale: float, exchange: Exchange) -> Iterator[Finding]:
     if not 0 < fiber.loss < 1:
         yield Finding(fiber.name, "loss", HOLDS, 0.0, 0.0, "share of rate", 0.0, "", "no random loss is configured")
         return
@@ -241,11 +241,11 @@ def _loss(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _operation_size(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
-    if workload.ranks < 2:
+def _operation_size(fiber: Fiber, scale: float, exchange: Exchange) -> Iterator[Finding]:
+    if exchange.ranks < 2:
         return
     segment = fiber.mtu - HEADER_BYTES
-    lab, real = workload.message_bytes, workload.message_bytes * scale
+    lab, real = exchange.message_bytes, exchange.message_bytes * scale
     # The last packet of a message is not full but costs as much latency; at full scale that is negligible.
     error = _ratio(segment, lab) * (1 - 1 / scale) / 2 if scale > 1 else 0.0
     verdict = FAILS if lab < segment and scale > 1 else _verdict(error)
@@ -256,21 +256,21 @@ def _operation_size(fiber: Fiber, scale: float, workload: Workload) -> Iterator[
     )  # fmt: skip
 
 
-def _software(fiber: Fiber, scale: float, workload: Workload) -> Iterator[Finding]:
-    if workload.ranks < 2:
+def _software(fiber: Fiber, scale: float, exchange: Exchange) -> Iterator[Finding]:
+    if exchange.ranks < 2:
         return
-    cost = workload.messages * MESSAGE_S
-    transfer = workload.messages * fiber.delay_s + workload.crossing_bytes * 8 / fiber.rate_bps
+    cost = exchange.messages * MESSAGE_S
+    transfer = exchange.messages * fiber.delay_s + exchange.crossing_bytes * 8 / fiber.rate_bps
     error = _ratio(cost, cost + transfer)
     yield Finding(
         fiber.name, "software cost", _verdict(error), cost, cost, "s", error, "too harsh",
-        f"{workload.messages} sequential messages cost {cost * 1e3:.3g} ms of software here, against"
+        f"{exchange.messages} sequential messages cost {cost * 1e3:.3g} ms of software here, against"
         f" {transfer * 1e3:.3g} ms of fiber",
         "train more parameters, or use fewer ranks" if error > TOLERABLE else "",
     )  # fmt: skip
 
 
-_JUDGES: Final[tuple[Callable[[Fiber, float, Workload], Iterator[Finding]], ...]] = (
+_JUDGES: Final[tuple[Callable[[Fiber, float, Exchange], Iterator[Finding]], ...]] = (
     _propagation, _packet_time, _slow_start, _loss, _operation_size, _software,
 )  # fmt: skip
 

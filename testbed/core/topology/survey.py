@@ -109,14 +109,14 @@ def rings_of(topology: Topology) -> Rings | None:
     )
 
 
-def validity_of(topology: Topology, workload: validity.Workload | None = None) -> tuple[validity.Finding, ...]:
-    """Return how far the scale model is valid, per link, for ``workload`` (default: the agents' model).
+def validity_of(topology: Topology, exchange: validity.Exchange | None = None) -> tuple[validity.Finding, ...]:
+    """Return how far the scale model is valid, per link, for ``exchange`` (default: the agents' model).
 
     A link whose directions differ has findings for each.
     """
     ranks = len(topology.node_names)
     fibers = [fiber for link in topology.links for fiber in _fibers(link)]
-    return validity.check(fibers, topology.scale, workload or validity.Workload(ranks))
+    return validity.check(fibers, topology.scale, exchange or validity.Exchange(ranks))
 
 
 def _fibers(link: Link) -> Iterator[validity.Fiber]:

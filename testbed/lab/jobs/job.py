@@ -47,7 +47,7 @@ class Job(RunningJob):
             "master": [str(master), port],
             "interface": FABRIC_INTERFACE,
             "directory": str(ranks_folder),
-            **workload.to_dict(),
+            **workload.to_message(),
             "user": user.to_dict() if user else None,
         }
         self._attempts = Attempts(

@@ -90,7 +90,9 @@ def test_what_was_drawn_can_be_done_again_from_the_file_that_a_run_leaves() -> N
     )
     planned = fault_schedule.plan(experiment, TOPOLOGY)
     assert len(planned) > 5
-    text = replay.to_yaml(experiment, planned, topology="t.yaml", overrides=experiment.set, steps=90, seed=5)
+    text = replay.to_yaml(
+        experiment, planned, topology="t.yaml", overrides=experiment.set, workload=experiment.workload
+    )
     again = load_text(text.encode(), "again.yaml")
     assert fault_schedule.plan(again, TOPOLOGY) == planned
     assert again.outages is None

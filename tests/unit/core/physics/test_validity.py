@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.core.physics import validity
-from testbed.core.physics.validity import BIASED, FAILS, HOLDS, Fiber, Finding, Workload
+from testbed.core.physics.validity import BIASED, FAILS, HOLDS, Exchange, Fiber, Finding
 from testbed.core.topology.survey import validity_of
 from testbed.host.files import catalog
 
 METRO = Fiber("north", 200e-6, 400e-6, 800e6, 1500, 0.0)
 """40 km at 5 us/km, 800 Gb/s at scale 1000."""
-FOUR = Workload(4)
+FOUR = Exchange(4)
 
 
 def of(found: Sequence[Finding], quantity: str) -> Finding:
@@ -25,8 +25,8 @@ def of(found: Sequence[Finding], quantity: str) -> Finding:
     return one
 
 
-def judged(fiber: Fiber, quantity: str, scale: float = 1000, workload: Workload = FOUR) -> Finding:
-    return of(validity.check([fiber], scale, workload), quantity)
+def judged(fiber: Fiber, quantity: str, scale: float = 1000, exchange: Exchange = FOUR) -> Finding:
+    return of(validity.check([fiber], scale, exchange), quantity)
 
 
 def test_time_of_a_packet_on_the_wire() -> None:
@@ -80,8 +80,8 @@ def test_loss_is_never_kinder_than_by_the_scale(loss: float, scale: float) -> No
 
 
 def test_a_message_below_one_packet_is_invalid() -> None:
-    assert judged(METRO, "operation size", workload=Workload(4, 4 * 1447)).verdict == FAILS
-    assert judged(METRO, "operation size", workload=Workload(4, 4 * 1448e3)).verdict == HOLDS
+    assert judged(METRO, "operation size", exchange=Exchange(4, 4 * 1447)).verdict == FAILS
+    assert judged(METRO, "operation size", exchange=Exchange(4, 4 * 1448e3)).verdict == HOLDS
 
 
 def test_software_beside_the_transfer() -> None:
@@ -97,7 +97,7 @@ def test_at_scale_1_all_but_software_holds() -> None:
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    found = validity.check([METRO], 1000, Workload(1))
+    found = validity.check([METRO], 1000, Exchange(1))
     assert {it.quantity for it in found} == {"propagation, bytes / rate", "packet time", "loss"}
 
 

@@ -1,0 +1,199 @@
+"""Read ``workload:`` of a file: the job of the testbed's agents, or a command of the user's.
+
+::
+
+    workload: {steps: 500, seed: 1, checkpoint: 50, restarts: 3}      # strategy: ddp
+    workload:
+      command: [python, train.py, --batch, 8]
+      env: {OMP_NUM_THREADS: 1}
+      ranks_per_node: 2
+      progress: nanogpt                 # progress_schema.py
+      steps: 2000                       # that the program makes, for step 40%
+      folder: ..                        # where it runs, seen from the file; default: the file's own folder
+      timeout: 20 min                   # or for: 60s
+      stall: 2 min
+
+Which of the two it is follows from ``command``. Every key belongs to one of them, ``steps`` and ``timeout`` to both.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
+
+from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.topology.topology_schema import Mistakes, check, whole
+from testbed.core.units import Unreadable, format_duration, parse_number
+from testbed.core.user_text import expected, shown, unknown
+from testbed.core.workload import progress_schema
+from testbed.core.workload.file_section import Part, one_line, some_time
+from testbed.core.workload.workload import BUILT, AgentWorkload, ProgramWorkload, Workload
+from testbed.core.yamltext import Path
+from testbed.errors import UserError
+
+__all__ = ["COMMAND_TIMEOUT_S", "MOST_STEPS", "read"]
+
+MOST_STEPS: Final = 10_000_000
+COMMAND_TIMEOUT_S: Final = 3600.0
+"""Default of a command's ``timeout``: a program that hangs must not keep a CI system's machine for ever."""
+
+_MOST_WORDS: Final = 1000
+_LONGEST_WORD: Final = 20_000
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+_ITS_OWN: Final = "the program has a model of its own"
+
+_OF_AGENTS: Final[Mapping[str, tuple[str, str]]] = {
+    "strategy": ("the program trains by its own strategy", "remove it"),
+    "seed": ("the program has a seed of its own", "hand it over: command: [..., --seed, 1]"),
+    "data": ("the program reads its own data", "hand the path over in command"),
+    "checkpoint": ("the testbed saves no state of a program", "remove it"),
+    "restarts": ("the testbed starts a program once", "remove it, or have a launcher such as torchrun restart it"),
+    **dict.fromkeys(("batch", "context", "layers", "heads", "width", "learning_rate"), (_ITS_OWN, "remove it")),
+}
+"""Keys that do not apply to a command: why, and what to do."""
+
+_OF_COMMANDS: Final = ("env", "folder", "for", "progress", "ranks_per_node", "stall")
+
+
+def _strategy(value: object) -> str:
+    if value in BUILT:
+        return str(value)
+    built = ", ".join(BUILT)
+    if value in STRATEGIES:
+        raise Unreadable(
+            f"strategy {shown(value)} is not built yet; it can only be predicted (available: {built})",
+            f"write strategy: {built}, or run your own program by command:",
+        )
+    message, fix = unknown("strategy", str(value), BUILT)
+    raise Unreadable(message, fix or f"write strategy: {built}")
+
+
+def _rate(value: object) -> float:
+    rate = parse_number(value, low=0.0, high=1e3)
+    if rate == 0:
+        raise Unreadable(*expected("a rate greater than 0", value, "write a number such as 0.001"))
+    return rate
+
+
+def _command(value: object) -> tuple[str, ...]:
+    """Parse program and arguments: a list, never a line for a shell."""
+    if isinstance(value, str) and value.strip():
+        try:
+            words = ", ".join(_quoted(it) for it in shlex.split(value))
+        except ValueError:
+            words = "python, train.py"
+        raise Unreadable(*expected("a list of words", value, f"write command: [{words}]"))
+    if not isinstance(value, list) or not value:
+        raise Unreadable(*expected("a list of words", value, "write command: [python, train.py]"))
+    if len(value) > _MOST_WORDS:
+        raise Unreadable(f"too many words: {len(value)}", f"use at most {_MOST_WORDS}")
+    words = tuple(_word(it) for it in value)
+    if not words[0].strip():
+        raise Unreadable(*expected("a program", words[0], "write command: [python, train.py]"))
+    return words
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise Unreadable(*expected("a word", value, "put it in quotes"))
+    if isinstance(value, str) and ("\0" in value or len(value) > _LONGEST_WORD):
+        fix = f"use at most {_LONGEST_WORD} characters, without zero bytes"
+        raise Unreadable(*expected("a word", value, fix))
+    return str(value)
+
+
+def _quoted(word: str) -> str:
+    return word if re.fullmatch(r"[A-Za-z./][A-Za-z0-9._/-]*", word, re.ASCII) else f"'{word}'"
+
+
+def _environment(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise Unreadable(*expected("a mapping of variables", value, "write env: {OMP_NUM_THREADS: 1}"))
+    for name in value:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            fix = "write letters, digits and _, as in OMP_NUM_THREADS"
+            raise Unreadable(*expected("the name of a variable", name, fix))
+    return {str(name): _word(it) for name, it in value.items()}
+
+
+class _Section(Part):
+    command: Annotated[tuple[str, ...] | None, BeforeValidator(_command)] = None
+    env: Annotated[dict[str, str] | None, BeforeValidator(_environment)] = None
+    ranks_per_node: Annotated[int | None, BeforeValidator(whole(1, 64))] = None
+    progress: Any = None
+    folder: Annotated[str | None, BeforeValidator(one_line)] = None
+    duration: Annotated[float | None, BeforeValidator(some_time), Field(alias="for")] = None
+    stall: Annotated[float | None, BeforeValidator(some_time)] = None
+    steps: Annotated[int | None, BeforeValidator(whole(1, MOST_STEPS))] = None
+    timeout: Annotated[float | None, BeforeValidator(some_time)] = None
+    strategy: Annotated[str | None, BeforeValidator(_strategy)] = None
+    seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
+    data: Annotated[str | None, BeforeValidator(one_line)] = None
+    checkpoint: Annotated[int | None, BeforeValidator(whole(0, MOST_STEPS))] = None
+    restarts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
+    batch: Annotated[int | None, BeforeValidator(whole(1, 4096))] = None
+    context: Annotated[int | None, BeforeValidator(whole(1, 4096))] = None
+    layers: Annotated[int | None, BeforeValidator(whole(1, 1000))] = None
+    heads: Annotated[int | None, BeforeValidator(whole(1, 1000))] = None
+    width: Annotated[int | None, BeforeValidator(whole(1, 100_000))] = None
+    learning_rate: Annotated[float | None, BeforeValidator(_rate)] = None
+
+
+def read(raw: object, path: Path, mistakes: Mistakes) -> Workload:
+    """Return the workload in the section ``raw`` at ``path``, without what is wrong in it, which is noted.
+
+    Steps that are written wrong count as :data:`MOST_STEPS`, so that no fault is called late because of them.
+    """
+    section = check(_Section, raw, path, "the workload", mistakes)
+    written: Mapping[str, object] = raw if isinstance(raw, Mapping) else {}
+    if "command" in written:
+        return _program(section, written, path, mistakes)
+    for key in _OF_COMMANDS:
+        if key in written:
+            fix = "add command: [python, train.py], or remove it"
+            mistakes.note((*path, key), f"{key} belongs to a command, and the workload has none", fix)
+    bad_steps = mistakes.bad & {path, (*path, "steps")}
+    given = {
+        "steps": MOST_STEPS if bad_steps else section.steps,
+        "timeout_s": section.timeout,
+        "checkpoint_every": section.checkpoint,
+        **{key: getattr(section, key) for key in ("strategy", "seed", "data", "restarts", "batch", "context")},
+        **{key: getattr(section, key) for key in ("layers", "heads", "width", "learning_rate")},
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    try:
+        return AgentWorkload(**given)
+    except UserError as error:  # each value is right by itself
+        key = "width" if "width" in written else "heads"
+        fix = f"write a width such as {24 * (section.heads or AgentWorkload.heads)}"
+        mistakes.note((*path, key), f"{key} of the workload: {error}", fix)
+        return AgentWorkload(**{key: value for key, value in given.items() if key not in ("width", "heads")})
+
+
+def _program(section: _Section, written: Mapping[str, object], path: Path, mistakes: Mistakes) -> ProgramWorkload:
+    for key, (why, fix) in _OF_AGENTS.items():
+        if key in written:
+            mistakes.note((*path, key), f"{key} does not apply to a command: {why}", fix)
+    if section.duration is not None and section.timeout is not None:
+        why = "the testbed ends the program after for:, so a timeout has no meaning"
+        mistakes.note((*path, "timeout"), f"the workload has both for and timeout; {why}", "keep one of them")
+    timeout_s = section.timeout or (COMMAND_TIMEOUT_S if section.duration is None else None)
+    progress = progress_schema.parse(section.progress, (*path, "progress"), mistakes)
+    if section.stall is not None and section.progress is None:
+        fix = "add progress:, so that the program's steps are seen, or write timeout:"
+        mistakes.note((*path, "stall"), f"a stall of {format_duration(section.stall)} cannot be noticed", fix)
+    return ProgramWorkload(
+        section.command or ("?",),
+        section.env or {},
+        section.ranks_per_node or 1,
+        progress,
+        MOST_STEPS if (*path, "steps") in mistakes.bad else section.steps,
+        section.duration,
+        timeout_s,
+        section.stall,
+        section.folder,
+    )
