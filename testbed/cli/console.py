@@ -295,7 +295,7 @@ def progress() -> Quiet:
 
 
 def _training_line(state: LiveState) -> str:
-    parts = [f"step {state.step}/{state.steps}"]
+    parts = [f"step {state.step}" + ("" if state.steps is None else f"/{state.steps}")]
     if state.train_loss is not None:
         parts.append(f"train_loss {state.train_loss:.3f}")
     if state.tokens_per_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 from testbed.core.physics import calibration
 from testbed.core.physics.impairment import Direction, Impairment
-from testbed.core.plan.properties import Calibrated, Changed, Shape, Throttled
+from testbed.core.plan.properties import Calibrated, Changed, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
+from testbed.core.topology.model import topology_from_dict
 from testbed.errors import LabError, TestbedError, raise_all
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.driver import Facts, Handler
@@ -23,8 +25,9 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import rank_faults
 from testbed.keeper.agent_pool import AgentPool, end_servers
+from testbed.keeper.program_ranks import ProgramRanks
 from testbed.keeper.prometheus_handler import PrometheusCleanup, PrometheusHandler
-from testbed.keeper.rank_faults import RankFaultHandler
+from testbed.keeper.rank_faults import RankFaultCleanup, RankFaultHandler
 from testbed.keeper.throttle import Throttle
 
 
@@ -147,6 +150,7 @@ def of_keeper(
     driver: NetnsDriver,
     emulator: EmulatorHandler,
     agents: AgentPool,
+    programs: ProgramRanks,
     prometheus: PrometheusHandler,
     containers: Containerlab | None,
 ) -> dict[type[Step], Handler]:
@@ -154,7 +158,7 @@ def of_keeper(
     drivers: dict[type[Step], Handler] = dict.fromkeys(driver.kinds, driver)
     if containers is not None:
         drivers |= dict.fromkeys(containers.kinds, containers)
-    rank_fault_handler = RankFaultHandler(agents, driver.path)
+    rank_fault_handler = RankFaultHandler(agents, programs, driver.path)
     residents: dict[type[Step], Handler] = {
         Fibers: emulator,
         Shape: emulator,
@@ -175,6 +179,14 @@ def without_keeper(lab: LabFolder, driver: NetnsDriver, containers: Containerlab
     return {
         **drivers,
         **dict.fromkeys((Fibers, Shape, Changed, Calibrated, Agents, *rank_faults.KINDS), residue),
+        **dict.fromkeys((Paused, Slowed), RankFaultCleanup(lambda: _nodes(lab), driver.path)),
         Throttled: ThrottleCleanup(Throttle(lab.name, driver.path)),
         Prometheus: PrometheusCleanup(lab),
     }
+
+
+def _nodes(lab: LabFolder) -> tuple[str, ...]:
+    try:
+        return topology_from_dict(json.loads(lab.topology.read_text())).node_names
+    except (OSError, ValueError, TypeError):
+        return ()  # it failed while it came up, before any program could run

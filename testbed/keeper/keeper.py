@@ -42,6 +42,7 @@ from testbed.keeper.event_log import EventLog, log
 from testbed.keeper.faults import Faults
 from testbed.keeper.in_force import InForce
 from testbed.keeper.journal import EMULATOR_DIED, Journal
+from testbed.keeper.program_ranks import ProgramRanks
 from testbed.keeper.prometheus_handler import PrometheusHandler
 from testbed.keeper.protection import Protection
 from testbed.keeper.protocol import RankState
@@ -75,10 +76,13 @@ class Keeper:
         self.driver = NetnsDriver(lab.name, lab.handles, container_path)
         self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
         self.agents = AgentPool(lab, self.driver, self._agent_event, self.containers, user)
+        self.programs = ProgramRanks(lab.name, self.driver.path)
         self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
         self.engine = Engine(
             self.journal,
-            handlers.of_keeper(self.driver, self.emulator, self.agents, self.prometheus, self.containers),
+            handlers.of_keeper(
+                self.driver, self.emulator, self.agents, self.programs, self.prometheus, self.containers
+            ),
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self.events = EventLog()
@@ -135,6 +139,7 @@ class Keeper:
     def load_topology(self) -> None:
         """Read the topology from its file (a plan of containers has no links) and start watching carriers."""
         self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
+        self.programs.nodes = self.topology.node_names
         self.in_force = InForce(self.journal, self.topology)
         self.protection.know(self.topology, self.in_force)
         self.faults.know(self.topology, self.in_force)

@@ -472,6 +472,21 @@ class AddEvent(Request[None]):
 
 
 @dataclass(frozen=True)
+class ProgramBegins(Request[None]):
+    """Say that a program is about to run, with so many ranks on each node: faults of ranks are for them from now on."""
+
+    verb: ClassVar = "program"
+    ranks_per_node: int
+
+
+@dataclass(frozen=True)
+class RanksPerNode(Request[int]):
+    """Return how many ranks the latest job has on each node; 1 before the first."""
+
+    verb: ClassVar = "ranks-per-node"
+
+
+@dataclass(frozen=True)
 class AwaitRestart(Request[None]):
     """Show in ``status`` what a job waits for before it restarts, until the connection ends."""
 

@@ -1,6 +1,7 @@
 """The handler of faults of ranks and nodes: paused, slowed, throttled, killed, without power.
 
-Signals go through the rank's fork server, which holds a pidfd, so a recycled pid is never hit, in containers neither. A
+They act on the ranks of a launched program while one runs (``program_ranks.py``), else on those of the agents. Signals
+to an agent go through its fork server, which holds a pidfd, so a recycled pid is never hit, in containers neither. A
 node loses power by the end of every process in its network namespace, except a container's first: its end would remove
 the container's links for good.
 """
@@ -14,12 +15,13 @@ from typing import Any
 from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed, Unpowered
 from testbed.core.plan.step import Property, Step
-from testbed.errors import HostError, TestbedError, raise_all
+from testbed.errors import HostError, LabError, TestbedError, raise_all
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, process
 from testbed.keeper.agent_pool import AgentPool
+from testbed.keeper.program_ranks import ProgramRanks, let_run
 
-__all__ = ["KINDS", "RankFaultHandler"]
+__all__ = ["KINDS", "RankFaultCleanup", "RankFaultHandler"]
 
 KINDS: tuple[type[Step], ...] = (Paused, Slowed, Throttled, Killed, Unpowered)
 
@@ -27,11 +29,14 @@ KINDS: tuple[type[Step], ...] = (Paused, Slowed, Throttled, Killed, Unpowered)
 class RankFaultHandler:
     """Applies faults of ranks; ``path`` returns the handle of a node's network namespace."""
 
-    def __init__(self, agents: AgentPool, path: Callable[[str], Path]) -> None:
-        self._agents, self._path = agents, path
+    def __init__(self, agents: AgentPool, programs: ProgramRanks, path: Callable[[str], Path]) -> None:
+        self._agents, self._programs, self._path = agents, programs, path
 
     def make(self, step: Step) -> Facts:
         if isinstance(step, Killed):
+            if self._programs.kill(step.rank):
+                return {"program": True}
+            self._refuse_missing(step.rank)
             self._agents.hold([step.rank])
             self._agents.await_end([step.rank])
         elif isinstance(step, Unpowered):
@@ -41,7 +46,7 @@ class RankFaultHandler:
         return {}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        if isinstance(step, Killed):
+        if isinstance(step, Killed) and not facts.get("program"):
             self._agents.release([step.rank])
         elif isinstance(step, Unpowered):
             self._agents.release(step.ranks)
@@ -51,14 +56,35 @@ class RankFaultHandler:
         for it in properties:
             try:
                 if isinstance(it, Paused):
-                    self._agents.pause(it.rank, it.paused)
+                    of_program = self._is_of_program(it.rank, it.paused)
+                    (self._programs if of_program else self._agents).pause(it.rank, it.paused)
                 elif isinstance(it, Slowed):
-                    self._agents.slow(it.rank, it.by)
+                    of_program = self._is_of_program(it.rank, it.by > 0)
+                    (self._programs if of_program else self._agents).slow(it.rank, it.by)
                 elif isinstance(it, Throttled):
-                    self._agents.throttle(it.rank, it.node, it.cpu)
+                    of_program = self._is_of_program(it.rank, it.cpu is not None)
+                    (self._programs if of_program else self._agents).throttle(it.rank, it.node, it.cpu)
             except TestbedError as error:
                 failures.append(error)
         raise_all(failures)
+
+    def _is_of_program(self, rank: int, begins: bool) -> bool:
+        """Whether a property of ``rank`` is for a program's: while one runs, and until what was done to it is undone.
+
+        Raises LabError for a fault that ``begins`` where there is neither a program nor an agent.
+        """
+        if self._programs.is_touched(rank):
+            return True
+        if not begins:
+            return False  # a limit of the node, or nothing: either way the agents' own rest value is that of a program
+        if self._programs.processes(rank):
+            return True
+        self._refuse_missing(rank)
+        return False
+
+    def _refuse_missing(self, rank: int) -> None:
+        if rank not in self._agents.ranks:
+            raise LabError(f"rank {rank} runs no program at present")
 
     def _empty(self, node: str) -> None:
         """End every process of a node. Raises HostError when one does not end."""
@@ -72,3 +98,20 @@ class RankFaultHandler:
             if stuck := process.end_all(victims):
                 raise HostError(f"processes {stuck} of {node} did not end after SIGKILL")
             inside = process.inside({inode})
+
+
+class RankFaultCleanup:
+    """Undoes faults of ranks when the keeper is gone. Its agents are gone with it, but not a program that it had
+    stopped: every process of the lab's ``nodes`` is continued."""
+
+    def __init__(self, nodes: Callable[[], Sequence[str]], path: Callable[[str], Path]) -> None:
+        self._nodes, self._path = nodes, path
+
+    def make(self, step: Step) -> Facts:
+        raise LabError("the keeper of this lab is gone; take the lab down and bring it up again")
+
+    def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
+        return None
+
+    def assign(self, properties: Sequence[Property]) -> None:
+        let_run(filter(None, (namespace.inode(self._path(node)) for node in self._nodes())))

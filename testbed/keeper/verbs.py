@@ -58,6 +58,8 @@ class Verbs:
                 protocol.Subscribe.handled_by(self._subscribe),
                 protocol.Ranks.handled_by(self._ranks),
                 protocol.Train.handled_by(self._train),
+                protocol.ProgramBegins.handled_by(self._program_begins),
+                protocol.RanksPerNode.handled_by(self._ranks_per_node),
                 protocol.DarkLinks.handled_by(self._dark_links),
                 protocol.UnreachableSites.handled_by(self._unreachable_sites),
                 protocol.DeadContainers.handled_by(self._dead_containers),
@@ -153,10 +155,17 @@ class Verbs:
             raise LabError("the lab is still being built")
         if self._keeper.dead_containers:
             raise LabError(containerlab.dead(self._keeper.lab.name, self._keeper.dead_containers[0]))
-        compiled = compile_fault(self._keeper.topology, fault["type"], fault["target"], fault["parameters"])
+        compiled = compile_fault(
+            self._keeper.topology,
+            fault["type"],
+            fault["target"],
+            fault["parameters"],
+            self._keeper.programs.ranks_per_node,
+        )
         steps = [step for phase in compiled.phases for step in phase.steps]
-        if not self._keeper.agents.ranks and any(isinstance(it, Killed | Paused | Slowed | Throttled) for it in steps):
-            raise UserError(f"{fault['type']}: this lab has no training agents for it to act on")
+        of_ranks = any(isinstance(it, Killed | Paused | Slowed | Throttled) for it in steps)
+        if of_ranks and not self._keeper.agents.ranks and not self._keeper.programs.running():
+            raise UserError(f"{fault['type']}: this lab has no training agents for it to act on, and runs no program")
         if any(isinstance(it, Throttled) for it in steps):
             try:
                 cgroup.hierarchy()
@@ -198,12 +207,19 @@ class Verbs:
 
     def _train(self, request: protocol.Train, caller: Caller) -> None:
         _refuse_unreadable(request.message, len(self._keeper.agents.ranks))
+        self._keeper.programs.ranks_per_node = 1
         self._keeper.do(self._keeper.agents.revive)
         # Outside the engine's thread: deploying takes up to seconds, and faults that are due need that thread.
         try:
             self._keeper.agents.train(request.message)
         finally:
             self._keeper.publisher.changed()  # the ranks are training, or fresh
+
+    def _program_begins(self, request: protocol.ProgramBegins, caller: Caller) -> None:
+        self._keeper.programs.ranks_per_node = request.ranks_per_node
+
+    def _ranks_per_node(self, request: protocol.RanksPerNode, caller: Caller) -> int:
+        return self._keeper.programs.ranks_per_node
 
     def _dark_links(self, request: protocol.DarkLinks, caller: Caller) -> list[str]:
         return sorted(self._keeper.carriers.dark())

@@ -86,11 +86,11 @@ def up(
     choice = choose(topology, lab_name, driver, emulator)
     docker = docker_endpoint.endpoint() if choice.driver == "containerlab" else None
     _check(lab_name, topology, docker)
-    user = program_rights.of_driver(choice.driver)
+    user = program_rights.of_driver(choice.driver, None if job is None else job.working)
     if user is not None:
         program_rights.refuse_state(user)
         if job is not None:
-            _refuse_job(user, job)
+            _refuse_job(user, job, agents)
     if observe:
         prometheus_server.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
@@ -149,15 +149,26 @@ def up(
 
 @dataclass(frozen=True)
 class Job:
-    """What a lab is brought up for: ranks or libraries write below ``folder`` and read ``files``, which exist."""
+    """What a lab is brought up for: ranks or libraries write below ``folder`` and read ``files``, which exist.
+
+    ``program``: a user's program with its arguments, started in ``working`` (None: the caller's working directory)
+    and searched for in ``search`` (None: the caller's PATH).
+    """
 
     folder: Path
     files: tuple[Path, ...] = ()
+    program: tuple[str, ...] = ()
+    working: Path | None = None
+    search: str | None = None
 
 
-def _refuse_job(user: ProgramUser, job: Job) -> None:
+def _refuse_job(user: ProgramUser, job: Job, agents: bool) -> None:
     """Raise UserError for what the job's user cannot read or write."""
-    program_rights.refuse_python(user)
+    if agents or not job.program:
+        program_rights.refuse_python(user)
+    if job.program:
+        program_rights.refuse_missing(job.program, job.working or Path.cwd(), job.search)
+        program_rights.refuse_program(user, job.program, job.working or Path.cwd())
     program_rights.refuse_folder(user, job.folder)
     program_rights.refuse_files(user, job.files)
 

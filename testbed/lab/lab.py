@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.core.certification.certificate import Certificate
-from testbed.core.faults.fault_registry import compile_fault
+from testbed.core.faults.fault_registry import compile_fault, registry
 from testbed.core.faults.fault_target import all_targets
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
@@ -19,7 +19,7 @@ from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.core.workload import progress_schema
 from testbed.core.workload.progress import Progress
-from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
 from testbed.errors import (
     FidelityError,
     Interrupted,
@@ -117,7 +117,7 @@ class Lab:
                 f"got {for_s:g} s; omit it to keep the fault until it is healed"
             )
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
-        compile_fault(self.topology, fault, target, written)  # validates; the keeper compiles it again and applies it
+        self._refuse_fault(fault, target, written)
         record = client.ask(
             self._folder,
             protocol.Inject(fault={"type": fault, "target": target, "for_s": for_s, "parameters": written}),
@@ -126,6 +126,18 @@ class Lab:
         if wait and mine.lasts_s is not None:
             self._await_end(mine, time.monotonic() + mine.lasts_s + 5.0)
         return mine
+
+    def _refuse_fault(self, fault: str, target: str, parameters: Mapping[str, str]) -> None:
+        """Raise UserError or UnknownName for a fault that the keeper, which compiles it again, would refuse."""
+        kind = registry().get(fault)
+        of_ranks = kind is not None and kind.compile_ranks is not None
+        compile_fault(
+            self.topology,
+            fault,
+            target,
+            parameters,
+            client.ask(self._folder, protocol.RanksPerNode()) if of_ranks else 1,
+        )
 
     def _await_end(self, fault: Fault, until: float) -> None:
         """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
@@ -280,23 +292,47 @@ class Lab:
         if not argv:
             write = invocation.command("launch", *lab_owner.flag(self.name), "--", "python", "train.py")
             raise UserError(f"missing command to launch; write: {write}")
-        if ranks_per_node < 1:
-            raise UserError(f"ranks_per_node must be at least 1, got {ranks_per_node}")
         if isinstance(progress, str | Mapping):
             progress = progress_schema.parse_value(progress)
+        workload = ProgramWorkload(tuple(argv), dict(environment or {}), ranks_per_node, progress)
+        return self._launch(workload, directory, echo, as_root=as_root, tell=tell, read_only=read_only)
+
+    def start(self, workload: Workload, *, own_run: bool = True, read_only: bool = False) -> RunningJob:
+        """Start a job of any kind, in the lab's next run: :meth:`train` and :meth:`launch` by one name.
+
+        ``own_run``: the run ends with the job. Otherwise a program's run goes on, as an agents' job's does, until
+        :meth:`report` or the next job. Raises what those two raise.
+        """
+        if isinstance(workload, AgentWorkload):
+            return self._train(workload)
+        return self._launch(workload, None, None, read_only=read_only, own_run=own_run)
+
+    def _launch(
+        self,
+        workload: ProgramWorkload,
+        directory: Path | None,
+        echo: Callable[[str], None] | None,
+        *,
+        as_root: bool = False,
+        tell: Callable[[str], None] | None = None,
+        read_only: bool = False,
+        own_run: bool = True,
+    ) -> ProgramJob:
+        """Start a program; ``own_run`` as of :meth:`start`, the others as of :meth:`launch`."""
+        argv, folder = workload.command, Path(workload.folder) if workload.folder else Path.cwd()
         contained = lab_nodes.driver(self._folder) == "containerlab"
         if as_root and contained:
             raise UserError("--as-root is for namespaces: in containers programs never run as root")
-        user = program_rights.in_containers() if contained else program_rights.of_driver("netns")
+        user = program_rights.in_containers(folder) if contained else program_rights.of_driver("netns", folder)
         if as_root:
             user = None
         if user is not None and not contained:
-            program_rights.refuse_program(user, argv, Path.cwd())
+            program_rights.refuse_program(user, argv, folder)
             self._refuse_folder(user, directory)
         self._refuse_uncertified()
         self._refuse_powerless()
         if user is not None and contained:
-            self._refuse_in_container(user, argv, read_only)
+            self._refuse_in_container(user, argv, folder, read_only)
         self._refuse_second_job()
         run = self._unused_run(directory)
         if tell is not None:
@@ -306,20 +342,24 @@ class Lab:
         port = master_port.free(self._folder, self.topology.node_names[0])
         recorder = Recorder(self._folder, self.topology, run)
         recorder.start()
+        if not own_run:
+            self.recorder = recorder
         self._jobs += 1
         try:
             self._job = job = ProgramJob(
                 self._folder,
                 self.topology,
-                ProgramWorkload(tuple(argv), dict(environment or {}), ranks_per_node, progress),
+                workload,
                 run,
                 self._jobs,
                 port,
                 user=user,
                 echo=echo or (lambda line: None),
-                concluded=lambda job: _conclude(job, run, recorder),
+                concluded=(lambda job: _conclude(job, run, recorder)) if own_run else (lambda job: None),
             )
         except BaseException as error:
+            if not own_run:
+                raise
             recorder.stop()
             failed = isinstance(error, TestbedError)
             how = run_metadata.Ending(
@@ -346,8 +386,11 @@ class Lab:
 
         Raises FidelityError if the lab is not certified, unless :attr:`allow_uncertified` is set.
         """
-        if steps < 1:
-            raise UserError(f"steps must be at least 1, got {steps}")
+        if workload.get("data") is not None:
+            workload["data"] = str(workload["data"])
+        return self._train(AgentWorkload(steps, **workload))
+
+    def _train(self, workload: AgentWorkload) -> Job:
         self._refuse_uncertified()
         if not client.ask(self._folder, protocol.Ranks()):
             raise LabError(
@@ -357,8 +400,8 @@ class Lab:
         user = program_rights.of_driver(lab_nodes.driver(self._folder))
         if user is not None:
             self._refuse_folder(user)
-            if workload.get("data"):
-                program_rights.refuse_files(user, [Path(workload["data"]).absolute()])
+            if workload.data:
+                program_rights.refuse_files(user, [Path(workload.data).absolute()])
         run = self._unused_run()
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         if user is not None:
@@ -367,12 +410,10 @@ class Lab:
         self.recorder = Recorder(self._folder, self.topology, run)
         self.recorder.start()
         self._jobs += 1
-        if workload.get("data") is not None:
-            workload["data"] = str(workload["data"])
         self._job = job = Job(
             self._folder,
             self.topology,
-            AgentWorkload(steps, **workload),
+            workload,
             run.ranks,
             self._jobs,
             master_port.free(self._folder, self.topology.node_names[0]),
@@ -387,12 +428,12 @@ class Lab:
             root = self.run_directory.path.parent
         program_rights.refuse_folder(user, runs_folder.ready(root, 0))
 
-    def _refuse_in_container(self, user: ProgramUser, argv: Sequence[str], read_only: bool) -> None:
-        """Mount the working directory into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
+    def _refuse_in_container(self, user: ProgramUser, argv: Sequence[str], folder: Path, read_only: bool) -> None:
+        """Mount ``folder`` into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
         place = lab_nodes.place(self._folder, self.topology.node_names[0], isolated=True, job=True, user=user)
         assert isinstance(place, ContainerPlace)
-        client.ask(self._folder, protocol.ShareFolder(folder=str(Path.cwd())))
-        program_rights.refuse_in_container(user, place, argv, Path.cwd(), read_only=read_only)
+        client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
+        program_rights.refuse_in_container(user, place, argv, folder, read_only=read_only)
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""

@@ -11,7 +11,8 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from testbed.errors import ProgramBarred
+from testbed.core.user_text import shown
+from testbed.errors import ProgramBarred, UserError
 from testbed.host import lab_folder
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import IMAGE_USER
@@ -19,7 +20,7 @@ from testbed.host.linux import invocation, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 
 __all__ = ["in_containers", "of_driver", "python_barred", "refuse_files", "refuse_folder", "refuse_in_container",
-           "refuse_program", "refuse_python", "refuse_state"]  # fmt: skip
+           "refuse_missing", "refuse_program", "refuse_python", "refuse_state"]  # fmt: skip
 
 _SHEBANG_BYTES = 256
 """Longest first line that Linux reads (include/uapi/linux/binfmts.h, BINPRM_BUF_SIZE)."""
@@ -114,6 +115,22 @@ def refuse_files(user: ProgramUser, paths: Iterable[Path]) -> None:
         raise ProgramBarred(
             f"ranks and libraries run as {user}, who cannot read {barred}; let this user in, or copy it"
         )
+
+
+def refuse_missing(argv: Sequence[str], folder: Path, search: str | None = None) -> None:
+    """Raise UserError if on this host there is no program ``argv[0]``, or no script that a Python is to run.
+
+    ``search`` is the PATH of a name without a slash; default: this process's own.
+    """
+    program = argv[0]
+    there = _is_file(folder / program) if "/" in program else shutil.which(program, path=search) is not None
+    if not there:
+        where = f"in {folder}" if "/" in program else "on the PATH"
+        raise UserError(f"no program {shown(program)} {where}; write its path, seen from {folder}, or install it")
+    script = argv[1] if len(argv) > 1 else ""
+    python = Path(program).name.startswith("python")
+    if python and script.endswith(".py") and not script.startswith("-") and not _is_file(folder / script):
+        raise UserError(f"no file {shown(script)} in {folder} for {program} to run; write its path, seen from there")
 
 
 def refuse_program(user: ProgramUser, argv: Sequence[str], folder: Path) -> None:

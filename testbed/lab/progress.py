@@ -17,10 +17,13 @@ HowEnded = Literal["done", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class LiveState:
-    """The values that a live progress line shows; ``scale`` is the topology's, for what a rate stands for."""
+    """The values that a live progress line shows; ``scale`` is the topology's, for what a rate stands for.
+
+    ``steps`` is how many there will be; None where a program does not say.
+    """
 
     step: int = 0
-    steps: int = 0
+    steps: int | None = 0
     train_loss: float | None = None
     tokens_per_s: float = 0.0
     throughput_bps: dict[str, float] = field(default_factory=dict)

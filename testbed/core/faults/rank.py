@@ -18,6 +18,7 @@ from testbed.core.user_text import expected, shown
 from testbed.errors import UnknownName
 
 __all__ = [
+    "KILLED",
     "MOST_SLOWDOWN",
     "RANK_KILL",
     "RANK_PAUSE",
@@ -27,6 +28,9 @@ __all__ = [
     "straggler",
     "target_ranks",
 ]
+
+KILLED: Final = "killed"
+"""Name of the phase in which ranks are killed."""
 
 MOST_SLOWDOWN: Final = 100.0
 
@@ -58,7 +62,7 @@ def rank_kill(topology: Topology, target: str, parameters: Mapping[str, str], ra
     away_s = reader.read("away", parse_duration_s, 0.0)
     reader.finish()
     ranks = target_ranks(topology, target, ranks_per_node)
-    killed = Phase(0.0, "killed", tuple(Killed(rank) for rank in ranks))
+    killed = Phase(0.0, KILLED, tuple(Killed(rank) for rank in ranks))
     return Compiled((killed,), (), lasts_s=max(away_s, SHORTEST_S), nodes=_nodes(topology, ranks, ranks_per_node))
 
 
@@ -76,6 +80,8 @@ def straggler(topology: Topology, target: str, parameters: Mapping[str, str], ra
     by, cpu = reader.read("slower", _slower, 0.5), reader.read("cpu", _cpu, None)
     if "slower" in reader and "cpu" in reader:
         reader.note("cpu", "expected either slower= (the rank sleeps) or cpu= (the kernel throttles it), got both")
+    if cpu is not None and ranks_per_node > 1:
+        reader.note("cpu", f"a limit is for a whole node, whose {ranks_per_node} ranks would share it; use slower=")
     reader.finish()
     ranks = target_ranks(topology, target, ranks_per_node)
     if cpu is not None:

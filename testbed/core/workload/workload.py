@@ -61,11 +61,6 @@ class AgentWorkload:
         one collective may have two waits."""
         return 2.0 * self.timeout_s + 20.0
 
-    @property
-    def words(self) -> str:
-        """What is about to run, for a line of progress."""
-        return f"{self.steps} steps"
-
     def to_message(self) -> dict[str, Any]:
         """Return the fields of the message that starts the agents' job."""
         return {
@@ -117,11 +112,6 @@ class ProgramWorkload:
             raise UserError("expected a command: program and arguments, got none")
         if self.ranks_per_node < 1:
             raise UserError(f"ranks_per_node must be at least 1, got {self.ranks_per_node}")
-
-    @property
-    def words(self) -> str:
-        """What is about to run, for a line of progress."""
-        return shlex.join(self.command)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of run.json's ``workload``; variables of the environment may be secrets and stay out."""

@@ -83,10 +83,10 @@ def _command(value: object) -> tuple[str, ...]:
     """Parse program and arguments: a list, never a line for a shell."""
     if isinstance(value, str) and value.strip():
         try:
-            words = ", ".join(_quoted(it) for it in shlex.split(value))
+            split = ", ".join(_quoted(it) for it in shlex.split(value))
         except ValueError:
-            words = "python, train.py"
-        raise Unreadable(*expected("a list of words", value, f"write command: [{words}]"))
+            split = "python, train.py"
+        raise Unreadable(*expected("a list of words", value, f"write command: [{split}]"))
     if not isinstance(value, list) or not value:
         raise Unreadable(*expected("a list of words", value, "write command: [python, train.py]"))
     if len(value) > _MOST_WORDS:

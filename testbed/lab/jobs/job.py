@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
@@ -15,9 +15,12 @@ from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import JobFailed, LabError, StorageError, TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import ProgramUser
+from testbed.keeper.protocol import RankState
 from testbed.lab.jobs.attempts import Attempts
 from testbed.lab.jobs.running_job import POLL_S, RunningJob
 from testbed.lab.jobs.step_tail import StepTail
+
+_GOOD: Final = frozenset({"training", "finished"})
 
 
 class Job(RunningJob):
@@ -38,6 +41,7 @@ class Job(RunningJob):
         self.workload = workload
         self.id = f"j{number}"
         ranks = build.ranks(topology)
+        self._began_t: float | None = None
         self._reading = threading.Lock()
         self._tails = [StepTail(ranks_folder / f"rank-{rank.rank}.jsonl") for rank in ranks]
         master = Addressing(topology).node(ranks[0].node)[0]
@@ -62,6 +66,10 @@ class Job(RunningJob):
         )
 
     @property
+    def steps(self) -> int:
+        return self.workload.steps
+
+    @property
     def step(self) -> int:
         """The latest committed step: one that every rank has completed. It goes back after a restart."""
         with self._reading:  # read by the thread that follows the job and by the one that restarts it
@@ -69,6 +77,26 @@ class Job(RunningJob):
                 tail.read()
             newest = max(tail.attempt for tail in self._tails)
             return min(tail.step for tail in self._tails if tail.attempt == newest)
+
+    @property
+    def began_t(self) -> float | None:
+        """Begin of the first step, as recorded by rank 0; where that record has been missed, when this was noticed."""
+        if self._began_t is None and self.step > 0:
+            record = self.last
+            self._began_t = float(record["t_begin"]) if record.get("step") == 1 else time.monotonic()
+        return self._began_t
+
+    @property
+    def stall_s(self) -> float | None:
+        return self.workload.stall_s
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        tokens = self.last.get("tokens")
+        return None if tokens is None else float(tokens) * len(self._tails)
+
+    def ranks_up(self, agents: Sequence[RankState]) -> int:
+        return sum(it["state"] in _GOOD for it in agents)
 
     @property
     def attempt(self) -> int:
@@ -99,6 +127,9 @@ class Job(RunningJob):
     def over(self) -> bool:
         """Whether no rank is training and none will."""
         return self._attempts.over
+
+    def done(self) -> bool:
+        return self.step >= self.workload.steps or self.over()
 
     def wait(self, timeout: float = 600.0) -> None:
         """Return when every rank has finished. Raises as :meth:`wait_for` does."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.faults.power import NO_POWER
+from testbed.core.faults.rank import KILLED
 from testbed.core.workload.members import Member
 from testbed.errors import TestbedError
 from testbed.host.lab_folder import LabFolder
@@ -64,7 +65,7 @@ class ProcessEnds:
         """
         outages: list[protocol.FaultRecord] = []
         with contextlib.suppress(TestbedError):
-            outages = [it for it in client.ask(self._lab, protocol.Faults()) if it["phase"] == NO_POWER]
+            outages = [it for it in client.ask(self._lab, protocol.Faults()) if it["phase"] in (NO_POWER, KILLED)]
 
         def by_testbed(end: Mapping[str, Any]) -> bool:
             return end.get("signal") == signal.SIGKILL and any(

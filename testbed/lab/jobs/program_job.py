@@ -8,11 +8,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from testbed.core.topology.model import Topology
+from testbed.core.units import format_duration
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import JobFailed, LabError, TestbedError, UserError
@@ -24,6 +25,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns, place
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import client, protocol
+from testbed.keeper.protocol import RankState
 from testbed.lab.jobs import rank_environment, rank_output, reporting, run_metadata
 from testbed.lab.jobs.process_ends import ProcessEnds
 from testbed.lab.jobs.progress_reader import Places, ProgressReader
@@ -37,14 +39,17 @@ GRACE_S = 5.0
 """How long ranks may take to exit by themselves after another has failed, and again after SIGTERM."""
 
 LOOK_S = 0.02
+STEPS_LOOK_S = 0.5
+"""How often the steps are read, where a stall has a limit."""
 
 
 class ProgramJob(RunningJob):
     """Runs a program once per rank until all have ended, followed by a thread.
 
     Each line of output goes to ``echo``, prefixed with its rank, and into ``ranks/rank-<r>.log``. When one rank fails,
-    the others are ended after :data:`GRACE_S`, as with torchrun. All ranks are also ended by :meth:`stop`, and when
-    ``echo`` raises, as in ``testbed launch -- yes | head``. They run as ``user``, without one as root.
+    the others are ended after :data:`GRACE_S`, as with torchrun. A workload with a limit is ended at the limit: in
+    order after ``for_s``, as failed after ``timeout_s`` or ``stall_s``. All ranks are also ended by :meth:`stop`, and
+    when ``echo`` raises, as in ``testbed launch -- yes | head``. They run as ``user``, without one as root.
     ``TESTBED_FOLDER`` is a folder that each rank can write. What the workload's ``progress`` reads of its steps goes
     into ``ranks/rank-<r>.jsonl``. run.json records the command, the members, the status of
     each rank (None: ended by the testbed), who ended it, and when its process began and ended.
@@ -72,7 +77,13 @@ class ProgramJob(RunningJob):
         """Why it was ended from outside; empty if it was not."""
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
         self._echo, self._concluded = echo, concluded
+        self._working = Path(workload.folder) if workload.folder else Path.cwd()
         self._ends = ProcessEnds(lab)
+        self._ended_in_order = False
+        self._exceeded = ""
+        """Which limit the program has exceeded; empty if none."""
+        self._first_record_t: float | None = None
+        self._tokens_per_step: float | None = None
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[threading.Thread] = []
         self._began_t: dict[int, float] = {}
@@ -94,6 +105,10 @@ class ProgramJob(RunningJob):
     # ---- what every job can be asked
 
     @property
+    def steps(self) -> int | None:
+        return self.workload.steps
+
+    @property
     def step(self) -> int:
         with self._reading:
             for tail in self._tails:
@@ -104,9 +119,40 @@ class ProgramJob(RunningJob):
     def last(self) -> Mapping[str, Any]:
         return next((tail.last for tail in self._tails if tail.last), {})
 
+    @property
+    def began_t(self) -> float | None:
+        """The first report of a step; of a program whose steps are not read, when the last rank was started."""
+        if not self.reports_steps:
+            return self._started_t
+        if self._first_record_t is None:
+            self._first_record_t = min((float(it.last["t"]) for it in self._tails if it.last), default=None)
+        return self._first_record_t
+
+    @property
+    def reports_steps(self) -> bool:
+        return self.workload.progress is not None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """By the latest record of any rank that counts tokens; a record has those since the rank's one before."""
+        for tail in self._tails:
+            tokens = tail.last.get("tokens")
+            if tokens is not None and tail.before is not None and tail.step > tail.before:
+                self._tokens_per_step = float(tokens) / (tail.step - tail.before)
+                break
+        return self._tokens_per_step
+
+    def ranks_up(self, agents: Sequence[RankState]) -> int:
+        codes = dict(self._ends.codes)
+        if self.over():
+            return sum(code == 0 for code in codes.values())
+        return len(self.members) - sum(code != 0 for code in codes.values())
+
     def failure(self) -> str:
         if self._error is not None:
             return str(self._error)
+        if self._exceeded:
+            return self._exceeded
         if self._broken:
             return f"the output could not be shown any more: {self._broken[0]}"
         bad = {rank: code for rank, code in dict(self._ends.codes).items() if code}
@@ -134,6 +180,9 @@ class ProgramJob(RunningJob):
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def close(self) -> None:
+        self.stop()
+
     def exit_status(self, timeout: float | None = None) -> int:
         """Wait until all ranks have ended; return the worst status of those that ended by themselves.
 
@@ -160,8 +209,9 @@ class ProgramJob(RunningJob):
         return {rank: runner.shell_status(code) for rank, code in self._ends.codes.items()}
 
     def _start(self) -> None:
-        folder = Path.cwd()
+        folder = self._working
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
+        client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.ranks_per_node))
         run_metadata.amend(self._run, workload=self._described())
         self._give_folders()
         self._python = self._run.offer("python/testbed_agents.py", reporting.source())
@@ -173,6 +223,7 @@ class ProgramJob(RunningJob):
             _end(self._children)
             self._progress.end()
             raise
+        self._started_t = time.monotonic()
 
     def _described(self) -> dict[str, Any]:
         unread = {"progress_unread": self._unread} if self._unread else {}
@@ -184,7 +235,7 @@ class ProgramJob(RunningJob):
                 raise UserError("a program that runs as root has no scratch folder; use $TESTBED_FOLDER")
             return scratch.of_node(self._lab, member.node, self._user)
 
-        return Places(Path.cwd(), self._run, scratch_of, lambda node: netns(self._lab, node))
+        return Places(self._working, self._run, scratch_of, lambda node: netns(self._lab, node))
 
     def _start_rank(self, member: Member, folder: Path) -> None:
         where = place(self._lab, member.node, isolated=True, job=True, user=self._user)
@@ -257,6 +308,7 @@ class ProgramJob(RunningJob):
             self._run,
             workload={
                 **self._described(),
+                **({"ended_in_order": True} if self._ended_in_order else {}),
                 "statuses": [codes.get(rank) for rank in ranks],
                 "ends": told,
                 "began_t": [self._began_t[rank] for rank in ranks],
@@ -265,9 +317,10 @@ class ProgramJob(RunningJob):
         )
 
     def _wait(self) -> None:
-        """Wait until all have ended, or the grace period after a failure is over, or the job is stopped, or its output
-        cannot be shown."""
+        """Wait until all have ended, or the grace period after a failure is over, or a limit is reached, or the job is
+        stopped, or its output cannot be shown."""
         failed_at: float | None = None
+        stalled = self._stalled()
         while True:
             for rank, child in self._children.items():  # poll every child: any of them may fail
                 if (code := child.poll()) is not None:
@@ -278,7 +331,38 @@ class ProgramJob(RunningJob):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
                 return
+            if failed_at is None and (self._is_at_its_end() or next(stalled)):
+                return
             self._stopping.wait(LOOK_S)
+
+    def _is_at_its_end(self) -> bool:
+        """Whether the time is over that the workload has."""
+        lasted_s = time.monotonic() - self._started_t
+        if self.workload.for_s is not None and lasted_s >= self.workload.for_s:
+            self._ended_in_order = True
+            return True
+        if self.workload.timeout_s is not None and lasted_s >= self.workload.timeout_s:
+            self._exceeded = f"the program has not ended within {format_duration(self.workload.timeout_s)}"
+            return True
+        return False
+
+    def _stalled(self) -> Iterator[bool]:
+        """Yield, each time it is asked, whether no step has been reported for longer than the workload allows."""
+        if self.workload.stall_s is None:
+            while True:
+                yield False
+        seen, moved_t, looked_t = -1, 0.0, 0.0
+        while True:
+            now = time.monotonic()
+            if now - looked_t >= STEPS_LOOK_S:
+                looked_t = now
+                step = self.step
+                if step != seen or not self.last:
+                    seen, moved_t = step, now
+                if self.last and now - moved_t > self.workload.stall_s:
+                    self._exceeded = f"the program has reported no step for {format_duration(self.workload.stall_s)}, since step {step}"
+                    yield True
+            yield False
 
 
 def _account(user: ProgramUser) -> dict[str, str]:

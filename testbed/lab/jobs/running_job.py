@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.errors import JobFailed, LabError, TestbedError
+from testbed.keeper.protocol import RankState
 
 __all__ = ["POLL_S", "RunningJob"]
 
@@ -23,9 +24,40 @@ class RunningJob(ABC):
 
     @property
     @abstractmethod
+    def steps(self) -> int | None:
+        """How many steps it makes; None for a program that does not say."""
+
+    @property
+    @abstractmethod
     def step(self) -> int:
         """The latest committed step, one that every rank which reports steps has completed; 0 before the first. It goes
         back after a restart."""
+
+    @property
+    @abstractmethod
+    def began_t(self) -> float | None:
+        """When the job began (CLOCK_MONOTONIC), from which ``at:`` of a fault counts: its first step, or the start of a
+        program whose steps are not read. None before."""
+
+    @property
+    def stall_s(self) -> float | None:
+        """Seconds without a committed step after which the job has dealt with that itself; None: it may take any time,
+        or ends itself at limits of its own."""
+        return None
+
+    @property
+    def reports_steps(self) -> bool:
+        """Whether steps are expected of it at all."""
+        return True
+
+    @property
+    @abstractmethod
+    def tokens_per_step(self) -> float | None:
+        """Tokens of all ranks together in one step, by the latest report; None if unknown."""
+
+    @abstractmethod
+    def ranks_up(self, agents: Sequence[RankState]) -> int:
+        """Return how many ranks run, or have ended well. ``agents``: the states of the lab's agents."""
 
     @property
     def attempt(self) -> int:
@@ -54,6 +86,10 @@ class RunningJob(ABC):
     def over(self) -> bool:
         """Whether no rank is running and none will."""
 
+    def done(self) -> bool:
+        """Whether there is nothing left to wait for but the exit of the ranks."""
+        return self.over()
+
     @abstractmethod
     def wait(self, timeout: float = 600.0) -> None:
         """Return when every rank has finished. Raises :meth:`failed`, or LabError after ``timeout`` seconds."""
@@ -61,6 +97,10 @@ class RunningJob(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End the job."""
+
+    def close(self) -> None:
+        """End what would still add to the run's records after the run has ended; agents end with their lab."""
+        return
 
     def wait_for(self, step: int, timeout: float = 60.0) -> None:
         """Return when ``step`` is committed. Raises :meth:`failed`, or LabError after ``timeout`` seconds."""

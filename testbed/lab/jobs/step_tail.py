@@ -18,6 +18,8 @@ class StepTail:
     path: Path
     offset: int = 0
     step: int = 0
+    before: int | None = None
+    """The step of the record before the latest one; None if there is none in this attempt."""
     attempt: int = 1
     last: Mapping[str, Any] = field(default_factory=dict)
 
@@ -41,6 +43,8 @@ class StepTail:
             if record.get("attempt", 1) < self.attempt:
                 continue  # late record of an attempt that has ended
             if record["kind"] == "job":
+                self.before = None
                 self.attempt, self.step = record.get("attempt", 1), record.get("resumed_from", 0)
             elif record["kind"] in ("step", "progress"):
+                self.before = self.last["step"] if self.last.get("attempt", 1) == record.get("attempt", 1) else None
                 self.step, self.last = record["step"], record

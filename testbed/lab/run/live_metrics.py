@@ -9,26 +9,28 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from testbed.core.topology.model import Topology
-from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.recorder import Recorder
+from testbed.lab.jobs.running_job import RunningJob
 
 __all__ = ["LiveMetrics"]
 
 WINDOW_S: Final = 4.0
 """Window of rates: if shorter, one slow step looks like an outage; if longer, an outage is seen late."""
+REPORTS: Final = 2
+"""The window has at least as many intervals between reports of steps: some programs report every hundredth step."""
 WARM_STEPS: Final = 10
 """The first steps are slow: memory is touched for the first time, connections are opened."""
-_GOOD: Final = frozenset({"training", "finished"})
 
 
 class LiveMetrics:
     """Follows one job by its step records and one lab by its events."""
 
-    def __init__(self, topology: Topology, job: Job, recorder: Recorder) -> None:
+    def __init__(self, topology: Topology, job: RunningJob, recorder: Recorder) -> None:
         self._topology, self._job, self._recorder = topology, job, recorder
         self._commits: deque[tuple[float, int]] = deque()
         self._step = 0
         self._durations: deque[float] = deque(maxlen=10)
+        self._intervals: deque[float] = deque(maxlen=10)
         self._processed = 0
         self._dark: set[tuple[str, str]] = set()
         self.active: dict[str, str] = {}
@@ -51,8 +53,9 @@ class LiveMetrics:
             return
         if self._commits:
             self._durations.append((t - before_t) / moved)
+            self._intervals.append(t - before_t)
         self._commits.append((t, done + moved))
-        while len(self._commits) > 2 and self._commits[1][0] < t - 2 * WINDOW_S:
+        while len(self._commits) > 2 and self._commits[1][0] < t - 2 * self._window_s:
             self._commits.popleft()
 
     def hear(self, until_t: float = math.inf) -> None:
@@ -76,23 +79,20 @@ class LiveMetrics:
             self.ended += event["fault"] in self._mine
 
     def is_warm(self, t: float) -> bool:
-        """Whether there are enough steps to measure rates."""
-        return bool(self._commits) and self._commits[-1][1] >= WARM_STEPS and t - self._commits[0][0] >= WINDOW_S
+        """Whether there are enough steps to measure rates; without steps, whether the job has run for as long."""
+        enough = not self._job.reports_steps or (bool(self._commits) and self._commits[-1][1] >= WARM_STEPS)
+        return enough and bool(self._commits) and t - self._commits[0][0] >= WINDOW_S
 
     def values(self, t: float) -> dict[str, float | None]:
         """Return the metrics of ``steady.METRICS`` except ``links_up``; None for unknown values."""
         steps_per_s = self._steps_per_s(t)
-        last = self._job.last
-        tokens = last.get("tokens")
-        loss = last.get("train_loss")
-        world = len(self._topology.node_names)
-        states = [it["state"] for it in self._recorder.ranks]
+        tokens, loss = self._job.tokens_per_step, self._job.last.get("train_loss")
         return {
             "steps_per_s": steps_per_s,
-            "tokens_per_s": None if steps_per_s is None or tokens is None else steps_per_s * tokens * world,
+            "tokens_per_s": None if steps_per_s is None or tokens is None else steps_per_s * tokens,
             "step_seconds": self._step_seconds(t),
             "train_loss": None if loss is None else float(loss),
-            "ranks_up": float(sum(state in _GOOD for state in states)),
+            "ranks_up": float(self._job.ranks_up(self._recorder.ranks)),
         }
 
     @property
@@ -102,10 +102,15 @@ class LiveMetrics:
 
     def _steps_per_s(self, t: float) -> float | None:
         """Return the rate of committed steps in the window that ends at ``t``."""
-        if not self._commits or t - self._commits[0][0] < WINDOW_S:
+        window_s = self._window_s
+        if not self._job.reports_steps or not self._commits or t - self._commits[0][0] < window_s:
             return None
-        before = [step for at, step in self._commits if at <= t - WINDOW_S]
-        return (self._commits[-1][1] - (before[-1] if before else self._commits[0][1])) / WINDOW_S
+        before = [step for at, step in self._commits if at <= t - window_s]
+        return (self._commits[-1][1] - (before[-1] if before else self._commits[0][1])) / window_s
+
+    @property
+    def _window_s(self) -> float:
+        return max(WINDOW_S, REPORTS * statistics.median(self._intervals)) if self._intervals else WINDOW_S
 
     def _step_seconds(self, t: float) -> float | None:
         if len(self._durations) < 3:

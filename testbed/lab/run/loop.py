@@ -14,8 +14,8 @@ from testbed.core.units import format_number
 from testbed.errors import JobFailed, LabError
 from testbed.host.files.store import RunDirectory
 from testbed.keeper.journal import FIBERS_DARK
-from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.recorder import Recorder
+from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.progress import LiveState, Progress
 from testbed.lab.run.fault_player import FaultPlayer
 from testbed.lab.run.live_metrics import LiveMetrics
@@ -53,14 +53,21 @@ class Follower:
     """Follows one job of a run; :meth:`follow` returns when the job has succeeded."""
 
     def __init__(
-        self, job: Job, live: LiveMetrics, recorder: Recorder, player: FaultPlayer, monitor: Monitor, progress: Progress
+        self,
+        job: RunningJob,
+        live: LiveMetrics,
+        recorder: Recorder,
+        player: FaultPlayer,
+        monitor: Monitor,
+        progress: Progress,
     ) -> None:
         self._job, self._live, self._recorder = job, live, recorder
         self._player, self._monitor, self._progress = player, monitor, progress
-        self._total = job.workload.steps
+        self._total = job.steps
+        """None: a program that does not say how many it makes."""
         longest_s = max((it.lasts_s or 0.0 for it in player.planned), default=0.0)
-        self._stall_s = longest_s + max(STALL_BOUND_S, job.workload.stall_s + STALL_SLACK_S)
-        self._began_t: float | None = None
+        bound_s = job.stall_s
+        self._stall_s = None if bound_s is None else longest_s + max(STALL_BOUND_S, bound_s + STALL_SLACK_S)
         self._values: dict[str, float | None] = {}
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque()
 
@@ -71,8 +78,6 @@ class Follower:
         sampled_t = checked_t = 0.0
         while True:
             step, now = self._job.step, time.monotonic()
-            if step > 0:
-                self._begun(now)
             if step != seen or self._begins_again():
                 moved_t, seen = now, step
             self._live.note(now, step)
@@ -83,34 +88,28 @@ class Follower:
             self._play(now, step)
             if now - checked_t >= CHECK_S:
                 checked_t = now
-                if self._is_over(step):
+                if self._is_over():
                     break
-                if now - moved_t > self._stall_s:
+                if self._stall_s is not None and now - moved_t > self._stall_s:
                     raise LabError(f"no step was committed for {now - moved_t:.0f} s; the job is stuck at step {step}")
             time.sleep(POLL_S)
         self._judge(time.monotonic())
         self._job.wait(timeout=30.0)
-        self._show(self._total)
+        self._show(self._job.step if self._total is None else self._total)
 
     def _begins_again(self) -> bool:
         """Whether the job is waiting to restart; then a lack of progress is expected."""
         return bool(self._job.waiting)
 
-    def _begun(self, now: float) -> None:
-        """Set the job's start to that of its first step, as recorded by rank 0."""
-        if self._began_t is None:
-            record = self._job.last
-            self._began_t = float(record["t_begin"]) if record.get("step") == 1 else now
-
-    def _is_over(self, step: int) -> bool:
+    def _is_over(self) -> bool:
         if why := self._recorder.lab_failure:
             raise LabError(why)
         for event in list(self._recorder.events):
             if event["event"] == "fault-failed":
                 raise LabError(f"{event['type']} {event['target']} did not happen as planned: {event['why']}")
-        if self._job.failure():
+        if self._job.over() and self._job.failure():
             raise self._job.failed()
-        return step >= self._total or self._job.over()
+        return self._job.done()
 
     def _sample(self, now: float) -> None:
         if self._live.is_warm(now):
@@ -132,13 +131,14 @@ class Follower:
             self._live.hear(known_t)
 
     def _play(self, now: float, step: int) -> None:
-        if self._began_t is None or self._player.all_handed_over:
+        began_t = self._job.began_t
+        if began_t is None or self._player.all_handed_over:
             return
         if not self._player.begun and self._expects_before():
-            if not self._player.due(now, self._began_t, step, self._values):
+            if not self._player.due(now, began_t, step, self._values):
                 return
             self._refuse_unsteady()
-        self._player.hand_over(now, self._began_t, step, self._values)
+        self._player.hand_over(now, began_t, step, self._values)
 
     def _expects_before(self) -> bool:
         return any(it.when == "before" for it in self._monitor.conditions)
@@ -165,7 +165,7 @@ class Follower:
                 step,
                 self._total,
                 self._job.last.get("train_loss"),
-                recorder.tokens_per_s,
+                recorder.tokens_per_s or self._values.get("tokens_per_s") or 0.0,
                 recorder.throughput_bps,
                 tuple(self._live.active.values()),
                 recorder.scale,

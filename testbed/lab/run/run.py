@@ -4,7 +4,7 @@
    first link. Every mistake in files, and a run directory that cannot be written, is found now, before anything is
    built.
 2. Bring the lab up and measure every fiber. A lab outside tolerance is refused, or marked on every page.
-3. Start the training job on the lab's agents, and the recorder: metrics every second, events at once.
+3. Start the job, of the lab's agents or a user's program, and the recorder: metrics every second, events at once.
 4. Follow the job (``run/loop.py``): check the steady state, and schedule faults in the keeper
    (``run/fault_player.py``), which also ends them. If the steady state does not hold beforehand, no fault is injected.
 5. When the job has ended, heal the remaining faults, judge the expectations and write the report.
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from testbed.core.experiment import draw, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
@@ -30,7 +31,8 @@ from testbed.core.report.document import Report
 from testbed.core.report.measured import judged
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import validity_of
-from testbed.core.units import format_number
+from testbed.core.units import format_duration, format_number
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
 from testbed.errors import FileMistakes, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
@@ -41,6 +43,7 @@ from testbed.keeper import client, protocol
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
+from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.run.fault_player import FaultPlayer
@@ -48,6 +51,9 @@ from testbed.lab.run.live_metrics import LiveMetrics
 from testbed.lab.run.loop import Follower, teller
 
 FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
+
+STALL_S: Final = 120.0
+"""Default of a command's ``stall``, beyond the longest fault: so long may it report no step."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +86,27 @@ def run(
     """
     progress = Unbreakable(progress or Silent())
     prepared = _prepare(what, set, steps, seed, data)
-    topology, planned = prepared.topology, prepared.planned
-    if why := agent_host.missing():
+    topology, planned, workload = prepared.topology, prepared.planned, prepared.workload
+    agents = isinstance(workload, AgentWorkload)
+    if agents and (why := agent_host.missing()):
         raise LabError(f"a run needs training agents: {why}")
     root = runs_folder.ready(runs)
     first = topology.links[0].name
     if any(it.inject == "cut" and it.target == first for it in planned) and not _has_bypass(topology):
         progress.note(f"no path bypasses {first}: the job stalls while it is cut")
-    for line in (*_random_faults(prepared), *validity.summary(validity_of(topology), _show(prepared, set))):
+    valid = validity.summary(validity_of(topology), _show(prepared, set)) if agents else _scale_note(topology)
+    for line in (*_random_faults(prepared), *valid):
         progress.note(line)
     with interruptible():
         lab = deploy.up(
             topology,
             name=name,
+            agents=agents,
             driver=driver,
             emulator=emulator,
             allow_uncertified=allow_uncertified,
             progress=progress,
-            job=deploy.Job(root, tuple(it for it in (prepared.workload.get("data"),) if it)),
+            job=_job(workload, root),
         )
         try:
             run_directory = lab.open_run(root)
@@ -108,6 +117,24 @@ def run(
                 progress.phase("down", f"lab {lab.name}")
                 _down(lab)
                 progress.ended("done")
+
+
+def _scale_note(topology: Topology) -> list[str]:
+    """Say what a lab's scale means for a program that knows nothing of it; nothing at scale 1."""
+    if topology.scale == 1:
+        return []
+    return [
+        f"links run at 1/{topology.scale:g} of their real rate, but your program's bytes are not scaled: "
+        f"a transfer takes {topology.scale:g} times as long as on the real fiber; latency is real"
+    ]
+
+
+def _job(workload: Workload, root: Path) -> deploy.Job:
+    if isinstance(workload, AgentWorkload):
+        return deploy.Job(root, (Path(workload.data),) if workload.data else ())
+    assert workload.folder is not None
+    path = workload.environment.get("PATH")
+    return deploy.Job(root, program=workload.command, working=Path(workload.folder), search=path)
 
 
 def _show(prepared: _Prepared, overrides: Mapping[str, object] | None) -> str:
@@ -132,15 +159,13 @@ def _down(lab: Lab) -> None:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Everything known of a run before anything is built. ``workload`` holds arguments of ``lab.jobs.job.Workload``
-    beyond steps; ``again`` is an experiment file that repeats the run."""
+    """Everything known of a run before anything is built. ``workload`` is the experiment's, with what the caller
+    changed and absolute paths; ``again`` is an experiment file that repeats the run."""
 
     experiment: Experiment
     topology: Topology
     planned: tuple[Planned, ...]
-    steps: int
-    seed: int
-    workload: Mapping[str, Any]
+    workload: Workload
     again: str
 
 
@@ -149,41 +174,65 @@ def _prepare(
 ) -> _Prepared:
     try:
         experiment, topology = _read(what, overrides)
-        total = experiment.steps if steps is None else steps
-        if total < 1:
-            raise UserError(f"steps must be at least 1, got {total}")
-        chosen = experiment.seed if seed is None else seed
-        planned = fault_schedule.plan(experiment, topology, total, chosen)
+        if isinstance(experiment.workload, ProgramWorkload):
+            _refuse_options(experiment, steps, seed, data)
+        planned = fault_schedule.plan(experiment, topology, steps, seed)
     except FileMistakes:
         # That was the first step which failed: say what is wrong everywhere.
         if catalog.kind_of(what) == "experiment":
             raise FileMistakes(catalog.examine_experiment(what, overrides, steps, seed)) from None
         raise
-    written = experiment.workload
+    workload: Workload
+    if isinstance(experiment.workload, ProgramWorkload):
+        workload = _program(experiment.workload, experiment.source, planned)
+    else:
+        workload = _agents(experiment.workload, steps, seed, data)
+    again = replay.to_yaml(
+        experiment,
+        planned,
+        topology=_found_anywhere(experiment.topology or what),
+        overrides={**experiment.set, **(overrides or {})},
+        workload=workload,
+    )
+    return _Prepared(experiment, topology, planned, workload, again)
+
+
+def _agents(written: AgentWorkload, steps: int | None, seed: int | None, data: Path | None) -> AgentWorkload:
     if data is None and written.data is not None:
         data = Path(written.data)
     if data is not None:
         data = data.absolute()  # ranks run in another directory
         if not (data.is_file() or data.is_dir()):
             raise UserError(f"no such file or folder to train on: {data}")
-    workload: dict[str, Any] = {
-        "seed": chosen,
-        "data": data,
-        "checkpoint_every": written.checkpoint,
-        "restarts": written.restarts,
-        "timeout_s": written.timeout_s,
-    }
-    again = replay.to_yaml(
-        experiment,
-        planned,
-        topology=_found_anywhere(experiment.topology or what),
-        overrides={**experiment.set, **(overrides or {})},
-        steps=total,
-        seed=chosen,
+    return dataclasses.replace(
+        written,
+        steps=written.steps if steps is None else steps,
+        seed=written.seed if seed is None else seed,
         data=None if data is None else str(data),
     )
-    given = {key: value for key, value in workload.items() if value is not None}
-    return _Prepared(experiment, topology, planned, total, chosen, given, again)
+
+
+def _program(written: ProgramWorkload, source: str, planned: tuple[Planned, ...]) -> ProgramWorkload:
+    """Return the command with its absolute folder, seen from the experiment's file, and its limits."""
+    folder = (Path(source).absolute().parent / (written.folder or ".")).resolve()
+    if not folder.is_dir():
+        raise UserError(f"{source}: no such folder to run the command in: {folder}; correct folder: of the workload")
+    stall_s = written.stall_s
+    if stall_s is None and written.progress is not None and written.for_s is None:
+        stall_s = STALL_S + max((it.lasts_s or 0.0 for it in planned), default=0.0)
+    return dataclasses.replace(written, folder=str(folder), stall_s=stall_s)
+
+
+def _refuse_options(experiment: Experiment, steps: int | None, seed: int | None, data: Path | None) -> None:
+    """Raise UserError for options that say what the agents train: a program is told by its own arguments."""
+    drawn = experiment.outages is not None and experiment.outages.seed is None
+    given = {"steps": steps, "data": data, **({} if drawn else {"seed": seed})}
+    if names := [name for name, value in given.items() if value is not None]:
+        options = " and ".join(f"--{name}" for name in names)
+        raise UserError(
+            f"{experiment.source} runs a command, which {options} cannot change; write the program's own options"
+            " into command:"
+        )
 
 
 def _found_anywhere(name_or_path: str) -> str:
@@ -226,20 +275,20 @@ def _has_bypass(topology: Topology) -> bool:
 def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Progress) -> RunOutcome:
     """Do steps 3 to 5 of the module's list, in a running lab."""
     experiment, topology = prepared.experiment, prepared.topology
-    written = {key: value if isinstance(value, int | float) else str(value) for key, value in prepared.workload.items()}
     run_metadata.amend(
         run_directory,
         experiment={"name": experiment.name, "teaches": experiment.teaches, "text": experiment.text},
-        workload={"steps": prepared.steps, **written},
+        workload=prepared.workload.to_dict(),
     )
     run_directory.write_text("experiment.yaml", prepared.again)
     how = run_metadata.Ending()
     interrupted: BaseException | None = None
     monitor = Monitor(experiment.hypothesis, teller(run_directory, progress))
     live: LiveMetrics | None = None
+    job: RunningJob | None = None
     try:
-        progress.phase("train", f"{prepared.steps} steps on {len(topology.node_names)} ranks")
-        job = lab.train(prepared.steps, **prepared.workload)
+        progress.phase(*_phase(prepared.workload, len(topology.node_names)))
+        job = lab.start(prepared.workload, own_run=False, read_only=True)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
         live = LiveMetrics(topology, job, lab.recorder)
@@ -254,15 +303,24 @@ def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Pr
         progress.ended("failed")
         progress.note(str(error))
     with defer_interrupts():
-        report = _conclude(lab, prepared, monitor, live, run_directory, how, progress)
+        report = _conclude(lab, prepared, job, monitor, live, run_directory, how, progress)
     if interrupted is not None:
         raise Interrupted(f"interrupted; the measurements are in {run_directory.path}") from interrupted
     return RunOutcome(report, run_directory.path, answers.EXIT_CODES[report.verdict])
 
 
+def _phase(workload: Workload, nodes: int) -> tuple[str, str]:
+    if isinstance(workload, AgentWorkload):
+        return "train", f"{workload.steps} steps on {nodes} ranks"
+    bound = workload.for_s or workload.timeout_s
+    until = "" if bound is None else f", {'for' if workload.for_s else 'at most'} {format_duration(bound)}"
+    return "program", f"{shlex.join(workload.command)} on {nodes * workload.ranks_per_node} ranks{until}"
+
+
 def _conclude(
     lab: Lab,
     prepared: _Prepared,
+    job: RunningJob | None,
     monitor: Monitor,
     live: LiveMetrics | None,
     run_directory: RunDirectory,
@@ -280,6 +338,8 @@ def _conclude(
         lab.heal()
     except TestbedError as error:  # a fault that cannot be undone fails the run
         how.fail(str(error), tells_nothing=True)
+    if job is not None:
+        job.close()
     if lab.recorder is not None:
         lab.recorder.stop()
         how.fail(lab.recorder.lab_failure, tells_nothing=True)
