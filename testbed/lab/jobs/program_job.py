@@ -360,7 +360,8 @@ class ProgramJob(RunningJob):
                 if step != seen or not self.last:
                     seen, moved_t = step, now
                 if self.last and now - moved_t > self.workload.stall_s:
-                    self._exceeded = f"the program has reported no step for {format_duration(self.workload.stall_s)}, since step {step}"
+                    bound = format_duration(self.workload.stall_s)
+                    self._exceeded = f"the program has reported no step for {bound}, since step {step}"
                     yield True
             yield False
 

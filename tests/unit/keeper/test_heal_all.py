@@ -22,6 +22,7 @@ from testbed.keeper import journal, protocol
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.journal import EMULATOR_DIED, PROTECTED, Journal
 from testbed.keeper.keeper import Keeper
+from testbed.keeper.program_ranks import ProgramRanks
 from testbed.keeper.rank_faults import RankFaultHandler
 from testbed.keeper.service import Caller
 from testbed.keeper.verbs import Verbs
@@ -253,7 +254,7 @@ def test_one_rank_that_is_stuck_leaves_the_others() -> None:
                 raise LabError(f"rank {rank} is stuck")
             self.resumed.append(rank)
 
-    handler = RankFaultHandler(cast(Any, Agents()), Path)
+    handler = RankFaultHandler(cast(Any, Agents()), ProgramRanks("metro", Path), Path)
     with pytest.raises(TestbedError, match=r"^rank 0 is stuck; rank 2 is stuck$"):
         handler.assign([Paused(rank, False) for rank in range(4)])
     assert Agents.resumed == [1, 3]

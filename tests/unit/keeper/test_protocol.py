@@ -30,6 +30,8 @@ from testbed.keeper.verbs import Verbs
 REPOSITORY = Path(__file__).parents[3]
 
 WIRE = {
+    "program": {"ranks_per_node": ...},
+    "ranks-per-node": {},
     "hello": {},
     "build": {"plan": ...},
     "open": {"state": "up"},
@@ -186,6 +188,7 @@ def keeper(state: str = "building", ranks: int = 4) -> tuple[Verbs, list[Any]]:
         agents=agents,
         events=events,
         publisher=publisher,
+        programs=SimpleNamespace(ranks_per_node=2),
         lab=SimpleNamespace(name="metro"),
         do=lambda work: work(),
     )
@@ -216,6 +219,7 @@ def test_a_job_that_ranks_can_read_is_passed_on() -> None:
     verbs, told = keeper()
     verbs.answer({"call": "train", "message": JOB}, Caller(print))
     assert told == [JOB]
+    assert verbs.answer({"call": "ranks-per-node"}, Caller(print)) == 1, "those of the agents, not of a program before"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from testbed.core.topology import resolve
+from testbed.lab.jobs.job import Job
 from testbed.lab.run.live_metrics import LiveMetrics
 
 METRO = resolve.load_text(
@@ -18,7 +19,13 @@ STATES = ["training", "training", "finished", "gone"]
 
 @pytest.fixture
 def followed() -> LiveMetrics:
-    job: Any = SimpleNamespace(last={"tokens": 50, "train_loss": 3.5})
+    said: Any = SimpleNamespace(last={"tokens": 50, "train_loss": 3.5}, _tails=[None] * 4)
+    job: Any = SimpleNamespace(
+        last=said.last,
+        reports_steps=True,
+        tokens_per_step=Job.tokens_per_step.fget(said),  # type: ignore[attr-defined]
+        ranks_up=lambda agents: Job.ranks_up(said, agents),
+    )
     recorder: Any = SimpleNamespace(events=[], ranks=[{"state": state} for state in STATES])
     return LiveMetrics(METRO, job, recorder)
 

@@ -14,6 +14,7 @@ import pytest
 import run_factory
 
 from testbed.core.report.junit import junit
+from testbed.core.workload.workload import Workload
 from testbed.errors import HostError, Interrupted, JobFailed, LabError, StorageError, TestbedError
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
@@ -47,11 +48,11 @@ class Lab:
         run_metadata.amend(self.run_directory, status="running", reason="", expectations=[], unknown_because="")
         return self.run_directory
 
-    def train(self, steps: int, **workload: Any) -> object:
+    def start(self, workload: Workload, **more: Any) -> object:
         self.recorder = Recorder.__new__(Recorder)
         self.recorder.events, self.recorder.error = self.events, self.trouble
         self.recorder.stop = lambda: None
-        return object()
+        return SimpleNamespace(close=lambda: None)
 
     def heal(self) -> None:
         if self.heal_error:
