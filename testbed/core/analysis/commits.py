@@ -24,6 +24,9 @@ class Commit:
     duration includes the failure, the lost steps and the restart. ``stood_t`` is when progress stopped before this
     commit: at the previous commit, or at the last of the lost steps. ``ran_t`` is when the first rank began the step.
     ``checkpoint_s`` is how much of the duration the ranks spent on a checkpoint after the previous step.
+
+    Of a launched program (``program_evidence.py``) a commit may stand for ``steps``, all since the one before. ``timed``
+    is False for its first one: when the steps up to there began is not known.
     """
 
     step: int
@@ -36,6 +39,8 @@ class Commit:
     stood_t: float = -math.inf
     ran_t: float = -math.inf
     checkpoint_s: float = 0.0
+    steps: int = 1
+    timed: bool = True
 
     @property
     def begin_t(self) -> float:
@@ -44,8 +49,16 @@ class Commit:
 
     @property
     def step_s(self) -> float:
-        """The duration without the checkpoint in it: how long the step itself kept the job."""
-        return self.duration_s - self.checkpoint_s
+        """The duration of a step, without the checkpoint in it: how long the step itself kept the job."""
+        return (self.duration_s - self.checkpoint_s) / self.steps
+
+    def longest_s(self, median_s: float | None) -> float:
+        """Return how long the longest of the steps took, if the others took ``median_s`` each: a stall is one step's.
+
+        At least the mean step, at most all of the duration, which it is of one step.
+        """
+        whole_s = self.duration_s - self.checkpoint_s
+        return max(self.step_s, whole_s - (self.steps - 1) * (median_s or 0.0))
 
 
 def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:

@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.commits import Commit, commits, every_run, steps_lost
+from testbed.core.analysis.paced import pace
 from testbed.core.analysis.rank_seconds import RankSeconds, Span, account
 from testbed.core.analysis.rank_times import RankTime, rank_times
-from testbed.core.analysis.recovery import FaultRecovery, JobSpan, recover
-from testbed.core.analysis.timeline import FaultWindow, Stretches
+from testbed.core.analysis.recovery import FaultRecovery, JobSpan
+from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.records.rank_log import RankLog
 
 __all__ = ["JobEvidence", "evaluate", "loss_steps"]
@@ -57,9 +58,15 @@ class JobEvidence:
     """Whether a rank failed and nothing restarted the job: it never reached its last step, and did not come back."""
     seen_t: float | None = None
     """Until when the run was observed, at least ``ended_t``; a job that died did not come back until then."""
+    timed: tuple[float, float] | None = None
+    """Of a launched program, from when to when its steps are known; its wall time is that."""
+    goodput_of_steps: float | None = None
+    """Of a launched program, whose rank-seconds are not known."""
 
     @property
     def wall_s(self) -> float | None:
+        if self.timed is not None:
+            return self.timed[1] - self.timed[0]
         return None if self.began_t is None or self.ended_t is None else self.ended_t - self.began_t
 
     @property
@@ -68,10 +75,22 @@ class JobEvidence:
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.tokens / self.wall_s if self.wall_s and self.commits else None
+        return self.tokens / self.wall_s if self.wall_s and self.tokens else None
+
+    @property
+    def steps_committed(self) -> int:
+        return sum(commit.steps for commit in self.commits)
+
+    @property
+    def gap_at_most(self) -> bool:
+        """Whether :attr:`recovery_s` is an upper bound, as the program prints too seldom to tell."""
+        gaps = [fault for fault in self.faults if fault.longest_gap_s is not None]
+        return max(gaps, key=lambda it: (it.longest_gap_s or 0.0, not it.gap_at_most)).gap_at_most if gaps else False
 
     @property
     def goodput(self) -> float | None:
+        if self.timed is not None:
+            return self.goodput_of_steps
         return self.share_of(self.rank_seconds.good_s, self.wall_s)
 
     @property
@@ -151,23 +170,19 @@ def evaluate(
     if silent and ended_t is not None and began is not None and ended_t >= began:
         lasts.append(ended_t)
     ended = max(lasts, default=None)
-    stretches = Stretches((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows)
-    calm = [commit for commit in committed if not commit.resumed and not stretches.touch(commit.begin_t, commit.t)]
-    median = statistics.median(commit.step_s for commit in calm) if calm else None
     complete = job is not None and job.steps is not None and len(committed) >= job.steps
     ran = every_run(logs, job.world_size) if job and any(commit.resumed for commit in committed) else ()
     died = job is not None and not complete and (failed or _any_failed(logs))
     seen = ended if ended is None or seen_t is None or not died else max(ended, seen_t)
     span = None if began is None or ended is None or seen is None else JobSpan(began, ended, seen, complete, died)
-    faults = tuple(recover(committed, ran, window, stretches, median, span) for window in windows)
-    quiet = _quiet(calm, faults)
+    paced = pace(committed, ran, windows, span)
     spans: tuple[Span, ...] = ()
     if job and job.world_size > 0 and began is not None and ended is not None:
         wall = job.world_size * (ended - began)
         if 0 < wall < math.inf:
-            untouched = {(it.attempt, it.step) for it in quiet}
+            untouched = {(it.attempt, it.step) for it in paced.quiet}
             untouched |= {
-                (it.attempt, it.step) for it in committed if it.resumed and not stretches.touch(it.ran_t, it.t)
+                (it.attempt, it.step) for it in committed if it.resumed and not paced.stretches.touch(it.ran_t, it.t)
             }
             spans = account(
                 logs,
@@ -187,9 +202,9 @@ def evaluate(
         rank_times=rank_times(logs),
         began_t=began,
         ended_t=ended,
-        median_step_s=median,
-        fault_free_s_per_token=_seconds_per_token(quiet),
-        faults=faults,
+        median_step_s=paced.median_step_s,
+        fault_free_s_per_token=paced.s_per_token,
+        faults=paced.faults,
         failures=_failures(logs),
         spans=spans,
         died=died,
@@ -220,22 +235,6 @@ def _failures(logs: Sequence[RankLog]) -> tuple[str, ...]:
     return tuple(
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {what}" for what, ranks in ranks_by_failure.items()
     )
-
-
-def _quiet(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> list[Commit]:
-    """Return the steps outside every fault and its aftermath, so that ordinary noise is no loss."""
-    # From the end of a fault until the job was back to its pace, or until another fault took over.
-    aftermaths = Stretches(
-        (fault.window.ended_t, fault.aftermath_end_t)
-        for fault in faults
-        if fault.window.ended_t is not None and fault.aftermath_end_t is not None
-    )
-    return [commit for commit in calm if not aftermaths.touch(commit.begin_t, commit.t)]
-
-
-def _seconds_per_token(quiet: Sequence[Commit]) -> float | None:
-    tokens = sum(commit.tokens for commit in quiet)
-    return sum(commit.step_s for commit in quiet) / tokens if tokens else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -12,6 +12,10 @@ recovery is met by an open gap, however short it was seen.
 The time back after the end of a fault is its own: it is unknown if another fault began, or an overlapping one ended,
 before training was back, as training may have waited for that.
 
+A launched program may print only every n-th step. A commit then stands for n steps, of which n - 1 are taken at the
+fault-free median: what is left of the time between two prints is the gap. Where that time is shorter than two prints
+usually take, the gap is *at most* all of it: one slow step among n cannot be told from n ordinary ones.
+
 What the records do not tell is None.
 """
 
@@ -19,13 +23,15 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 
-__all__ = ["BACK", "FaultRecovery", "JobSpan", "recover"]
+__all__ = ["BACK", "FaultRecovery", "JobSpan", "Pace", "recover"]
 
 BACK = 1.1
 """A job is back to its pace when a step takes at most this multiple of the fault-free median."""
@@ -36,7 +42,9 @@ network any more, but the next one does. Later slow steps are noise of the host,
 
 _STALL_STEPS = 5
 """A job that is stopped this many median steps after its last commit had stalled; a plain stop comes within a step or
-two. One that died had stalled however soon that was noticed."""
+two. One that died had stalled however soon that was noticed. Of a program, this many times its usual print."""
+
+_TWO_PRINTS = 2
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class FaultRecovery:
             ``gap_open``, when the open one did.
         gap_open: whether no step came after the fault.
         aftermath_end_t: until when its aftermath lasted: the job was back, or another fault began or ended.
+        gap_at_most: whether the longest gap is an upper bound: it is shorter than two prints usually take.
     """
 
     window: FaultWindow
@@ -63,6 +72,34 @@ class FaultRecovery:
     gap_began_t: float | None = None
     gap_open: bool = False
     aftermath_end_t: float | None = None
+    gap_at_most: bool = False
+
+
+class Pace(NamedTuple):
+    """The fault-free pace of a job: the median step, and the median time and number of steps from commit to commit."""
+
+    step_s: float
+    commit_s: float
+    steps: int
+
+    @classmethod
+    def of(cls, calm: Sequence[Commit]) -> Pace | None:
+        """Return the pace of commits outside every fault; None if there are none."""
+        if not calm:
+            return None
+        return cls(
+            statistics.median(it.step_s for it in calm),
+            statistics.median(it.duration_s - it.checkpoint_s for it in calm),
+            round(statistics.median(it.steps for it in calm)),
+        )
+
+
+class _Gap(NamedTuple):
+    """``at_most``: the true one may be shorter."""
+
+    seconds: float
+    began_t: float
+    at_most: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,26 +119,27 @@ def recover(
     ran: Sequence[Commit],
     window: FaultWindow,
     faults: Stretches,
-    median: float | None,
+    pace: Pace | None,
     job: JobSpan | None,
 ) -> FaultRecovery:
+    median = None if pace is None else pace.step_s
     outside = FaultRecovery(window, None, None, None, None)
     if job is None:
         return outside
     if window.began_t > job.ended_t or (window.ended_t is not None and window.ended_t <= job.began_t):
         return outside
     settle_s = 0.0 if median is None else _EDGE_STEPS * median
-    near = _gaps(committed, window, faults, settle_s)
+    near = _gaps(committed, window, faults, settle_s, pace)
     if not near:  # all steps during the fault were lost to a later fault
-        near = _gaps(ran, window, faults, settle_s)
+        near = _gaps(ran, window, faults, settle_s, pace)
     last_t = committed[-1].t if committed else job.began_t
-    gap = _open_gap(last_t, job, median)
+    gap = _open_gap(last_t, job, pace)
     if gap is not None and _overlap(gap, window, settle_s) and _is_of(gap, window, faults):
-        gap_s, _ = max([*near, (gap.duration_s, last_t)])
+        gap_s = max(it.seconds for it in (*near, _Gap(gap.longest_s(median), last_t)))
         return FaultRecovery(window, gap_s, None, None, False, last_t, gap_open=True)
     if median is None or last_t <= window.began_t:
         return outside
-    longest_s, gap_began_t = max(near, default=(None, None))
+    longest = max(near, default=None)
     back_s = _back(committed, window, faults, window.began_t, median)
     recovered = back_s is not None
     after_s, aftermath_end_t = None, None
@@ -115,23 +153,42 @@ def recover(
                 after_s = None
         if after_s is None and back_s is not None and window.began_t + back_s > window.ended_t:
             back_s = None
-    return FaultRecovery(window, longest_s, back_s, after_s, recovered, gap_began_t, aftermath_end_t=aftermath_end_t)
+    return FaultRecovery(
+        window,
+        longest.seconds if longest else None,
+        back_s,
+        after_s,
+        recovered,
+        longest.began_t if longest else None,
+        aftermath_end_t=aftermath_end_t,
+        gap_at_most=longest is not None and longest.at_most,
+    )
 
 
-def _open_gap(last_t: float, job: JobSpan, median: float | None) -> Commit | None:
+def _open_gap(last_t: float, job: JobSpan, pace: Pace | None) -> Commit | None:
     """Return the time since the last commit, as the step that did not come; None if the job went on to its end."""
-    stalled = median is not None and job.ended_t - last_t > _STALL_STEPS * median
+    stalled = pace is not None and job.ended_t - last_t > _STALL_STEPS * pace.commit_s
     if job.complete or not (job.died or stalled):
         return None
     seen_t = max(job.ended_t, job.seen_t if job.died else job.ended_t)
-    return Commit(0, seen_t, seen_t - last_t, 0, None, stood_t=last_t)
+    steps = 1 if pace is None else max(1, pace.steps)
+    return Commit(0, seen_t, seen_t - last_t, 0, None, stood_t=last_t, steps=steps)
 
 
-def _gaps(done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float) -> list[tuple[float, float]]:
-    """Return how long each step in ``done`` (in the order of time) took that counts for a fault, and when it began."""
+def _gaps(
+    done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float, pace: Pace | None
+) -> list[_Gap]:
+    """Return the longest step of each commit in ``done`` (in the order of time) that counts for a fault."""
     behind = (done[at] for at in range(_first_after(done, window.began_t), len(done)))
     near = itertools.takewhile(lambda it: _overlap(it, window, settle_s), behind)
-    return [(it.step_s, it.t - it.step_s) for it in near if _is_of(it, window, faults)]
+    return [_gap(it, pace) for it in near if _is_of(it, window, faults)]
+
+
+def _gap(commit: Commit, pace: Pace | None) -> _Gap:
+    whole_s = commit.duration_s - commit.checkpoint_s
+    if commit.steps > 1 and pace is not None and whole_s < _TWO_PRINTS * pace.commit_s:
+        return _Gap(whole_s, commit.t - whole_s, at_most=True)
+    return _Gap(commit.longest_s(pace.step_s if pace else None), commit.t - whole_s)
 
 
 def _first_after(done: Sequence[Commit], t: float) -> int:
@@ -154,7 +211,7 @@ def _back(
     Near are the first steps after it, as far as they count for the fault.
     """
     first = _first_after(committed, edge_t)
-    near = [it for it in committed[first : first + _EDGE_STEPS] if _is_of(it, window, faults)]
+    near = [it for it in _edge(committed, first) if _is_of(it, window, faults)]
     if not near:
         return 0.0
     worst = max(near, key=lambda it: it.step_s)
@@ -162,6 +219,15 @@ def _back(
         return 0.0
     later = (committed[at] for at in range(_first_after(committed, worst.t), len(committed)))
     return next((commit.t - edge_t for commit in later if commit.step_s <= BACK * median), None)
+
+
+def _edge(committed: Sequence[Commit], first: int) -> Sequence[Commit]:
+    """Return the commits of the first steps after an edge; of the one in progress there, at least one step is."""
+    steps, at = 0, first
+    while at < len(committed) and steps < _EDGE_STEPS:
+        steps += 1 if at == first else committed[at].steps
+        at += 1
+    return committed[first:at]
 
 
 def _overlap(commit: Commit, window: FaultWindow, settle_s: float) -> bool:

@@ -1,5 +1,6 @@
 """``ranks/rank-<r>.jsonl`` as typed, frozen records (their contract: docs/design.md, "Step records").
 
+An agent writes its own; of a launched program the testbed writes one, with a ``progress`` line for each reported step.
 All ``t`` are seconds of the host's CLOCK_MONOTONIC.
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from testbed.core.fields import Fields, Malformed, integer, mapping, need_number, need_text, number, parse, text
+from testbed.core.records.progress_record import ProgressRecord
 
 __all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord", "read_rank"]
 
@@ -164,6 +166,8 @@ class RankLog:
     steps: tuple[StepRecord, ...] = ()
     ends: tuple[EndRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    progress: tuple[ProgressRecord, ...] = ()
+    """Of a launched program, which has no steps."""
 
     @property
     def job(self) -> JobRecord | None:
@@ -181,11 +185,12 @@ class RankLog:
 
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
     """Read ``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
-    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord]] = {
+    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | ProgressRecord]] = {
         "job": JobRecord.from_dict,
         "step": StepRecord.from_dict,
         "end": EndRecord.from_dict,
         "checkpoint": CheckpointRecord.from_dict,
+        "progress": ProgressRecord.from_dict,
     }
     found, malformed = parse(lines, readers, "kind")
     log = RankLog(
@@ -194,5 +199,6 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         steps=tuple(each for each in found if isinstance(each, StepRecord)),
         ends=tuple(each for each in found if isinstance(each, EndRecord)),
         checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
+        progress=tuple(each for each in found if isinstance(each, ProgressRecord)),
     )
     return log, malformed
