@@ -25,8 +25,8 @@ class Commit:
     commit: at the previous commit, or at the last of the lost steps. ``ran_t`` is when the first rank began the step.
     ``checkpoint_s`` is how much of the duration the ranks spent on a checkpoint after the previous step.
 
-    Of a launched program (``program_evidence.py``) a commit may stand for ``steps``, all since the one before. ``timed``
-    is False for its first one: when the steps up to there began is not known.
+    Of a launched program (``program_evidence.py``) a commit may stand for ``steps``, all since the one before.
+    ``timed`` is False for its first one: when the steps up to there began is not known.
     """
 
     step: int

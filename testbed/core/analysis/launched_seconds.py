@@ -1,4 +1,4 @@
-"""The rank-seconds of a launched program: its ranks record no steps, so what they did is not told apart.
+"""The rank-seconds of a launched program: what its ranks did in them is not told apart, even if they print steps.
 
 What is known is when each rank's process began and ended. The job lasts from the first of these to the last; where one
 rank waited for another to begin, or had ended before it, is *begin and end*.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from testbed.core.analysis.rank_seconds import RankSeconds, Span
-from testbed.core.fields import Malformed, numbers, sequence
+from testbed.core.fields import Malformed, number, numbers, sequence
 from testbed.core.records.run_info import RunInfo
 
-__all__ = ["account"]
+__all__ = ["account", "times"]
 
 
 def account(info: RunInfo) -> tuple[int, tuple[Span, ...]]:
@@ -35,6 +35,17 @@ def account(info: RunInfo) -> tuple[int, tuple[Span, ...]]:
         return world, ()
     seconds = RankSeconds(begin_and_end_s=max(0.0, wall - ran), not_told_apart_s=ran)
     return world, (Span(1, False, first, last, seconds),)
+
+
+def times(info: RunInfo) -> tuple[dict[int, float], dict[int, float]]:
+    """Return when the process of each rank began and ended, by rank; only where the record has a time."""
+    return _of_ranks(info, "began_t"), _of_ranks(info, "ended_t")
+
+
+def _of_ranks(info: RunInfo, key: str) -> dict[int, float]:
+    listed = sequence(info.workload, key)
+    found = ((rank, number({"": value}, "")) for rank, value in enumerate(listed))
+    return {rank: t for rank, t in found if t is not None}
 
 
 def _times(info: RunInfo, key: str, world: int) -> tuple[float, ...]:

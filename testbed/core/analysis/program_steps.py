@@ -9,18 +9,18 @@ done all steps up to s.
   on each rank counts again with its next print, so ranks may go back one after the other. What was counted at that
   step or later is undone. A step that is printed again, or one print late, as where several processes share an output,
   says nothing new.
-- *Epochs*: where the line has a group ``epoch`` that rises as the step goes back, the steps of the new epoch follow on
-  those of the epoch before. Where the epoch goes back too, that is a restart.
+- A second line about the same step may tell its train_loss; the step's time is that of the first.
 
 Pure, and the same for a run that goes on (:meth:`ProgressMerge.take`, record by record) and one that has ended.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from testbed.core.records.progress_record import ProgressRecord
 from testbed.core.records.rank_log import RankLog
@@ -56,9 +56,6 @@ class _Rank:
     step: int | None = None
     late: int | None = None
     """The step that it had printed before: a line that goes back to it or behind it, but not further, is a late one."""
-    written: int | None = None
-    """The step as written, without those of earlier epochs."""
-    epoch: int | None = None
     distinct: int = 0
     tokens_per_step: float | None = None
     train_loss: float | None = None
@@ -81,19 +78,17 @@ class ProgressMerge:
     """By attempt, the greatest step that any rank printed."""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
-    _bases: dict[int, int] = field(default_factory=dict)
-    """By epoch, the steps of all epochs before it."""
-    _from_zero: bool = False
 
     def take(self, rank: int, record: ProgressRecord) -> Counted | None:
         """Take one record; return the step that counts now, if that is a later one than before."""
         if self.printers is not None and rank not in self.printers:
             return None
         own = self._ranks.setdefault(rank, _Rank())
-        step = self._since_the_first_epoch(own, record)
-        before = own.step
+        step, before = record.step, own.step
         if before is not None and step <= before:
             if own.late is not None and step >= own.late:
+                if step == before and record.train_loss is not None:
+                    own.train_loss = record.train_loss
                 return None
             self._restart()
             own, before = self._ranks[rank], None
@@ -114,19 +109,6 @@ class ProgressMerge:
         """Note that a rank's process ended at ``t``; return the step that counts now that it holds nothing back."""
         self._gone.add(rank)
         return self._counted(t)
-
-    def _since_the_first_epoch(self, own: _Rank, record: ProgressRecord) -> int:
-        value = record.values.get("epoch")
-        epoch = None if value is None or not math.isfinite(value) else math.floor(value)
-        self._from_zero |= record.step == 0
-        if epoch is None:
-            return record.step
-        if own.epoch is not None and epoch > own.epoch and epoch not in self._bases:
-            follows_on = own.written is not None and record.step <= own.written
-            past = (own.written or 0) + self._from_zero if follows_on else 0
-            self._bases[epoch] = self._bases.get(own.epoch, 0) + past
-        own.epoch, own.written = epoch, record.step
-        return self._bases.get(epoch, 0) + record.step
 
     def _restart(self) -> None:
         self.attempt += 1
@@ -176,7 +158,7 @@ def merged(logs: Sequence[RankLog], ended_t: Mapping[int, float]) -> tuple[Progr
     """Merge all records of a run; ``ended_t`` is when the process of each rank ended, where that is known."""
     merge = ProgressMerge(printing_ranks(logs))
     lines: list[tuple[float, int, ProgressRecord | None]] = [
-        (record.t, log.rank, record) for log in logs for record in log.progress
+        (record.t, log.rank, record) for log in logs for record in _with_losses(log.progress)
     ]
     last_t = max((t for t, _, _ in lines), default=-math.inf)
     # A rank that ended while others went on printing.
@@ -184,3 +166,11 @@ def merged(logs: Sequence[RankLog], ended_t: Mapping[int, float]) -> tuple[Progr
     lines.sort(key=lambda it: it[0])
     counted = (merge.gone(rank, t) if record is None else merge.take(rank, record) for t, rank, record in lines)
     return merge, tuple(it for it in counted if it is not None)
+
+
+def _with_losses(records: Sequence[ProgressRecord]) -> Iterator[ProgressRecord]:
+    """Yield the first of several records about one step, with the last train_loss that they tell."""
+    for _, told in itertools.groupby(records, key=lambda it: it.step):
+        first, *again = told
+        losses = [it.train_loss for it in again if it.train_loss is not None]
+        yield replace(first, train_loss=losses[-1]) if losses else first

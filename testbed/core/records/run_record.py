@@ -10,7 +10,7 @@ from testbed.core.records.check_record import CheckLog
 from testbed.core.records.event import Event
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_info import RunInfo
-from testbed.core.records.samples import FiberSample, HostSample, RankSample
+from testbed.core.records.samples import FiberSample, HostSample, NodeSample, RankSample
 from testbed.core.topology.model import Topology
 
 __all__ = ["RunData"]
@@ -27,8 +27,12 @@ class RunData:
     fibers: tuple[FiberSample, ...] = ()
     rank_samples: tuple[RankSample, ...] = ()
     hosts: tuple[HostSample, ...] = ()
+    nodes: tuple[NodeSample, ...] = ()
+    """Interface counters of the nodes, recorded of launched programs."""
     ranks: tuple[RankLog, ...] = ()
     checks: tuple[CheckLog, ...] = ()
     """Records of the ranks for the checkers."""
+    output: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By rank, first and last lines of the output of a launched program that reports no steps."""
     malformed: Mapping[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()

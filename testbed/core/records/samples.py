@@ -11,7 +11,17 @@ from typing import Final
 
 from testbed.core.fields import Fields, integer, mapping, need_number, need_text, number, numbers, parse, text
 
-__all__ = ["DECIMALS", "DIGITS", "SCRAPED", "FiberSample", "HostSample", "RankSample", "read_metrics"]
+__all__ = [
+    "DECIMALS",
+    "DIGITS",
+    "SCRAPED",
+    "FiberSample",
+    "HostSample",
+    "Metrics",
+    "NodeSample",
+    "RankSample",
+    "read_metrics",
+]
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,35 @@ class RankSample:
 
 
 @dataclass(frozen=True)
+class NodeSample:
+    """Cumulative counters of a node's interface to the fabric, as its kernel counts them: L2 bytes, all of its ranks'.
+
+    Recorded of launched programs, whose ranks have no metrics that are known.
+    """
+
+    t: float
+    node: str
+    sent_bytes: int
+    received_bytes: int
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> NodeSample:
+        return cls(
+            need_number(fields, "t"),
+            need_text(fields, "node"),
+            int(need_number(fields, "sent_bytes")),
+            int(need_number(fields, "received_bytes")),
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the line of metrics.jsonl."""
+        return {"t": round(self.t, DECIMALS), "kind": "node", **{it: getattr(self, it) for it in _OF_NODE}}
+
+
+_OF_NODE: Final = ("node", "sent_bytes", "received_bytes")
+
+
+@dataclass(frozen=True)
 class HostSample:
     """``cpu_busy`` is the share 0..1 of all cores that was busy since the previous sample."""
 
@@ -147,20 +186,30 @@ class HostSample:
         return cls(need_number(fields, "t"), number(fields, "cpu_busy"), number(fields, "emulator_cpu_s"))
 
 
-def read_metrics(
-    lines: Iterable[object],
-) -> tuple[tuple[FiberSample, ...], tuple[RankSample, ...], tuple[HostSample, ...], int]:
-    """Read ``metrics.jsonl``: (fibers, ranks, host, malformed lines), each in the order of time."""
-    readers: dict[str, Callable[[Fields], FiberSample | RankSample | HostSample]] = {
+@dataclass(frozen=True)
+class Metrics:
+    """The samples of each kind, in the order of time."""
+
+    fibers: tuple[FiberSample, ...] = ()
+    ranks: tuple[RankSample, ...] = ()
+    hosts: tuple[HostSample, ...] = ()
+    nodes: tuple[NodeSample, ...] = ()
+
+
+def read_metrics(lines: Iterable[object]) -> tuple[Metrics, int]:
+    """Read ``metrics.jsonl``: (samples, malformed lines)."""
+    readers: dict[str, Callable[[Fields], FiberSample | RankSample | HostSample | NodeSample]] = {
         "fiber": FiberSample.from_dict,
         "rank": RankSample.from_dict,
         "host": HostSample.from_dict,
+        "node": NodeSample.from_dict,
     }
     found, malformed = parse(lines, readers, "kind")
     found.sort(key=lambda sample: sample.t)
-    return (
-        tuple(each for each in found if isinstance(each, FiberSample)),
-        tuple(each for each in found if isinstance(each, RankSample)),
-        tuple(each for each in found if isinstance(each, HostSample)),
-        malformed,
+    metrics = Metrics(
+        fibers=tuple(each for each in found if isinstance(each, FiberSample)),
+        ranks=tuple(each for each in found if isinstance(each, RankSample)),
+        hosts=tuple(each for each in found if isinstance(each, HostSample)),
+        nodes=tuple(each for each in found if isinstance(each, NodeSample)),
     )
+    return metrics, malformed

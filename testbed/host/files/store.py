@@ -61,6 +61,8 @@ _RESERVE, _RESERVE_BYTES = ".reserve", 256 * 1024
 """Space kept free for run.json until the run has ended: without it, how a run ended on a full disk would be lost."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
+_OUTPUT_FILE = re.compile(r"rank-(\d{1,6})\.log")
+_OUTPUT_BYTES = 128 * 1024
 _CHECKS_FILE = re.compile(r"rank-(\d{1,6})\.checks\.jsonl")
 
 
@@ -319,7 +321,7 @@ class RunDirectory:
             topology = topology_as_run()
             certificate = whole("certificate.json")
             events, bad_events = read_events(lines("events.jsonl"))
-            fibers, rank_samples, hosts, bad_metrics = read_metrics(lines("metrics.jsonl"))
+            metrics, bad_metrics = read_metrics(lines("metrics.jsonl"))
             malformed["events.jsonl"] = malformed.get("events.jsonl", 0) + bad_events
             malformed["metrics.jsonl"] = malformed.get("metrics.jsonl", 0) + bad_metrics
             logs = []
@@ -332,6 +334,9 @@ class RunDirectory:
                 check_log, bad = read_checks(rank, lines(name))
                 malformed[name] = malformed.get(name, 0) + bad
                 checks.append(check_log)
+            # Only to suggest how the steps of a program can be read that reports none.
+            programs = "command" in info.workload and not any(log.progress for log in logs)
+            output = {rank: self._output(name) for rank, name in self._files_of_ranks(_OUTPUT_FILE) if programs}
         if not logs:
             missing.append("ranks/rank-*.jsonl")
         return RunData(
@@ -339,14 +344,26 @@ class RunDirectory:
             topology=topology,
             certificate=Certificate.from_dict(certificate) if certificate else None,
             events=events,
-            fibers=fibers,
-            rank_samples=rank_samples,
-            hosts=hosts,
+            fibers=metrics.fibers,
+            rank_samples=metrics.ranks,
+            hosts=metrics.hosts,
+            nodes=metrics.nodes,
             ranks=tuple(logs),
             checks=tuple(checks),
+            output=output,
             malformed={name: count for name, count in malformed.items() if count},
             missing=tuple(missing),
         )
+
+    def _output(self, name: str) -> tuple[str, ...]:
+        """Return the last lines of a rank's output, after some of its first ones."""
+        with contextlib.suppress(OSError), os.fdopen(beneath.open_file(self._top, name), "rb") as stream:
+            head = stream.read(_OUTPUT_BYTES)
+            stream.seek(max(len(head), stream.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+            tail = stream.read(_OUTPUT_BYTES)
+            written = (head + tail).decode(errors="replace")
+            return tuple(re.split(r"[\r\n]+", written))
+        return ()
 
     def _files_of_ranks(self, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
         try:

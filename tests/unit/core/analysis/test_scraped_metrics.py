@@ -48,9 +48,9 @@ def scrape(t: float, done: Lines, **more: Any) -> dict[str, Any]:
 
 def evaluated(records: Lines, scrapes: Lines, ended_t: float | None = None) -> ScrapedMetrics:
     log, malformed = read_rank(0, records)
-    _, samples, _, bad = read_metrics(scrapes)
+    metrics, bad = read_metrics(scrapes)
     assert malformed == bad == 0
-    return evaluate(samples, (log,), 100.0, ended_t)
+    return evaluate(metrics.ranks, (log,), 100.0, ended_t)
 
 
 durations = st.tuples(st.floats(0.001, 3.0), st.floats(0.0, 3.0), st.integers(1, 500))

@@ -47,5 +47,5 @@ def test_a_histogram_with_a_hole_is_malformed_rather_than_shifted():
         "bytes": 5,
         "lateness": {"bounds_s": [1, None], "counts": []},
     }
-    fibers, _, _, malformed = read_metrics([line])
-    assert (fibers, malformed) == ((), 1)
+    metrics, malformed = read_metrics([line])
+    assert (metrics.fibers, malformed) == ((), 1)

@@ -194,7 +194,8 @@ def test_a_rank_and_second_takes_at_most_200_bytes(rank: tuple[Address, RankMetr
     for sample in (RankSample.from_series(found.t, 0, found.values), LONGEST, RankSample(1.0, 0, why="timeout")):
         line = json.dumps(sample.to_dict(), separators=(",", ":")) + "\n"
         assert len(line) <= 200, line
-        _, (read,), _, malformed = read_metrics([json.loads(line)])
+        metrics, malformed = read_metrics([json.loads(line)])
+        (read,) = metrics.ranks
         assert malformed == 0
         assert read.t == pytest.approx(sample.t, abs=0.001)
         assert (read.rank, read.steps, read.tokens, read.memory_bytes, read.why) == (

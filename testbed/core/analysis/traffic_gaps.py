@@ -1,0 +1,220 @@
+"""Silences in the traffic of a run, from counters that are read once a second: of each fiber and of each node.
+
+Counters tell how many bytes moved between two readings, not when. A *silence* is a run of intervals in which nothing
+moved, between two in which something did. From the last byte before it to the first one after it, it lasted at least
+those intervals, and at most one more at each end. A silence that no whole interval lies in cannot be seen.
+
+*Nothing* means less than 1 % of the mean rate over the whole time, as TCP's probes and ARP go on. Before the first
+traffic and after the last one there is no silence: the program had not begun to talk, or was done; what lasts to the
+end is told apart (``ended_t`` None), as the program may have been waiting.
+
+With these the traffic's return after a fault has a bound: the first interval with traffic after the silence ends at
+most that long after the fault began.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.analysis.timeline import FaultWindow
+from testbed.core.records.samples import FiberSample, NodeSample
+
+__all__ = ["Silence", "TrafficBack", "TrafficGaps", "TrafficTrack", "evaluate"]
+
+NOTHING: Final = 0.01
+"""Of the mean rate."""
+_LEAST_BYTES: Final = 2_000
+"""A track that moved no more than this has no traffic to be silent."""
+_SETTLE: Final = 2
+"""A silence that begins up to this many readings after a fault's end counts for it."""
+
+Reading = tuple[float, int]
+
+
+@dataclass(frozen=True)
+class Silence:
+    """No traffic from ``began_t`` (a reading) to ``ended_t``; None: to the end of the run, seen until ``seen_t``.
+
+    ``least_s`` and ``most_s`` bound it; ``back_by_t`` is the end of the first interval with traffic after it.
+    """
+
+    began_t: float
+    ended_t: float | None
+    seen_t: float
+    least_s: float
+    most_s: float | None
+    back_by_t: float | None
+
+
+@dataclass(frozen=True)
+class TrafficBack:
+    """What a fault did to a track: its longest silence near the fault, and by when traffic was back.
+
+    ``back_within_s``: from the fault's beginning, an upper bound; None: not back as far as was seen.
+    """
+
+    fault: str
+    silence: Silence
+    back_within_s: float | None
+
+
+@dataclass(frozen=True)
+class TrafficTrack:
+    """One direction: ``name`` is ``toward west``, ``north:west``, or ``west-0, sent``.
+
+    Attributes:
+        kind: ``site`` (all fibers that end there), ``fiber`` or ``node``.
+        byte_count: moved while the program ran.
+        interval_s: median time between two readings.
+        silences: in the order of time.
+        longest_calm: the longest one outside of every fault; None without one.
+        back: by fault, those that were silent near it.
+    """
+
+    name: str
+    kind: str
+    byte_count: int
+    interval_s: float
+    silences: tuple[Silence, ...]
+    longest_calm: Silence | None
+    back: tuple[TrafficBack, ...]
+
+    @property
+    def longest(self) -> Silence | None:
+        return max(self.silences, key=lambda it: it.least_s, default=None)
+
+
+@dataclass(frozen=True)
+class TrafficGaps:
+    """``idle`` are the names of tracks without traffic."""
+
+    tracks: tuple[TrafficTrack, ...] = ()
+    idle: tuple[str, ...] = ()
+
+    def of(self, kind: str) -> tuple[TrafficTrack, ...]:
+        return tuple(it for it in self.tracks if it.kind == kind)
+
+
+def evaluate(
+    fibers: Iterable[FiberSample],
+    nodes: Iterable[NodeSample],
+    windows: Sequence[FaultWindow],
+    began_t: float | None,
+    ended_t: float | None,
+) -> TrafficGaps:
+    """Return the silences from ``began_t`` to ``ended_t``, the times of the program."""
+    tracks: list[TrafficTrack] = []
+    idle: list[str] = []
+    for (kind, name), readings in _readings(fibers, nodes).items():
+        inside = [
+            it for it in readings if (began_t is None or it[0] >= began_t) and (ended_t is None or it[0] <= ended_t)
+        ]
+        found = _track(kind, name, inside, windows)
+        if found is not None:
+            tracks.append(found)
+        elif len(inside) > 1:
+            idle.append(name)
+    return TrafficGaps(tuple(tracks), tuple(idle))
+
+
+def _readings(fibers: Iterable[FiberSample], nodes: Iterable[NodeSample]) -> Mapping[tuple[str, str], list[Reading]]:
+    """Return (kind, name) -> the readings of its counter, in the order of time."""
+    of_fiber: dict[str, list[FiberSample]] = {}
+    for sample in fibers:
+        of_fiber.setdefault(sample.direction, []).append(sample)
+    found: dict[tuple[str, str], list[Reading]] = {}
+    toward: dict[str, dict[float, int]] = {}
+    for track in of_fiber.values():
+        for sample, moved in _moved([(it.t, it.byte_count) for it in track]):
+            site = toward.setdefault(track[0].toward, {})
+            site[sample] = site.get(sample, 0) + moved
+    for site in sorted(toward):
+        found["site", f"toward {site}"] = list(
+            zip(sorted(toward[site]), itertools.accumulate(toward[site][t] for t in sorted(toward[site])), strict=True)
+        )
+    for direction in sorted(of_fiber):
+        found["fiber", direction] = _accumulated(_moved([(it.t, it.byte_count) for it in of_fiber[direction]]))
+    of_node: dict[str, list[NodeSample]] = {}
+    for it in nodes:
+        of_node.setdefault(it.node, []).append(it)
+    for node, samples in of_node.items():
+        found["node", f"{node}, sent"] = _accumulated(_moved([(it.t, it.sent_bytes) for it in samples]))
+        found["node", f"{node}, received"] = _accumulated(_moved([(it.t, it.received_bytes) for it in samples]))
+    return found
+
+
+def _moved(readings: Sequence[Reading]) -> list[Reading]:
+    """Return (t, bytes since the reading before). A counter that went back was reset: it counts from zero."""
+    found = [(readings[0][0], 0)] if readings else []
+    for (_, before), (t, after) in itertools.pairwise(readings):
+        found.append((t, after - before if after >= before else after))
+    return found
+
+
+def _accumulated(moved: Sequence[Reading]) -> list[Reading]:
+    return list(zip((t for t, _ in moved), itertools.accumulate(count for _, count in moved), strict=True))
+
+
+def _track(kind: str, name: str, readings: Sequence[Reading], windows: Sequence[FaultWindow]) -> TrafficTrack | None:
+    """Return the track; None if nothing moved, or there are too few readings."""
+    if len(readings) < 2 or readings[-1][0] <= readings[0][0]:
+        return None
+    whole = readings[-1][1] - readings[0][1]
+    if whole <= _LEAST_BYTES:
+        return None
+    interval_s = statistics.median(after - before for (before, _), (after, _) in itertools.pairwise(readings))
+    silences = tuple(_silences(readings, NOTHING * whole / (readings[-1][0] - readings[0][0])))
+    backs = (_back(silences, window, interval_s) for window in windows)
+    calm = [it for it in silences if not any(_near(it, window, interval_s) for window in windows)]
+    return TrafficTrack(
+        name=name,
+        kind=kind,
+        byte_count=whole,
+        interval_s=interval_s,
+        silences=silences,
+        longest_calm=max((it for it in calm if it.ended_t is not None), key=lambda it: it.least_s, default=None),
+        back=tuple(it for it in backs if it is not None),
+    )
+
+
+def _silences(readings: Sequence[Reading], least_rate: float) -> Iterable[Silence]:
+    """Yield the runs of intervals with less than ``least_rate`` B/s after the first traffic."""
+    began: int | None = None
+    talked = False
+    for at, ((t, before), (then, after)) in enumerate(itertools.pairwise(readings)):
+        if after - before > least_rate * (then - t):
+            if began is not None:
+                yield _closed(readings, began, at)
+            began, talked = None, True
+        elif talked and began is None:
+            began = at
+    if began is not None:
+        begin_t, seen_t = readings[began][0], readings[-1][0]
+        yield Silence(begin_t, None, seen_t, seen_t - begin_t, None, None)
+
+
+def _closed(readings: Sequence[Reading], began: int, at: int) -> Silence:
+    """Return the silence from reading ``began`` to reading ``at``, each with an interval of traffic beyond it."""
+    begin_t, end_t = readings[began][0], readings[at][0]
+    back_by_t = readings[at + 1][0]
+    return Silence(begin_t, end_t, end_t, end_t - begin_t, back_by_t - readings[began - 1][0], back_by_t)
+
+
+def _near(silence: Silence, window: FaultWindow, interval_s: float) -> bool:
+    """Whether a silence may be a fault's: it overlaps the fault, or begins within two readings of its end."""
+    over_t = silence.seen_t if silence.back_by_t is None else silence.back_by_t
+    late = window.ended_t is not None and silence.began_t >= window.ended_t + _SETTLE * interval_s
+    return over_t > window.began_t and not late
+
+
+def _back(silences: Sequence[Silence], window: FaultWindow, interval_s: float) -> TrafficBack | None:
+    near = [it for it in silences if _near(it, window, interval_s)]
+    if not near:
+        return None
+    longest = max(near, key=lambda it: it.least_s)
+    back_within_s = None if longest.back_by_t is None else longest.back_by_t - window.began_t
+    return TrafficBack(window.fault, longest, back_within_s)
