@@ -62,6 +62,8 @@ class JobEvidence:
     """Of a launched program, from when to when its steps are known; its wall time is that."""
     goodput_of_steps: float | None = None
     """Of a launched program, whose rank-seconds are not known."""
+    complete: bool = False
+    """Whether it reached its last step; a launched program, whether all of its processes ended with status 0."""
 
     @property
     def wall_s(self) -> float | None:
@@ -207,6 +209,7 @@ def evaluate(
         faults=paced.faults,
         failures=_failures(logs),
         spans=spans,
+        complete=complete,
         died=died,
         seen_t=seen,
     )

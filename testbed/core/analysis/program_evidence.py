@@ -90,6 +90,7 @@ def evaluate(
         fault_free_s_per_token=paced.s_per_token,
         faults=paced.faults,
         failures=(),
+        complete=complete,
         died=died,
         seen_t=span.seen_t if span else ended_t,
         timed=timed,

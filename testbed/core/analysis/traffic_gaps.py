@@ -105,15 +105,20 @@ def evaluate(
     windows: Sequence[FaultWindow],
     began_t: float | None,
     ended_t: float | None,
+    *,
+    done: bool = False,
 ) -> TrafficGaps:
-    """Return the silences from ``began_t`` to ``ended_t``, the times of the program."""
+    """Return the silences from ``began_t`` to ``ended_t``, the times of the program.
+
+    ``done``: it ended well, so that no traffic after the last one is no silence.
+    """
     tracks: list[TrafficTrack] = []
     idle: list[str] = []
     for (kind, name), readings in _readings(fibers, nodes).items():
         inside = [
             it for it in readings if (began_t is None or it[0] >= began_t) and (ended_t is None or it[0] <= ended_t)
         ]
-        found = _track(kind, name, inside, windows)
+        found = _track(kind, name, inside, windows, done)
         if found is not None:
             tracks.append(found)
         elif len(inside) > 1:
@@ -129,13 +134,11 @@ def _readings(fibers: Iterable[FiberSample], nodes: Iterable[NodeSample]) -> Map
     found: dict[tuple[str, str], list[Reading]] = {}
     toward: dict[str, dict[float, int]] = {}
     for track in of_fiber.values():
-        for sample, moved in _moved([(it.t, it.byte_count) for it in track]):
-            site = toward.setdefault(track[0].toward, {})
-            site[sample] = site.get(sample, 0) + moved
-    for site in sorted(toward):
-        found["site", f"toward {site}"] = list(
-            zip(sorted(toward[site]), itertools.accumulate(toward[site][t] for t in sorted(toward[site])), strict=True)
-        )
+        moved_by = toward.setdefault(track[0].toward, {})
+        for t, count in _moved([(it.t, it.byte_count) for it in track]):
+            moved_by[t] = moved_by.get(t, 0) + count
+    for site, moved_by in sorted(toward.items()):
+        found["site", f"toward {site}"] = _accumulated(sorted(moved_by.items()))
     for direction in sorted(of_fiber):
         found["fiber", direction] = _accumulated(_moved([(it.t, it.byte_count) for it in of_fiber[direction]]))
     of_node: dict[str, list[NodeSample]] = {}
@@ -159,7 +162,9 @@ def _accumulated(moved: Sequence[Reading]) -> list[Reading]:
     return list(zip((t for t, _ in moved), itertools.accumulate(count for _, count in moved), strict=True))
 
 
-def _track(kind: str, name: str, readings: Sequence[Reading], windows: Sequence[FaultWindow]) -> TrafficTrack | None:
+def _track(
+    kind: str, name: str, readings: Sequence[Reading], windows: Sequence[FaultWindow], done: bool
+) -> TrafficTrack | None:
     """Return the track; None if nothing moved, or there are too few readings."""
     if len(readings) < 2 or readings[-1][0] <= readings[0][0]:
         return None
@@ -167,7 +172,8 @@ def _track(kind: str, name: str, readings: Sequence[Reading], windows: Sequence[
     if whole <= _LEAST_BYTES:
         return None
     interval_s = statistics.median(after - before for (before, _), (after, _) in itertools.pairwise(readings))
-    silences = tuple(_silences(readings, NOTHING * whole / (readings[-1][0] - readings[0][0])))
+    every = _silences(readings, NOTHING * whole / (readings[-1][0] - readings[0][0]))
+    silences = tuple(it for it in every if it.ended_t is not None or not done)
     backs = (_back(silences, window, interval_s) for window in windows)
     calm = [it for it in silences if not any(_near(it, window, interval_s) for window in windows)]
     return TrafficTrack(

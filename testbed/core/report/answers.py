@@ -22,11 +22,14 @@ from testbed.core.report import (
     hypothesis,
     open_metrics,
     restarts_section,
+    traffic_section,
 )
 from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
+from testbed.core.report.program_section import ProgramSteps
 from testbed.core.report.restarts_section import AttemptLine
+from testbed.core.report.traffic_section import TrafficLine
 from testbed.core.units import format_number
 
 __all__ = ["EXIT_CODES", "Answer", "Evidence", "answer", "headline", "verdict"]
@@ -70,6 +73,8 @@ class Evidence:
     checked: Checked
     blame: Blame
     steady: tuple[Steady, ...]
+    program: ProgramSteps | None = None
+    traffic: tuple[TrafficLine, ...] = ()
 
 
 def answer(found: Evidence) -> tuple[Answer, ...]:
@@ -91,6 +96,7 @@ def _answer(found: Evidence) -> tuple[Answer, ...]:
     launched = text(info.workload, "command")
     return (
         _ran(info, launched) if launched else _trained(info, found.job),
+        *(_of_program(found, found.program) if found.program else ()),
         *([_came_through(found.faults)] if found.faults and not launched else []),
         *([_went_on(found.attempts)] if len(found.attempts) > 1 else []),
         _held(found.emulator, info.uncertified, found.certificate, found.under_load, found.machine),
@@ -154,6 +160,30 @@ def _ran(info: RunInfo, command: str) -> Answer:
         how = f"; ended by the testbed: {', '.join(ended)}" if ended else ""
         return Answer("ran", "Did it run?", "unknown", f"{said}{how}.")
     return Answer("ran", "Did it run?", "yes", f"{said}; each ended with status 0.")
+
+
+def _of_program(found: Evidence, program: ProgramSteps) -> tuple[Answer, ...]:
+    """Answer by a program's printed steps; where none are known, by the traffic around its faults."""
+    job = found.job
+    if not job.commits:
+        asked = "Did it make progress?"
+        told = "No step was read from it, although the run was told where it reports them."
+        said = (Answer("progressed", asked, "unknown", told),) if program.asked else ()
+        lines = traffic_section.sentences(found.traffic, found.faults)
+        if not lines:
+            return said
+        # A program that ended well needed no more traffic; of one that did not, the first question tells.
+        back = traffic_section.came_back(found.traffic, found.faults) or job.complete or None
+        text = lines[0] if len(lines) == 1 else f"{formats.plural(len(lines), 'fault')} while it ran."
+        return (*said, Answer("traffic", "Did the traffic come back?", word(back), text, lines if lines[1:] else ()))
+    ranks = formats.plural(len(program.printing), "rank")
+    steps = f"{formats.plural(job.steps_committed, 'step')}, as printed by {ranks}"
+    if job.median_step_s is not None:
+        steps += f"; the fault-free median is {formats.duration(job.median_step_s)}"
+    if job.train_loss_first is not None and job.train_loss_last is not None:
+        steps += f"; train_loss went from {formats.loss(job.train_loss_first)} to {formats.loss(job.train_loss_last)}"
+    progressed = Answer("progressed", "Did it make progress?", "yes", f"{steps}.")
+    return (progressed, *([_came_through(found.faults)] if found.faults else []))
 
 
 def _came_through(faults: tuple[Fault, ...]) -> Answer:
@@ -234,13 +264,14 @@ def headline(
 ) -> str:
     """Return the result in one sentence; ``cause`` says why a job that died did not come back, if that is known."""
     if verdict == "pass":
-        if answers[0].id == "ran":
+        ran = answers[0].id == "ran"
+        if ran and not any(it.id == "recovered" for it in answers):
             return "The program ran across the fiber."
         if not faults:
             return "It trained across the fiber."
         first, more = faults[0].named, len(faults) - 1
         also = f" and {formats.plural(more, 'more fault')}" if more else ""
-        return f"It trained, and came through {first}{also}."
+        return f"{'The program ran' if ran else 'It trained'}, and came through {first}{also}."
     if info.status == "interrupted":
         return "The run was interrupted; this is what was measured."
     if info.status == "running":

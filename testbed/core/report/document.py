@@ -6,20 +6,29 @@ Times that end in ``_s`` and refer to the job (``began_s``, ``t_s``) count from 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from testbed.core.analysis import attempt_history, blame, fidelity, launched_seconds, scraped_metrics, wire_check
+from testbed.core.analysis import (
+    attempt_history,
+    blame,
+    fidelity,
+    launched_seconds,
+    program_evidence,
+    scraped_metrics,
+    traffic_gaps,
+    wire_check,
+)
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.scraped_metrics import ScrapedMetrics
-from testbed.core.analysis.timeline import fault_windows
+from testbed.core.analysis.timeline import FaultWindow, fault_windows
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import check
 from testbed.core.checkers.finding import Checker
-from testbed.core.fields import json_values, text
+from testbed.core.fields import integer, json_values, sequence, text
 from testbed.core.records.process_end import read_ends
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
@@ -33,8 +42,10 @@ from testbed.core.report import (
     in_force_section,
     job_end,
     open_metrics,
+    program_section,
     rank_seconds_section,
     restarts_section,
+    traffic_section,
 )
 from testbed.core.report.answers import Answer
 from testbed.core.report.events_section import EventLine
@@ -43,8 +54,10 @@ from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.hypothesis import Steady
 from testbed.core.report.in_force_section import InForce
 from testbed.core.report.open_metrics import OpenMetric
+from testbed.core.report.program_section import ProgramSteps
 from testbed.core.report.rank_seconds_section import TimeShares
 from testbed.core.report.restarts_section import AttemptLine
+from testbed.core.report.traffic_section import TrafficLine
 from testbed.core.topology.model import Topology
 
 __all__ = [
@@ -85,24 +98,35 @@ class Training:
     train_loss_last: float | None
     goodput: float | None
     compute_utilization: float | None
-    compute_s: float
-    peer_wait_s: float
-    network_s: float
+    compute_s: float | None
+    peer_wait_s: float | None
+    network_s: float | None
     recovery_s: float | None
     recovery_open: bool = False
     died: bool = False
+    recovery_at_most: bool = False
 
 
 @dataclass(frozen=True)
 class StepSeries:
-    """Committed steps in the order of time, one list per column."""
+    """Committed steps in the order of time, one list per column.
+
+    Of a program that prints every n-th step, a row stands for the steps since the row before: ``covers`` of them, and
+    ``duration_s`` is their mean. The first print only begins the count.
+    """
 
     step: tuple[int, ...] = ()
     t_s: tuple[float, ...] = ()
     duration_s: tuple[float, ...] = ()
     train_loss: tuple[float | None, ...] = ()
     tokens: tuple[int, ...] = ()
-    """Of all ranks in that step."""
+    """Of all ranks in that step, or in all that the row covers."""
+    covers: tuple[int, ...] = ()
+
+    @property
+    def interval_s(self) -> tuple[float, ...]:
+        """The whole time of each row's steps."""
+        return tuple(count * each for count, each in zip(self.covers, self.duration_s, strict=True))
 
 
 @dataclass(frozen=True)
@@ -141,6 +165,12 @@ class Report:
     checkers: tuple[Checker, ...] = ()
     rank_seconds: TimeShares | None = None
     scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
+    program: ProgramSteps | None = None
+    """Of a launched program: how its steps are read."""
+    traffic: tuple[TrafficLine, ...] = ()
+    """Of a launched program: the silences of fibers and nodes."""
+    idle: tuple[str, ...] = ()
+    """Of a launched program: the fibers and nodes without traffic."""
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
     open_metrics: Mapping[str, OpenMetric] = field(default_factory=dict)
@@ -189,14 +219,19 @@ def build(run: RunData) -> Report:
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event in _ENDS]
     logs = attempt_history.fenced(run.ranks)
-    job = evaluate(
-        logs,
-        windows,
-        max(ended, default=None),
-        attempt_history.detections(run.events),
-        seen_t=_seen(run),
-        failed=run.info.status == "failed" and not run.info.unknown_because,
-    )
+    found_program = None
+    if text(run.info.workload, "command"):
+        found_program = program_evidence.evaluate(logs, run.info, windows, _seen(run))
+        job = found_program.job
+    else:
+        job = evaluate(
+            logs,
+            windows,
+            max(ended, default=None),
+            attempt_history.detections(run.events),
+            seen_t=_seen(run),
+            failed=run.info.status == "failed" and not run.info.unknown_because,
+        )
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
@@ -204,10 +239,14 @@ def build(run: RunData) -> Report:
     host = fidelity_section.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
     crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows)
-    tried = restarts_section.lines(attempt_history.evaluate(logs, run.events, windows, job), origin)
+    attempts = found_program.attempts if found_program else attempt_history.evaluate(logs, run.events, windows, job)
+    tried = restarts_section.lines(attempts, origin)
     scale = run.topology.scale if run.topology else 1.0
     faults = faults_section.lines(job.faults, origin, scale)
     checks = hypothesis.steady(run.info, origin)
+    program = program_section.steps(run.info, found_program, run.output) if found_program else None
+    talked = _traffic(run, job, windows) if found_program else traffic_gaps.TrafficGaps()
+    traffic = traffic_section.lines(talked, origin, _ranks_of_nodes(run))
     found = check(run.checks)
     bounds = open_metrics.open_metrics(job, tried, origin)
     info = replace(run.info, expectations=open_metrics.judged(run.info.expectations, bounds))
@@ -225,6 +264,8 @@ def build(run: RunData) -> Report:
             checked=found,
             blame=blame.blame(read_ends(run.info, run.events)),
             steady=checks,
+            program=program,
+            traffic=traffic,
         )
     )
     verdict = answers.verdict(info, told)
@@ -235,20 +276,14 @@ def build(run: RunData) -> Report:
         answers=told,
         run=info,
         duration_s=_duration(run.info),
-        training=_training(job),
+        training=_training(job, program=found_program is not None),
         faults=faults,
         certificate=run.certificate,
         fidelity=under_load,
         wire=crossed,
         topology=run.topology,
         events=events_section.lines(run.events, origin, {it.fault: it.parameters for it in faults}, scale),
-        steps=StepSeries(
-            step=tuple(commit.step for commit in job.commits),
-            t_s=tuple(commit.t - origin for commit in job.commits),
-            duration_s=tuple(commit.duration_s for commit in job.commits),
-            train_loss=tuple(commit.train_loss for commit in job.commits),
-            tokens=tuple(commit.tokens for commit in job.commits),
-        ),
+        steps=_steps(job, origin),
         fibers=_throughput(run.fibers, origin),
         ranks=job.rank_times,
         machine=host,
@@ -258,6 +293,9 @@ def build(run: RunData) -> Report:
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
+        program=program,
+        traffic=traffic,
+        idle=talked.idle,
         missing=run.missing,
         malformed=run.malformed,
         open_metrics=bounds,
@@ -277,6 +315,34 @@ def to_json(report: Report) -> dict[str, object]:
     if report.topology:
         document["topology"].pop("origins")
     return document
+
+
+def _steps(job: JobEvidence, origin: float) -> StepSeries:
+    timed = [commit for commit in job.commits if commit.timed]
+    return StepSeries(
+        step=tuple(commit.step for commit in timed),
+        t_s=tuple(commit.t - origin for commit in timed),
+        duration_s=tuple(commit.duration_s / commit.steps for commit in timed),
+        train_loss=tuple(commit.train_loss for commit in timed),
+        tokens=tuple(commit.tokens for commit in timed),
+        covers=tuple(commit.steps for commit in timed),
+    )
+
+
+def _traffic(run: RunData, job: JobEvidence, windows: Sequence[FaultWindow]) -> traffic_gaps.TrafficGaps:
+    """Return the silences while the program ran; what follows the last traffic of one that ended well is none."""
+    return traffic_gaps.evaluate(run.fibers, run.nodes, windows, job.began_t, job.ended_t, done=job.complete)
+
+
+def _ranks_of_nodes(run: RunData) -> Mapping[str, Sequence[int]]:
+    """Return the ranks of each node, as run.json or the ranks' records have them."""
+    found: dict[str, list[int]] = {}
+    listed = [it for it in sequence(run.info.workload, "members") if isinstance(it, Mapping)]
+    pairs = [(integer(it, "rank"), text(it, "node")) for it in listed] or [(log.rank, log.node) for log in run.ranks]
+    for rank, node in pairs:
+        if rank is not None and node:
+            found.setdefault(node, []).append(rank)
+    return found
 
 
 def _seen(run: RunData) -> float | None:
@@ -299,11 +365,11 @@ def _duration(info: RunInfo) -> float | None:
     return info.ended_t - info.started_t
 
 
-def _training(job: JobEvidence) -> Training:
+def _training(job: JobEvidence, *, program: bool) -> Training:
     return Training(
         world_size=job.world_size,
         steps_planned=job.steps_planned,
-        steps_committed=len(job.commits),
+        steps_committed=job.steps_committed,
         steps_lost=job.steps_lost,
         tokens=job.tokens,
         tokens_per_s=job.tokens_per_s,
@@ -313,17 +379,18 @@ def _training(job: JobEvidence) -> Training:
         train_loss_last=job.train_loss_last,
         goodput=job.goodput,
         compute_utilization=job.compute_utilization,
-        compute_s=job.compute_s,
-        peer_wait_s=sum(each.peer_wait_s for each in job.rank_times),
-        network_s=sum(each.network_s for each in job.rank_times),
+        compute_s=None if program else job.compute_s,
+        peer_wait_s=None if program else sum(each.peer_wait_s for each in job.rank_times),
+        network_s=None if program else sum(each.network_s for each in job.rank_times),
         recovery_s=job.recovery_s,
         recovery_open=job.recovery_open,
         died=job.died,
+        recovery_at_most=job.gap_at_most and not job.recovery_open,
     )
 
 
 def _rank_seconds(run: RunData, job: JobEvidence, origin: float) -> TimeShares | None:
-    if job.world_size or not text(run.info.workload, "command"):
+    if not text(run.info.workload, "command"):
         return rank_seconds_section.measure(job.world_size or 0, job.spans, origin)
     return rank_seconds_section.measure(*launched_seconds.account(run.info), origin)
 

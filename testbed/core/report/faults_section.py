@@ -30,7 +30,8 @@ _OF_RECOVERY = _HEAD.index("longest gap")
 class Fault:
     """One fault; ``ended_s`` is None if the record does not hold its end, so it was still active then.
 
-    ``longest_gap_s`` is at least that if ``gap_open``: no step came after the fault. ``parameters`` are as written.
+    ``longest_gap_s`` is at least that if ``gap_open``: no step came after the fault; at most that if ``gap_at_most``:
+    the program prints too seldom to tell. ``parameters`` are as written.
     """
 
     fault: str
@@ -50,6 +51,7 @@ class Fault:
     parameters: Mapping[str, str] = field(default_factory=dict)
     scale: float = 1.0
     """The topology's, for what a rate stands for; report.json has it with the topology."""
+    gap_at_most: bool = False
 
     @property
     def label(self) -> str:
@@ -76,8 +78,8 @@ class Fault:
 
     @property
     def gap(self) -> str:
-        """The longest gap: ``6.7 s``; ``>= 41.2 s`` where no step ended it."""
-        return gap_words(self.longest_gap_s, self.gap_open)
+        """The longest gap: ``6.7 s``; ``>= 41.2 s`` where no step ended it; ``<= 1.3 s`` where prints are too rare."""
+        return gap_words(self.longest_gap_s, self.gap_open, self.gap_at_most)
 
     @property
     def lasted(self) -> str:
@@ -102,13 +104,16 @@ def lines(faults: Iterable[FaultRecovery], origin: float, scale: float = 1.0) ->
             gap_open=it.gap_open,
             parameters=it.window.parameters,
             scale=scale,
+            gap_at_most=it.gap_at_most,
         )
         for it in faults
     )
 
 
-def gap_words(gap_s: float | None, is_open: bool) -> str:
+def gap_words(gap_s: float | None, is_open: bool, at_most: bool = False) -> str:
     """Format a gap between commits; an open one is at least as long as it was seen."""
+    if at_most and not is_open and gap_s is not None:
+        return f"<= {formats.duration(gap_s)}"
     return f">= {formats.duration(gap_s)}" if is_open and gap_s is not None else formats.duration(gap_s)
 
 
@@ -167,7 +172,8 @@ def sentence(fault: Fault) -> str:
     if fault.gap_open:
         gap = formats.duration(fault.longest_gap_s)
         return f"{began}: no step came{_since(fault)}; training did not come back: the gap is at least {gap}."
-    gap = f"longest gap between commits {fault.gap}{_where(fault)}"
+    at_most = f"at most {formats.duration(fault.longest_gap_s)}, less than two prints take"
+    gap = f"longest gap between commits {at_most if fault.gap_at_most else fault.gap + _where(fault)}"
     if not fault.recovered:
         return f"{began}: {gap}, and training had not recovered when the job ended."
     if fault.back_s == 0:

@@ -11,14 +11,17 @@ from testbed.core.report import (
     formats,
     hypothesis,
     in_force_section,
+    program_section,
     rank_seconds_section,
     restarts_section,
     schedule_section,
     scraped_section,
+    traffic_section,
 )
 from testbed.core.report.document import Report
+from testbed.core.report.program_section import ProgramSteps
 from testbed.core.report.report_table import Table
-from testbed.core.report.run_page import facts, goodput, is_program, shortcomings
+from testbed.core.report.run_page import facts, goodput, has_steps, is_program, recovery, shortcomings
 
 __all__ = ["escape", "markdown", "section", "table"]
 
@@ -51,10 +54,19 @@ def markdown(report: Report) -> str:
     )
     if not is_program(report):
         blocks += ["## Training", table(Table(("quantity", "value"), measured))]
+    elif report.program is not None:
+        blocks += ["## Steps of the program", escape(program_section.lead(report.program))]
+        if has_steps(report):
+            known = [(name, value) for name, value in measured if formats.UNKNOWN not in value]
+            blocks.append(table(Table(("quantity", "value"), known)))
+        blocks += _offer(report.program)
     shown = rank_seconds_section.table(report.rank_seconds)
     blocks += section("## Rank-seconds", rank_seconds_section.lead(is_program(report)), shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
+    if lead := traffic_section.lead(report.traffic, report.idle):
+        blocks += section("## Traffic", escape(lead), shown=traffic_section.table(report.traffic))
+        blocks += [escape(it) for it in traffic_section.sentences(report.traffic, report.faults)]
     blocks += section(
         "### Values in force",
         shown=in_force_section.table(report.in_force, report.faults, certification_section.scale(report.topology)),
@@ -89,8 +101,20 @@ def _goodput(report: Report) -> str:
     return f"{said} ({formats.goodput_means(value)})" if value is not None and value > 1 else said
 
 
+def _offer(program: ProgramSteps) -> list[str]:
+    """Return the words and the line that would have the steps read, as code that can be copied."""
+    if program.offer is None:
+        return []
+    fence = "```"
+    return [
+        escape(program_section.offered(program)),
+        f"{fence}yaml\n{program.offer.yaml}\n{fence}",
+        f"{fence}\n{program.offer.option}\n{fence}",
+    ]
+
+
 def _recovery(report: Report) -> str:
-    said = faults_section.gap_words(report.training.recovery_s, report.training.recovery_open)
+    said = recovery(report)
     return f"{said}, training did not come back" if report.training.recovery_open else said
 
 

@@ -67,6 +67,13 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "back after": "From the fault's beginning until a step was as fast as usual again (1.1 times the median).",
         "back after its end": "From the fault's end until a step was as fast as usual again.",
     },
+    "Traffic": {
+        "moved": "Bytes while the program ran, with all headers of Ethernet.",
+        "silences": "How often nothing moved for at least one whole interval between two readings.",
+        "longest silence": "The least and the most that it may have lasted, by the readings around it.",
+        "from": "Seconds since the program began.",
+        "longest outside faults": "The longest silence that no fault was near: what is usual for this program.",
+    },
     "Fault schedule": {
         "for": "How long the fault was planned to last.",
         "began": "How often it began, of how often it was planned to.",

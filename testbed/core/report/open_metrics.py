@@ -1,8 +1,13 @@
-"""Metrics of a job that did not come back: what was seen of them is a bound, which no expectation passes by.
+"""Metrics of which only a bound is known: of a job that did not come back, or of a program that prints seldom.
+
+Of a job that did not come back no expectation passes by a bound.
 
 A gap that no step ended is at least as long as it was seen. The goodput of a job that died is at most what it was until
 then. Such a bound fails an expectation that it violates already, or that the job can no longer meet; where the job was
 only interrupted, an expectation that it does not violate is unknown.
+
+The gap of a program that prints every n-th step may be known as an upper bound alone. That meets an expectation of at
+most as much; of a smaller one it tells nothing.
 """
 
 from __future__ import annotations
@@ -30,18 +35,24 @@ _WHY = {
 
 @dataclass(frozen=True)
 class OpenMetric:
-    """``seen``: the value, in SI units; ``bound``: AT_LEAST or AT_MOST; ``over``: the job died, so it is settled."""
+    """``seen``: the value, in SI units; ``bound``: AT_LEAST or AT_MOST; ``over``: the job died, so it is settled.
+
+    ``resolved``: the bound is due to how seldom the program prints, and the job did come back.
+    """
 
     seen: float
     bound: str
     over: bool
+    resolved: bool = False
 
 
 def open_metrics(job: JobEvidence, attempts: Sequence[AttemptLine], origin: float) -> Mapping[str, OpenMetric]:
-    """Return the open metrics by name; empty for a job that came back from every fault."""
+    """Return the open metrics by name; empty for a job that came back from every fault, and told it exactly."""
     found: dict[str, OpenMetric] = {}
     if job.recovery_open and job.recovery_s is not None:
         found["recovery"] = OpenMetric(job.recovery_s, AT_LEAST, job.died)
+    elif job.gap_at_most and job.recovery_s is not None:
+        found["recovery"] = OpenMetric(job.recovery_s, AT_MOST, False, resolved=True)
     if job.died and job.goodput is not None:
         found["goodput"] = OpenMetric(job.goodput, AT_MOST, True)
     last = attempts[-1] if attempts else None
@@ -53,7 +64,12 @@ def open_metrics(job: JobEvidence, attempts: Sequence[AttemptLine], origin: floa
 
 
 def judge(expectation: expect.Expectation, metric: OpenMetric) -> bool | None:
-    """Return whether ``expectation`` holds: False or None (unknown), never True."""
+    """Return whether ``expectation`` holds: False or None (unknown); True only by an upper bound of a job that came
+    back."""
+    if metric.resolved:
+        if expectation.op in ("<=", "<"):
+            return expectation.holds(metric.seen) or None
+        return False if expectation.op in (">=", ">", "==") and metric.seen < expectation.bound else None
     sought = ("<=", "<", "==") if metric.bound == AT_LEAST else (">=", ">", "==")
     violated = expectation.op in sought and expectation.holds(metric.seen) is False
     if expectation.op == "==":
@@ -83,5 +99,7 @@ def words(expectation: Expectation) -> str:
     name = expectation.text.split()[0] if expectation.text.split() else ""
     name = next((it for it in _WHY if name.startswith(it)), "")
     value = expectation.measured
+    if name == "recovery" and expectation.bound == AT_MOST:
+        return f"<= {formats.duration(value)}, less than two prints of the program take"
     shown = formats.share(value) if name == "goodput" else formats.duration(value)
     return f"{SIGN.get(expectation.bound, '')} {shown}, {_WHY.get(name, 'the job did not come back')}"

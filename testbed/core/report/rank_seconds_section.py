@@ -32,8 +32,8 @@ _LEAD = (
 
 
 _LEAD_OF_A_PROGRAM = (
-    "The ranks of a launched program record no steps, so what they did between their beginning and their end is not"
-    " told apart."
+    "The ranks of a launched program keep no records of what they do, so their time between their beginning and their"
+    " end is not told apart."
 )
 
 

@@ -18,18 +18,20 @@ from testbed.core.report import (
     hypothesis,
     in_force_section,
     meanings,
+    program_section,
     rank_seconds_section,
     restarts_section,
     schedule_section,
     scraped_section,
+    traffic_section,
 )
 from testbed.core.report.document import Report
 from testbed.core.report.figures import figures
 from testbed.core.report.scraped_figures import scraped_figures
 
-__all__ = ["facts", "goodput", "html", "is_program", "shortcomings"]
+__all__ = ["facts", "goodput", "has_steps", "html", "is_program", "recovery", "shortcomings"]
 
-_RECORDS = frozenset({"began_t", "ended_t", "ends"})
+_RECORDS = frozenset({"began_t", "ended_t", "ends", "members"})
 """Of a launched program's workload: records that the rank-seconds and the answers are made from, no words for a reader.
 """
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}
@@ -42,7 +44,7 @@ def html(report: Report) -> str:
     eyebrow = (run.name, str(run.experiment.get("name") or ""), formats.moment(run.started_unix_s))
     scraped = scraped_figures(report)
     # Markdown shows it with the training.
-    lost = () if is_program(report) else (("steps lost", formats.count(report.training.steps_lost)),)
+    lost = () if is_program(report) and not has_steps(report) else _lost(report)
     return html_page.render(
         "run.html",
         figures(report) + scraped,
@@ -51,6 +53,7 @@ def html(report: Report) -> str:
         report=report,
         verdict=verdict,
         tiles=_tiles(report),
+        **_program_sections(report),
         drawings=drawing.drawings(report),
         **_fidelity(report),
         rank_seconds_lead=rank_seconds_section.lead(is_program(report)),
@@ -79,32 +82,41 @@ def html(report: Report) -> str:
 def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
     """Name, value and note of each of the figures at the top; of a launched program, those that are known of it."""
     if is_program(report):
-        return tuple((name, value, note) for name, value, note in _program(report) if value != formats.UNKNOWN)
-    training = report.training
+        told = (*(_trained(report) if has_steps(report) else ()), *_program(report))
+        return tuple((name, value, note) for name, value, note in told if value != formats.UNKNOWN)
+    utilization = (
+        "compute utilization",
+        formats.share(report.compute_utilization),
+        "compute ÷ (compute + exposed communication)",
+    )
+    loss, recovery, share, tokens = _trained(report)
+    return (loss, recovery, share, utilization, tokens)
+
+
+def _trained(report: Report) -> tuple[tuple[str, str, str], ...]:
+    """The figures of the steps; a program does not tell all of them."""
+    training, program = report.training, is_program(report)
     done = formats.count(training.steps_committed)
-    averaged = loss_steps(training.steps_committed)
+    rows = len(report.steps.step) if program else training.steps_committed
+    averaged = loss_steps(rows)
     of = f" of {formats.count(training.steps_planned)}" if training.steps_planned else ""
+    first, last = formats.loss(report.train_loss_first), formats.loss(report.train_loss_last)
     return (
         (
             "train_loss",
-            f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}",
+            formats.UNKNOWN if program and report.train_loss_first is None else f"{first} → {last}",
             f"{done}{of} step{'' if (training.steps_planned or training.steps_committed) == 1 else 's'}"
             + (f", means of the first and last {averaged}" if averaged > 1 else ""),
         ),
         (
             "recovery",
-            faults_section.gap_words(training.recovery_s, training.recovery_open),
+            recovery(report),
             "training did not come back" if training.recovery_open else "longest gap between commits around a fault",
         ),
         (
             "goodput",
             goodput(report),
-            "the job did not reach its last step" if training.died else formats.goodput_means(report.goodput),
-        ),
-        (
-            "compute utilization",
-            formats.share(report.compute_utilization),
-            "compute ÷ (compute + exposed communication)",
+            "the job did not reach its last step" if training.died else _goodput_means(report),
         ),
         (
             "tokens per second",
@@ -114,8 +126,40 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
     )
 
 
+def _goodput_means(report: Report) -> str:
+    if is_program(report):
+        return "steps at their fault-free pace ÷ time from the first step to the last"
+    return formats.goodput_means(report.goodput)
+
+
+def recovery(report: Report) -> str:
+    """Format recovery, with the sign of a bound where it is one."""
+    training = report.training
+    return faults_section.gap_words(training.recovery_s, training.recovery_open, training.recovery_at_most)
+
+
+def _lost(report: Report) -> tuple[tuple[str, str], ...]:
+    return (("steps lost", formats.count(report.training.steps_lost)),)
+
+
+def _program_sections(report: Report) -> dict[str, object]:
+    """The steps of a launched program, how they could be read, and its traffic."""
+    program = report.program
+    return {
+        "program_lead": program_section.lead(program) if program else "",
+        "offered": program_section.offered(program) if program else "",
+        "offer": program.offer if program else None,
+        "traffic_lead": traffic_section.lead(report.traffic, report.idle),
+        "traffic_table": traffic_section.table(report.traffic),
+        "traffic_sentences": traffic_section.sentences(report.traffic, report.faults),
+    }
+
+
 def _program(report: Report) -> Iterator[tuple[str, str, str]]:
-    """The figures of a launched program: its ranks record no steps."""
+    """The figures of a launched program, whether or not its steps are known."""
+    if has_steps(report):
+        training = report.training
+        yield "steps", formats.count(training.steps_committed), f"median {formats.duration(training.median_step_s)}"
     workload = report.run.workload
     statuses = [it if isinstance(it, int) else None for it in sequence(workload, "statuses")]
     good = sum(1 for it in statuses if it == 0)
@@ -177,8 +221,13 @@ def _fidelity(report: Report) -> dict[str, object]:
 
 
 def is_program(report: Report) -> bool:
-    """Whether the run is of a launched program, of which nothing is known but its processes."""
-    return bool(text(report.run.workload, "command")) and not report.training.world_size
+    """Whether the run is of a launched program, which keeps no records of its own."""
+    return bool(text(report.run.workload, "command"))
+
+
+def has_steps(report: Report) -> bool:
+    """Whether any step is known."""
+    return report.training.steps_committed > 0
 
 
 def facts(report: Report) -> tuple[tuple[str, str], ...]:

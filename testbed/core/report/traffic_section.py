@@ -27,7 +27,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class BackLine:
-    """What a fault did: ``back_within_s`` is an upper bound, from the fault's beginning; None: traffic did not return."""
+    """What a fault did: ``back_within_s`` is an upper bound, from the fault's beginning; None: it did not return."""
 
     fault: str
     silence: Silent

@@ -73,9 +73,7 @@ def offer(output: Mapping[int, Sequence[str]], presets: Mapping[str, Callable[[]
     return _by_pattern(output)
 
 
-def _by_preset(
-    output: Mapping[int, Sequence[str]], name: str, made: Callable[[], Reader]
-) -> tuple[int, Offer] | None:
+def _by_preset(output: Mapping[int, Sequence[str]], name: str, made: Callable[[], Reader]) -> tuple[int, Offer] | None:
     sample, most, ranks = "", 0, []
     for rank, lines in output.items():
         reader, steps = made(), set()
