@@ -58,6 +58,8 @@ class JobEvidence:
     """Whether a rank failed and nothing restarted the job: it never reached its last step, and did not come back."""
     seen_t: float | None = None
     """Until when the run was observed, at least ``ended_t``; a job that died did not come back until then."""
+    program: bool = False
+    """Whether it is a launched program, of which only steps are known, if at all."""
     timed: tuple[float, float] | None = None
     """Of a launched program, from when to when its steps are known; its wall time is that."""
     goodput_of_steps: float | None = None
@@ -67,8 +69,8 @@ class JobEvidence:
 
     @property
     def wall_s(self) -> float | None:
-        if self.timed is not None:
-            return self.timed[1] - self.timed[0]
+        if self.program:
+            return None if self.timed is None else self.timed[1] - self.timed[0]
         return None if self.began_t is None or self.ended_t is None else self.ended_t - self.began_t
 
     @property
@@ -91,7 +93,7 @@ class JobEvidence:
 
     @property
     def goodput(self) -> float | None:
-        if self.timed is not None:
+        if self.program:
             return self.goodput_of_steps
         return self.share_of(self.rank_seconds.good_s, self.wall_s)
 

@@ -93,6 +93,7 @@ def evaluate(
         complete=complete,
         died=died,
         seen_t=span.seen_t if span else ended_t,
+        program=True,
         timed=timed,
         goodput_of_steps=_goodput(committed, paced, timed),
     )

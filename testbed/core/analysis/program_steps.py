@@ -101,8 +101,8 @@ class ProgressMerge:
         if before is None:
             self.first_printed[self.attempt] = min(step, self.first_printed.get(self.attempt, step))
         self.furthest[self.attempt] = max(step, self.furthest.get(self.attempt, step))
-        if before is not None and self.step is not None and before > self.step:
-            return None  # it was ahead already
+        if self.printers is not None and before is not None and self.step is not None and before > self.step:
+            return None  # it was ahead already, and others hold it back
         return self._counted(record.t)
 
     def gone(self, rank: int, t: float) -> Counted | None:

@@ -57,7 +57,8 @@ def markdown(report: Report) -> str:
     elif report.program is not None:
         blocks += ["## Steps of the program", escape(program_section.lead(report.program))]
         if has_steps(report):
-            known = [(name, value) for name, value in measured if formats.UNKNOWN not in value]
+            named = {"wall time": "first step to last"}
+            known = [(named.get(name, name), value) for name, value in measured if formats.UNKNOWN not in value]
             blocks.append(table(Table(("quantity", "value"), known)))
         blocks += _offer(report.program)
     shown = rank_seconds_section.table(report.rank_seconds)

@@ -96,8 +96,8 @@ def lead(shown: ProgramSteps) -> str:
     if not shown.printing:
         why = "nothing that was read names a step" if shown.asked else "nobody said where the program reports them"
         return (
-            f"The program's steps are not known: {why}. So its step time, throughput, loss and goodput are not either, and"
-            f" what is told of its recovery is told by the traffic. {UNKNOWN_OF_PROGRAMS}"
+            f"The program's steps are not known: {why}. So nothing here tells its pace or its loss, and its recovery is"
+            f" told by the traffic alone. {UNKNOWN_OF_PROGRAMS}"
         )
     ranks = [str(rank) for rank in shown.printing]
     who = f"rank {ranks[0]} prints" if len(ranks) == 1 else f"all of ranks {formats.listed(ranks)} have printed"
