@@ -340,7 +340,7 @@ class Lab:
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         run_metadata.amend(run, program_user=user.to_dict() if user else None)
         port = master_port.free(self._folder, self.topology.node_names[0])
-        recorder = Recorder(self._folder, self.topology, run)
+        recorder = Recorder(self._folder, self.topology, run, program=True)
         recorder.start()
         if not own_run:
             self.recorder = recorder

@@ -167,7 +167,8 @@ def _of_program(found: Evidence, program: ProgramSteps) -> tuple[Answer, ...]:
     job = found.job
     if not job.commits:
         asked = "Did it make progress?"
-        told = "No step was read from it, although the run was told where it reports them."
+        told = program.unread or "no step was read, although the run was told where the program reports them"
+        told = f"{told[:1].upper()}{told[1:].rstrip('.')}."
         said = (Answer("progressed", asked, "unknown", told),) if program.asked else ()
         lines = traffic_section.sentences(found.traffic, found.faults)
         if not lines:

@@ -42,8 +42,8 @@ class ProgramSteps:
     """``source``: how the steps were read, in words; empty if none were. ``printing``: the ranks that print them.
 
     ``steps_a_print``: steps from one print to the next, usually. ``starts_s``: from the start of the first process to
-    the first step that counts. ``asked``: whether the run was told where the steps are. ``offer``: how they could be
-    read; None where they were.
+    the first step that counts. ``asked``: whether the run was told where the steps are. ``unread``: why none could be
+    read there, if that is known. ``offer``: how they could be read; None where they were.
     """
 
     source: str
@@ -52,6 +52,7 @@ class ProgramSteps:
     starts_s: float | None
     asked: bool
     offer: OfferLine | None
+    unread: str = ""
 
 
 def steps(info: RunInfo, found: ProgramEvidence, output: Mapping[int, Sequence[str]]) -> ProgramSteps:
@@ -64,6 +65,7 @@ def steps(info: RunInfo, found: ProgramEvidence, output: Mapping[int, Sequence[s
         starts_s=found.first_step_t - job.began_t if found.first_step_t and job.began_t is not None else None,
         asked=bool(asked) and asked.get("calls") is not True,
         offer=None if seen else _offer(output),
+        unread=text(info.workload, "progress_unread"),
     )
 
 
@@ -95,6 +97,7 @@ def lead(shown: ProgramSteps) -> str:
     """Return what the figures of the steps are made of, or why there are none."""
     if not shown.printing:
         why = "nothing that was read names a step" if shown.asked else "nobody said where the program reports them"
+        why = shown.unread.removeprefix("no step was read: ").rstrip(".") or why
         return (
             f"The program's steps are not known: {why}. So nothing here tells its pace or its loss, and its recovery is"
             f" told by the traffic alone. {UNKNOWN_OF_PROGRAMS}"

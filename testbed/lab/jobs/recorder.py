@@ -1,7 +1,8 @@
 """Record a run: events go into the run directory at once, metrics of fibers, host and ranks every second.
 
 Three threads, so that none waits for another: the keeper pushes events (``keeper/subscription.py``); one thread samples
-fibers and host; one scrapes the ranks (``rank_scraper.py``), which may not answer.
+fibers and host; one scrapes the ranks (``rank_scraper.py``), which may not answer. A launched program's ranks have no
+metrics that are known: the interfaces of its nodes are read instead (``node_counters.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.keeper.protocol import Event, RankState
 from testbed.keeper.subscription import Subscription
+from testbed.lab.jobs.node_counters import NodeCounters
 from testbed.lab.jobs.rank_scraper import INTERVAL_S, RankScraper
 
 STOP_BOUND_S = 15.0
@@ -32,10 +34,13 @@ class Recorder:
 
     _subscription: Subscription | None = None
 
-    def __init__(self, lab: LabFolder, topology: Topology, run: RunDirectory) -> None:
+    def __init__(self, lab: LabFolder, topology: Topology, run: RunDirectory, *, program: bool = False) -> None:
+        """``program``: the job is a launched program."""
         self._lab, self._run = lab, run
         self._stop = threading.Event()
         self._scraper = RankScraper(lab, topology, lambda line: run.append("metrics.jsonl", line))
+        nodes = NodeCounters(lab, topology, lambda line: run.append("metrics.jsonl", line))
+        of_job = nodes.run if program else self._scraper.run
         self._before: dict[str, Any] = {}
         self.throughput_bps: dict[str, float] = {}
         self.scale = topology.scale
@@ -46,7 +51,7 @@ class Recorder:
         """How many of them the live display has shown."""
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name="recorder", daemon=True)
-            for work in (self._sample, lambda: self._scraper.run(self._stop))
+            for work in (self._sample, lambda: of_job(self._stop))
         ]
 
     @property
