@@ -94,6 +94,8 @@ def run(
         console.show(tables.answers(report))
         if told := tables.rank_seconds(report):
             console.show(told)
+        if offered := tables.offer(report):
+            console.show(offered)
     console.show(f"report: {outcome.directory / 'index.html'}")
     return outcome.exit_code
 
@@ -271,6 +273,8 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
             console.show(tables.answers(document))
             if told := tables.rank_seconds(document):
                 console.show(told)
+            if offered := tables.offer(document):
+                console.show(offered)
         console.show(f"report: {page}")
     if open_:
         _open(page)

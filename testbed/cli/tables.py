@@ -492,6 +492,13 @@ def rank_seconds(report: Report) -> str:
     return told if not told or report.goodput is None else f"goodput {run_page.goodput(report)}; {told}"
 
 
+def offer(report: Report) -> str:
+    """Return how the steps of a launched program could be read, if its output has any; empty otherwise."""
+    from testbed.core.report import program_section
+
+    return program_section.summary(report.program) if report.program else ""
+
+
 def checks(found: Sequence[Check]) -> Table:
     return table(("check", "state", "detail"), [[check.name, _state(check), check.detail] for check in found])
 

@@ -57,12 +57,12 @@ def markdown(report: Report) -> str:
     elif report.program is not None:
         blocks += ["## Steps of the program", escape(program_section.lead(report.program))]
         if has_steps(report):
-            named = {"wall time": "first step to last"}
-            known = [(named.get(name, name), value) for name, value in measured if formats.UNKNOWN not in value]
+            other = {"wall time": "first step to last"}
+            known = [(other.get(name, name), value) for name, value in measured if formats.UNKNOWN not in value]
             blocks.append(table(Table(("quantity", "value"), known)))
-        blocks += _offer(report.program)
-    shown = rank_seconds_section.table(report.rank_seconds)
-    blocks += section("## Rank-seconds", rank_seconds_section.lead(is_program(report)), shown=shown)
+        blocks += [*_offer(report.program), rank_seconds_section.lead(program=True)]
+    shown = None if is_program(report) else rank_seconds_section.table(report.rank_seconds)
+    blocks += section("## Rank-seconds", rank_seconds_section.lead(program=False), shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
     if lead := traffic_section.lead(report.traffic, report.idle):

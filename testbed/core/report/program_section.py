@@ -129,9 +129,7 @@ def offered(shown: ProgramSteps) -> str:
         )
     ranks = formats.listed([str(rank) for rank in it.ranks]) if it.ranks else ""
     of = f" of rank{'s' if len(it.ranks) > 1 else ''} {ranks}" if ranks else ""
-    return (
-        f"This output{of} looks like steps: {it.sample!r}. To have them measured, add:"
-    )
+    return f"This output{of} looks like steps: {it.sample!r}. To have them measured, add:"
 
 
 def summary(shown: ProgramSteps) -> str:

@@ -75,7 +75,8 @@ def time_of_ranks(report: Report) -> Figure | None:
 
 def rank_seconds(report: Report) -> Figure | None:
     shares = report.rank_seconds
-    if shares is None or shares.total.total_s <= 0:
+    # Of a program all is one bar: not told apart.
+    if shares is None or shares.total.total_s <= 0 or report.program is not None:
         return None
     spans = [each for each in shares.spans if not each.restart and each.seconds.total_s > 0]
     rows: dict[str, RankSeconds] = {"over all": shares.total}

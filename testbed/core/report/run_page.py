@@ -56,8 +56,8 @@ def html(report: Report) -> str:
         **_program_sections(report),
         drawings=drawing.drawings(report),
         **_fidelity(report),
-        rank_seconds_lead=rank_seconds_section.lead(is_program(report)),
-        rank_seconds_table=rank_seconds_section.table(report.rank_seconds),
+        rank_seconds_lead=rank_seconds_section.lead(program=False),
+        rank_seconds_table=None if is_program(report) else rank_seconds_section.table(report.rank_seconds),
         faults_table=faults_section.table(report.faults),
         in_force_table=in_force_section.table(
             report.in_force, report.faults, certification_section.scale(report.topology)
@@ -147,6 +147,7 @@ def _program_sections(report: Report) -> dict[str, object]:
     program = report.program
     return {
         "program_lead": program_section.lead(program) if program else "",
+        "not_told_apart": rank_seconds_section.lead(program=True) if program else "",
         "offered": program_section.offered(program) if program else "",
         "offer": program.offer if program else None,
         "traffic_lead": traffic_section.lead(report.traffic, report.idle),

@@ -39,6 +39,7 @@ def train_loss(report: Report) -> Figure | None:
         return next((step for step, t in zip(steps.step, steps.t_s, strict=True) if t >= t_s), steps.step[-1])
 
     during = tuple(fault for fault in report.faults if fault.began_s <= steps.t_s[-1])
+    unit = "" if report.program else " (nats per byte)"
     line: Json = {
         "type": "scatter",
         "x": steps.step,
@@ -54,7 +55,7 @@ def train_loss(report: Report) -> Figure | None:
         f"train_loss over steps, from {formats.loss(report.train_loss_first)}"
         f" to {formats.loss(report.train_loss_last)}.",
         [line],
-        {"xaxis": axis("step"), "yaxis": axis("train_loss (nats per byte)"), "showlegend": False},
+        {"xaxis": axis("step"), "yaxis": axis(f"train_loss{unit}"), "showlegend": False},
         shaded(report, during, min(steps.step), max(steps.step), step_at),
     )
 
@@ -82,12 +83,13 @@ def step_time(report: Report, span: Span) -> Figure | None:
     ]
     if median:
         lines.append(_level(span, 1e3 * BACK * median, f"back at its pace: {BACK:g} × median"))
+    of_several = ", divided by the steps between them" if any(count > 1 for count in steps.covers) else ""
     far = bool(median) and max(steps.duration_s) > _FAR_FROM_THE_MEDIAN * (median or 0.0)
     scale: Json = {"type": "log", "dtick": 1} if far else {"rangemode": "tozero"}
     return made(
         "step-time",
         "Step time",
-        f"Time between commits{with_faults(report)}; the fault-free median is {formats.duration(median)}."
+        f"Time between commits{of_several}{with_faults(report)}; the fault-free median is {formats.duration(median)}."
         + (" The axis is logarithmic." if far else ""),
         lines,
         {
@@ -152,10 +154,10 @@ def _binned(steps: StepSeries, end_s: float) -> tuple[float, Sequence[float]]:
 
     The last bin ends with the job, at ``end_s``.
     """
-    usual_s = sorted(steps.duration_s)[len(steps.duration_s) // 2]
+    usual_s = sorted(steps.interval_s)[len(steps.interval_s) // 2]
     width = min(_round_up(max(end_s / _MOST_BINS, _STEPS_IN_A_BIN * usual_s, 1e-3)), end_s)
     tokens = [0.0] * max(1, math.ceil(end_s / width))
-    for t_s, duration_s, count in zip(steps.t_s, steps.duration_s, steps.tokens, strict=True):
+    for t_s, duration_s, count in zip(steps.t_s, steps.interval_s, steps.tokens, strict=True):
         _spread(tokens, width, t_s - duration_s, t_s, count)
     last_s = end_s - (len(tokens) - 1) * width
     return width, [count / width for count in tokens[:-1]] + [tokens[-1] / (last_s or width)]

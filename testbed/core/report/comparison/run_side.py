@@ -34,6 +34,7 @@ def side_of_run(name: str, folder: str, run: RunData) -> Side:
         "fidelity": tuple(_fidelity(report)),
         "wire": tuple(_wire(run.fibers, report)),
         "throughput": tuple(_throughput(report)),
+        "traffic": tuple(_traffic(report)),
     }
     return Side(
         name=name,
@@ -68,14 +69,15 @@ def _kind(report: Report) -> str:
 
 def _figures(report: Report) -> Iterator[Quantity]:
     training = report.training
+    steps = report.steps
     calm = [
         duration_s
-        for t_s, duration_s in zip(report.steps.t_s, report.steps.duration_s, strict=True)
-        if not _disturbed(report.faults, t_s - duration_s, t_s)
+        for t_s, duration_s, interval_s in zip(steps.t_s, steps.duration_s, steps.interval_s, strict=True)
+        if not _disturbed(report.faults, t_s - interval_s, t_s)
     ]
     pace = None
-    if calm and training.steps_committed:
-        tokens_of_a_step = training.tokens / training.steps_committed
+    if calm and (training.tokens or report.program is None):
+        tokens_of_a_step = sum(steps.tokens) / sum(steps.covers)
         of_parts = range_of_parts(calm, middle=statistics.fmean)
         noise = Range(*(tokens_of_a_step / it for it in reversed(of_parts))) if of_parts and of_parts.low > 0 else None
         mean_s = statistics.fmean(calm)
@@ -100,8 +102,9 @@ def _figures(report: Report) -> Iterator[Quantity]:
     lost = float(training.steps_lost) if training.steps_committed else None
     yield Quantity("steps_lost", "steps lost", "count", lost)
     yield Quantity("attempts", "attempts", "count", float(len(report.attempts)) if report.attempts else None)
-    yield Quantity("train_loss_first", "train_loss, first 10 steps", "nats", training.train_loss_first)
-    yield Quantity("train_loss_last", "train_loss, last 10 steps", "nats", training.train_loss_last)
+    of = "prints" if report.program else "steps"
+    yield Quantity("train_loss_first", f"train_loss, first 10 {of}", "nats", training.train_loss_first)
+    yield Quantity("train_loss_last", f"train_loss, last 10 {of}", "nats", training.train_loss_last)
     yield Quantity("duration_s", "whole run", "s", report.duration_s)
     yield Quantity("cpu_busy", "CPU busy, median", "share", report.machine.cpu_busy)
     yield Quantity("emulator_cores", "emulator's cores, mean", "count", report.machine.emulator_cores)
@@ -149,7 +152,7 @@ def _faults(report: Report) -> Iterator[Quantity]:
             told.insert(0, fault.label)
         if fault.gap_open:
             told.append("the gap is still open")
-        bound = open_metrics.AT_LEAST if fault.gap_open else ""
+        bound = open_metrics.AT_LEAST if fault.gap_open else open_metrics.AT_MOST if fault.gap_at_most else ""
         name = f"{key}{number}"
         yield Quantity(name, name, "s", fault.longest_gap_s, detail=", ".join(told), bound=bound)
 
@@ -184,6 +187,20 @@ def _wire(fibers: Sequence[FiberSample], report: Report) -> Iterator[Quantity]:
         yield Quantity("all", "all directions", "B", float(sum(moved.values())))
     if moved and (done := report.training.steps_committed):
         yield Quantity("all_per_step", "all directions, per committed step", "B", sum(moved.values()) / done)
+
+
+def _traffic(report: Report) -> Iterator[Quantity]:
+    """Yield the longest silence toward each site and on each fiber, of a launched program; 0 where there was none."""
+    for it in report.traffic:
+        if it.kind == "node":
+            continue
+        silence = it.longest
+        told = "none seen" if silence is None else "to the end"
+        if silence is not None and silence.most_s is not None:
+            told = f"at most {formats.duration(silence.most_s)}, at {formats.duration(silence.began_s)}"
+        seconds = 0.0 if silence is None else silence.least_s
+        bound = open_metrics.AT_LEAST if silence is not None else ""
+        yield Quantity(it.name, _arrow(it.name), "s", seconds, detail=told, bound=bound)
 
 
 def _throughput(report: Report) -> Iterator[Quantity]:

@@ -20,6 +20,7 @@ SECTIONS: Mapping[str, str] = {
     "fidelity": "Lateness under load",
     "wire": "Bytes on the wire",
     "throughput": "Throughput outside of faults",
+    "traffic": "Traffic: longest silence",
     "speed": "Time of an operation",
 }
 """The sections of measured quantities, in the order of page, table and JSON."""
