@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from testbed.core.analysis.program_evidence import ProgramEvidence, evaluate
@@ -89,12 +89,14 @@ def counted_by_definition(ranks: list[Prints]) -> list[tuple[int, float]]:
     return sorted(found.items())
 
 
+@settings(max_examples=40)
 @given(prints_of_ranks())
 def test_a_step_counts_when_every_rank_that_prints_steps_has_printed_it(ranks):
     _, counted = merged([log(rank, prints) for rank, prints in enumerate(ranks)], {})
     assert [(it.step, it.t) for it in counted] == counted_by_definition(ranks)
 
 
+@settings(max_examples=40)
 @given(prints_of_ranks(), st.randoms(use_true_random=False))
 def test_a_line_printed_again_changes_nothing(ranks, chance):
     once = merged([log(rank, prints) for rank, prints in enumerate(ranks)], {})[1]
@@ -129,6 +131,7 @@ def test_the_loss_of_a_later_line_about_the_same_step_counts_with_the_time_of_th
     assert [(it.step, it.t, it.train_loss) for it in counted] == [(1, 1.0, None), (2, 2.0, 3.5), (3, 3.0, 3.5)]
 
 
+@settings(max_examples=40)
 @given(prints_of_ranks())
 def test_a_running_job_counts_what_the_finished_one_did(ranks):
     """Live, the ranks that print are known only as they do: from when all have printed twice, later steps agree."""
@@ -149,6 +152,7 @@ def test_a_running_job_counts_what_the_finished_one_did(ranks):
 # ---- pace, gaps, goodput
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(0.05, 0.2), min_size=12, max_size=60), st.integers(1, 5))
 def test_step_times_and_throughput_are_the_time_between_prints_over_the_steps_between(durations, every):
     found = job_of(durations, every).job
@@ -164,6 +168,7 @@ def test_step_times_and_throughput_are_the_time_between_prints_over_the_steps_be
     assert found.goodput == pytest.approx(1.0)
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 10), st.floats(3.0, 20.0), st.integers(0, 9))
 def test_a_stall_is_the_gap_however_seldom_the_program_prints(every, stall_s, where):
     """The ordinary steps between two prints are no part of it, to within their noise (none here)."""
@@ -191,6 +196,7 @@ def test_of_a_program_that_prints_every_step_a_short_gap_is_exact():
     assert (fault.longest_gap_s, fault.gap_at_most) == (pytest.approx(0.18), False)
 
 
+@settings(max_examples=40)
 @given(st.floats(2.0, 20.0))
 def test_a_stall_costs_goodput(stall_s):
     durations = [0.1] * 100
@@ -249,6 +255,7 @@ def restarted(draw) -> tuple[int, list[tuple[int, int]]]:
     return every, parts
 
 
+@settings(max_examples=40)
 @given(restarted(), st.integers(1, 3))
 def test_what_a_restart_undid_does_not_count_and_is_lost(job, world):
     every, parts = job

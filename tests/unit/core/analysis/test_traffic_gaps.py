@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from testbed.core.analysis.timeline import FaultWindow
@@ -26,6 +26,7 @@ def track(packets: list[float], readings: list[float], windows=(), **more) -> Tr
     return found[0] if found else None
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(0.0, 40.0), min_size=2, max_size=25, unique=True),
     st.floats(0.0, 0.9),

@@ -38,6 +38,18 @@ def made(path: Path, **more: Any) -> Report:
     return report_of(program_factory.make_program(path / "run", more.pop("ends", ENDS), cut=CUT, **more))
 
 
+@pytest.fixture(scope="module")
+def each(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Every step is printed."""
+    return made(tmp_path_factory.mktemp("each"))
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """No step is read, though the output has them."""
+    return made(tmp_path_factory.mktemp("silent"), printing=(), progress={"calls": True}, output=OUTPUT)
+
+
 def checked(report: Report) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(json.dumps(to_json(report), allow_nan=False))
     jsonschema.validate(document, SCHEMA)
@@ -79,8 +91,8 @@ def test_printed_steps_give_the_figures_of_an_own_job(tmp_path: Path, every: int
         assert "compute utilization" not in page.split("<script")[0]
 
 
-def test_what_only_agents_record_is_absent_and_the_page_says_why(tmp_path: Path) -> None:
-    report = made(tmp_path)
+def test_what_only_agents_record_is_absent_and_the_page_says_why(each: Report) -> None:
+    report = each
     document = checked(report)
     assert [document["training"][key] for key in ("compute_s", "peer_wait_s", "network_s")] == [None] * 3
     assert not {it.id for it in figures(report)} & {"time-of-ranks", "rank-seconds"}
@@ -92,8 +104,8 @@ def test_what_only_agents_record_is_absent_and_the_page_says_why(tmp_path: Path)
         assert not re.search(r"<td[^>]*>–</td>|\| – \|", page.split("Run and host")[0].split("Certified before")[0])
 
 
-def test_without_steps_the_traffic_tells_of_the_recovery(tmp_path: Path) -> None:
-    report = made(tmp_path, printing=(), progress={"calls": True}, output=OUTPUT)
+def test_without_steps_the_traffic_tells_of_the_recovery(silent: Report) -> None:
+    report = silent
     document = checked(report)
     gap_s = DURATIONS[STALLED] - 0.1  # bytes cross in the last 100 ms of the stalled step
     tracks = {it["name"]: it for it in document["traffic"]}
@@ -115,8 +127,8 @@ def test_without_steps_the_traffic_tells_of_the_recovery(tmp_path: Path) -> None
         assert "No step" not in page
 
 
-def test_it_offers_the_preset_that_reads_the_output(tmp_path: Path) -> None:
-    report = made(tmp_path, printing=(), progress={"calls": True}, output=OUTPUT)
+def test_it_offers_the_preset_that_reads_the_output(silent: Report) -> None:
+    report = silent
     assert report.program is not None and report.program.offer is not None
     assert report.program.offer.yaml == "progress: nanogpt"
     assert report.program.offer.ranks == (0, 1, 2, 3)
@@ -165,8 +177,8 @@ def test_a_restart_inside_the_program_is_an_attempt(tmp_path: Path) -> None:
         assert "the program went back to step 71 by itself" in form(report)
 
 
-def test_metrics_of_expectations_are_those_of_an_own_job(tmp_path: Path) -> None:
-    found = measured(made(tmp_path))
+def test_metrics_of_expectations_are_those_of_an_own_job(each: Report) -> None:
+    found = measured(each)
     told = {name for name, value in found.items() if value is not None}
     assert told >= {"goodput", "recovery", "train_loss_drop", "steps_lost", "attempts", "restarts"}
     assert not told & {"compute_utilization", "wire_ratio", "wrong_sums", "hangs"}
@@ -216,8 +228,8 @@ def test_two_programs_are_compared_by_their_steps_and_their_traffic(tmp_path: Pa
     assert not without & {"median_step_s", "tokens_per_s", "goodput", "steps_committed", "recovery_s"}
 
 
-def test_ci_gets_a_case_for_each_question(tmp_path: Path) -> None:
-    written = junit(made(tmp_path))
+def test_ci_gets_a_case_for_each_question(each: Report) -> None:
+    written = junit(each)
     for question in ("Did it run?", "Did it make progress?", "Did it come through?"):
         assert f'name="{question}"' in written
     assert 'failures="0"' in written and 'errors="0"' in written
