@@ -14,6 +14,7 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import (
     audit_verb,
+    capture_verb,
     console,
     container_verbs,
     fault_verbs,
@@ -38,6 +39,7 @@ _VERBS = (
     lab_verbs,
     fault_verbs,
     inspect_verbs,
+    capture_verb,
     audit_verb,
     predict_verb,
     container_verbs,

@@ -8,18 +8,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import certificate_table, console, tables, verb
+from testbed.cli import certificate_table, console, fiber_tables, tables, verb
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
     Driver,
     Emulator,
+    FiberOption,
     LabArguments,
     LabName,
     LabNameToMake,
@@ -27,12 +30,14 @@ from testbed.cli.verb import (
     Overrides,
     TopologyArgument,
 )
-from testbed.errors import TestbedError, UserError
+from testbed.core.fields import json_values
+from testbed.core.physics import full_scale
+from testbed.errors import LabError, TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.core.certification.certificate import Certificate
     from testbed.core.topology.model import Topology
-    from testbed.lab.api import Choice, Lab
+    from testbed.lab.api import Choice, FiberStatus, Lab
 
 WATCH_EVERY_S = 1.0
 
@@ -178,57 +183,105 @@ def down(
         raise failed[-1]
 
 
-@verb.verb(verb.LABS, "testbed status", "testbed status -l metro-40km --watch", "testbed status --json")
+@verb.verb(
+    verb.LABS,
+    "testbed status",
+    "testbed status -l metro-40km --watch",
+    "testbed status --fiber north:west",
+    "testbed status --json",
+)
 def status(
+    fiber: FiberOption = None,
     lab: LabName = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second.", show_default=False)] = False,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Show links as their gateways see them, active faults, ranks, and what is wrong, if anything.
 
     Of a link: *km*, its length; *carrier*, whether the gateway of each site sees light; *verdict*, of the last
     certificate; *faults* in force, with their effect now; *packets* that left toward each site since the lab came up;
     *drops*, packets lost on it for any cause, cuts and configured loss included. Of a rank: the *step* that it is at,
     and its *train_loss* in nats per byte. Rates are those of the lab; below the tables is what they stand for.
+
+    --fiber shows what the emulator applies to one fiber and counts of it at this moment, each value with who made it.
+    Exit status 3: nobody can tell, or the emulator has other values than are in force.
     """
     target = verb.attach(lab)
+    look: Callable[[], _Look] = _fiber_look(target, fiber) if fiber is not None else lambda: _look(target)
     if not watch:
-        _show_status(target, as_json)
-    elif as_json or not console.out().is_terminal:
-        _repeat(lambda: _show_status(target, as_json))
+        return _show(look(), as_json)
+    if as_json or not console.out().is_terminal:
+        _repeat(lambda: _show(look(), as_json))
     else:
-        _watch(target)
+        _watch(look)
+    return 0
 
 
-def _show_status(lab: Lab, as_json: bool) -> None:
+@dataclass(frozen=True)
+class _Look:
+    """What one look at a lab found: as JSON, as tables and texts, as notes below them, and the exit status."""
+
+    data: object
+    shown: tuple[RenderableType, ...]
+    notes: tuple[str, ...]
+    exit_code: int = 0
+
+
+def _look(lab: Lab) -> _Look:
     found = lab.status()
+    return _Look(
+        tables.plain(found), (tables.status_line(found), *tables.status(found)), tuple(tables.status_notes(found))
+    )
+
+
+def _fiber_look(lab: Lab, target: str) -> Callable[[], _Look]:
+    """Return what looks at a fiber; each look after the first one also has what passed per second since the last."""
+    last: dict[str, FiberStatus] = {}
+
+    def look() -> _Look:
+        found = lab.fiber(target)
+        shown: list[RenderableType] = []
+        for it in found:
+            shown += [fiber_tables.fiber_line(it), *fiber_tables.fiber(it, lab.topology.scale, last.get(it.direction))]
+        last.update({it.direction: it for it in found})
+        scales = full_scale.sentence(fiber_tables.rates(found), lab.topology.scale)
+        return _Look(
+            [json_values(it) for it in found],
+            tuple(shown),
+            tuple(it for it in (scales, fiber_tables.LEGEND) if it),
+            LabError.exit_code if any(it.differences for it in found) else 0,
+        )
+
+    return look
+
+
+def _show(look: _Look, as_json: bool) -> int:
     if as_json:
-        console.show_json(tables.plain(found))
-        return
-    console.show(tables.status_line(found))
-    for each in tables.status(found):
+        console.show_json(look.data)
+        return look.exit_code
+    for each in look.shown:
         console.show(each)
-    for line in tables.status_notes(found):
+    for line in look.notes:
         console.say(line, style="dim")
+    return look.exit_code
 
 
-def _repeat(work: Callable[[], None]) -> None:
+def _repeat(work: Callable[[], object]) -> None:
     while True:
         work()
         time.sleep(WATCH_EVERY_S)
 
 
-def _watch(lab: Lab) -> None:
+def _watch(look: Callable[[], _Look]) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    def look() -> Group:
-        found = lab.status()
-        notes = [Text(line, style="dim") for line in tables.status_notes(found)]
-        return Group(tables.status_line(found), *tables.status(found), *notes)
+    def drawn() -> Group:
+        found = look()
+        return Group(*found.shown, *(Text(line, style="dim") for line in found.notes))
 
-    with Live(look(), console=console.out(), auto_refresh=False) as live:
-        _repeat(lambda: live.update(look(), refresh=True))
+    with Live(drawn(), console=console.out(), auto_refresh=False) as live:
+        _repeat(lambda: live.update(drawn(), refresh=True))
 
 
 @verb.verb(

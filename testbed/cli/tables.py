@@ -408,7 +408,7 @@ def status_line(found: LabStatus) -> Text:
         line.append(f"\n  {_in_words(found)}")
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
-    for waits in found.waits:
+    for waits in (*found.waits, *found.captures):
         line.append(f"\n  {waits}", style=UNSURE)
     return line
 

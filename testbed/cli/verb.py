@@ -238,6 +238,11 @@ def _links_and_ducts(lab: str | None) -> Sequence[str]:
     return list(dict.fromkeys([*(link.name for link in topology.links), *(duct.name for duct in topology.ducts)]))
 
 
+def _fibers(lab: str | None) -> Sequence[str]:
+    topology = attach(lab).topology
+    return [it for link in topology.links for it in (link.name, *link.directions)]
+
+
 def _targets(lab: str | None) -> Sequence[str]:
     topology = attach(lab).topology
     places = [*(site.name for site in topology.sites), *(site.power for site in topology.sites), *topology.node_names]
@@ -319,6 +324,23 @@ AnyTargetArgument = Annotated[
         help="Depending on the fault: a link (north), one direction of it (north:west), a duct, a rank (3), a node, "
         "a site or a power domain.",
         autocompletion=completing(_targets),
+    ),
+]
+FiberArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FIBER",
+        help="A direction (north:west leads to west), or a link (north): both of its directions.",
+        autocompletion=completing(_fibers),
+    ),
+]
+FiberOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fiber",
+        metavar="FIBER",
+        help="Show one direction (north:west leads to west), or both of a link (north), with all values and counters.",
+        autocompletion=completing(_fibers),
     ),
 ]
 LabNameToMake = Annotated[

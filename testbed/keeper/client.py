@@ -53,6 +53,10 @@ class Connection:
             self._stream.close()
         self._socket.close()
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor: readable while nothing is asked means that the keeper has ended."""
+        return self._socket.fileno()
+
     def interrupt(self) -> None:
         """End the connection from another thread: what waits for an answer gets an error."""
         with contextlib.suppress(OSError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from testbed.core.physics.fold import LINK
 from testbed.core.physics.impairment import Impairment
@@ -44,12 +44,19 @@ class InForce:
             del it["impairment"]
         return found
 
-    def differences(self, compare: Callable[[Mapping[str, Impairment]], list[str]]) -> list[str]:
-        """Have the directions that are not the link's alone compared with the emulator's own values.
+    def differences(
+        self, compare: Callable[[Mapping[str, Impairment]], list[str]], also: Collection[str] = ()
+    ) -> list[str]:
+        """Have the directions that are not the link's alone, and those of ``also``, compared with the emulator's own
+        values.
 
         ``compare`` is that of the emulator's handler. Raises LabError.
         """
-        changed = [it for it in self.all() if any(value["by"] != [LINK] for value in it["values"]) or it["dark_by"]]
+        changed = [
+            it
+            for it in self.all()
+            if any(value["by"] != [LINK] for value in it["values"]) or it["dark_by"] or it["direction"] in also
+        ]
         return compare({it["direction"]: Impairment(**it["impairment"]) for it in changed}) if changed else []
 
     def _read(self, directions: Iterable[str]) -> list[DirectionInForce]:

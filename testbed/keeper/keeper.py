@@ -36,6 +36,7 @@ from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import handlers
 from testbed.keeper.agent_pool import AgentPool
+from testbed.keeper.captures import Captures
 from testbed.keeper.carriers import Carriers
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog, log
@@ -91,6 +92,7 @@ class Keeper:
         self.schedule = Schedule(self.faults, self.events)
         self.carriers = Carriers(self.engine, self._worker.submit, self.events)
         self.publisher = Publisher(self.events, self._state)
+        self.captures = Captures(self.events)
         self.waits: dict[Caller, str] = {}
         """What each job that is to restart waits for, by the connection of the command that runs it."""
         self._ended = threading.Event()
@@ -124,6 +126,7 @@ class Keeper:
         """Release what belongs to a connection that has ended."""
         self.schedule.cancel(caller)  # the command that planned these faults is gone and would not end them
         self.waits.pop(caller, None)
+        self.captures.end(caller)
         self.publisher.drop(caller)
         if self.builder is caller and self.journal.state == "building":
             # The command that built this lab is gone before it was complete: a failed `up` undoes itself.

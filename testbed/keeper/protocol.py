@@ -47,6 +47,15 @@ HEARTBEAT_S: Final = 0.25
 # ---- answers
 
 
+class CaptureState(TypedDict):
+    """A capture of packets in progress: its id, since when, and whether before the fiber or behind it."""
+
+    capture: str
+    directions: list[str]
+    before: bool
+    began_t: float
+
+
 class HelloAnswer(TypedDict):
     """State of the lab and of its resident processes.
 
@@ -64,6 +73,7 @@ class HelloAnswer(TypedDict):
         prometheus: ``address:port`` in the management network; empty where there is no server.
         taken_off_s: by direction, what calibration takes off its delays; lacks directions that are not calibrated.
         prometheus_ended: how the Prometheus server ended; empty while it runs, and where there never was one.
+        captures: captures of packets in progress.
     """
 
     version: str
@@ -80,6 +90,7 @@ class HelloAnswer(TypedDict):
     prometheus: str
     prometheus_ended: str
     taken_off_s: NotRequired[dict[str, float]]
+    captures: NotRequired[list[CaptureState]]
 
 
 class Lateness(TypedDict):
@@ -106,6 +117,7 @@ class DirectionCounters(TypedDict):
     emptied: int | None
     queue_bytes: int
     lateness: Lateness
+    in_flight_packets: NotRequired[int]
 
 
 class ValueInForce(TypedDict):
@@ -142,7 +154,8 @@ class DirectionInForce(TypedDict):
 class InForceAnswer(TypedDict):
     """What is in force on every direction; ``differences`` are values of the emulator that are not those, as sentences.
 
-    Only directions that a fault or protection changes are compared: reading one back stops packets for microseconds.
+    Only directions that a fault or protection changes, or that the request names, are compared: reading one back stops
+    packets for microseconds.
     """
 
     directions: list[DirectionInForce]
@@ -339,9 +352,13 @@ class Stats(Request[StatsAnswer]):
 
 @dataclass(frozen=True)
 class InForce(Request[InForceAnswer]):
-    """Return what is in force on every direction and who made it; none while the lab is being built."""
+    """Return what is in force on every direction and who made it; none while the lab is being built.
+
+    ``compare``: directions that are compared with the emulator's own values whether or not a fault changes them.
+    """
 
     verb: ClassVar = "in_force"
+    compare: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -484,6 +501,24 @@ class RanksPerNode(Request[int]):
     """Return how many ranks the latest job has on each node; 1 before the first."""
 
     verb: ClassVar = "ranks-per-node"
+
+
+@dataclass(frozen=True)
+class Capture(Request[str]):
+    """Record that packets of ``directions`` are captured from now on, until :class:`CaptureEnded` or the end of the
+    connection; return the capture's id."""
+
+    verb: ClassVar = "capture"
+    directions: list[str]
+    before: bool = False
+
+
+@dataclass(frozen=True)
+class CaptureEnded(Request[None]):
+    """Record the end of the connection's capture, with what it counted; see ``lab/capture.py``."""
+
+    verb: ClassVar = "captured"
+    counted: dict[str, int]
 
 
 @dataclass(frozen=True)

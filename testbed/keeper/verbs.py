@@ -64,6 +64,8 @@ class Verbs:
                 protocol.UnreachableSites.handled_by(self._unreachable_sites),
                 protocol.DeadContainers.handled_by(self._dead_containers),
                 protocol.AddEvent.handled_by(self._add_event),
+                protocol.Capture.handled_by(self._capture),
+                protocol.CaptureEnded.handled_by(self._capture_ended),
                 protocol.AwaitRestart.handled_by(self._await_restart),
                 protocol.StopJob.handled_by(self._stop_job),
                 protocol.ShareFolder.handled_by(self._share_folder),
@@ -93,6 +95,7 @@ class Verbs:
             "prometheus": self._keeper.prometheus.address,
             "prometheus_ended": self._keeper.prometheus.ended,
             "taken_off_s": self._keeper.emulator.taken_off_s,
+            "captures": self._keeper.captures.running,
         }
 
     def _build(self, request: protocol.Build, caller: Caller) -> None:
@@ -136,9 +139,10 @@ class Verbs:
         if in_force is None:
             return {"directions": [], "differences": []}
         found = in_force.all()
-        wrong = in_force.differences(self._keeper.emulator.differences)
+        compare, also = self._keeper.emulator.differences, request.compare or ()
+        wrong = in_force.differences(compare, also)
         # A fault may have begun in between: what is wrong stays wrong.
-        return {"directions": found, "differences": wrong and in_force.differences(self._keeper.emulator.differences)}
+        return {"directions": found, "differences": wrong and in_force.differences(compare, also)}
 
     def _inject(self, request: protocol.Inject, caller: Caller) -> FaultRecord:
         return self._keeper.faults.inject(*self._compiled(request.fault))
@@ -237,6 +241,12 @@ class Verbs:
             raise LabError(f"malformed argument 'fields' of 'tell': the keeper itself sets '{taken[0]}'")
         self._keeper.events.add(request.event, **request.fields)
 
+    def _capture(self, request: protocol.Capture, caller: Caller) -> str:
+        return self._keeper.captures.begin(caller, request.directions, request.before)
+
+    def _capture_ended(self, request: protocol.CaptureEnded, caller: Caller) -> None:
+        self._keeper.captures.end(caller, request.counted)
+
     def _await_restart(self, request: protocol.AwaitRestart, caller: Caller) -> None:
         self._keeper.waits[caller] = request.why
 
@@ -291,4 +301,5 @@ def _counters(stats: DirectionStats) -> DirectionCounters:
         "emptied": stats.emptied,
         "queue_bytes": stats.queue_bytes,
         "lateness": {"bounds_s": list(stats.lateness_bounds_s), "counts": list(stats.lateness_counts)},
+        "in_flight_packets": stats.in_flight_packets,
     }

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from testbed.core.validation.result import Validation
     from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
     from testbed.host.files.store import RunDirectory
+    from testbed.lab.capture import Capture
     from testbed.lab.deploy import Choice
+    from testbed.lab.fiber_status import FiberStatus
     from testbed.lab.injected_fault import Fault
     from testbed.lab.jobs.job import Job
     from testbed.lab.jobs.program_job import ProgramJob
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FOREIGN",
     "AgentWorkload",
+    "Capture",
     "Choice",
     "Fault",
+    "FiberStatus",
     "Job",
     "Lab",
     "LabStatus",
@@ -83,9 +87,11 @@ __all__ = [
 
 _ELSEWHERE: Final = {
     "AgentWorkload": "testbed.core.workload.workload",
+    "Capture": "testbed.lab.capture",
     "Choice": "testbed.lab.deploy",
     "FOREIGN": "testbed.lab.status",
     "Fault": "testbed.lab.injected_fault",
+    "FiberStatus": "testbed.lab.fiber_status",
     "Job": "testbed.lab.jobs.job",
     "Lab": "testbed.lab.lab",
     "LabStatus": "testbed.lab.status",

@@ -40,8 +40,11 @@ from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
+from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import lab_logs, program_rights, status, teardown
+from testbed.lab import fiber_status, lab_logs, program_rights, status, teardown
+from testbed.lab.capture import Capture
+from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault
 from testbed.lab.jobs import master_port, run_metadata
 from testbed.lab.jobs.job import Job
@@ -191,6 +194,42 @@ class Lab:
 
     def status(self) -> status.LabStatus:
         return status.status(self._folder, self.topology, self.certificate)
+
+    def fiber(self, target: str) -> tuple[FiberStatus, ...]:
+        """Return what the emulator applies to and counts of each direction of ``target`` now: ``north:west``, or both
+        of ``north``. Raises UnknownName; LabError if nobody can tell."""
+        return fiber_status.look(self._folder, self.topology, target)
+
+    def capture(
+        self,
+        target: str,
+        file: Path | str | int,
+        *,
+        before: bool = False,
+        for_s: float | None = None,
+        most_bytes: int | None = capturing.MOST_BYTES,
+        snaplen: int = capturing.LONGEST_SNAPLEN,
+    ) -> Capture:
+        """Write the packets of a fiber to ``file`` (pcapng, for tcpdump and Wireshark) until the capture is stopped.
+
+        Those of ``north:west`` arrive at the gateway of west, after delay and loss; with ``before`` they are captured
+        as the other gateway sends them. Arguments and errors as of :func:`testbed.lab.capture.capture`::
+
+            with lab.capture("north:west", "x.pcapng") as capture:
+                lab.launch(["python", "train.py"])
+            print(capture.packets, capture.dropped)
+        """
+        target_file = file if isinstance(file, int) else Path(file)
+        return capturing.capture(
+            self._folder,
+            self.topology,
+            target,
+            target_file,
+            before=before,
+            for_s=for_s,
+            most_bytes=most_bytes,
+            snaplen=snaplen,
+        )
 
     def certify(
         self,

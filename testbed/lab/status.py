@@ -20,7 +20,14 @@ from testbed.host.linux import invocation, namespace, netlink, process
 from testbed.host.metrics.scrape import scrape_all
 from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK, Journal
-from testbed.keeper.protocol import DirectionCounters, DirectionInForce, FaultRecord, HelloAnswer, RankState
+from testbed.keeper.protocol import (
+    CaptureState,
+    DirectionCounters,
+    DirectionInForce,
+    FaultRecord,
+    HelloAnswer,
+    RankState,
+)
 from testbed.lab import teardown
 
 SCRAPE_BOUND_S = 0.5
@@ -91,6 +98,8 @@ class LabStatus:
     waits: tuple[str, ...] = ()
     scale: float = 1.0
     """The topology's: rates of the lab are divided by it, distance and latency are not."""
+    captures: tuple[str, ...] = ()
+    """Which fibers' packets are being captured, in words."""
 
     @property
     def training(self) -> bool:
@@ -222,7 +231,13 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         hello["prometheus"] if hello else "",
         tuple(hello["waits"]) if hello and "waits" in hello else (),
         topology.scale,
+        tuple(_captured(it) for it in hello.get("captures", ())) if hello else (),
     )
+
+
+def _captured(it: CaptureState) -> str:
+    where = "before" if it["before"] else "behind"
+    return f"{it['capture']}: packets of {', '.join(it['directions'])} are captured, {where} the fiber; this costs CPU"
 
 
 def _protection(state: str | None) -> tuple[str, ...]:

@@ -1,0 +1,187 @@
+"""One fiber of a running lab, or both directions of a link: what the emulator applies and counts at this moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from testbed.core.analysis.fidelity import quantile
+from testbed.core.physics import calibration
+from testbed.core.physics.impairment import Impairment
+from testbed.core.topology.model import Topology
+from testbed.errors import LabError, UnknownName
+from testbed.host.lab_folder import LabFolder
+from testbed.keeper import client, protocol
+from testbed.keeper.journal import FIBERS_DARK
+from testbed.keeper.protocol import DirectionCounters, DirectionInForce
+
+__all__ = ["FiberStatus", "FiberValue", "fibers", "look"]
+
+
+@dataclass(frozen=True)
+class FiberValue:
+    """A value in force, for people, and who made it: ids of faults, ``link``, ``protection``."""
+
+    key: str
+    text: str
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FiberStatus:
+    """One direction of a fiber at ``t``, a time of CLOCK_MONOTONIC.
+
+    Attributes:
+        sender, receiver: the gateways; ``interface`` is the link's on both, ``ends`` are the plant's.
+        dark_by: who keeps packets from passing; empty where they pass.
+        values: what is in force, and who made it; ``masked`` what is stated and does not apply, as (fault, key).
+        impairment: the same in SI units, every field of ``Impairment``.
+        taken_off_s: what calibration takes off the delay, as veths, bridges and routers add it again.
+        delay_s: what the emulator applies: the delay in force less ``taken_off_s``; None while the lab is built.
+        differences: how the values that the emulator has differ from those; empty: read back and equal. None: the
+            lab's keeper is of a version that does not compare them.
+        packets, segments, bytes: delivered since the lab came up: packets as the hosts made them, MTU segments, and
+            their L2 bytes.
+        drops: lost segments by cause.
+        corrupted, duplicated, held_back, in_flight_packets: None where the emulator does not count them.
+        queue_bytes: waiting for the rate now.
+        late_median_s, late_p99_s: how late the emulator sent its packets; None: no packet yet, or it does not measure.
+    """
+
+    direction: str
+    t: float
+    sender: str
+    receiver: str
+    interface: str
+    ends: tuple[str, ...]
+    dark_by: tuple[str, ...]
+    values: tuple[FiberValue, ...]
+    masked: tuple[tuple[str, str], ...]
+    impairment: dict[str, object]
+    taken_off_s: float
+    delay_s: float | None
+    differences: tuple[str, ...] | None
+    emulator: str
+    scheduling: str
+    packets: int
+    segments: int
+    bytes: int
+    drops: dict[str, int]
+    corrupted: int | None
+    duplicated: int | None
+    held_back: int | None
+    queue_bytes: int
+    in_flight_packets: int | None
+    late_median_s: float | None
+    late_p99_s: float | None
+    lateness_bounds_s: tuple[float, ...] = ()
+    lateness_counts: tuple[int, ...] = ()
+    captures: tuple[str, ...] = field(default=())
+    """Ids of captures of its packets in progress."""
+
+
+def fibers(topology: Topology, target: str) -> tuple[str, ...]:
+    """Return the directions of a link (``north``) or the direction itself (``north:west``). Raises UnknownName."""
+    name, colon, toward = target.partition(":")
+    found = next((link for link in topology.links if link.name == name), None)
+    if found is None:
+        raise UnknownName("link", name, [link.name for link in topology.links])
+    if colon and toward not in found.between:
+        raise UnknownName(f"end of link {name}", toward, found.between)
+    return tuple(it for it in found.directions if not toward or it == f"{name}:{toward}")
+
+
+def look(lab: LabFolder, topology: Topology, target: str) -> tuple[FiberStatus, ...]:
+    """Return the state of each direction of ``target``.
+
+    Raises:
+        UnknownName: no such link or direction.
+        LabError: nobody can tell: the keeper does not answer, or the emulator has died.
+    """
+    wanted = fibers(topology, target)
+    with client.Connection(lab) as keeper:
+        hello = keeper.ask(protocol.Hello())
+        if hello["emulator_died"]:
+            raise LabError(f"{FIBERS_DARK} of lab {lab.name}: nothing is applied or counted any more")
+        stats = keeper.ask(protocol.Stats())
+        told = _in_force(keeper, wanted)
+    counters = {it["direction"]: it for it in stats["directions"]}
+    if lacking := [it for it in wanted if it not in counters]:
+        raise LabError(f"lab {lab.name} has no emulator for {', '.join(lacking)} yet")
+    in_force = {it["direction"]: it for it in told["directions"]}
+    return tuple(
+        _status(topology, name, stats["t"], hello, counters[name], in_force.get(name), _differences(told, name))
+        for name in wanted
+    )
+
+
+class _Told(protocol.InForceAnswer):
+    compared: bool
+
+
+def _in_force(keeper: client.Connection, wanted: tuple[str, ...]) -> _Told:
+    try:
+        return {**keeper.ask(protocol.InForce(compare=list(wanted))), "compared": True}
+    except LabError as error:
+        if "unknown argument" not in str(error):
+            raise
+        return {**keeper.ask(protocol.InForce()), "compared": False}  # a keeper that predates the argument
+
+
+def _differences(told: _Told, direction: str) -> tuple[str, ...] | None:
+    if not told["compared"]:
+        return None
+    return tuple(it for it in told["differences"] if it.startswith(f"{direction}: "))
+
+
+def _status(
+    topology: Topology,
+    direction: str,
+    t: float,
+    hello: protocol.HelloAnswer,
+    counted: DirectionCounters,
+    in_force: DirectionInForce | None,
+    differences: tuple[str, ...] | None,
+) -> FiberStatus:
+    name, _, toward = direction.partition(":")
+    link = topology.link(name)
+    away = next(site for site in link.between if site != toward)
+    impairment = dict(in_force.get("impairment", {})) if in_force else {}
+    off_s = hello.get("taken_off_s", {}).get(direction, 0.0)
+    bounds, counts = counted["lateness"]["bounds_s"], counted["lateness"]["counts"]
+    return FiberStatus(
+        direction=direction,
+        t=t,
+        sender=topology.site(away).gateway,
+        receiver=topology.site(toward).gateway,
+        interface=topology.interfaces.of_link(name),
+        ends=topology.interfaces.ends(name),
+        dark_by=tuple(in_force["dark_by"]) if in_force else (),
+        values=tuple(FiberValue(it["key"], it["text"], tuple(it["by"])) for it in in_force["values"])
+        if in_force
+        else (),
+        masked=tuple((it["fault"], it["key"]) for it in in_force["masked"]) if in_force else (),
+        impairment=impairment,
+        taken_off_s=off_s,
+        delay_s=_applied_s(impairment, off_s),
+        differences=differences,
+        emulator=hello["emulator"],
+        scheduling=hello["scheduling"],
+        packets=counted["packets"],
+        segments=counted["segments"],
+        bytes=counted["bytes"],
+        drops=counted["drops"],
+        corrupted=counted["corrupted"],
+        duplicated=counted["duplicated"],
+        held_back=counted["held_back"],
+        queue_bytes=counted["queue_bytes"],
+        in_flight_packets=counted.get("in_flight_packets"),
+        late_median_s=quantile(bounds, counts, 0.5),
+        late_p99_s=quantile(bounds, counts, 0.99),
+        lateness_bounds_s=tuple(bounds),
+        lateness_counts=tuple(counts),
+        captures=tuple(it["capture"] for it in hello.get("captures", ()) if direction in it["directions"]),
+    )
+
+
+def _applied_s(impairment: dict[str, object], off_s: float) -> float | None:
+    return calibration.applied(Impairment(**impairment), off_s).delay_s if impairment else None  # type: ignore[arg-type]
