@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from testbed.core.fields import Fields, mapping, number, sequence, text
+from testbed.core.records.capture_record import CaptureRecord
 
 __all__ = ["Expectation", "RunInfo", "SteadyCheck"]
 
@@ -86,6 +87,8 @@ class RunInfo:
     validity: tuple[Fields, ...] = ()
     """Validity of the scale model per fiber: findings of core/physics/validity.py."""
     host: Fields = field(default_factory=dict)
+    captures: tuple[CaptureRecord, ...] = ()
+    """Captures of packets meanwhile, which cost CPU."""
 
     @classmethod
     def from_dict(cls, fields: Fields) -> RunInfo:
@@ -121,4 +124,7 @@ class RunInfo:
             uncertified=fields.get("uncertified") is True,
             validity=tuple(each for each in sequence(fields, "validity") if isinstance(each, Mapping)),
             host=mapping(fields, "host"),
+            captures=tuple(
+                CaptureRecord.from_dict(each) for each in sequence(fields, "captures") if isinstance(each, Mapping)
+            ),
         )

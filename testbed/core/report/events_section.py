@@ -12,6 +12,7 @@ from typing import Final
 
 from testbed.core.fields import Fields, integer, mapping, number, text, texts
 from testbed.core.physics import full_scale
+from testbed.core.records import capture_record
 from testbed.core.records.event import Event
 from testbed.core.report import fault_words, formats
 from testbed.core.report.report_table import Table
@@ -216,10 +217,22 @@ def _any(fields: Fields) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in said_of.items())
 
 
+def _capture(fields: Fields) -> str:
+    """Return whose packets were captured, and at the end what was captured."""
+    where = "before" if fields.get("before") is True else "behind"
+    counted = mapping(fields, "counted")
+    found, lost = integer(counted, "packets"), integer(counted, "dropped")
+    many = "" if found is None else f": {formats.plural(found, 'packet')}"
+    missing = f", {formats.plural(lost, 'more packet')} dropped by the kernel" if lost else ""
+    return f"packets of {', '.join(texts(fields, 'directions'))}, {where} the fiber{many}{missing}"
+
+
 _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "agents-gone": _agents_gone,
     "attempt-began": _attempt_began,
     "attempt-ended": _attempt_ended,
+    capture_record.BEGAN: _capture,
+    capture_record.ENDED: _capture,
     "carrier": _carrier,
     "carrier-missed": _carrier_missed,
     "check": _check,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from testbed.core.physics import full_scale
 from testbed.core.report import (
+    capture_note,
     certification_section,
     checkers_section,
     events_section,
@@ -32,6 +33,8 @@ def markdown(report: Report) -> str:
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
+    if said := capture_note.sentence(report.run):
+        blocks.append(f"**{escape(said)}**")
     status, named = report.run.status or "unknown", report.run.name or "without a name"
     blocks.append(escape(f"Run {named}, status {status}; verdict: {report.verdict}."))
     blocks.append(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from testbed.core.analysis.goodput import loss_steps
 from testbed.core.fields import sequence, text
 from testbed.core.report import (
+    capture_note,
     certification_section,
     checkers_section,
     drawing,
@@ -52,6 +53,7 @@ def html(report: Report) -> str:
         eyebrow=" · ".join(each for each in eyebrow if each),
         report=report,
         verdict=verdict,
+        captured=capture_note.sentence(report.run),
         tiles=_tiles(report),
         **_program_sections(report),
         drawings=drawing.drawings(report),

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from testbed.core.records import capture_record
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError
 from testbed.host.files.store import RunDirectory
@@ -23,6 +24,7 @@ from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.keeper.protocol import Event, RankState
 from testbed.keeper.subscription import Subscription
+from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.node_counters import NodeCounters
 from testbed.lab.jobs.rank_scraper import INTERVAL_S, RankScraper
 
@@ -114,16 +116,27 @@ class Recorder:
     # ---- events
 
     def _follow(self) -> Subscription:
-        """Follow the lab. Skip events from before this run, except the beginnings of faults that are still active."""
+        """Follow the lab. Skip events from before this run, except the beginnings of faults that are still active, and
+        of captures that go on."""
         page = client.ask(self._lab, protocol.Events(since=0))
         active = {it["id"] for it in client.ask(self._lab, protocol.Faults()) if it["ended_t"] is None}
-        self._heard([it for it in page["events"] if it["event"] == "fault-began" and it["fault"] in active])
+        ends = {it["capture"] for it in page["events"] if it["event"] == capture_record.ENDED}
+        self._heard(
+            [
+                it
+                for it in page["events"]
+                if (it["event"] == "fault-began" and it["fault"] in active)
+                or (it["event"] == capture_record.BEGAN and it["capture"] not in ends)
+            ]
+        )
         return Subscription(self._lab, self._heard, since=page["next"])
 
     def _heard(self, events: Sequence[Event]) -> None:
         for event in events:
             self._run.append("events.jsonl", event)
             self.events.append(event)
+        if any(it["event"] in (capture_record.BEGAN, capture_record.ENDED) for it in events):
+            run_metadata.amend(self._run, captures=capture_record.of_events(self.events))
 
     # ---- fibers and host
 

@@ -72,6 +72,7 @@ def begin(
             "emulator_why": chosen.get("emulator_why", ""),
             "scheduling": {"emulator": scheduling, "ranks": RANK_SCHEDULING},
             "uncertified": certificate is None or not certificate.certified,
+            "captures": [],
             "host": {
                 "kernel": platform.release(),
                 "cpus": psutil.cpu_count() or 1,

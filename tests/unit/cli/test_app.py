@@ -23,7 +23,8 @@ from testbed.lab import api
 __all__ = ["cli", "fake_lab"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNS, LABS = ("run", "launch", "report", "validate"), ("up", "down", "status", "exec", "logs", "certify", "observe", "capture")
+RUNS = ("run", "launch", "report", "validate")
+LABS = ("up", "down", "status", "exec", "logs", "certify", "observe", "capture")
 FAULTS, LOOK = ("inject", "cut", "heal"), ("ls", "show", "lint", "doctor", "audit", "predict", "render", "image")
 VERBS = (*RUNS, *LABS, *FAULTS, *LOOK)
 ERRORS = [

@@ -15,7 +15,7 @@ from testbed.core.physics import full_scale, parameters
 from testbed.core.physics.impairment import Impairment
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
-from testbed.core.report import formats
+from testbed.core.report import capture_note, formats
 from testbed.core.report.comparison.side import Input
 from testbed.core.topology.model import Link, Topology
 from testbed.core.validation.result import Validation
@@ -76,6 +76,7 @@ def _emulation(info: RunInfo) -> Iterator[Input]:
     for name, value in _flat(info.scheduling):
         yield Input("emulation", f"scheduling of {name}", value)
     yield Input("emulation", "uncertified fibers allowed", "yes" if info.uncertified else "")
+    yield Input("emulation", "packets captured meanwhile", ", ".join(capture_note.whose(info)))
 
 
 def _host(info: RunInfo, run: RunData) -> Iterator[Input]:
