@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.cli import console, fiber_tables, verb
+from testbed.cli import console, verb
 from testbed.cli.streams import ReaderGone
 from testbed.cli.verb import FiberArgument, LabName
 from testbed.core.units import format_size, parse_size_bytes
@@ -31,7 +31,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     verb.LABS,
     "testbed capture north:west -w x.pcap --for 10s",
     "testbed capture north:west -w y.pcap --before   # what is sent into the fiber",
-    "testbed capture north -w - | tshark -r -        # both directions, live",
+    "testbed capture north -w heads.pcap -s 96       # both directions, headers",
 )
 def capture(
     fiber: FiberArgument,
@@ -39,7 +39,7 @@ def capture(
         str, typer.Option("--write", "-w", metavar="FILE", help="pcapng file to write; - is stdout, for a program.")
     ],
     lasting: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="End after this time: 10s, 2min (default: Ctrl-C).")
+        str | None, typer.Option("--for", metavar="TIME", help="End after this time: 10s, 2min; without it, at Ctrl-C.")
     ] = None,
     before: Annotated[
         bool,
@@ -50,7 +50,7 @@ def capture(
     ] = None,
     most: Annotated[
         str | None,
-        typer.Option("--most", metavar="SIZE", help="End at this size: 100 MB, 4 GB (default: 1 GB; none for -w -)."),
+        typer.Option("--most", metavar="SIZE", help="End at this size of the file: 100 MB, 4 GB (default: 1 GB, with -w - none)."),
     ] = None,
     lab: LabName = None,
 ) -> None:
@@ -58,7 +58,7 @@ def capture(
 
     The file is pcapng with nanoseconds, for tcpdump, tshark and Wireshark, and belongs to you behind sudo too. Of a
     whole link (north) it has both directions, as two interfaces in the order of time. Packets larger than the MTU are
-    super-packets: segments that a host hands over at once. A run in progress is marked as captured, since capturing
+    super-packets: segments that a host hands over at once. With -w - a program reads along, such as tshark -r -. A run in progress is marked as captured, since capturing
     costs CPU. Exit status 0 also after Ctrl-C; 3 if the disk is full, where what was written is kept, or the lab fails.
     """
     from testbed.lab.capture import LONGEST_SNAPLEN, MOST_BYTES
@@ -102,6 +102,8 @@ def _say_begun(lab: str, found: Capture, for_s: float | None, most_bytes: int | 
 
 
 def _say(found: Capture) -> None:
+    from testbed.cli import fiber_tables
+
     for line in fiber_tables.captured(found):
         console.say(line)
 

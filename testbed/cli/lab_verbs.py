@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import certificate_table, console, fiber_tables, tables, verb
+from testbed.cli import certificate_table, console, tables, verb
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
@@ -30,8 +30,6 @@ from testbed.cli.verb import (
     Overrides,
     TopologyArgument,
 )
-from testbed.core.fields import json_values
-from testbed.core.physics import full_scale
 from testbed.errors import LabError, TestbedError, UserError
 
 if TYPE_CHECKING:
@@ -236,6 +234,10 @@ def _look(lab: Lab) -> _Look:
 
 def _fiber_look(lab: Lab, target: str) -> Callable[[], _Look]:
     """Return what looks at a fiber; each look after the first one also has what passed per second since the last."""
+    from testbed.cli import fiber_tables
+    from testbed.core.fields import json_values
+    from testbed.core.physics import full_scale
+
     last: dict[str, FiberStatus] = {}
 
     def look() -> _Look:
