@@ -15,7 +15,7 @@ import typer
 from testbed.cli import console, verb
 from testbed.cli.streams import ReaderGone
 from testbed.cli.verb import FiberArgument, LabName
-from testbed.core.units import format_size, parse_size_bytes
+from testbed.core.units import format_size, parse_duration_s, parse_size_bytes
 from testbed.errors import TestbedError, UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def capture(
     ] = None,
     most: Annotated[
         str | None,
-        typer.Option("--most", metavar="SIZE", help="End at this size of the file: 100 MB, 4 GB (default: 1 GB, with -w - none)."),
+        typer.Option(
+            "--most", metavar="SIZE", help="End at this size of the file: 100 MB, 4 GB (default: 1 GB, with -w - none)."
+        ),
     ] = None,
     lab: LabName = None,
 ) -> None:
@@ -66,7 +68,7 @@ def capture(
     to_stdout = write == STDOUT
     if to_stdout and sys.stdout.isatty():
         raise UserError("-w - writes binary data, and stdout is a terminal; pipe it: ... -w - | tshark -r -")
-    for_s = verb.read_duration_s(lasting, "--for ")
+    for_s = _read_duration_s(lasting)
     most_bytes = _read_size(most) if most is not None else None if to_stdout else MOST_BYTES
     target = verb.attach_to_change(lab)
     with _ended_by_signals() as stop:
@@ -106,6 +108,18 @@ def _say(found: Capture) -> None:
 
     for line in fiber_tables.captured(found):
         console.say(line)
+
+
+def _read_duration_s(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = parse_duration_s(text)
+    except ValueError as error:
+        raise UserError(f"--for: {error}") from error
+    if seconds == 0:
+        raise UserError("--for must be greater than 0; omit it to capture until Ctrl-C")
+    return seconds
 
 
 def _read_size(text: str) -> int:
