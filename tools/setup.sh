@@ -158,6 +158,7 @@ install_test_tools() {
     local -a missing=()
     have iperf3 || missing+=(iperf3)
     have ping || missing+=(iputils-ping)
+    have tcpdump || missing+=(tcpdump)
     have chromium || have google-chrome || missing+=(chromium)
     have dockerd || missing+=(docker.io)
     have iptables || missing+=(iptables)

@@ -59,9 +59,11 @@ def capture(
     """Capture packets of a fiber as they arrive at the gateway behind it, after delay and loss, until Ctrl-C.
 
     The file is pcapng with nanoseconds, for tcpdump, tshark and Wireshark, and belongs to you behind sudo too. Of a
-    whole link (north) it has both directions, as two interfaces in the order of time. Packets larger than the MTU are
-    super-packets: segments that a host hands over at once. With -w - a program reads along, such as tshark -r -. A run in progress is marked as captured, since capturing
-    costs CPU. Exit status 0 also after Ctrl-C; 3 if the disk is full, where what was written is kept, or the lab fails.
+    whole link (north) it has both directions, as two interfaces in the order of time. With -w - a program reads along,
+    such as tshark -r -. Packets larger than the MTU are super-packets: segments that a host hands over at once.
+
+    A run in progress is marked as captured, since capturing costs CPU. Exit status 0 also after Ctrl-C; 3 if the disk
+    is full, where what was written is kept, or if the lab fails.
     """
     from testbed.lab.capture import LONGEST_SNAPLEN, MOST_BYTES
 

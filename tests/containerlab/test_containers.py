@@ -14,6 +14,7 @@ from typing import Any
 
 import oracle
 import pytest
+from contract.capture_contract import CaptureContract
 from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
 
@@ -256,7 +257,7 @@ def inside(lab: Lab) -> Inside:
     return lambda node, *argv: docker("exec", f"clab-{lab.name}-{node}", *argv)
 
 
-class TestContainers(LabContract):
+class TestContainers(LabContract, CaptureContract):
     driver = "containerlab"
 
 

@@ -99,7 +99,7 @@ def test_ctrl_c_ends_it_with_a_whole_file_of_the_callers(lab: testbed.Lab, tmp_p
     assert "belongs to root (uid 0); name another file" in refused.stderr
 
 
-@pytest.mark.parametrize("reader", ["tcpdump", "tshark"])
+@pytest.mark.parametrize("reader", ["tcpdump", pytest.param("tshark", marks=pytest.mark.thorough)])
 def test_other_programs_read_it_along(lab: testbed.Lab, tmp_path: Path, reader: str) -> None:
     if shutil.which(reader) is None:
         pytest.skip(f"{reader} is not installed")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+from contract.capture_contract import CaptureContract
 from contract.long_names_contract import FILE, LINKS, SITES, long_name
 
 import testbed
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.netns
 
 
 @pytest.mark.timing("rate of a fiber on the one CPU of a virtual machine")
-def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path) -> None:
+def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path, tmp_path: Path) -> None:
     # Uncertified is allowed: one noisy CPU may push a median out of tolerance. What was measured is judged below.
     with testbed.up("metro-40km", name=lab_name, agents=False, emulator="auto", allow_uncertified=True) as lab:
         certificate = json.loads((state_folder / "labs" / lab_name / "certificate.json").read_text())
@@ -40,6 +41,11 @@ def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path) ->
         assert any(it["taken_off_s"] for it in both)
         journal = (state_folder / "labs" / lab_name / "journal.jsonl").read_text()
         assert '"emulator":"netem"' in journal
+
+        def inside(node: str, *argv: str) -> str:
+            return oracle.run("ip", "netns", "exec", oracle.netns(lab_name, node), *argv)
+
+        CaptureContract().test_packets_are_captured_on_both_sides_of_the_fiber(lab, inside, tmp_path)
         east = oracle.netns(lab_name, "east-gw")
         lab.cut("north")
         oracle.until(lambda: oracle.no_carrier(east, "north"), 3.0, "north is dark")
