@@ -51,7 +51,7 @@ def capture(
     most: Annotated[
         str | None,
         typer.Option(
-            "--most", metavar="SIZE", help="End at this size, 100 MB or 4 GB; a stream (-w -) never (default: 1 GB)."
+            "--most", metavar="SIZE", help="End at this size, 100 MB or 4 GB; a stream to stdout never (default: 1 GB)."
         ),
     ] = None,
     lab: LabName = None,
