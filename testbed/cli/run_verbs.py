@@ -147,7 +147,7 @@ def launch(
         bool,
         typer.Option(
             "--read-only",
-            help="In containers: start the program even if its user cannot write in the current folder.",
+            help="The program writes nothing in the current folder: start it even if its user cannot.",
             show_default=False,
         ),
     ] = False,
@@ -167,6 +167,14 @@ def launch(
             show_default=False,
         ),
     ] = None,
+    keep_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--keep-scratch",
+            help="Keep each node's TESTBED_SCRATCH with the run, in scratch/NODE; else it goes with the lab.",
+            show_default=False,
+        ),
+    ] = False,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
@@ -175,10 +183,14 @@ def launch(
     (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
 
     Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest),
-    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME, USER and TMPDIR. Output lines are
-    prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the testbed itself.
+    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME and USER. Each node has a folder of its
+    own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
+
+    Output lines are prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the
+    testbed itself.
     """
     from testbed.core.workload import progress_schema
+    from testbed.lab.jobs.same_files import describe
 
     read = progress_schema.parse_words(progress or ())
     target = verb.attach_to_change(lab)
@@ -205,8 +217,13 @@ def launch(
             read_only=read_only,
             ranks_per_node=ranks_per_node,
             progress=read,
+            keep_scratch=keep_scratch,
+            note=console.say,
         )
-        return job.exit_status()
+        status = job.exit_status()
+        if same := describe(job.same_files):
+            console.say(f"note: {same}")
+        return status
     finally:
         if told and target.run_directory is not None:
             console.say(f"output and measurements: {target.run_directory.path}", style="dim")

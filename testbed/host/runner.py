@@ -25,6 +25,10 @@ from testbed.host.linux.program_user import ProgramUser
 READ_BYTES = 1 << 16
 
 
+_MOUNT_TMP: Final = '"$0" --bind -- "$1" /tmp || exit 126; shift; exec "$@"'
+"""Shell command before a program: $0 is mount(8), $1 the folder that is to be its /tmp."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a program runs: a network namespace, and for a node its other namespaces too."""
@@ -33,8 +37,10 @@ class Place:
     handles: Path | None = None
     user: ProgramUser | None = None
     """Who programs run as, without privileges; None: root."""
-    scratch: Path = Path("/tmp")
-    """Folder of the user's, for TMPDIR."""
+    scratch: Path = Path("/var/tmp")
+    """Folder of the user's: TESTBED_SCRATCH, with TMPDIR inside."""
+    own_tmp: Path | None = None
+    """Folder that programs see as /tmp; None: the host's own /tmp, which all nodes share."""
 
     watched = False
     """Whether programs inside run under a watchdog, which ends them at EOF on stdin."""
@@ -51,7 +57,7 @@ class Place:
 
         ``tied``: this process starts it; otherwise another one does, and the program ends at EOF on its stdin.
         ``environment`` is inherited and not part of the list, except HOME, USER and TMPDIR of another user. Raises
-        MissingTool for util-linux's nsenter and setpriv.
+        MissingTool for util-linux's nsenter, setpriv, unshare and mount.
         """
         nsenter, setpriv = tool("nsenter"), tool("setpriv")
         # Namespaces are entered first, which needs root.
@@ -66,10 +72,16 @@ class Place:
         if self.user is not None:
             parent = os.getpid() if tied else None
             inside = program_user.start(self.user, setpriv, argv, folder, self.scratch, environment or (), parent)
-            return [*line, "--", *inside]
+            return [*line, "--", *self._own_tmp_first(), *inside]
         if folder is not None:
             line.append(f"--wd={folder}")
-        return [*line, "--", *argv]
+        return [*line, "--", *self._own_tmp_first(), *argv]
+
+    def _own_tmp_first(self) -> list[str]:
+        """Return the words before a program that give it a /tmp of its own, in a copy of the node's mounts."""
+        if self.own_tmp is None:
+            return []
+        return [tool("unshare"), "--mount", "--", "/bin/sh", "-c", _MOUNT_TMP, tool("mount"), str(self.own_tmp)]
 
     def visit(self, argv: Sequence[str]) -> int:
         """Run a program on the caller's standard streams and in its working directory; return the exit status."""

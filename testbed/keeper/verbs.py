@@ -256,7 +256,8 @@ class Verbs:
     def _share_folder(self, request: protocol.ShareFolder, caller: Caller) -> None:
         if self._keeper.containers is not None and self._keeper.topology is not None:
             also = (MANAGEMENT,) if request.management else ()
-            self._keeper.containers.show(Path(request.folder), (*self._keeper.topology.node_names, *also))
+            nodes = (request.node,) if request.node else (*self._keeper.topology.node_names, *also)
+            self._keeper.containers.show(Path(request.folder), nodes)
 
     def _down(self, request: protocol.Down, caller: Caller) -> None:
         self._keeper.down()

@@ -54,6 +54,7 @@ def _workload(ran: Workload) -> dict[str, Any]:
             "for": _time(ran.for_s),
             "timeout": _time(ran.timeout_s),
             "stall": _time(ran.stall_s),
+            "keep_scratch": ran.keep_scratch or None,
         }
     own = ran.to_dict()
     named = {"checkpoint": own.pop("checkpoint_every", None), "timeout": _time(own.pop("timeout_s", None))}

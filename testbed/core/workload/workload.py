@@ -95,6 +95,7 @@ class ProgramWorkload:
         timeout_s: it has failed if it has not ended after this many seconds from its begin; None: no limit.
         stall_s: it has failed if it reports no step for this many seconds after its first one; None: no limit.
         folder: its working directory, absolute; None: the caller's.
+        keep_scratch: whether TESTBED_SCRATCH of each node is kept with the run; else it goes with the lab.
     """
 
     command: tuple[str, ...]
@@ -106,6 +107,7 @@ class ProgramWorkload:
     timeout_s: float | None = None
     stall_s: float | None = None
     folder: str | None = None
+    keep_scratch: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:

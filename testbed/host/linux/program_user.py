@@ -26,12 +26,14 @@ __all__ = [
     "NO_USER",
     "OWN_UID",
     "PASSED_OVER",
+    "TEMPORARY",
     "VARIABLE",
     "ProgramUser",
     "caller",
     "choose",
     "first_refused",
     "renamable",
+    "scratch_variables",
     "start",
 ]
 
@@ -49,6 +51,9 @@ _NOBODY: Final = 65_534
 
 _LIKE_ROOT: Final = frozenset({"disk", "docker", "incus-admin", "libvirt", "lxd", "root", "shadow"})
 """Groups whose members can become root, or read everything; programs do not get them."""
+
+TEMPORARY: Final = "tmp"
+"""Folder below a node's scratch: TMPDIR, and what a node with a /tmp of its own has there."""
 
 PASSED_OVER: Final = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME")
 """Variables that name folders of root's."""
@@ -106,9 +111,14 @@ class ProgramUser:
         )  # fmt: skip
 
     def variables(self, scratch: Path) -> dict[str, str]:
-        """Return HOME, USER, LOGNAME and TMPDIR; ``scratch`` is a folder of this user's."""
-        home = str(self.home or scratch)
-        return {"HOME": home, "USER": self.name, "LOGNAME": self.name, "TMPDIR": str(scratch)}
+        """Return HOME, USER, LOGNAME and :func:`scratch_variables`; ``scratch`` is a folder of this user's."""
+        account = {"HOME": str(self.home or scratch), "USER": self.name, "LOGNAME": self.name}
+        return account | scratch_variables(scratch)
+
+
+def scratch_variables(scratch: Path) -> dict[str, str]:
+    """Return TESTBED_SCRATCH and TMPDIR of programs whose scratch folder this is."""
+    return {"TESTBED_SCRATCH": str(scratch), "TMPDIR": str(scratch / TEMPORARY)}
 
 
 def caller() -> tuple[int, int] | None:

@@ -288,7 +288,7 @@ def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Pr
     job: RunningJob | None = None
     try:
         progress.phase(*_phase(prepared.workload, len(topology.node_names)))
-        job = lab.start(prepared.workload, own_run=False, read_only=True)
+        job = lab.start(prepared.workload, own_run=False, read_only=True, note=progress.note)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
         live = LiveMetrics(topology, job, lab.recorder)
