@@ -12,7 +12,8 @@ from testbed.core.prediction.energy import exchange_j, waiting_j
 from testbed.core.prediction.failure_costs import daly_interval_s, goodput_synchronous
 from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs, mistakes, option
 from testbed.core.prediction.machine_limits import cpu_share
-from testbed.core.prediction.plans import PLANS, predict_events
+from testbed.core.prediction.event_heap import TooMany
+from testbed.core.prediction.plans import predict_events
 from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.prediction.required_rate import least_rate_bps
 from testbed.core.prediction.similarity import Groups, full_scale, groups
@@ -21,10 +22,6 @@ from testbed.core.prediction.tcp_limits import usable_rate_bps
 from testbed.errors import UnknownName, UserError
 
 __all__ = ["Failures", "Power", "Prediction", "SimilarLab", "Tcp", "predict"]
-
-MOST_EVENT_STEPS: Final = 10_000
-"""Steps between exchanges up to which events are simulated: three times as many take a tenth of a second."""
-
 
 @dataclass(frozen=True)
 class Tcp:
@@ -256,11 +253,18 @@ def _mistakes_beside(tcp: Tcp | None, failures: Failures | None, lab: tuple[floa
 
 
 def _outcome(strategy: str, inputs: Inputs) -> Outcome:
-    closed = STRATEGIES[strategy].predict(inputs)
-    if STRATEGIES[strategy].exact or strategy not in PLANS or inputs.every > MOST_EVENT_STEPS:
-        return closed
-    events = predict_events(strategy, inputs)
-    return replace(events, peak_bps=closed.peak_bps)
+    """Return the outcome by events where the closed form leaves something out, else by the closed form."""
+    if STRATEGIES[strategy].exact:
+        return STRATEGIES[strategy].predict(inputs)
+    return _events(strategy, inputs)[0] or STRATEGIES[strategy].predict(inputs)
+
+
+def _events(strategy: str, inputs: Inputs) -> tuple[Outcome | None, str]:
+    """Return the outcome by events, or None and why there is none."""
+    try:
+        return replace(predict_events(strategy, inputs), peak_bps=STRATEGIES[strategy].predict(inputs).peak_bps), ""
+    except TooMany as error:
+        return None, str(error)
 
 
 def _foreign(strategy: str, given: Collection[str]) -> list[str]:
