@@ -62,7 +62,8 @@ def svg(it: HeatMap) -> str:
                 f"<title>{escape(where)}</title></rect>"
             )
             parts.append(_text(left + CELL_W / 2 - 1, top + CELL_H * 0.62, label, anchor="middle", fill=ink))
-    parts.append(_text(20, height - 14, it.note, size=11, fill="#555"))
+    for number, line in enumerate(reversed(it.note.split("\n"))):
+        parts.append(_text(20, height - 14 - NOTE_H * number, line, size=11, fill="#555"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

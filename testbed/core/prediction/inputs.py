@@ -83,6 +83,8 @@ class Inputs:
         tiers: from near to far, of training in tiers only.
         micro_batches, stages, activation_bits: of a pipeline; activations of one micro-batch at a stage boundary.
         expert_layers, token_bits: of a mixture of experts: layers with experts, and bits that a rank sends per layer.
+        fibers_m: lengths of the fibers that all sites together send over, for energy by class of path; empty for one
+            fiber of the delay's length per site.
         slowdowns: compute time of each site, relative to ``step_s``; empty for equal sites.
     """
 
@@ -116,6 +118,7 @@ class Inputs:
     expert_layers: int = 0
     token_bits: float = 0.0
     slowdowns: tuple[float, ...] = ()
+    fibers_m: tuple[float, ...] = ()
 
     @property
     def payload_bits(self) -> float:

@@ -7,6 +7,7 @@ comes later was computed on an older version: it counts for no quorum, and its l
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 from testbed.core.prediction.collective_times import Pattern
@@ -23,9 +24,8 @@ MERGES = 20
 def simulate_merges(inputs: Inputs, pattern: Pattern) -> Outcome:
     """Return the mean time between merges, and the bits that the fastest learner sends per step."""
     simulation = Simulation()
-    classes = sorted(Counter(inputs.slowdowns or (1.0,) * 1).items())
-    if not inputs.slowdowns:
-        classes = [(1.0, inputs.sites)]  # learners that are alike collapse
+    # Learners that are alike collapse.
+    classes = sorted(Counter(inputs.slowdowns).items()) if inputs.slowdowns else [(1.0, inputs.sites)]
     quorum = inputs.quorum or inputs.sites
     bits = pattern.wire_factor * inputs.payload_bits
     serial_s, propagation_s = bits / inputs.rate_bps, pattern.delays * inputs.delay_s
@@ -57,7 +57,7 @@ def simulate_merges(inputs: Inputs, pattern: Pattern) -> Outcome:
             if delivered[version][1] == len(classes):
                 merge(version)
             elif before < quorum <= delivered[version][0]:
-                simulation.at(simulation.now_s + inputs.grace_s, lambda: merge(version))
+                simulation.at(simulation.now_s + inputs.grace_s, functools.partial(merge, version))
             if merged[version].at_s is None:
                 yield merged[version]
 

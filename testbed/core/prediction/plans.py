@@ -165,7 +165,9 @@ def _experts(inputs: Inputs, pattern: Pattern) -> Plan:
     bits = inputs.token_bits * (inputs.sites - 1) / inputs.sites * pattern.wire_factor
     layers, count = inputs.layers, inputs.expert_layers
     chosen = [layers * it // count for it in range(count)]  # evenly
-    points = sorted(begins + half for layer in chosen for begins in (layer, 2 * layers - 1 - layer) for half in (0.5, 1))
+    points = sorted(
+        begins + half for layer in chosen for begins in (layer, 2 * layers - 1 - layer) for half in (0.5, 1)
+    )
     operations = tuple(Operation(bits, pattern.delays, point, 0, point) for point in points)
     return Plan(CYCLES, dict.fromkeys(range(CYCLES), operations))
 

@@ -28,7 +28,8 @@ pipeline          (M + stages - 1) T/M + 2 (stages - 1) (o + d + A/B); a pass wh
 moe               T + 4 (o + c d + w A / B) per layer with experts                       arXiv:2006.16668
 ================  =====================================================================  ============================
 
-What all of them leave out: TCP's windows and loss, fabrics inside sites, jitter between ranks. Model quality depends on the strategy and is not predicted.
+What all of them leave out: TCP's windows and loss, fabrics inside sites, jitter between ranks. Model quality depends
+on the strategy and is not predicted.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ class Strategy:
     own_fibers: str = ""
     exact: bool = True
     merge_s: Callable[[Inputs, Pattern], float] | None = None
+
+    @property
+    def flat(self) -> bool:
+        """Whether all ranks are in one ring, rather than each site reducing its own first."""
+        return self.pattern is _flat
+
+    @property
+    def replicas(self) -> bool:
+        """Whether each site holds the whole model, and exchanges all of it."""
+        return not self.own & {"activation_bits", "token_bits"}
 
     def missing(self, inputs: Inputs) -> tuple[str, ...]:
         """Return what the strategy cannot do without."""

@@ -250,7 +250,7 @@ class _Account:
         self.until_s = now_s
 
     def mark_end(self, end_s: float, own_end_s: float, trips: list[_Trip], outer_s: float) -> None:
-        """End once all sites have computed, the last exchange has arrived, and its outer step of ``outer_s`` is over."""
+        """End once all sites have computed, the last exchange has arrived, and ``outer_s`` of outer steps are over."""
         if end_s > own_end_s:  # the fastest site waits for the slowest at the latest in the exchange after these steps
             self.add(Exposed(waiting_s=end_s - own_end_s))
         last = max(trips, key=lambda it: it.arrival_s, default=None)
