@@ -19,6 +19,7 @@ from testbed.core.report import (
     hypothesis,
     in_force_section,
     meanings,
+    prediction_section,
     program_section,
     rank_seconds_section,
     restarts_section,
@@ -60,6 +61,8 @@ def html(report: Report) -> str:
         **_fidelity(report),
         rank_seconds_lead=rank_seconds_section.lead(program=False),
         rank_seconds_table=None if is_program(report) else rank_seconds_section.table(report.rank_seconds),
+        prediction_lead=prediction_section.lead(report.prediction),
+        prediction_table=prediction_section.table(report.prediction),
         faults_table=faults_section.table(report.faults),
         in_force_table=in_force_section.table(
             report.in_force, report.faults, certification_section.scale(report.topology)
