@@ -175,9 +175,7 @@ def predict(
     mtbf: Annotated[
         str | None, typer.Option(metavar="TIME", help="Mean time between failures of the job; adds goodput.")
     ] = None,
-    mtbf_rank: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The same of one accelerator: 5.78 years are 50633h.")
-    ] = None,
+    mtbf_rank: Annotated[str | None, typer.Option(metavar="TIME", help="The same of one accelerator: 5.78y.")] = None,
     mtbf_site: Annotated[str | None, typer.Option(metavar="TIME", help="The same of one site.")] = None,
     cuts: Annotated[
         float | None,

@@ -102,7 +102,7 @@ def failures(given: dict[str, str | None], cuts: float | None, topology: Topolog
     from testbed.core.prediction.duct_routes import duct_routes
     from testbed.core.prediction.prediction import Failures
 
-    seconds = {option: read(option, text, parse_duration_s) for option, text in given.items()}
+    seconds = {option: read(option, text, _mean_time_s) for option, text in given.items()}
     means = ("--mtbf", "--mtbf-rank", "--mtbf-site")
     if cuts is None and all(seconds[it] is None for it in means):
         if seconds["--checkpoint-every"] is not None:
@@ -113,6 +113,21 @@ def failures(given: dict[str, str | None], cuts: float | None, topology: Topolog
         mtbf_s, seconds["--checkpoint"] or 0.0, seconds["--restart"] or 0.0, seconds["--checkpoint-every"],
         rank_s, site_s, cuts or 0.0, seconds["--repair"] or 0.0, None if topology is None else duct_routes(topology),
     )  # fmt: skip
+
+
+_MEAN_TIMES: Final = {
+    "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 365.25 * 86_400,
+}  # fmt: skip
+
+
+def _mean_time_s(text: str) -> float:
+    """Parse a time that may be years: ``5.78y``, ``30d``, ``3.1h``."""
+    number, unit = text.rstrip("smindhy"), text.strip("0123456789.eE+- ")
+    try:
+        return float(number) * _MEAN_TIMES[unit]
+    except (KeyError, ValueError) as error:
+        units = ", ".join(_MEAN_TIMES)
+        raise ValueError(f"expected a number and one of {units}, got '{text}'; write 3.1h or 5.78y") from error
 
 
 def power(joules_per_bit: list[str] | None, idle_watts: float | None) -> Power | None:

@@ -81,7 +81,9 @@ def show(it: Prediction, measured: float | None = None) -> None:
         console.show(_similar(it))
     for published in it.quality:
         console.show(f"published, not predicted: {published.says} ({published.source}; {published.kind})")
-    rate = "" if it.target is not None else f" at {format_rate(it.inputs.rate_bps, 4)} of payload"
+    rate = (
+        "" if it.target is not None or it.exchange is None else f" at {format_rate(it.inputs.rate_bps, 4)} of payload"
+    )
     console.say(f"{_levels(it)}{rate}; left out: fabrics inside sites (docs/prediction.md)", style="dim")
 
 
@@ -118,8 +120,9 @@ def _failure_rows(it: Prediction) -> list[tables.Row]:
         rows.append(
             [
                 "routes",
-                f"{100 * found['route_availability']:.6g} %",
-                f"up: {routes} {' - '.join(found['routes_between'])}; {found['cuts_per_year']:.3g} cuts a year in all",
+                f"{100 * found['route_availability']:.8g} %",
+                f"up: {routes} {' - '.join(found['routes_between'])}, down"
+                f" {format_duration(found['route_down_s_per_year'], 3)} a year; {found['cuts_per_year']:.3g} cuts a year",
             ]
         )
     return rows
@@ -144,7 +147,7 @@ def _similar(it: Prediction) -> Text:
     lab = it.similar
     assert lab is not None
     line = (
-        f"similar lab: {format_duration(lab.step_s, 3)} a step, {format_delay(lab.delay_s, 3)} one way"
+        f"similar lab{'' if it.exchange else ' of the farthest tier'}: {format_duration(lab.step_s, 3)} a step, {format_delay(lab.delay_s, 3)} one way"
         f" ({_km(lab.length_m)}), {_payload(lab.rate_bps)} at scale {lab.scale:g}\n"
         f"a lab with this fiber at scale {lab.scale:g} and {format_duration(lab.step_s, 3)} a step stands for"
         f" {lab.phi:.4g} times its distance: {_km(lab.stands_for.length_m)}, {_payload(lab.stands_for.rate_bps)};"

@@ -160,6 +160,7 @@ class UnderFailures:
             "goodput_decoupled": self.decoupled,
             "cuts_per_year": routes.total_m() / 1e6 * it.cuts_per_1000_km_year,
             "route_availability": worst.share,
+            "route_down_s_per_year": (1 - worst.share) * YEAR_S,
             "routes": worst.routes,
             "routes_between": list(worst.between),
         }

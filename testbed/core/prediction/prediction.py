@@ -221,14 +221,21 @@ def predict(
         closed,
         events,
         no_events,
-        groups(inputs, pattern),
+        groups(STRATEGIES[strategy].sent(inputs), pattern),
         None if STRATEGIES[strategy].own_fibers else _single(strategy, inputs, pattern, tcp),
         target,
         rate_bps,
         failures,
-        None if lab is None else SimilarLab.of(inputs, *lab),
+        None if lab is None else SimilarLab.of(_farthest(strategy, inputs), *lab),
         power,
     )
+
+
+def _farthest(strategy: str, inputs: Inputs) -> Inputs:
+    """Return ``inputs`` with the farthest of several fibers, which is the one that a lab shows."""
+    if not STRATEGIES[strategy].own_fibers:
+        return inputs
+    return inputs.but(rate_bps=inputs.tiers[-1].rate_bps, delay_s=inputs.tiers[-1].delay_s)
 
 
 def _largest_bits(strategy: str, inputs: Inputs) -> float:

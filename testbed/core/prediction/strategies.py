@@ -96,6 +96,15 @@ class Strategy:
         """Whether each site holds the whole model, and exchanges all of it."""
         return not self.own & {"activation_bits", "token_bits"}
 
+    def sent(self, inputs: Inputs) -> Inputs:
+        """Return ``inputs`` whose payload is what an exchange sends: the model, activations, or tokens."""
+        if "activation_bits" in self.own:
+            return inputs.but(parameters=inputs.activation_bits, bits=1.0, payload_factor=1.0)
+        if "token_bits" in self.own:
+            bits = inputs.token_bits * (inputs.sites - 1) / inputs.sites
+            return inputs.but(parameters=bits, bits=1.0, payload_factor=1.0)
+        return inputs if self.own_fibers else inputs.but(tiers=())
+
     def missing(self, inputs: Inputs) -> tuple[str, ...]:
         """Return what the strategy cannot do without."""
         return tuple(f"strategy {self.name} needs {option(it)}" for it in sorted(self.needs) if not getattr(inputs, it))
