@@ -120,9 +120,9 @@ def _failure_rows(it: Prediction) -> list[tables.Row]:
         rows.append(
             [
                 "routes",
-                f"{100 * found['route_availability']:.8g} %",
+                format_percent(found["route_availability"], 8),
                 f"up: {routes} {' - '.join(found['routes_between'])}, down"
-                f" {format_duration(found['route_down_s_per_year'], 3)} a year; {found['cuts_per_year']:.3g} cuts a year",
+                f" {format_duration(found['route_down_s_per_year'], 3)} a year; {found['cuts_per_year']:.3g} cuts",
             ]
         )
     return rows
@@ -147,7 +147,8 @@ def _similar(it: Prediction) -> Text:
     lab = it.similar
     assert lab is not None
     line = (
-        f"similar lab{'' if it.exchange else ' of the farthest tier'}: {format_duration(lab.step_s, 3)} a step, {format_delay(lab.delay_s, 3)} one way"
+        f"similar lab{'' if it.exchange else ' of the farthest tier'}: {format_duration(lab.step_s, 3)} a step,"
+        f" {format_delay(lab.delay_s, 3)} one way"
         f" ({_km(lab.length_m)}), {_payload(lab.rate_bps)} at scale {lab.scale:g}\n"
         f"a lab with this fiber at scale {lab.scale:g} and {format_duration(lab.step_s, 3)} a step stands for"
         f" {lab.phi:.4g} times its distance: {_km(lab.stands_for.length_m)}, {_payload(lab.stands_for.rate_bps)};"
@@ -186,7 +187,7 @@ def show_table(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], targe
     ]
     console.show(tables.table(heads, body, right=heads[1:], title=_title(rows[0][0].strategy, axes, target)))
     console.show(equivalents(rows))
-    if without := [it for row in rows for it in row if it.events is None]:
+    if without := [it for row in rows for it in row if it.fell_back]:
         console.show(f"{len(without)} predictions by closed forms alone: {without[0].no_events}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -76,7 +77,7 @@ class Prediction:
 
     Attributes:
         outcome: by events where the closed form leaves something out, else by the closed form.
-        closed, events: by the closed form, and by events; None where those would be too many: ``no_events`` says why.
+        closed: by the closed form.
         groups: w kappa, lambda and o / T.
         exchange: the largest exchange by itself; None for tiers, which have fibers of their own.
         failures, similar, power: as asked for.
@@ -88,8 +89,6 @@ class Prediction:
     pattern: Pattern
     outcome: Outcome
     closed: Outcome
-    events: Outcome | None
-    no_events: str
     groups: Groups
     exchange: SingleExchange | None = None
     target: float | None = None
@@ -101,6 +100,24 @@ class Prediction:
     @property
     def utilization(self) -> float:
         return self.outcome.utilization
+
+    @functools.cached_property
+    def _events(self) -> tuple[Outcome | None, str]:
+        return _events(self.strategy, self.inputs)
+
+    @property
+    def events(self) -> Outcome | None:
+        """By events, simulated when first asked for; None where they would be too many: ``no_events`` says why."""
+        return self._events[0] if self.outcome is self.closed else self.outcome
+
+    @property
+    def no_events(self) -> str:
+        return self._events[1] if self.outcome is self.closed else ""
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the closed form leaves something out, and counts all the same, because events would be too many."""
+        return self.outcome is self.closed and not STRATEGIES[self.strategy].exact
 
     @property
     def under_failures(self) -> UnderFailures | None:
@@ -209,8 +226,8 @@ def predict(
     inputs = usable(inputs)
     pattern = STRATEGIES[strategy].exchanged(inputs)
     closed = STRATEGIES[strategy].predict(inputs)
-    events, no_events = _events(strategy, inputs)
-    outcome = closed if STRATEGIES[strategy].exact or events is None else events
+    events = None if STRATEGIES[strategy].exact else _events(strategy, inputs)[0]
+    outcome = events or closed
     if power is not None:
         _check_classes(strategy, power, _energy_bits(strategy, inputs, outcome))
     return Prediction(
@@ -219,8 +236,6 @@ def predict(
         pattern,
         outcome,
         closed,
-        events,
-        no_events,
         groups(STRATEGIES[strategy].sent(inputs), pattern),
         None if STRATEGIES[strategy].own_fibers else _single(strategy, inputs, pattern, tcp),
         target,

@@ -88,19 +88,19 @@ class _Trip:
 
     __slots__ = ("arrived", "legs", "missing")
 
-    def __init__(self, legs: tuple[Transfer, ...], participants: int) -> None:
+    def __init__(self, legs: list[Transfer], participants: int) -> None:
         self.legs = legs
         self.missing = participants
         self.arrived: Signal = legs[-1].arrived
-
-    @property
-    def arrival_s(self) -> float:
-        return self.arrived.at_s or 0.0
 
     def during(self, since_s: float, until_s: float) -> Exposed:
         """Split the wait from ``since_s`` to ``until_s`` by what the trip was doing."""
         waiting_s = max(0.0, min(until_s, self.legs[0].ready_s) - since_s)
         return parts_of(self.legs, since_s, until_s) + Exposed(waiting_s=waiting_s)
+
+
+def _arrival_s(trip: _Trip) -> float:
+    return trip.arrived.at_s or 0.0
 
 
 def parts_of(legs: Iterable[Transfer], since_s: float, until_s: float) -> Exposed:
@@ -121,9 +121,9 @@ class _Exchanges:
     """All operations of a plan, and the fibers that carry them."""
 
     def __init__(self, inputs: Inputs, plan: Plan, simulation: Simulation, classes: int) -> None:
-        self._simulation, self._classes = simulation, classes
+        self._simulation = simulation
         self._operations: dict[tuple[int, int], Operation] = {}
-        self.trips: dict[tuple[int, int, int], _Trip] = {}
+        self._trips: dict[tuple[int, int], list[_Trip]] = {}
         rates = plan.fibers or ((inputs.rate_bps, inputs.delay_s),)
         libraries = [Slots(inputs.in_flight) for _ in range(classes)]
         self._fibers = [[Fiber(simulation, slots) for _ in rates] for slots in libraries]
@@ -132,14 +132,22 @@ class _Exchanges:
                 rate_bps, delay_s = rates[it.fiber]
                 serial_s = it.bits / rate_bps if it.bits else 0.0
                 self._operations[step, index] = it
-                for number in range(1 if it.together else classes):
-                    ways = [(serial_s, serial_s)] if it.together else [(serial_s, 0.0), (0.0, serial_s)]
-                    legs = tuple(Transfer(inputs.operation_s, way, it.delays * delay_s) for way in ways)
-                    self.trips[step, index, number] = _Trip(legs, classes if it.together else 1)
+                ways = [(serial_s, serial_s)] if it.together else [(serial_s, 0.0), (0.0, serial_s)]
+                self._trips[step, index] = [
+                    _Trip(
+                        [Transfer(inputs.operation_s, way, it.delays * delay_s) for way in ways],
+                        classes if it.together else 1,
+                    )
+                    for _ in range(1 if it.together else classes)
+                ]
 
     def of(self, step: int, index: int) -> list[_Trip]:
         """Return the trips that a gate of an operation waits for."""
-        return [trip for number in range(self._classes) if (trip := self.trips.get((step, index, number))) is not None]
+        return self._trips[step, index]
+
+    def last(self) -> _Trip | None:
+        """Return the trip that arrived last; None without any."""
+        return max((trip for some in self._trips.values() for trip in some), key=_arrival_s, default=None)
 
     def outer_s(self, step: int, index: int) -> float:
         """Return the outer step that a site takes at the gate of an operation."""
@@ -149,20 +157,22 @@ class _Exchanges:
     def reach(self, step: int, index: int, number: int) -> None:
         """Let the site ``number`` have computed what an operation sends."""
         operation = self._operations[step, index]
-        trip = self.trips[step, index, 0 if operation.together else number]
+        trip = self._trips[step, index][0 if operation.together else number]
         trip.missing -= 1
         if trip.missing == 0:
             fiber = self._fibers[0 if operation.together else number][operation.fiber]
-            self._simulation.start(self._carry(fiber, trip, operation.outer_s))
+            if operation.together:
+                fiber.send(trip.legs[0])
+            else:
+                self._simulation.start(self._there_and_back(fiber, trip, operation.outer_s))
 
     @staticmethod
-    def _carry(fiber: Fiber, trip: _Trip, outer_s: float) -> Process:
-        for leg in trip.legs:
-            if leg is not trip.legs[0]:
-                yield outer_s
-            fiber.send(leg)
-            if leg is not trip.legs[-1]:
-                yield leg.arrived
+    def _there_and_back(fiber: Fiber, trip: _Trip, outer_s: float) -> Process:
+        there, back = trip.legs
+        fiber.send(there)
+        yield there.arrived
+        yield outer_s
+        fiber.send(back)
 
 
 def simulate(inputs: Inputs, plan: Plan, checkpoints: Checkpoints | None = None) -> Outcome:
@@ -180,7 +190,9 @@ def simulate(inputs: Inputs, plan: Plan, checkpoints: Checkpoints | None = None)
         for step, things in actions:
             for point, kind, value in things:
                 here_s = _at_s(point, inputs.layers, step_s)
-                yield (step - last_step) * step_s + (here_s - last_s)
+                pause_s = (step - last_step) * step_s + (here_s - last_s)
+                if pause_s > 0:
+                    yield pause_s
                 last_step, last_s = step, here_s
                 if kind == _SEND:
                     exchanges.reach(step, value, number)
@@ -196,7 +208,7 @@ def simulate(inputs: Inputs, plan: Plan, checkpoints: Checkpoints | None = None)
                         if trip.arrived.at_s is None:
                             yield trip.arrived
                     if simulation.now_s > since_s:
-                        last = max(trips, key=lambda it: it.arrival_s)  # what the pass waited for in the end
+                        last = max(trips, key=_arrival_s)  # what the pass waited for in the end
                         told.add(last.during(since_s, simulation.now_s))
                     if outer_s := sum(exchanges.outer_s(*key) for key in value):
                         yield outer_s
@@ -210,7 +222,7 @@ def simulate(inputs: Inputs, plan: Plan, checkpoints: Checkpoints | None = None)
     steps = plan.steps
     if plan.measured is None:
         outer_s = math.fsum(exchanges.outer_s(*key) for key in left)
-        account.mark_end(max(ends), ends[0], list(exchanges.trips.values()), outer_s)
+        account.mark_end(max(ends), ends[0], exchanges.last(), outer_s)
     else:
         steps = plan.measured[1] - plan.measured[0]
     exposed = account.total * (1 / steps)
@@ -249,14 +261,13 @@ class _Account:
             self.since_s, self.stopped_s, self.total = now_s, 0.0, Exposed()
         self.until_s = now_s
 
-    def mark_end(self, end_s: float, own_end_s: float, trips: list[_Trip], outer_s: float) -> None:
+    def mark_end(self, end_s: float, own_end_s: float, last: _Trip | None, outer_s: float) -> None:
         """End once all sites have computed, the last exchange has arrived, and ``outer_s`` of outer steps are over."""
         if end_s > own_end_s:  # the fastest site waits for the slowest at the latest in the exchange after these steps
             self.add(Exposed(waiting_s=end_s - own_end_s))
-        last = max(trips, key=lambda it: it.arrival_s, default=None)
-        if last is not None and last.arrival_s > end_s:
-            self.add(last.during(end_s, last.arrival_s))
-            end_s = last.arrival_s
+        if last is not None and _arrival_s(last) > end_s:
+            self.add(last.during(end_s, _arrival_s(last)))
+            end_s = _arrival_s(last)
         self.add(Exposed(software_s=outer_s))
         self.until_s = end_s + outer_s
 

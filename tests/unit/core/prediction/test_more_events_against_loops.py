@@ -218,10 +218,8 @@ def merges_by_loops(it: Inputs, merges: int = 20) -> float:
     begun, version, now_s = [0.0] * it.sites, [0] * it.sites, 0.0
     for merge in range(merges):
         current = sorted(begun[n] + takes[n] for n in range(it.sites) if version[n] == merge)
-        if len(current) < it.sites:  # somebody works on an older version
-            all_s = math.inf
-        else:
-            all_s = current[-1]
+        # With somebody on an older version, not all will have delivered.
+        all_s = math.inf if len(current) < it.sites else current[-1]
         now_s = min(current[quorum - 1] + it.grace_s, all_s)
         for n in range(it.sites):
             if version[n] == merge and begun[n] + takes[n] <= now_s:
