@@ -214,7 +214,8 @@ def predict(
     """Predict compute utilization, exposed time and bits per fiber of a way of training, without a lab.
 
     Times are those of closed forms and of an event model (docs/prediction.md). Rates and sizes are those of full scale.
-    What is left out: TCP's windows and loss, the fabrics inside sites. Model quality is not predicted.
+    Left out unless given: TCP's windows, loss and slow start; always: the fabrics inside sites. Model quality is not
+    predicted: what others published about it is named as theirs.
     """
     from testbed.core.prediction import heat_map
     from testbed.core.prediction.prediction import Tcp
