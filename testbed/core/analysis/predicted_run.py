@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.measured_workload import FLOAT32_BITS, certified_fiber, measured_workload
 from testbed.core.certification.certificate import Certificate
-from testbed.core.physics.validity import Workload
+from testbed.core.physics.validity import Exchange
 from testbed.core.prediction.inputs import Inputs
 from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.prediction.similarity import groups, length_m
@@ -66,7 +66,7 @@ def expected_exchange(topology: Topology, certificate: Certificate | None) -> Ou
     fiber = certified_fiber(certificate)
     if fiber is None or len(topology.sites) < 2:
         return None
-    bits = 8 * Workload(len(topology.node_names)).gradient_bytes
+    bits = 8 * Exchange(len(topology.node_names)).gradient_bytes
     inputs = Inputs(
         ANY_STEP_S, bits / FLOAT32_BITS, 1, fiber["rate_bps"], fiber["delay_s"], bits=FLOAT32_BITS, buckets=1,
         sites=len(topology.sites), ranks_per_site=max(site.nodes for site in topology.sites),
@@ -75,7 +75,9 @@ def expected_exchange(topology: Topology, certificate: Certificate | None) -> Ou
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:
-    """Return prediction and measurement of a run; None if it has no steps, no certificate, or one site only."""
+    """Return prediction and measurement of a run of agents; None without steps, a certificate, or a second site."""
+    if run.info.workload.get("command"):
+        return None  # what a program of the user exchanges is not known
     try:
         found = measured_workload(run)
     except UserError:
