@@ -71,7 +71,7 @@ def _sharded(inputs: Inputs, pattern: Pattern) -> Plan:
 
     scattered = (Operation(it.bits, it.delays, it.ready, 1, 0) for it in _each_bucket(inputs, half))
     operations = (*scattered, *gathered(0), *gathered(layers))
-    return Plan(DATA_PARALLEL_STEPS, dict.fromkeys(range(DATA_PARALLEL_STEPS), operations))
+    return Plan(CYCLES, dict.fromkeys(range(CYCLES), operations))  # which all begin alike: nothing is on its way
 
 
 def _blocking(inputs: Inputs, pattern: Pattern) -> Plan:
