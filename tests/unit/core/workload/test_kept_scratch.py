@@ -1,4 +1,4 @@
-"""``keep_scratch`` of a workload: read, refused where it does not belong, and written into the file that repeats a run."""
+"""``keep_scratch`` of a workload: read, refused where it does not belong, and repeated in the file of the run."""
 
 from __future__ import annotations
 
