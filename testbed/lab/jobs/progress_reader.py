@@ -147,13 +147,12 @@ class ProgressReader:
         while True:
             last = self._stop.wait(LOOK_S)
             for rank, source in self._sources.items():
-                for t, values in source.read(last=last):
-                    self._take(rank, t, values)
+                self._records[rank].take(source.read(last=last))
             if last:
                 return
 
     def _take(self, rank: int, t: float, values: Mapping[str, float]) -> None:
-        self._records[rank].take(t, values)
+        self._records[rank].take([(t, values)])
 
     def _files(self, t: float) -> dict[int, FileSource]:
         """Return the files to read, by the rank that their steps count as: of a shared one, the first that has it."""
