@@ -18,7 +18,7 @@ from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.core.workload import progress_schema
-from testbed.core.workload.progress import Progress
+from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
 from testbed.errors import (
     FidelityError,

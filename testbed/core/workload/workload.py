@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeAlias
 
 from testbed.core.user_text import shown
-from testbed.core.workload.progress import Progress
-from testbed.core.workload.progress import to_dict as progress_to_dict
+from testbed.core.workload.progress_source import Progress
+from testbed.core.workload.progress_source import to_dict as progress_to_dict
 from testbed.errors import UserError
 
 __all__ = ["BUILT", "AgentWorkload", "ProgramWorkload", "Workload"]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from testbed.core.workload.progress import CsvFile, EventFiles
 from testbed.core.workload.progress_call_lines import CallReader
 from testbed.core.workload.progress_csv import CsvReader
+from testbed.core.workload.progress_source import CsvFile, EventFiles
 from testbed.host.progress.event_folder import EventFolder
 from testbed.host.progress.file_tail import FileTail, monotonic
 from testbed.lab.jobs.progress_records import Reading

@@ -9,8 +9,8 @@ from typing import Final
 
 from testbed.core.user_text import shown
 from testbed.core.workload.output_lines import OutputLines
-from testbed.core.workload.progress import LinePattern
 from testbed.core.workload.progress_lines import LineParser
+from testbed.core.workload.progress_source import LinePattern
 from testbed.lab.jobs.progress_records import ProgressRecords
 
 __all__ = ["ProgressOutput", "StreamLines"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.core.workload.members import Member
-from testbed.core.workload.progress import Calls, CsvFile, Endpoint, EventFiles, LinePattern, Progress
+from testbed.core.workload.progress_source import Calls, CsvFile, Endpoint, EventFiles, LinePattern, Progress
 from testbed.errors import TestbedError
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs.progress_endpoint import EndpointReader

@@ -84,7 +84,7 @@ def test_the_file_alone_needs_the_standard_library_only(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines() == [str(module), "['testbed_agents']"]
+    assert done.stdout.splitlines() == [str(module), "['__main__', 'testbed_agents']"]
     assert lines(path)[0]["lr"] == 2.0
 
 

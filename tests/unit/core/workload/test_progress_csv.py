@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.workload.progress import CsvFile, Sources
 from testbed.core.workload.progress_call_lines import CallReader
 from testbed.core.workload.progress_csv import CsvReader
+from testbed.core.workload.progress_source import CsvFile, Sources
 
 FILE = CsvFile("loss.csv", Sources(step="iter", train_loss="loss", others={"lr": "rate"}), time="unix")
 DATA = (

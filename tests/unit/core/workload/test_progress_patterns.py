@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from testbed.core.units import Unreadable
-from testbed.core.workload.progress import LinePattern
 from testbed.core.workload.progress_lines import LONGEST, LineParser, plain
 from testbed.core.workload.progress_patterns import compiled
+from testbed.core.workload.progress_source import LinePattern
 
 
 @pytest.mark.parametrize(

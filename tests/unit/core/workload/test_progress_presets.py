@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from testbed.core.workload.output_lines import OutputLines
-from testbed.core.workload.progress import LinePattern
 from testbed.core.workload.progress_lines import LineParser
 from testbed.core.workload.progress_patterns import compiled
 from testbed.core.workload.progress_presets import PRESETS
+from testbed.core.workload.progress_source import LinePattern
 from testbed.core.workload.progress_steps import StepCounter
 
 CAPTURED = Path(__file__).with_name("captured")

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 from testbed.core import yamltext
 from testbed.core.topology.topology_schema import Mistakes, Written
 from testbed.core.workload import progress_schema
-from testbed.core.workload.progress import Calls, CsvFile, Endpoint, EventFiles, LinePattern, Progress, Sources, to_dict
 from testbed.core.workload.progress_presets import PRESETS
+from testbed.core.workload.progress_source import (
+    Calls,
+    CsvFile,
+    Endpoint,
+    EventFiles,
+    LinePattern,
+    Progress,
+    Sources,
+    to_dict,
+)
 from testbed.errors import FileMistakes
 
 names = st.text("abcdefgh_/", min_size=1, max_size=10)

@@ -7,8 +7,8 @@ import struct
 import time
 from pathlib import Path
 
-from testbed.core.workload.progress import EventFiles, Sources
 from testbed.core.workload.progress_events import masked_crc
+from testbed.core.workload.progress_source import EventFiles, Sources
 from testbed.host.progress.event_folder import EventFolder
 
 BOTH = EventFiles("runs", Sources(train_loss="loss", tokens_seen="tok"))
