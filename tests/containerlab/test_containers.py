@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -121,6 +122,32 @@ def test_a_program_runs_as_the_owner_of_its_working_folder_and_writes_there(
     assert owners == {("written-0", 4711, 4712), ("written-1", 4711, 4712)}
     account = ["python", "-c", "import getpass, pathlib; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"]
     assert lab.launch(account, directory=tmp_path).exit_status() == 0, "the image has no account of this user"
+
+
+REPORTS = """
+import testbed_agents, time
+for step in (1, 2, 3):
+    time.sleep(0.1)
+    testbed_agents.step(step, train_loss=1 / step, tokens=4)
+"""
+
+
+def test_a_program_reports_its_steps_from_inside(lab: Lab, working_folder: Path, tmp_path: Path) -> None:
+    os.chown(working_folder, 4711, 4712)
+
+    def times(runs: str, argv: list[str], **how: Any) -> list[float]:
+        assert lab.launch(argv, directory=tmp_path / runs, **how).exit_status() == 0
+        (records,) = (tmp_path / runs).glob("*/ranks/rank-1.jsonl")
+        found = [json.loads(line) for line in records.read_text().splitlines()]
+        assert [it.get("step") for it in found] == [None, 1, 2, 3]
+        return [it["t"] for it in found[1:]]
+
+    for runs, path in (("calls", {}), ("path", {"PYTHONPATH": "/nowhere"})):
+        called = times(runs, ["python", "-c", REPORTS], environment=path)
+        assert min(b - a for a, b in itertools.pairwise(called)) > 0.05
+    slowly = "for i in 1 2 3; do echo step $i; sleep 0.2; done | cut -c 1-"
+    printed = times("lines", ["sh", "-c", slowly], progress={"line": r"^step (?P<step>\d+)$"})
+    assert min(b - a for a, b in itertools.pairwise(printed)) > 0.1, "cut(1) held them back until its end"
 
 
 SAME = """

@@ -294,7 +294,8 @@ def test_a_line_without_an_end_takes_no_memory(launch: Launch) -> None:
 def test_a_pattern_that_takes_too_long_is_given_up(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_output, "LONGEST_S", 0.0)
     said: list[str] = []
-    run = launch(["sh", "-c", "echo iter 1: loss 2; sleep 0.1; echo iter 2: loss 1"], progress="nanogpt", echo=said.append)
+    script = "echo iter 1: loss 2; sleep 0.1; echo iter 2: loss 1"
+    run = launch(["sh", "-c", script], progress="nanogpt", echo=said.append)
     assert sum("no further lines are read" in line for line in said) == 1
     assert all(len(records(run, rank)) <= 2 for rank in range(4))
 
