@@ -32,6 +32,7 @@ class ProgressRecords:
         self._counter = StepCounter(tokens_per_step)
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
+        self._closed = False
         self.lines = 0
         """Lines written so far."""
         self.began_t = 0.0
@@ -43,7 +44,7 @@ class ProgressRecords:
         with self._lock:
             made = [self._counter.take(t, values) for t, values in readings]
             records = [it for it in made if it is not None]
-            if not records or self.error:
+            if not records or self.error or self._closed:
                 return
             try:
                 self._write(records)
@@ -51,7 +52,9 @@ class ProgressRecords:
                 self.error = f"the steps of rank {self._member.rank} cannot be recorded: {error}"
 
     def close(self) -> None:
+        """Record nothing any more, even if a process that the program left behind goes on printing."""
         with self._lock, contextlib.suppress(OSError):
+            self._closed = True
             if self._file is not None:
                 self._file.close()
                 self._file = None
