@@ -184,5 +184,6 @@ def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
         goodput=None,
         rank_seconds=None,
         prediction=None,
+        program=None,
     )
     return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)
