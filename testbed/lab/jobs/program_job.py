@@ -147,6 +147,10 @@ class ProgramJob(RunningJob):
         return self.workload.progress is not None
 
     @property
+    def lingers(self) -> bool:
+        return self.reports_steps
+
+    @property
     def tokens_per_step(self) -> float | None:
         """By the latest record of any rank that counts tokens; a record has those since the rank's one before."""
         for tail in self._tails:
@@ -341,6 +345,7 @@ class ProgramJob(RunningJob):
                 **self._described(),
                 **({"ended_in_order": True} if self._ended_in_order else {}),
                 "same_files": self.same_files,
+                **({"exceeded": self._exceeded} if self._exceeded else {}),
                 "statuses": [codes.get(rank) for rank in ranks],
                 "ends": told,
                 "began_t": [self._began_t[rank] for rank in ranks],
