@@ -12,7 +12,7 @@ import oracle
 import pytest
 
 import testbed
-from testbed.core.workload.progress import LinePattern
+from testbed.core.workload.progress_source import LinePattern
 from testbed.errors import JobFailed, LabError, UnknownName, UserError
 from testbed.keeper import client, protocol
 

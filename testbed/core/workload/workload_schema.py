@@ -32,7 +32,7 @@ from testbed.core.units import Unreadable, format_duration, parse_number
 from testbed.core.user_text import expected, shown, unknown
 from testbed.core.workload import progress_schema
 from testbed.core.workload.file_section import Part, one_line, some_time
-from testbed.core.workload.progress import Calls
+from testbed.core.workload.progress_source import Calls
 from testbed.core.workload.workload import BUILT, AgentWorkload, ProgramWorkload, Workload
 from testbed.core.yamltext import Path
 from testbed.errors import UserError

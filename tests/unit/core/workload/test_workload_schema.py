@@ -13,7 +13,7 @@ from testbed.core import yamltext
 from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.topology.topology_schema import Mistakes, Written
 from testbed.core.workload import workload_schema
-from testbed.core.workload.progress import Calls, LinePattern
+from testbed.core.workload.progress_source import Calls, LinePattern
 from testbed.core.workload.reported_figures import reported
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
 from testbed.errors import FileMistakes, Finding, UserError

@@ -27,7 +27,8 @@ def test_those_that_say_so() -> None:
 
 def test_one_that_overwrote_its_environment() -> None:
     """By its session as a child's parent, and as a descendant in a session of its own."""
-    assert grouped(found(10, 1, 10), found(11, 10, 10, 3), found(12, 11, 12), found(13, 12, 13)) == {3: [10, 11, 12, 13]}
+    listed = found(10, 1, 10), found(11, 10, 10, 3), found(12, 11, 12), found(13, 12, 13)
+    assert grouped(*listed) == {3: [10, 11, 12, 13]}
 
 
 def test_a_session_of_several_ranks_tells_nothing() -> None:
