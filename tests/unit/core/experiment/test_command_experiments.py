@@ -45,7 +45,7 @@ def test_expectations_that_do_not_apply(metric: str) -> None:
     assert [(it.line, bool(it.fix)) for it in silent] == [(2, True)]
     assert silent[0].message.startswith(metric)
     reporting = findings(f"{PRINTS}expect: ['{metric} >= 0']\n")
-    applies = {"goodput", "recovery", "steps_lost", "train_loss_drop"}
+    applies = {"goodput", "recovery", "steps_lost", "train_loss_drop", "attempts", "restarts", "time_to_resume"}
     assert [it.line for it in reporting] == ([] if metric in applies else [2])
     assert findings(f"{AGENTS}expect: ['{metric} >= 0']\n") == []
 
