@@ -299,7 +299,7 @@ class Lab:
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
             raise UnknownName("node", node, sorted(nodes | others))
-        return lab_nodes.place(self._folder, node, isolated=node in nodes).visit(argv)
+        return lab_nodes.place(self._folder, node).visit(argv)
 
     def launch(
         self,
@@ -469,7 +469,7 @@ class Lab:
 
     def _refuse_in_container(self, user: ProgramUser, argv: Sequence[str], folder: Path, read_only: bool) -> None:
         """Mount ``folder`` into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
-        place = lab_nodes.place(self._folder, self.topology.node_names[0], isolated=True, job=True, user=user)
+        place = lab_nodes.place(self._folder, self.topology.node_names[0], job=True, user=user)
         assert isinstance(place, ContainerPlace)
         client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
         program_rights.refuse_in_container(user, place, argv, folder, read_only=read_only)

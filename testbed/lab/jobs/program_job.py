@@ -238,7 +238,7 @@ class ProgramJob(RunningJob):
         return Places(self._working, self._run, scratch_of, lambda node: netns(self._lab, node))
 
     def _start_rank(self, member: Member, folder: Path) -> None:
-        where = place(self._lab, member.node, isolated=True, job=True, user=self._user)
+        where = place(self._lab, member.node, job=True, user=self._user)
         own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}")}
         own |= _account(self._user) if self._user and isinstance(where, ContainerPlace) else {}
         own |= self._progress.variables(member)

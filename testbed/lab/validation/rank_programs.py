@@ -213,7 +213,7 @@ class Starter:
         return self._logs[-1]
 
     def _place(self, node: str) -> runner.Place | ContainerPlace:
-        return lab_nodes.place(self._lab, node, isolated=node != MANAGEMENT, job=True, user=self._user)
+        return lab_nodes.place(self._lab, node, job=True, user=self._user)
 
     def _direct(self, rank: Rank) -> Program:
         variables = self._environment(rank)
