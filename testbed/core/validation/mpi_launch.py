@@ -45,7 +45,7 @@ def mpiexec_argv(
     if launcher == "openmpi":
         return (
             *(f"{programs}/prterun", "--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", network),
-            # A daemon would start others itself, but cannot reach them (lab/validation/launcher_proxy.py).
+            # A daemon would start others itself, but cannot reach them (host/launcher_proxy.py).
             *("--prtemca", "plm_ssh_no_tree_spawn", "1"),
             *("--prefix", programs.rsplit("/", 1)[0], "--leave-session-attached"),
             *("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "-n", ranks),

@@ -27,7 +27,7 @@ from testbed.core.validation.library import PYTHON, Library
 from testbed.core.validation.mpi_launch import OF_DAEMONS, mpiexec_argv
 from testbed.core.workload.members import members
 from testbed.errors import HostError
-from testbed.host import collective_libraries, lab_nodes, runner
+from testbed.host import collective_libraries, lab_nodes, launcher_proxy, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
 from testbed.host.drivers.containerlab import agent_ids
 from testbed.host.files import beneath
@@ -37,7 +37,6 @@ from testbed.host.linux.inside import is_inside, pid_on_host
 from testbed.keeper import client, protocol
 from testbed.lab import program_rights
 from testbed.lab.jobs import rank_environment
-from testbed.lab.validation import launcher_proxy
 from testbed.lab.validation.output_capture import CappedLog
 from testbed.lab.validation.rank_channel import Lines
 

@@ -22,7 +22,8 @@ from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import client
-from testbed.lab.validation import launcher_proxy, output_capture
+from testbed.host import launcher_proxy
+from testbed.lab.validation import output_capture
 from testbed.lab.validation.rank_programs import Starter, end, exit_code
 
 Child = subprocess.Popen[bytes]

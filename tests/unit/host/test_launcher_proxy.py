@@ -17,9 +17,9 @@ from pathlib import Path
 import oracle
 import pytest
 
-from testbed.lab.validation import launcher_proxy
+from testbed.host import launcher_proxy
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
 BOUND_S = 20.0
 ENDLESS = "echo daemon $$ runs; exec sleep 1000"

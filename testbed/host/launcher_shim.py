@@ -11,12 +11,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["parse", "program", "table"]
+__all__ = ["Wanted", "parse", "program", "table"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a remote shell is asked for: a host, a command for a shell there, and as whom (``-l``), empty if unsaid."""
+
+    host: str
+    command: str
+    login: str = ""
 
 
 def table(folder: Path, entries: Mapping[str, Sequence[str]]) -> Path:
@@ -41,16 +51,17 @@ def program(folder: Path, argv: Sequence[str]) -> Path:
     return path
 
 
-def parse(arguments: Sequence[str]) -> tuple[str, str]:
-    """Parse the arguments of a remote shell (ssh(1)) into host and command: options, a host, and a command whose words
-    are joined by blanks and run by a shell there. Raises IndexError if there is no host."""
-    left = list(arguments)
+def parse(arguments: Sequence[str]) -> Wanted:
+    """Parse the arguments of a remote shell (ssh(1)): options, a host, and a command whose words are joined by blanks
+    and run by a shell there. Raises IndexError if there is no host."""
+    left, login = list(arguments), ""
     while left and left[0].startswith("-"):
         option = left.pop(0)
         if option in _WITH_VALUE:
-            left.pop(0)
-    host = left.pop(0).rpartition("@")[2]
-    return host, " ".join(left)
+            value = left.pop(0)
+            login = value if option == "-l" else login
+    name, _, host = left.pop(0).rpartition("@")
+    return Wanted(host, " ".join(left), login or name)
 
 
 _WITH_VALUE: Final = frozenset(f"-{it}" for it in "BbcDEeFIiJLlmOopQRSWw")
