@@ -30,6 +30,8 @@ def ask(path: Path, words: Sequence[str]) -> int:
             _send(asked, json.dumps(list(words)).encode() + b"\n")
             with asked.makefile("rb") as stream:
                 answer = stream.readline().strip()
+    except ConnectionError:  # closed before all of the request was read
+        answer = b""
     except OSError as error:
         print(f"{path}: {error.strerror or error}", file=sys.stderr)
         return LOST

@@ -8,7 +8,7 @@ from pathlib import Path
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.user_text import shown
 from testbed.errors import LabError, StorageError, UserError
-from testbed.host import runner, scratch
+from testbed.host import accounts, runner, scratch
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import agent_user, container_name, living_netns, topology_file
@@ -99,4 +99,6 @@ def place(
     handles = own if own.exists() else None  # in labs of older versions only nodes have more than a network namespace
     if user is None:
         return runner.Place(netns(lab, node), handles)
-    return runner.Place(netns(lab, node), handles, user, scratch.of_node(lab, node, user))
+    folder = scratch.of_node(lab, node, user)
+    files = () if user.has_account or handles is None else accounts.files(lab, user, folder)
+    return runner.Place(netns(lab, node), handles, user, folder, files)

@@ -24,6 +24,9 @@ from testbed.host.linux.program_user import ProgramUser
 
 READ_BYTES = 1 << 16
 
+_MOUNT: Final = 'while [ "$1" != -- ]; do mount --bind -- "$1" "$2" || exit 126; shift 2; done; shift; exec "$@"'
+"""Shell command that mounts files over others, given in pairs until ``--``, and becomes the rest of its arguments."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -35,6 +38,8 @@ class Place:
     """Who programs run as, without privileges; None: root."""
     scratch: Path = Path("/tmp")
     """Folder of the user's, for TMPDIR."""
+    files: tuple[tuple[Path, Path], ...] = ()
+    """Files (ours, theirs) that take the place of others inside, for the program of a user and its children alone."""
 
     watched = False
     """Whether programs inside run under a watchdog, which ends them at EOF on stdin."""
@@ -66,10 +71,17 @@ class Place:
         if self.user is not None:
             parent = os.getpid() if tied else None
             inside = program_user.start(self.user, setpriv, argv, folder, self.scratch, environment or (), parent)
-            return [*line, "--", *inside]
+            return [*line, "--", *self._with_files(), *inside]
         if folder is not None:
             line.append(f"--wd={folder}")
         return [*line, "--", *argv]
+
+    def _with_files(self) -> list[str]:
+        """Return the argument list that runs another, still as root, in a mount namespace with :attr:`files`."""
+        if not self.files:
+            return []
+        pairs = [str(path) for pair in self.files for path in pair]
+        return [tool("unshare"), "--mount", "--", "sh", "-c", _MOUNT, "sh", *pairs, "--"]
 
     def visit(self, argv: Sequence[str]) -> int:
         """Run a program on the caller's standard streams and in its working directory; return the exit status."""

@@ -21,7 +21,7 @@ from testbed.errors import StorageError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import ProgramUser
 
-__all__ = ["of_node", "remove"]
+__all__ = ["of_lab", "of_node", "remove"]
 
 _PLACE: Final = Path("/tmp")
 _LONGEST_LAB: Final = 15
@@ -33,7 +33,7 @@ def of_node(lab: LabFolder, node: str, user: ProgramUser) -> Path:
     """Return the scratch folder of a node's programs; make it if it is missing. Raises StorageError."""
     try:
         short = node if len(node) <= _LONGEST_NODE else shortened(node, _LONGEST_NODE, hashed=12)
-        path = _of_lab(lab) / f"{short}-{user.uid}"
+        path = of_lab(lab) / f"{short}-{user.uid}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
             if os.geteuid() == 0:
@@ -43,7 +43,9 @@ def of_node(lab: LabFolder, node: str, user: ProgramUser) -> Path:
     return path
 
 
-def _of_lab(lab: LabFolder) -> Path:
+def of_lab(lab: LabFolder) -> Path:
+    """Return the lab's own folder, root's, which programs can enter but not list; make it if it is missing. Raises
+    OSError."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return Path(lab.scratch.read_text())

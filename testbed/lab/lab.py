@@ -42,7 +42,7 @@ from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import fiber_status, lab_logs, program_rights, status, teardown
+from testbed.lab import fiber_status, lab_logs, program_rights, ssh_access, status, teardown
 from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault
@@ -300,6 +300,16 @@ class Lab:
         if node not in nodes | others:
             raise UnknownName("node", node, sorted(nodes | others))
         return lab_nodes.place(self._folder, node).visit(argv)
+
+    def ssh_config(self) -> str:
+        """Return an ssh_config(5) with which ``ssh -F FILE east-0`` runs commands in nodes, as programs of
+        :meth:`launch` run. Raises MissingTool where OpenSSH is missing, UserError in containers."""
+        if lab_nodes.driver(self._folder) == "containerlab":
+            enter = invocation.command("exec", *lab_owner.flag(self.name), self.topology.node_names[0], "bash")
+            raise UserError(f"ssh is for labs of namespaces; these nodes are containers. Enter them with: {enter}")
+        user = program_rights.of_driver("netns")
+        assert user is not None
+        return ssh_access.configuration(self._folder, self.topology, user)
 
     def launch(
         self,

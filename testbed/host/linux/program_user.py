@@ -31,6 +31,7 @@ __all__ = [
     "caller",
     "choose",
     "first_refused",
+    "of_uid",
     "renamable",
     "start",
 ]
@@ -110,6 +111,15 @@ class ProgramUser:
         home = str(self.home or scratch)
         return {"HOME": home, "USER": self.name, "LOGNAME": self.name, "TMPDIR": str(scratch)}
 
+    @property
+    def has_account(self) -> bool:
+        """Whether this host knows the user; programs like ssh(1) refuse to run for one that it does not."""
+        try:
+            pwd.getpwuid(self.uid)
+        except KeyError:
+            return False
+        return True
+
 
 def caller() -> tuple[int, int] | None:
     """Return user and group that called sudo; None without sudo, or if they cannot own files."""
@@ -137,6 +147,11 @@ def choose(folder: Path, otherwise: ProgramUser | None = None) -> ProgramUser:
         return otherwise
     own = _own_uid()
     return ProgramUser(own, own, (), "testbed", None, "the testbed's own")
+
+
+def of_uid(uid: int, gid: int) -> ProgramUser | None:
+    """Return the user that a running program has; None for root."""
+    return _of(uid, gid, "as the program that asks") if uid else None
 
 
 def _own_uid() -> int:

@@ -17,7 +17,7 @@ from testbed.core.units import format_duration
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import JobFailed, LabError, TestbedError, UserError
-from testbed.host import runner, scratch
+from testbed.host import remote_starts, runner, scratch
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.files.store import RunDirectory
@@ -212,6 +212,7 @@ class ProgramJob(RunningJob):
         folder = self._working
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
         client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.ranks_per_node))
+        self._rsh = client.ask(self._lab, protocol.RemoteStarts())
         run_metadata.amend(self._run, workload=self._described())
         self._give_folders()
         self._python = self._run.offer("python/testbed_agents.py", reporting.source())
@@ -239,7 +240,7 @@ class ProgramJob(RunningJob):
 
     def _start_rank(self, member: Member, folder: Path) -> None:
         where = place(self._lab, member.node, job=True, user=self._user)
-        own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}")}
+        own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), remote_starts.VARIABLE: self._rsh}
         own |= _account(self._user) if self._user and isinstance(where, ContainerPlace) else {}
         own |= self._progress.variables(member)
         if self._stdbuf is None:
