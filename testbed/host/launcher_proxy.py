@@ -9,7 +9,7 @@ mpiexec runs in the management network as an unprivileged user and cannot enter 
 capability. The argument lists for all hosts are fixed beforehand, and each host is entered once. The ranks' nodes see
 the folder of the socket too, but no rank may start programs this way, and neither may any user on this host: only
 processes in the management network's namespace are accepted, which neither can enter. mpiexec is there, and it starts
-each daemon itself: MPICH's hydra always does, Open MPI is configured to (core/validation/mpi_launch.py).
+each daemon itself: MPICH's hydra always does, Open MPI is configured to (core/workload/mpi_launch.py).
 
 All of it is one process group on the host, and only this process holds the other ends of the watchdogs' pipes
 (testbed_agents/watchdog.py): however it ends, mpiexec and the daemons end. Its exit status is mpiexec's.
@@ -38,7 +38,7 @@ from testbed.host import launcher_shim, runner
 from testbed.host.launcher_shim import Wanted
 from testbed.host.linux.inside import is_inside
 
-__all__ = ["Entered", "Peer", "Rules", "bind", "listen", "program", "serve", "start"]
+__all__ = ["Entered", "Peer", "Rules", "bind", "listen", "program", "serve", "socket_of", "start"]
 
 _SOCKET: Final = "reach.socket"
 _LONGEST_BYTES: Final = 1 << 20
@@ -99,7 +99,12 @@ class Rules(Protocol):
 
 def program(folder: Path, python: Sequence[str] = ("python",)) -> Path:
     """Return the executable for mpiexec to call in place of ssh. Raises HostError."""
-    return launcher_shim.program(folder, [*python, "-m", "testbed_agents.launcher_client", str(folder / _SOCKET)])
+    return launcher_shim.program(folder, [*python, "-m", "testbed_agents.launcher_client", str(socket_of(folder))])
+
+
+def socket_of(folder: Path) -> Path:
+    """Return the path of a proxy's socket in its folder."""
+    return folder / _SOCKET
 
 
 def start(
@@ -127,7 +132,7 @@ def start(
     """
     table = launcher_shim.table(folder, entries)
     try:
-        with bind(folder / _SOCKET, 0o600, owner) as listener:
+        with bind(socket_of(folder), 0o600, owner) as listener:
             # -P and /: a select.py beside the user's library must not run as root.
             line = [runner.tool("setpriv"), "--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", __name__]
             return subprocess.Popen(
@@ -175,9 +180,15 @@ class OnceEach:
 
 def serve(listener: socket.socket, mpiexec: Sequence[str], entries: Mapping[str, Sequence[str]], within: Path) -> int:
     """Run mpiexec and serve requests from ``within``, the handle of a network namespace, until it ends; return
-    mpiexec's status, 128 + n for a signal n."""
+    mpiexec's status, 128 + n for a signal n. SIGINT ends mpiexec in its own way, which ends the ranks."""
     threading.Thread(target=listen, args=(listener, OnceEach(entries, within)), daemon=True).start()
-    return runner.shell_status(subprocess.Popen(list(mpiexec), stdin=subprocess.PIPE).wait())
+    child = subprocess.Popen(list(mpiexec), stdin=subprocess.PIPE)
+    try:
+        return runner.shell_status(child.wait())
+    except KeyboardInterrupt:
+        assert child.stdin is not None
+        child.stdin.close()  # the watchdog sends SIGTERM
+        return runner.shell_status(child.wait())
 
 
 def listen(listener: socket.socket, rules: Rules) -> None:

@@ -8,8 +8,10 @@ collective's, and must neither cross the fiber nor be lost with it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,16 @@ from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["Wanted", "parse", "program", "table"]
+__all__ = ["Wanted", "client", "parse", "program", "table", "watchdog"]
+
+_ANY_PYTHON: Final = """#!/bin/sh
+for python in {python} python3 python; do
+    if command -v "$python" >/dev/null 2>&1; then exec "$python" -I {arguments} "$@"; fi
+done
+echo "$0: no Python found" >&2
+exit 255
+"""
+"""Runs a file of the standard library alone: the testbed's own Python may be barred to the user."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,32 @@ def program(folder: Path, argv: Sequence[str]) -> Path:
     path = folder / "reach"
     try:
         path.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+        path.chmod(0o755)
+    except OSError as error:
+        raise HostError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def client(folder: Path, socket: Path, python: str) -> Path:
+    """Write an executable that asks the proxy at ``socket``, by ``python`` or any other. Raises HostError."""
+    return _any_python(folder, "reach", "launcher_client", python, [str(socket)])
+
+
+def watchdog(folder: Path, python: str) -> Path:
+    """Write an executable that runs its arguments until EOF on its stdin, by ``python`` or any other. Raises
+    HostError."""
+    return _any_python(folder, "watched", "watchdog", python, ["--"])
+
+
+def _any_python(folder: Path, name: str, module: str, python: str, arguments: Sequence[str]) -> Path:
+    found = importlib.util.find_spec(f"testbed_agents.{module}")
+    if found is None or found.origin is None:
+        raise HostError("testbed_agents, a part of this testbed, is not installed")
+    copy, path = folder / f"{module}.py", folder / name
+    try:
+        shutil.copyfile(found.origin, copy)
+        copy.chmod(0o644)
+        path.write_text(_ANY_PYTHON.format(python=shlex.quote(python), arguments=shlex.join([str(copy), *arguments])))
         path.chmod(0o755)
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror}") from error

@@ -12,11 +12,8 @@ process, and with the keeper, which starts it.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
-import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -27,7 +24,7 @@ from typing import Final
 from testbed.core.plan.addressing import FABRIC, FABRIC_INTERFACE, MANAGEMENT, PLANT, Addressing
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import HostError, TestbedError
-from testbed.host import accounts, lab_nodes, launcher_proxy, runner, scratch
+from testbed.host import accounts, lab_nodes, launcher_proxy, launcher_shim, runner, scratch
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.lab_folder import LabFolder
 from testbed.host.launcher_proxy import Entered, Peer
@@ -41,16 +38,7 @@ __all__ = ["VARIABLE", "SameUser", "keys", "program", "start"]
 VARIABLE: Final = "TESTBED_RSH"
 """Names the program that takes the place of ssh."""
 
-_SOCKET, _CLIENT, _PROGRAM = "reach.socket", "reach.py", "reach"
-
-_SHIM: Final = """#!/bin/sh
-for python in {python} python3 python; do
-    if command -v "$python" >/dev/null 2>&1; then exec "$python" -I {client} {socket} "$@"; fi
-done
-echo "$0: no Python found" >&2
-exit 255
-"""
-"""The testbed's own Python may be barred to the user; the client takes any."""
+_PROGRAM: Final = "reach"
 
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ")
 """Variables of this process that started programs in namespaces get."""
@@ -71,8 +59,8 @@ def start(lab: LabFolder) -> subprocess.Popen[bytes]:
     MissingTool."""
     try:
         folder = scratch.of_lab(lab)
-        _write_program(folder)
-        with launcher_proxy.bind(folder / _SOCKET, 0o666) as listener:
+        launcher_shim.client(folder, launcher_proxy.socket_of(folder), sys.executable)
+        with launcher_proxy.bind(launcher_proxy.socket_of(folder), 0o666) as listener:
             # -P and /: nothing that lies in a working directory must run as root.
             line = [runner.tool("setpriv"), "--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", __name__]
             with lab.agents_log.open("ab") as log:
@@ -83,19 +71,6 @@ def start(lab: LabFolder) -> subprocess.Popen[bytes]:
                 )  # fmt: skip
     except OSError as error:
         raise HostError(f"cannot start the launcher proxy of lab {lab.name}: {error.strerror or error}") from error
-
-
-def _write_program(folder: Path) -> None:
-    """Write the client, which imports nothing of ours, and the program that runs it."""
-    found = importlib.util.find_spec("testbed_agents.launcher_client")
-    if found is None or found.origin is None:
-        raise HostError("testbed_agents, a part of this testbed, is not installed")
-    client, shim = folder / _CLIENT, folder / _PROGRAM
-    shutil.copyfile(found.origin, client)
-    client.chmod(0o644)
-    words = {"python": sys.executable, "client": str(client), "socket": str(folder / _SOCKET)}
-    shim.write_text(_SHIM.format(**{key: shlex.quote(value) for key, value in words.items()}))
-    shim.chmod(0o755)
 
 
 class SameUser:

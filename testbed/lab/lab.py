@@ -19,7 +19,7 @@ from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.core.workload import progress_schema
 from testbed.core.workload.progress import Progress
-from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Start, Workload
 from testbed.errors import (
     FidelityError,
     Interrupted,
@@ -318,6 +318,8 @@ class Lab:
         environment: Mapping[str, str] | None = None,
         ranks_per_node: int = 1,
         progress: Progress | str | Mapping[str, Any] | None = None,
+        start: Start = "direct",
+        mpiexec: str = "",
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
         as_root: bool = False,
@@ -325,6 +327,9 @@ class Lab:
         read_only: bool = False,
     ) -> ProgramJob:
         """Start a user's program once per rank with torchrun's environment, and return the job.
+
+        ``start``: "mpi" has the program's own MPI start the ranks, over the fabric (``mpiexec``: by this one);
+        "per-node" starts the program once on each node, which starts ``ranks_per_node`` ranks itself, as torchrun does.
 
         It runs as the user who called sudo, else the owner of the working directory, else a uid of the testbed's own,
         in containers of the image. ``as_root``, in namespaces: as root, which can change every file of this host, this
@@ -343,7 +348,9 @@ class Lab:
             raise UserError(f"missing command to launch; write: {write}")
         if isinstance(progress, str | Mapping):
             progress = progress_schema.parse_value(progress)
-        workload = ProgramWorkload(tuple(argv), dict(environment or {}), ranks_per_node, progress)
+        workload = ProgramWorkload(
+            tuple(argv), dict(environment or {}), ranks_per_node, progress, start=start, mpiexec=mpiexec
+        )
         return self._launch(workload, directory, echo, as_root=as_root, tell=tell, read_only=read_only)
 
     def start(self, workload: Workload, *, own_run: bool = True, read_only: bool = False) -> RunningJob:

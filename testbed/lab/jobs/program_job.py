@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,15 @@ from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns, place
 from testbed.host.linux.program_user import ProgramUser
+from testbed.host.runner import Place
 from testbed.keeper import client, protocol
 from testbed.keeper.protocol import RankState
-from testbed.lab.jobs import rank_environment, rank_output, reporting, run_metadata
+from testbed.lab.jobs import mpi_ranks, rank_environment, rank_output, reporting, run_metadata
+from testbed.lab.jobs.mpi_ranks import MpiRanks
 from testbed.lab.jobs.process_ends import ProcessEnds
 from testbed.lab.jobs.progress_reader import Places, ProgressReader
 from testbed.lab.jobs.rank_output import Echo
+from testbed.lab.jobs.rank_process import RankProcess
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.jobs.step_tail import StepTail
 
@@ -72,7 +75,7 @@ class ProgramJob(RunningJob):
     ) -> None:
         """``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
         self.workload, self.id = workload, f"j{number}"
-        self.members = members(topology, workload.ranks_per_node)
+        self.members = members(topology, workload.processes_per_node)
         self.interrupted = ""
         """Why it was ended from outside; empty if it was not."""
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
@@ -84,7 +87,8 @@ class ProgramJob(RunningJob):
         """Which limit the program has exceeded; empty if none."""
         self._first_record_t: float | None = None
         self._tokens_per_step: float | None = None
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, RankProcess] = {}
+        self._mpi: MpiRanks | None = None
         self._readers: list[threading.Thread] = []
         self._began_t: dict[int, float] = {}
         self._stopping = threading.Event()
@@ -157,7 +161,8 @@ class ProgramJob(RunningJob):
             return f"the output could not be shown any more: {self._broken[0]}"
         bad = {rank: code for rank, code in dict(self._ends.codes).items() if code}
         if not bad:
-            return ""
+            status = self._mpi.status if self._mpi is not None else 0
+            return f"mpiexec ended with status {status}" if status else ""
         rank = next(iter(bad))  # the first that ended
         return f"rank {rank} on {self.members[rank].node} ended with status {runner.shell_status(bad[rank])}"
 
@@ -201,7 +206,7 @@ class ProgramJob(RunningJob):
             raise self._broken[0]
         if self._error is not None:
             raise self._error
-        return max(self._statuses().values(), default=0)
+        return max([*self._statuses().values(), self._mpi.status if self._mpi is not None else 0])
 
     # ---- the thread
 
@@ -218,8 +223,11 @@ class ProgramJob(RunningJob):
         self._python = self._run.offer("python/testbed_agents.py", reporting.source())
         self._progress.begin(time.monotonic())
         try:
-            for member in self.members:
-                self._start_rank(member, folder)
+            if self.workload.start == "mpi":
+                self._start_by_mpiexec(folder)
+            else:
+                for member in self.members:
+                    self._start_rank(member, folder)
         except BaseException:
             _end(self._children)
             self._progress.end()
@@ -238,8 +246,7 @@ class ProgramJob(RunningJob):
 
         return Places(self._working, self._run, scratch_of, lambda node: netns(self._lab, node))
 
-    def _start_rank(self, member: Member, folder: Path) -> None:
-        where = place(self._lab, member.node, job=True, user=self._user)
+    def _variables(self, member: Member, where: Place | ContainerPlace) -> dict[str, str]:
         own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), remote_starts.VARIABLE: self._rsh}
         own |= _account(self._user) if self._user and isinstance(where, ContainerPlace) else {}
         own |= self._progress.variables(member)
@@ -249,17 +256,45 @@ class ProgramJob(RunningJob):
         theirs = {**({} if contained else os.environ), **self.workload.environment}
         own |= reporting.variables(contained, self._python, theirs, self._stdbuf)
         own |= {key: value for key, value in self.workload.environment.items() if key != "PYTHONPATH"}
-        variables = rank_environment.variables(self._topology, self.members, member, self._port, own)
+        if self.workload.start == "per-node":
+            each = self.workload.ranks_per_node
+            return rank_environment.of_node(self._topology, self.members, member, self._port, each, own)
+        return rank_environment.variables(self._topology, self.members, member, self._port, own)
+
+    def _start_rank(self, member: Member, folder: Path) -> None:
+        where = place(self._lab, member.node, job=True, user=self._user)
+        variables = self._variables(member, where)
         line = where.enter(self.workload.command, folder, variables)
         self._began_t[member.rank] = time.monotonic()
         child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
         self._children[member.rank] = child
+        self._follow_rank(member, child, where.watched, where.watched)
+
+    def _start_by_mpiexec(self, folder: Path) -> None:
+        """Start all ranks by the mpiexec of the program's MPI."""
+        places = {it.rank: place(self._lab, it.node, job=True, user=self._user) for it in self.members}
+        client.ask(self._lab, protocol.ShareFolder(folder=str(folder), management=True))
+        found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
+        environments = {it.rank: self._variables(it, places[it.rank]) for it in self.members}
+        began_t = time.monotonic()
+        self._mpi = MpiRanks(
+            self._lab, self._topology, self.members, self.workload.command, environments, found, self._user, folder
+        )
+        run_metadata.amend(self._run, workload={**self._described(), "mpi": self._mpi.version})
+        for member in self.members:
+            self._began_t[member.rank] = began_t
+            self._children[member.rank] = child = self._mpi.children[member.rank]
+            self._follow_rank(member, child, places[member.rank].watched, True)
+
+    def _follow_rank(self, member: Member, child: RankProcess, contained: bool, watched: bool) -> None:
+        """Read a rank's output, and watch its end. ``watched``: signals are reported as a shell does, 128 + n."""
         handle = netns(self._lab, member.node)
-        first = Path(*handle.readlink().parts[:3]) if where.watched else Path(f"/proc/{child.pid}")
-        self._ends.watch(member, first, where.watched)
+        first = Path(*handle.readlink().parts[:3]) if contained else Path(f"/proc/{child.pid}")
+        self._ends.watch(member, first, watched)
+        label = member.node if self.workload.start == "per-node" else f"rank {member.rank}"
         reader = threading.Thread(
             target=rank_output.copy,
-            args=(member.rank, child, self._run, self._tell, self._progress.stream(member.rank)),
+            args=(member.rank, label, child, self._run, self._tell, self._progress.stream(member.rank)),
             daemon=True,
         )
         reader.start()
@@ -290,6 +325,8 @@ class ProgramJob(RunningJob):
             self._error = error
         finally:
             _end(self._children)
+            if self._mpi is not None:
+                self._mpi.close()
             if self._broken:
                 self.interrupted = self.failure()
             try:
@@ -303,6 +340,8 @@ class ProgramJob(RunningJob):
         self._unread = self._progress.end()
         if self._unread:
             self._tell(f"progress: {self._unread}")
+        for line in self._mpi.said().splitlines() if self._mpi is not None else ():
+            self._tell(f"[mpiexec] {line.rstrip()}")
         codes, ranks, told = self._statuses(), sorted(self._children), self._ends.told()
         ended_t = {end["rank"]: end["t"] for end in told}
         run_metadata.amend(
@@ -323,10 +362,11 @@ class ProgramJob(RunningJob):
         failed_at: float | None = None
         stalled = self._stalled()
         while True:
-            for rank, child in self._children.items():  # poll every child: any of them may fail
-                if (code := child.poll()) is not None:
-                    self._ends.note(rank, code)
+            self._note_ends()
             if len(self._ends.codes) == len(self._children) or self._broken or self._stopping.is_set():
+                return
+            if self._mpi is not None and self._mpi.over():  # it has ended the other ranks
+                self._note_ends()
                 return
             if failed_at is None and any(self._ends.codes.values()):
                 failed_at = time.monotonic()
@@ -365,6 +405,10 @@ class ProgramJob(RunningJob):
                     self._exceeded = f"the program has reported no step for {bound}, since step {step}"
                     yield True
             yield False
+    def _note_ends(self) -> None:
+        for rank, child in self._children.items():  # poll every child: any of them may fail
+            if (code := child.poll()) is not None:
+                self._ends.note(rank, code)
 
 
 def _account(user: ProgramUser) -> dict[str, str]:
@@ -373,10 +417,10 @@ def _account(user: ProgramUser) -> dict[str, str]:
     return name if f"{user.uid}:{user.gid}" == IMAGE_USER else {"HOME": "/tmp", **name}
 
 
-def _end(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
+def _end(children: Mapping[int, RankProcess]) -> None:
     """Send SIGTERM to whole sessions, then SIGKILL; return when all are reaped."""
     for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
-        alive: Sequence[subprocess.Popen[bytes]] = [child for child in children.values() if child.poll() is None]
+        alive = [child for child in children.values() if child.poll() is None]
         if not alive:
             return
         for child in alive:

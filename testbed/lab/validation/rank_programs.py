@@ -24,8 +24,8 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMEN
 from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.core.validation.library import PYTHON, Library
-from testbed.core.validation.mpi_launch import OF_DAEMONS, mpiexec_argv
 from testbed.core.workload.members import members
+from testbed.core.workload.mpi_launch import OF_DAEMONS, mpiexec_argv
 from testbed.errors import HostError
 from testbed.host import collective_libraries, lab_nodes, launcher_proxy, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace

@@ -19,7 +19,7 @@ import pytest
 from rank_programs import PYTHON_PATH, decoded, vector
 
 from testbed.core.validation.library import Launcher
-from testbed.core.validation.mpi_launch import mpiexec_argv
+from testbed.core.workload.mpi_launch import mpiexec_argv
 from testbed.core.validation.shipped_libraries import SHIPPED
 
 PROGRAMS = Path(sys.executable).parent
