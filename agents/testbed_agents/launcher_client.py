@@ -10,6 +10,7 @@ It imports only the standard library: where the testbed's own Python is barred, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -27,17 +28,19 @@ def ask(path: Path, words: Sequence[str]) -> int:
         os.chdir(path.parent)  # a socket's path is limited to 107 bytes (unix(7))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
             asked.connect(path.name)
-            _send(asked, json.dumps(list(words)).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # refused already; why can be read
+                _send(asked, json.dumps(list(words)).encode() + b"\n")
             with asked.makefile("rb") as stream:
                 answer = stream.readline().strip()
-    except ConnectionError:  # closed before all of the request was read
+    except ConnectionResetError:
         answer = b""
     except OSError as error:
         print(f"{path}: {error.strerror or error}", file=sys.stderr)
         return LOST
     if answer.isdigit():
         return int(answer)
-    print(f"launcher proxy: {_why(answer)}", file=sys.stderr)
+    if answer:  # otherwise the proxy has ended, and with it what both served
+        print(f"launcher proxy: {_why(answer)}", file=sys.stderr)
     return LOST
 
 
@@ -59,7 +62,7 @@ def _why(answer: bytes) -> str:
     try:
         return str(json.loads(answer))
     except ValueError:
-        return "this process may not start programs here, or the proxy has ended"
+        return answer.decode(errors="replace")
 
 
 if __name__ == "__main__":

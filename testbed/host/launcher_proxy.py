@@ -209,6 +209,8 @@ def listen(listener: socket.socket, rules: Rules) -> None:
         if not why and not free.acquire(blocking=False):
             why = f"{MOST_CLIENTS} clients are connected already"
         if why:
+            connection.setblocking(False)  # whoever is refused must not hold up the others
+            _refuse(connection, f"this process may not start programs: {why}")
             connection.close()
             _report(f"refused process {peer.pid}: {why}")
             continue

@@ -18,6 +18,7 @@ __all__ = [
     "RANK_VARIABLES",
     "Found",
     "Mpi",
+    "caution",
     "choose",
     "linked",
     "mpiexec_argv",
@@ -77,6 +78,22 @@ def linked(program: bytes) -> Mpi | None:
 def choose(found: Iterable[Found], wanted: Mpi | None) -> Found | None:
     """Return the first launcher of the library that the program is ``linked`` with; the first of all if unknown."""
     return next((it for it in found if wanted is None or it.mpi.rstrip("4") == wanted), None)
+
+
+def caution(found: Found) -> str:
+    """Return what a user should know of this library; empty if nothing.
+
+    MPICH before 4.2 over UCX: a rank that has closed its connections waits in a barrier without making progress, while
+    another waits for its answer (https://github.com/pmodels/mpich/pull/6596). Debian 12 has 4.0.2, where most jobs that
+    crossed a fiber never ended.
+    """
+    version = re.fullmatch(r"MPICH (\d+)\.(\d+).*", found.version)
+    if version and (int(version[1]), int(version[2])) < (4, 2):
+        return (
+            f"{found.version} often hangs in MPI_Finalize over TCP (fixed in 4.2, pmodels/mpich#6596): if the program"
+            " does not end, use a newer MPICH, or Open MPI"
+        )
+    return ""
 
 
 def variables(mpi: Mpi, interface: str) -> dict[str, str]:

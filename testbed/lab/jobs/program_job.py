@@ -14,6 +14,7 @@ from typing import Any
 
 from testbed.core.topology.model import Topology
 from testbed.core.units import format_duration
+from testbed.core.workload import mpi_launch
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import JobFailed, LabError, TestbedError, UserError
@@ -275,6 +276,8 @@ class ProgramJob(RunningJob):
         places = {it.rank: place(self._lab, it.node, job=True, user=self._user) for it in self.members}
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder), management=True))
         found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
+        if caution := mpi_launch.caution(found):
+            self._tell(f"[mpiexec] note: {caution}")
         environments = {it.rank: self._variables(it, places[it.rank]) for it in self.members}
         began_t = time.monotonic()
         self._mpi = MpiRanks(
