@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +408,7 @@ class ProgramJob(RunningJob):
                     self._exceeded = f"the program has reported no step for {bound}, since step {step}"
                     yield True
             yield False
+
     def _note_ends(self) -> None:
         for rank, child in self._children.items():  # poll every child: any of them may fail
             if (code := child.poll()) is not None:
