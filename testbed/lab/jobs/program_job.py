@@ -236,8 +236,10 @@ class ProgramJob(RunningJob):
         self._started_t = time.monotonic()
 
     def _described(self) -> dict[str, Any]:
-        unread = {"progress_unread": self._unread} if self._unread else {}
-        return {**self.workload.to_dict(), "members": [it.to_dict() for it in self.members], **unread}
+        more = {"progress_unread": self._unread} if self._unread else {}
+        if self._mpi is not None:
+            more["mpi"] = self._mpi.version
+        return {**self.workload.to_dict(), "members": [it.to_dict() for it in self.members], **more}
 
     def _places(self) -> Places:
         def scratch_of(member: Member) -> Path:
@@ -283,7 +285,7 @@ class ProgramJob(RunningJob):
         self._mpi = MpiRanks(
             self._lab, self._topology, self.members, self.workload.command, environments, found, self._user, folder
         )
-        run_metadata.amend(self._run, workload={**self._described(), "mpi": self._mpi.version})
+        run_metadata.amend(self._run, workload=self._described())
         for member in self.members:
             self._began_t[member.rank] = began_t
             self._children[member.rank] = child = self._mpi.children[member.rank]

@@ -27,7 +27,6 @@ def variables(
     nodes = len({it.node for it in everyone})
     return {
         **_everywhere(topology, everyone, member, port),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "RANK": str(member.rank),
         "WORLD_SIZE": world,
         "LOCAL_RANK": str(member.local_rank),
@@ -77,6 +76,7 @@ def of_node(
 def _everywhere(topology: Topology, everyone: Sequence[Member], member: Member, port: int) -> dict[str, str]:
     """Return the variables of a node, whoever starts its ranks."""
     return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "GROUP_RANK": str(member.group_rank),
         "MASTER_ADDR": str(Addressing(topology).node(everyone[0].node)[0]),
         "MASTER_PORT": str(port),
