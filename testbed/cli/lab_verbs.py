@@ -333,7 +333,7 @@ def _leave_ctrl_c_to_child() -> Iterator[None]:
 
 @verb.verb(
     verb.LABS,
-    "testbed ssh-config > ssh_config            # then: ssh -F ssh_config east-0 hostname",
+    "testbed ssh-config   # > FILE; then: ssh -F FILE east-0 hostname",
     "testbed ssh-config -l metro-40km",
 )
 def ssh_config(lab: LabName = None) -> None:
