@@ -181,7 +181,7 @@ def launch(
         str,
         typer.Option(
             metavar="PROGRAM",
-            help="The mpiexec of --mpi (default: that of the library the program is linked with).",
+            help="The mpiexec that starts the ranks (default: that of the library the program is linked with).",
             show_default=False,
         ),
     ] = "",
