@@ -34,6 +34,7 @@ BOUND_S = {
     "lab_vs_mininet": 480,
     "containers": 900,
     "prediction": 120,
+    "operations_in_flight": 180,
 }
 """Time limit of each benchmark in seconds: about twice its usual duration (docs/performance.md)."""
 
@@ -53,7 +54,7 @@ def lacking(name: str) -> str:
             return "a C compiler is missing; install it with: apt-get install gcc libc6-dev"
         if importlib.util.find_spec("ziglang") is None:
             return f"ziglang is missing; install it with: {sys.executable} -m pip install ziglang==0.15.2"
-    if name in ("rtt_under_load", "containers") and importlib.util.find_spec("torch") is None:
+    if name in ("rtt_under_load", "containers", "operations_in_flight") and importlib.util.find_spec("torch") is None:
         return "torch is missing; install it with: pip install 'scale-across-testbed[agents]'"
     return ""
 

@@ -183,5 +183,7 @@ def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
         answers=(answer,),
         goodput=None,
         rank_seconds=None,
+        prediction=None,
+        program=None,
     )
     return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)

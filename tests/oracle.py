@@ -448,7 +448,7 @@ def left_behind(lab: str, state: Path) -> list[str]:
     if Path(folder).exists():
         found.append(f"folder {folder}")
     short = lab if len(lab) <= 15 else lab[:9].rstrip("-")  # a longer one goes on with a hash
-    found += [f"scratch {path}" for path in Path("/tmp").glob(f"testbed-{short}-*")]
+    found += [f"scratch {path}" for top in ("/tmp", "/var/tmp") for path in Path(top).glob(f"testbed-{short}-*")]
     return found
 
 

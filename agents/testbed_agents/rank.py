@@ -41,6 +41,7 @@ def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> Non
     namespaces.enter(message["namespaces"])
     if user := message.get("user"):
         namespaces.become(user)
+    os.environ.update({str(name): str(value) for name, value in message.get("environment", {}).items()})
     namespaces.die_with(parent)
     seat = Seat(rank=int(message["rank"]), node=str(message["node"]), site=str(message["site"]))
     metrics = RankMetrics(site=seat.site, node=seat.node, rank=seat.rank, torch_version=torch.__version__)

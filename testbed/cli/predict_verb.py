@@ -2,64 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from testbed.cli import console, prediction_tables, verb
-from testbed.cli.prediction_tables import Axis
+from testbed.cli import prediction_options as options
+from testbed.cli.prediction_progress import Counted
 from testbed.cli.verb import AsJson, Overrides
 from testbed.core.units import (
-    format_delay,
-    format_duration,
-    format_rate,
     parse_count,
     parse_delay_s,
     parse_duration_s,
-    parse_length_m,
     parse_probability,
     parse_rate_bps,
-    parse_size_bytes,
 )
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.core.prediction.inputs import Tier
-    from testbed.core.prediction.prediction import Failures, Prediction
-
-_POINTS: Final = 7
-"""Values of ``--over K=A..B``, at equal ratios."""
+    from testbed.core.prediction.prediction import Prediction
 
 _DEFAULTS: Final = {"parameters": 10e9, "layers": 48, "step_s": 0.8, "rate_bps": 100e9, "delay_s": 200e-6}
-
-
-def _read_km(text: str) -> float:
-    """Parse a length of fiber into its one-way delay."""
-    from testbed.core.physics.fiber import DEFAULT_FIBER, propagation_s
-
-    return propagation_s(parse_length_m(text), DEFAULT_FIBER)
-
-
-def _show_km(delay_s: float) -> str:
-    from testbed.core.prediction.similarity import length_m
-
-    return f"{length_m(delay_s) / 1e3:.4g} km"
-
-
-_OVER: Final[dict[str, tuple[str, Callable[[str], float], Callable[[float], str]]]] = {
-    "km": ("delay_s", _read_km, _show_km),
-    "delay": ("delay_s", parse_delay_s, lambda it: format_delay(it, 3)),
-    "rate": ("rate_bps", parse_rate_bps, lambda it: format_rate(it, 3)),
-    "step-time": ("step_s", parse_duration_s, lambda it: format_duration(it, 3)),
-    "parameters": ("parameters", parse_count, lambda it: f"{it:.3g}"),
-    "every": ("every", float, lambda it: f"{it:.0f}"),
-    "bits": ("bits", float, lambda it: f"{it:.3g}"),
-}
-"""What ``--over`` can vary: the field of ``Inputs``, its parser, how a value is printed."""
 
 
 @verb.verb(
@@ -108,8 +72,15 @@ def predict(
     accumulate: Annotated[
         int | None, typer.Option(metavar="A", help="Steps of gradient accumulation.", show_default="1")
     ] = None,
+    outer_step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Outer optimizer step of the whole model after an exchange.", show_default="0s"
+        ),
+    ] = None,
     staleness: Annotated[
-        int | None, typer.Option(metavar="N", help="Versions that a site of async-diloco may lag.", show_default="1")
+        int | None,
+        typer.Option(metavar="N", help="Rounds of async-diloco that may be on their way.", show_default="1"),
     ] = None,
     quorum: Annotated[
         int | None, typer.Option(metavar="K", help="Learners that a merge of decoupled waits for.", show_default="all")
@@ -185,7 +156,7 @@ def predict(
     ] = None,
     over: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=A..B", help=f"Print a table over {', '.join(_OVER)}. May be given twice."),
+        typer.Option(metavar="K=A..B", help=f"Print a table over {', '.join(options.OVER)}. May be given twice."),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With two --over: also write a heat map, .svg or .html.")
@@ -195,20 +166,44 @@ def predict(
         str | None, typer.Option(metavar="SIZE", help="Largest TCP window: 6MB.", show_default="any")
     ] = None,
     loss: Annotated[str, typer.Option(metavar="P", help="Random loss of packets: 1e-5, 0.01%.")] = "0",
+    cold_start: Annotated[
+        bool,
+        typer.Option(
+            "--cold-start", help="Begin each exchange with slow start: its connections were idle.", show_default=False
+        ),
+    ] = False,
     mtbf: Annotated[
         str | None, typer.Option(metavar="TIME", help="Mean time between failures of the job; adds goodput.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(metavar="TIME", help="With --mtbf: time of a checkpoint.")] = "30s",
-    restart: Annotated[str, typer.Option(metavar="TIME", help="With --mtbf: time of a restart.")] = "5min",
+    mtbf_rank: Annotated[str | None, typer.Option(metavar="TIME", help="The same of one accelerator: 5.78y.")] = None,
+    mtbf_site: Annotated[str | None, typer.Option(metavar="TIME", help="The same of one site.")] = None,
+    cuts: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", help="Cuts per year and 1000 km of duct; those without a bypass stop the job. Published: 2.13."
+        ),
+    ] = None,
+    repair: Annotated[str, typer.Option(metavar="TIME", help="With --cuts: time to repair one.")] = "12h",
+    checkpoint: Annotated[str, typer.Option(metavar="TIME", help="With failures: time of a checkpoint.")] = "30s",
+    restart: Annotated[str, typer.Option(metavar="TIME", help="With failures: time of a restart.")] = "5min",
     checkpoint_every: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --mtbf: work between checkpoints.", show_default="the best")
+        str | None,
+        typer.Option(metavar="TIME", help="With failures: work between checkpoints.", show_default="the best"),
     ] = None,
     lab_step_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Add the lab with this step time that is similar.")
+        str, typer.Option(metavar="TIME", help="Step of the similar lab that is printed beside a prediction.")
+    ] = "50ms",
+    lab_scale: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Scale of that lab.", show_default="the topology's, or 1000"),
     ] = None,
-    lab_scale: Annotated[float, typer.Option(metavar="N", help="Scale of that lab.")] = 1000,
     joules_per_bit: Annotated[
-        float | None, typer.Option(metavar="J", help="Energy of a bit on the fiber, 50e-12; adds that of a step.")
+        list[str] | None,
+        typer.Option(
+            metavar="[CLASS=]J",
+            help="Energy of a bit on the fiber, 50e-12; adds that of a step. By class of path if repeated: metro=50e-12"
+            " (fabric, intra-metro, metro, regional, long-haul, continental, intercontinental).",
+        ),
     ] = None,
     idle_watts: Annotated[
         float | None, typer.Option(metavar="W", help="Power of an accelerator that waits; adds its energy in a step.")
@@ -219,32 +214,37 @@ def predict(
     """Predict compute utilization, exposed time and bits per fiber of a way of training, without a lab.
 
     Times are those of closed forms and of an event model (docs/prediction.md). Rates and sizes are those of full scale.
-    What is left out: TCP's windows and loss, the fabrics inside sites. Model quality is not predicted.
+    Left out unless given: TCP's windows, loss and slow start; always: the fabrics inside sites. Model quality is not
+    predicted: what others published about it is named as theirs.
     """
     from testbed.core.prediction import heat_map
-    from testbed.core.prediction.prediction import Power, Tcp
+    from testbed.core.prediction.prediction import Tcp
     from testbed.host.files.store import save_text
     from testbed.lab import api
 
     found: dict[str, Any] = {}
+    named = None
     if topology is not None:
-        found = api.predicted_inputs(topology, verb.read_overrides(set_))
+        named = api.load(topology, verb.read_overrides(set_))
+        found = api.predicted_inputs(named)
     elif set_:
         raise UserError("--set needs a TOPOLOGY")
     given: dict[str, Any] = {
         "every": every, "fragments": fragments, "overlap": overlap, "accumulate": accumulate, "staleness": staleness,
         "micro_batches": micro_batches, "stages": stages, "activation_bits": activation_bits,
         "expert_layers": expert_layers, "token_bits": token_bits,
-        "quorum": quorum, "grace_s": _read("--grace", grace, parse_duration_s),
-        "tiers": tuple(map(_tier, tier)) if tier else None,
-        "slowdowns": None if slow is None else tuple(_read("--slow", it, _factor) or 0.0 for it in slow.split(",")),
+        "quorum": quorum, "grace_s": options.read("--grace", grace, parse_duration_s),
+        "tiers": tuple(map(options.tier, tier)) if tier else None,
+        "slowdowns": options.slowdowns(slow),
         "sites": sites, "ranks_per_site": ranks_per_site, "buckets": buckets, "in_flight": in_flight,
         "delays": delays, "wire_factor": wire_factor,
-        "rate_bps": _read("--rate", rate, parse_rate_bps), "delay_s": _read("--delay", delay, parse_delay_s),
+        "rate_bps": options.read("--rate", rate, parse_rate_bps),
+        "delay_s": options.read("--delay", delay, parse_delay_s),
         "overlap_last_backward": overlap_last_backward or None,
-        "parameters": _read("--parameters", parameters, parse_count),
-        "step_s": _read("--step-time", step_time, parse_duration_s),
-        "operation_s": _read("--operation", operation, parse_delay_s),
+        "parameters": options.read("--parameters", parameters, parse_count),
+        "step_s": options.read("--step-time", step_time, parse_duration_s),
+        "operation_s": options.read("--operation", operation, parse_delay_s),
+        "outer_step_s": options.read("--outer-step", outer_step, parse_duration_s),
         "layers": layers, "bits": bits, "payload_factor": payload_factor,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
@@ -253,19 +253,27 @@ def predict(
         said, ran = api.measured_inputs(path)
         found, utilization = {**found, **said}, utilization if ran is None else ran
     values = {**_DEFAULTS, **found, **given}
+    if measured or delay is not None or sites is not None:
+        values.pop("fibers_m", None)  # the topology's fibers are others
     beside: dict[str, Any] = {
-        "tcp": Tcp(connections, _size(window), _read("--loss", loss, parse_probability) or 0.0),
-        "failures": _failures(mtbf, checkpoint, restart, checkpoint_every),
-        "power": None
-        if joules_per_bit is None and idle_watts is None
-        else Power(joules_per_bit or 0.0, idle_watts or 0.0),
-        "lab": None if lab_step_time is None else _lab(lab_step_time, lab_scale),
-    }
+        "tcp": Tcp(
+            connections, options.size(window), options.read("--loss", loss, parse_probability) or 0.0, cold_start
+        ),
+        "failures": options.failures(
+            {"--mtbf": mtbf, "--mtbf-rank": mtbf_rank, "--mtbf-site": mtbf_site, "--checkpoint": checkpoint,
+             "--restart": restart, "--checkpoint-every": checkpoint_every, "--repair": repair}, cuts, named
+        ),
+        "power": options.power(joules_per_bit, idle_watts),
+        "lab": options.similar_lab(lab_step_time, lab_scale, named),
+    }  # fmt: skip
 
     def at(**changes: Any) -> Prediction:
-        return api.predict(strategy, target=target, given=(*given, *changes), **beside, **{**values, **changes})
+        inputs = {**values, **changes}
+        if "delay_s" in changes:
+            inputs.pop("fibers_m", None)
+        return api.predict(strategy, target=target, given=(*given, *changes), **beside, **inputs)
 
-    axes = [_axis(text) for text in over or ()]
+    axes = [options.axis(text) for text in over or ()]
     if len(axes) > 2:
         raise UserError(f"--over may be given twice, got {len(axes)} times")
     if len({it.field for it in axes}) < len(axes):
@@ -281,12 +289,13 @@ def predict(
         else:
             prediction_tables.show(one, utilization)
         return
-    columns: list[dict[str, Any]] = [_at(axes[1], it) for it in axes[1].values] if len(axes) == 2 else [{}]
-    rows = [[at(**_at(axes[0], one), **other) for other in columns] for one in axes[0].values]
+    columns: list[dict[str, Any]] = [options.at_value(axes[1], it) for it in axes[1].values] if len(axes) == 2 else [{}]
+    with Counted("predictions", len(axes[0].values) * len(columns)) as counted:
+        rows = [[counted(at(**options.at_value(axes[0], one), **other)) for other in columns] for one in axes[0].values]
     if as_json:
         console.show_json(
             [
-                {"over": {**_at(axes[0], one), **other}} | it.to_dict()
+                {"over": {**options.at_value(axes[0], one), **other}} | it.to_dict()
                 for one, row in zip(axes[0].values, rows, strict=True)
                 for other, it in zip(columns, row, strict=True)
             ]
@@ -297,75 +306,3 @@ def predict(
         drawn = prediction_tables.heat_map(axes, rows, target)
         save_text(picture, heat_map.svg(drawn) if picture.suffix == ".svg" else heat_map.html_page(drawn))
         console.say(f"heat map: {picture}")
-
-
-def _read(option: str, text: str | None, parse: Callable[[str], float]) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
-
-
-def _factor(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"expected a number for each site, got '{text}'; write 1,1.5") from error
-
-
-def _tier(text: str) -> Tier:
-    from testbed.core.prediction.inputs import Tier
-
-    parts = text.split(":")
-    try:
-        every, rate, delay = parts
-        return Tier(int(every), parse_rate_bps(rate), parse_delay_s(delay))
-    except ValueError as error:
-        raise UserError(f"--tier: expected H:RATE:DELAY, got '{text}'; write 10:100G:1ms") from error
-
-
-def _size(window: str | None) -> float:
-    found = _read("--window", window, parse_size_bytes)
-    return math.inf if found is None else found
-
-
-def _failures(mtbf: str | None, checkpoint: str, restart: str, every: str | None) -> Failures | None:
-    from testbed.core.prediction.prediction import Failures
-
-    if mtbf is None:
-        if every is not None:
-            raise UserError("--checkpoint-every needs --mtbf")
-        return None
-    return Failures(
-        _read("--mtbf", mtbf, parse_duration_s) or 0.0,
-        _read("--checkpoint", checkpoint, parse_duration_s) or 0.0,
-        _read("--restart", restart, parse_duration_s) or 0.0,
-        _read("--checkpoint-every", every, parse_duration_s),
-    )
-
-
-def _lab(step_time: str, scale: float) -> tuple[float, float, int]:
-    return _read("--lab-step-time", step_time, parse_duration_s) or 0.0, scale, os.cpu_count() or 1
-
-
-def _axis(text: str) -> Axis:
-    """Parse ``km=5..9000`` into seven values at equal ratios."""
-    name, equals, span = text.partition("=")
-    low, dots, high = span.partition("..")
-    if not equals or not dots or name not in _OVER:
-        raise UserError(f"--over: expected K=A..B with K one of {', '.join(_OVER)}, got '{text}'; write km=5..9000")
-    field, parse, shown = _OVER[name]
-    ends = [_read(f"--over {name}", it, parse) or 0.0 for it in (low, high)]
-    if not 0 < ends[0] < ends[1] < math.inf:
-        raise UserError(f"--over {name}: expected a range from a lower to a higher value above 0, got '{span}'")
-    ratio = ends[1] / ends[0]
-    values = [ends[0] * ratio ** (it / (_POINTS - 1)) for it in range(_POINTS)]
-    if name == "every":
-        values = sorted({float(round(it)) for it in values})
-    return Axis(name, field, tuple(values), shown)
-
-
-def _at(axis: Axis, value: float) -> dict[str, Any]:
-    return {axis.field: int(value) if axis.name == "every" else value}

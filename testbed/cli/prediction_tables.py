@@ -52,21 +52,25 @@ def show(it: Prediction, measured: float | None = None) -> None:
             f"c = {it.pattern.delays:g}",
         ],
         ["exposed: serialization", format_duration(exposed.serialization_s, 3), f"w = {it.pattern.wire_factor:.4g}"],
-        ["exposed: software", format_duration(exposed.software_s, 3), "library and its slots"],
+        ["exposed: software", format_duration(exposed.software_s, 3), "library, its slots, outer step"],
         ["exposed: waiting", format_duration(exposed.waiting_s, 3), "for another site or stage"],
         ["bits per fiber", _bits(outcome.bits_per_step), "payload, each direction"],
         ["peak rate", format_rate(outcome.peak_bps, 4), "the largest exchange within one step of compute"],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],
     ]
+    if it.exchange is not None:
+        cold = format_duration(it.exchange.cold_start_s, 3)
+        alone = format_duration(it.exchange.alone_s, 3)
+        rows.append(["one exchange alone", alone, f"{_bits(it.exchange.bits)}; slow start after idle adds {cold}"])
     if outcome.merge_s is not None:
         rows.append(["merge every", format_duration(outcome.merge_s, 3), "learners do not wait for it"])
-    if it.failures is not None and it.goodput is not None:
-        interval = format_duration(it.failures.interval_s or it.failures.best_interval_s, 3)
-        best = format_duration(it.failures.best_interval_s, 3)
-        rows.append(["goodput", percent(it.goodput), f"a checkpoint every {interval}; best: {best}"])
-    if it.energy_j is not None:
-        sent, waited = it.energy_j
-        rows.append(["energy", f"{sent + waited:.4g} J", f"{sent:.4g} J to send, {waited:.4g} J to wait, all sites"])
+    rows += _failure_rows(it)
+    if it.energy is not None:
+        sent, waited = it.energy.exchange_j, it.energy.waiting_j
+        paths = ", ".join(f"{path} {joules:.3g} J" for path, joules in it.energy.by_class.items())
+        rows.append(
+            ["energy", f"{sent + waited:.4g} J", f"{sent:.4g} J to send ({paths}), {waited:.4g} J to wait, all sites"]
+        )
     console.show(tables.table(("", "per step", ""), rows, right=("per step",), title=f"Predicted: {it.strategy}"))
     if measured is not None:
         residual = 100 * (measured - it.utilization)
@@ -75,9 +79,53 @@ def show(it: Prediction, measured: float | None = None) -> None:
         )
     if it.similar is not None:
         console.show(_similar(it))
-    formula = "events" if outcome.formula == "events" else "the closed form"
-    rate = "" if it.target is not None else f" at {format_rate(it.inputs.rate_bps, 4)} of payload"
-    console.say(f"by {formula}{rate}; left out: slow start, fabrics inside sites (docs/prediction.md)", style="dim")
+    for published in it.quality:
+        console.show(f"published, not predicted: {published.says} ({published.source}; {published.kind})")
+    rate = (
+        "" if it.target is not None or it.exchange is None else f" at {format_rate(it.inputs.rate_bps, 4)} of payload"
+    )
+    console.say(f"{_levels(it)}{rate}; left out: fabrics inside sites (docs/prediction.md)", style="dim")
+
+
+def _levels(it: Prediction) -> str:
+    """Return the utilization by both levels, the one that counts first."""
+    closed = f"by the closed form {percent(it.closed.utilization)}"
+    if it.events is None:
+        return f"{closed}; not by events: {it.no_events}"
+    events = f"by events {percent(it.events.utilization)}"
+    return f"{events}, {closed}" if it.outcome is it.events else f"{closed}, {events}"
+
+
+def _failure_rows(it: Prediction) -> list[tables.Row]:
+    under = it.under_failures
+    if under is None:
+        return []
+    found = under.to_dict()
+    causes = ", ".join(f"{cause} {rate:.3g}" for cause, rate in found["failures_per_year"].items() if rate)
+    rows: list[tables.Row] = [["failures", format_duration(under.mtbf_s, 3), f"between two; per year: {causes or 0}"]]
+    interval, best = (format_duration(it, 3) for it in (under.interval_s, under.best_interval_s))
+    events = found["goodput_synchronous_by_events"]
+    by_events = "hardly ever done" if events is None else f"by events {percent(events)}"
+    rows += [
+        [
+            "goodput, synchronous",
+            percent(under.synchronous),
+            f"all stop; a checkpoint every {interval}; best: {best}; {by_events}",
+        ],
+        ["goodput, elastic", percent(under.elastic), "one site stops, the others redo half a step"],
+        ["goodput, decoupled", percent(under.decoupled), "one site stops and redoes half a round"],
+    ]
+    if under.failures.cuts_per_1000_km_year:
+        routes = f"{found['routes']} route{'' if found['routes'] == 1 else 's'}"
+        rows.append(
+            [
+                "routes",
+                format_percent(found["route_availability"], 8),
+                f"up: {routes} {' - '.join(found['routes_between'])}, down"
+                f" {format_duration(found['route_down_s_per_year'], 3)} a year; {found['cuts_per_year']:.3g} cuts",
+            ]
+        )
+    return rows
 
 
 def _least(it: Prediction) -> Text:
@@ -92,19 +140,32 @@ def _least(it: Prediction) -> Text:
     return Text(f"least payload rate for {target}: {format_rate(it.rate_bps, 4)} in each direction")
 
 
+NOT_SIMILAR = "TCP's loss and windows are not similar"
+
+
 def _similar(it: Prediction) -> Text:
     lab = it.similar
     assert lab is not None
-    rate = "any rate" if math.isinf(lab.rate_bps) else format_rate(lab.rate_bps, 3)
     line = (
-        f"similar lab: {format_duration(lab.step_s, 3)} a step, {format_delay(lab.delay_s, 3)} one way"
-        f" ({lab.length_m / 1e3:.3g} km), {rate} of payload at scale {lab.scale:g};"
-        " TCP's windows and loss are not similar"
+        f"similar lab{'' if it.exchange else ' of the farthest tier'}: {format_duration(lab.step_s, 3)} a step,"
+        f" {format_delay(lab.delay_s, 3)} one way"
+        f" ({_km(lab.length_m)}), {_payload(lab.rate_bps)} at scale {lab.scale:g}\n"
+        f"a lab with this fiber at scale {lab.scale:g} and {format_duration(lab.step_s, 3)} a step stands for"
+        f" {lab.phi:.4g} times its distance: {_km(lab.stands_for.length_m)}, {_payload(lab.stands_for.rate_bps)};"
+        f" {NOT_SIMILAR}"
     )
-    if lab.cpu_share > 1:
+    if lab.cpu_bound:
         need = f"its ranks need {lab.cpu_share:.2g} times the cores"
         return Text(f"{line}\nCPU-bound here: {need}; lengthen its step, or use fewer ranks", style=tables.UNSURE)
     return Text(line)
+
+
+def _payload(rate_bps: float) -> str:
+    return "any rate of payload" if math.isinf(rate_bps) else f"{format_rate(rate_bps, 3)} of payload"
+
+
+def _km(length_m: float) -> str:
+    return f"{length_m / 1e3:.3g} km"
 
 
 def _groups(it: Prediction) -> str:
@@ -125,6 +186,36 @@ def show_table(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], targe
         [label, *(_cell(it, target) for it in row)] for label, row in zip(axes[0].labels, rows, strict=True)
     ]
     console.show(tables.table(heads, body, right=heads[1:], title=_title(rows[0][0].strategy, axes, target)))
+    console.show(equivalents(rows))
+    if without := [it for row in rows for it in row if it.fell_back]:
+        console.show(f"{len(without)} predictions by closed forms alone: {without[0].no_events}")
+
+
+def equivalents(rows: Sequence[Sequence[Prediction]]) -> str:
+    """Return the groups of all predictions, and the lab that is similar to their corners."""
+    every = [it for row in rows for it in row]
+
+    def span(values: Sequence[float]) -> str:
+        low, high = min(values), max(values)
+        return f"{low:.3g}" if math.isclose(low, high) else f"{low:.3g} to {high:.3g}"
+
+    found = [it.groups for it in every]
+    groups = (
+        f"w kappa {span([it.wire_kappa for it in found])}; lambda {span([it.propagation for it in found])};"
+        f" o/T {span([it.software for it in found])}"
+    )
+    labs = [it.similar for it in every if it.similar is not None]
+    if not labs:
+        return groups
+    kilometres = span([lab.length_m / 1e3 for lab in labs])
+    rates = [lab.rate_bps for lab in labs]
+    gbps = " at any rate" if math.isinf(max(rates)) else f" and {span([it / 1e9 for it in rates])} Gb/s of payload"
+    bound = sum(lab.cpu_bound for lab in labs)
+    here = f"; {bound} of {len(labs)} CPU-bound here" if bound else ""
+    return (
+        f"{groups}\nsimilar labs: {format_duration(labs[0].step_s, 3)} a step, {kilometres} km{gbps} at scale"
+        f" {labs[0].scale:g}, phi {span([lab.phi for lab in labs])}{here}; {NOT_SIMILAR}"
+    )
 
 
 def heat_map(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target: float | None) -> HeatMap:
@@ -135,7 +226,7 @@ def heat_map(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target:
     return HeatMap(
         title=_title(rows[0][0].strategy, axes, target),
         note=f"{first.parameters:.3g} parameters, {first.layers} layers, {format_duration(first.step_s, 3)} of compute"
-        f" a step, {first.bits:g} bits; predicted, TCP's windows and loss left out",
+        f" a step, {first.bits:g} bits; predicted\n{equivalents(rows)}",
         row_axis=axes[0].name,
         column_axis=axes[1].name,
         rows=axes[0].labels,

@@ -94,6 +94,8 @@ def run(
         console.show(tables.answers(report))
         if told := tables.rank_seconds(report):
             console.show(told)
+        if told := tables.prediction(report):
+            console.show(told)
         if offered := tables.offer(report):
             console.show(offered)
     console.show(f"report: {outcome.directory / 'index.html'}")
@@ -149,7 +151,7 @@ def launch(
         bool,
         typer.Option(
             "--read-only",
-            help="In containers: start the program even if its user cannot write in the current folder.",
+            help="The program writes nothing in the current folder: start it even if its user cannot.",
             show_default=False,
         ),
     ] = False,
@@ -193,6 +195,14 @@ def launch(
             show_default=False,
         ),
     ] = False,
+    keep_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--keep-scratch",
+            help="Keep each node's TESTBED_SCRATCH with the run, in scratch/NODE; else it goes with the lab.",
+            show_default=False,
+        ),
+    ] = False,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
@@ -201,8 +211,11 @@ def launch(
     (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
 
     Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest),
-    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME, USER and TMPDIR. Output lines are
-    prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the testbed itself.
+    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME and USER. Each node has a folder of its
+    own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
+
+    Output lines are prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the
+    testbed itself.
 
     With --mpi, the program's mpiexec starts the ranks, restricted to TCP over the fabric; its daemons are reached
     without ssh and without a fiber. With --per-node, torchrun needs no address, port or number of nodes: PET_NNODES,
@@ -211,6 +224,7 @@ def launch(
     $TESTBED_RSH NODE COMMAND, which takes the place of ssh.
     """
     from testbed.core.workload import progress_schema
+    from testbed.lab.jobs.same_files import describe
 
     read = progress_schema.parse_words(progress or ())
     if per_node and (mpi or mpiexec):
@@ -241,8 +255,13 @@ def launch(
             progress=read,
             start="mpi" if mpi or mpiexec else "per-node" if per_node else "direct",
             mpiexec=mpiexec,
+            keep_scratch=keep_scratch,
+            note=console.say,
         )
-        return job.exit_status()
+        status = job.exit_status()
+        if same := describe(job.same_files):
+            console.say(f"note: {same}")
+        return status
     finally:
         if told and target.run_directory is not None:
             console.say(f"output and measurements: {target.run_directory.path}", style="dim")
@@ -308,6 +327,8 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
         if not console.quiet():
             console.show(tables.answers(document))
             if told := tables.rank_seconds(document):
+                console.show(told)
+            if told := tables.prediction(document):
                 console.show(told)
             if offered := tables.offer(document):
                 console.show(offered)

@@ -499,6 +499,13 @@ def offer(report: Report) -> str:
     return program_section.summary(report.program) if report.program else ""
 
 
+def prediction(report: Report) -> str:
+    """Return prediction and residual of a run in a line; empty if nothing was predicted."""
+    from testbed.core.report import prediction_section
+
+    return prediction_section.sentence(report.prediction)
+
+
 def checks(found: Sequence[Check]) -> Table:
     return table(("check", "state", "detail"), [[check.name, _state(check), check.detail] for check in found])
 

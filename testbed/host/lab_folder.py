@@ -102,7 +102,7 @@ class LabFolder:
 
     @property
     def scratch(self) -> Path:
-        """Path of the folder in /tmp for its programs; exists only once one was needed."""
+        """Path of the folder in /var/tmp for its programs; exists only once one was needed."""
         return self.path / "scratch"
 
     @property

@@ -101,4 +101,4 @@ def place(
         return runner.Place(netns(lab, node), handles)
     folder = scratch.of_node(lab, node, user)
     files = () if user.has_account or handles is None else accounts.files(lab, user, folder)
-    return runner.Place(netns(lab, node), handles, user, folder, files)
+    return runner.Place(netns(lab, node), handles, user, folder, files=files)

@@ -28,6 +28,10 @@ _MOUNT: Final = 'while [ "$1" != -- ]; do mount --bind -- "$1" "$2" || exit 126;
 """Shell command that mounts files over others, given in pairs until ``--``, and becomes the rest of its arguments."""
 
 
+_MOUNT_TMP: Final = '"$0" --bind -- "$1" /tmp || exit 126; shift; exec "$@"'
+"""Shell command before a program: $0 is mount(8), $1 the folder that is to be its /tmp."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a program runs: a network namespace, and for a node its other namespaces too."""
@@ -36,8 +40,10 @@ class Place:
     handles: Path | None = None
     user: ProgramUser | None = None
     """Who programs run as, without privileges; None: root."""
-    scratch: Path = Path("/tmp")
-    """Folder of the user's, for TMPDIR."""
+    scratch: Path = Path("/var/tmp")
+    """Folder of the user's: TESTBED_SCRATCH, with TMPDIR inside."""
+    own_tmp: Path | None = None
+    """Folder that programs see as /tmp; None: the host's own /tmp, which all nodes share."""
     files: tuple[tuple[Path, Path], ...] = ()
     """Files (ours, theirs) that take the place of others inside, for the program of a user and its children alone."""
 
@@ -56,7 +62,7 @@ class Place:
 
         ``tied``: this process starts it; otherwise another one does, and the program ends at EOF on its stdin.
         ``environment`` is inherited and not part of the list, except HOME, USER and TMPDIR of another user. Raises
-        MissingTool for util-linux's nsenter and setpriv.
+        MissingTool for util-linux's nsenter, setpriv, unshare and mount.
         """
         nsenter, setpriv = tool("nsenter"), tool("setpriv")
         # Namespaces are entered first, which needs root.
@@ -71,10 +77,16 @@ class Place:
         if self.user is not None:
             parent = os.getpid() if tied else None
             inside = program_user.start(self.user, setpriv, argv, folder, self.scratch, environment or (), parent)
-            return [*line, "--", *self._with_files(), *inside]
+            return [*line, "--", *self._with_files(), *self._own_tmp_first(), *inside]
         if folder is not None:
             line.append(f"--wd={folder}")
-        return [*line, "--", *argv]
+        return [*line, "--", *self._own_tmp_first(), *argv]
+
+    def _own_tmp_first(self) -> list[str]:
+        """Return the words before a program that give it a /tmp of its own, in a copy of the node's mounts."""
+        if self.own_tmp is None:
+            return []
+        return [tool("unshare"), "--mount", "--", "/bin/sh", "-c", _MOUNT_TMP, tool("mount"), str(self.own_tmp)]
 
     def _with_files(self) -> list[str]:
         """Return the argument list that runs another, still as root, in a mount namespace with :attr:`files`."""

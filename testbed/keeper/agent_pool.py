@@ -23,12 +23,12 @@ from testbed.errors import HostError, LabError
 from testbed.host import fork_server as agent_host
 from testbed.host import scratch
 from testbed.host.drivers.container_place import ContainerPlace
-from testbed.host.drivers.containerlab import Containerlab, agent_user, container_name
+from testbed.host.drivers.containerlab import Containerlab, agent_ids, agent_user, container_name
 from testbed.host.drivers.driver import Facts
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.fork_server import ForkServer
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import process
+from testbed.host.linux import process, program_user
 from testbed.host.linux.cgroup import OomWatch
 from testbed.host.linux.program_user import PASSED_OVER, ProgramUser
 from testbed.keeper.event_log import log
@@ -64,6 +64,8 @@ class AgentPool:
         self._driver, self._on_event, self._user = driver, on_event, user
         self._deployed_as: dict[int, ProgramUser | None] = {}
         self._containers = containers
+        self._scratch: dict[str, Path] = {}
+        """By container, the scratch folder that is mounted there."""
         self._changed = threading.Condition()
         self._servers: dict[str, ForkServer] = {}
         self._abandoned = False
@@ -88,6 +90,10 @@ class AgentPool:
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Agents)
         self.ranks = {rank.rank: rank for rank in step.ranks}
+        if self._containers is not None:
+            user = ProgramUser(*agent_ids(), (), "testbed", None, "ranks in containers")
+            self._scratch = {it.node: scratch.of_node(self._folder, it.node, user) for it in step.ranks}
+            self._containers.show_each(self._scratch)
         for key in dict.fromkeys(self._key(rank) for rank in step.ranks):
             self._start(key)
         self.refresh(self.ranks)
@@ -251,6 +257,7 @@ class AgentPool:
                 "namespaces": self._namespaces(rank),
                 "metrics": [rank.metrics, rank.port],
                 "user": self._unprivileged(rank),
+                "environment": self._environment(rank),
             }
         )
         # Faults of the rank also apply to its new process.
@@ -337,6 +344,14 @@ class AgentPool:
             "environment": values,
             "unset": list(PASSED_OVER),
         }
+
+    def _environment(self, rank: Rank) -> dict[str, str]:
+        """Return variables of the process of a rank that stays who it is."""
+        if self._containers is not None:
+            return program_user.scratch_variables(self._scratch[rank.node])
+        if self._user is None:
+            return program_user.scratch_variables(scratch.of_node(self._folder, rank.node, None))
+        return {}
 
     def _last_line(self) -> str:
         """Last line of the agents' log, for an error."""

@@ -542,12 +542,14 @@ class StopJob(Request[None]):
 class ShareFolder(Request[None]):
     """Mount a folder of the host inside all containers of nodes, at the same path; namespaces see it anyway.
 
-    ``management``: also inside the container of the management network. Raises HostError.
+    ``management``: also inside the container of the management network. ``node``: inside that of this node only. Raises
+    HostError.
     """
 
     verb: ClassVar = "show"
     folder: str
     management: bool = False
+    node: str = ""
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,8 @@ class Verbs:
     def _share_folder(self, request: protocol.ShareFolder, caller: Caller) -> None:
         if self._keeper.containers is not None and self._keeper.topology is not None:
             also = (MANAGEMENT,) if request.management else ()
-            self._keeper.containers.show(Path(request.folder), (*self._keeper.topology.node_names, *also))
+            nodes = (request.node,) if request.node else (*self._keeper.topology.node_names, *also)
+            self._keeper.containers.show(Path(request.folder), nodes)
 
     def _remote_starts(self, request: protocol.RemoteStarts, caller: Caller) -> str:
         program = self._keeper.do(self._keeper.remote_starts.ensure)

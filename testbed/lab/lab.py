@@ -18,7 +18,7 @@ from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.core.workload import progress_schema
-from testbed.core.workload.progress import Progress
+from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Start, Workload
 from testbed.errors import (
     FidelityError,
@@ -48,6 +48,7 @@ from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault
 from testbed.lab.jobs import master_port, run_metadata
 from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.node_scratch import NodeScratch
 from testbed.lab.jobs.process_ends import nodes_without_power
 from testbed.lab.jobs.program_job import ProgramJob
 from testbed.lab.jobs.recorder import Recorder
@@ -325,6 +326,8 @@ class Lab:
         as_root: bool = False,
         tell: Callable[[str], None] | None = None,
         read_only: bool = False,
+        keep_scratch: bool = False,
+        note: Callable[[str], None] | None = None,
     ) -> ProgramJob:
         """Start a user's program once per rank with torchrun's environment, and return the job.
 
@@ -339,6 +342,10 @@ class Lab:
         ``{"csv": …}``, ``{"tensorboard": …}``, ``{"prometheus": …}``; without it, where it calls
         ``testbed_agents.step``.
 
+        Each node has a folder of its own on disk, TESTBED_SCRATCH, with TMPDIR inside; it goes with the lab, or with
+        ``keep_scratch`` is a folder of the run directory. ``note`` receives, before the program begins, that its nodes
+        share /tmp and why, and folders that it cannot write.
+
         Its output is kept in a new run directory below ``directory`` (default: ``$TESTBED_RUNS``, else the caller's
         data folder); ``tell`` receives where, before the program begins. Raises FidelityError like :meth:`train`,
         LabError if a node has no power or a job is running, UserError if the user cannot read the program.
@@ -349,11 +356,19 @@ class Lab:
         if isinstance(progress, str | Mapping):
             progress = progress_schema.parse_value(progress)
         workload = ProgramWorkload(
-            tuple(argv), dict(environment or {}), ranks_per_node, progress, start=start, mpiexec=mpiexec
-        )
-        return self._launch(workload, directory, echo, as_root=as_root, tell=tell, read_only=read_only)
+            tuple(argv), dict(environment or {}), ranks_per_node, progress, start=start, mpiexec=mpiexec,
+            keep_scratch=keep_scratch,
+        )  # fmt: skip
+        return self._launch(workload, directory, echo, as_root=as_root, tell=tell, read_only=read_only, note=note)
 
-    def start(self, workload: Workload, *, own_run: bool = True, read_only: bool = False) -> RunningJob:
+    def start(
+        self,
+        workload: Workload,
+        *,
+        own_run: bool = True,
+        read_only: bool = False,
+        note: Callable[[str], None] | None = None,
+    ) -> RunningJob:
         """Start a job of any kind, in the lab's next run: :meth:`train` and :meth:`launch` by one name.
 
         ``own_run``: the run ends with the job. Otherwise a program's run goes on, as an agents' job's does, until
@@ -361,7 +376,7 @@ class Lab:
         """
         if isinstance(workload, AgentWorkload):
             return self._train(workload)
-        return self._launch(workload, None, None, read_only=read_only, own_run=own_run)
+        return self._launch(workload, None, None, read_only=read_only, note=note, own_run=own_run)
 
     def _launch(
         self,
@@ -372,6 +387,7 @@ class Lab:
         as_root: bool = False,
         tell: Callable[[str], None] | None = None,
         read_only: bool = False,
+        note: Callable[[str], None] | None = None,
         own_run: bool = True,
     ) -> ProgramJob:
         """Start a program; ``own_run`` as of :meth:`start`, the others as of :meth:`launch`."""
@@ -402,6 +418,10 @@ class Lab:
             self.recorder = recorder
         self._jobs += 1
         try:
+            scratch = NodeScratch(self._folder, self.topology.node_names, run, workload, user)
+            if note is not None:
+                for line in self._notes(scratch, workload, user, read_only):
+                    note(line)
             self._job = job = ProgramJob(
                 self._folder,
                 self.topology,
@@ -409,6 +429,7 @@ class Lab:
                 run,
                 self._jobs,
                 port,
+                scratch,
                 user=user,
                 echo=echo or (lambda line: None),
                 concluded=(lambda job: _conclude(job, run, recorder)) if own_run else (lambda job: None),
@@ -427,6 +448,21 @@ class Lab:
             run.give_to_caller()
             raise
         return job
+
+    def _notes(
+        self, scratch: NodeScratch, workload: ProgramWorkload, user: ProgramUser | None, read_only: bool
+    ) -> Iterator[str]:
+        """Yield what is worth knowing of the disk before a program begins. Raises HostError."""
+        if scratch.shared:
+            yield f"note: /tmp is shared by all nodes, because {scratch.shared}; $TESTBED_SCRATCH is each node's own"
+        if user is not None and not read_only:
+            node = self.topology.node_names[0]
+            where = scratch.place(node)
+            inside = where if isinstance(where, ContainerPlace) else None
+            home = workload.environment.get("HOME") or scratch.home(node)
+            folder = Path(workload.folder) if workload.folder else Path.cwd()
+            if found := program_rights.unwritable(user, inside, folder, home):
+                yield f"note: {found}"
 
     def _refuse_second_job(self) -> None:
         """Raise LabError if a job is running: its traffic would be counted as the next one's."""

@@ -19,8 +19,9 @@ from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.linux import invocation, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 
-__all__ = ["in_containers", "of_driver", "python_barred", "refuse_files", "refuse_folder", "refuse_in_container",
-           "refuse_missing", "refuse_program", "refuse_python", "refuse_state"]  # fmt: skip
+__all__ = ["in_containers", "of_driver", "program_files", "python_barred", "refuse_files", "refuse_folder",
+           "refuse_in_container", "refuse_missing", "refuse_program", "refuse_python", "refuse_state",
+           "unwritable"]  # fmt: skip
 
 _SHEBANG_BYTES = 256
 """Longest first line that Linux reads (include/uapi/linux/binfmts.h, BINPRM_BUF_SIZE)."""
@@ -139,7 +140,7 @@ def refuse_program(user: ProgramUser, argv: Sequence[str], folder: Path) -> None
     Checks the program, its interpreter, and files that its arguments name. A program that does not exist is not
     refused: starting it says so."""
     wanted: list[tuple[Access, Path]] = [("x", folder)]
-    for program in _program(argv[0], folder):
+    for program in program_files(argv[0], folder):
         wanted += [("x", program.resolve()), ("x", program)]
     wanted += [("r", path) for word in argv[1:] for path in _file(word, folder)]
     if barred := program_user.first_refused(user, wanted):
@@ -147,6 +148,27 @@ def refuse_program(user: ProgramUser, argv: Sequence[str], folder: Path) -> None
             f"programs run as {user}, who cannot use {barred}; let this user in (chmod, or another folder), or run the"
             f" program as root: {_as_root()}"
         )
+
+
+def unwritable(user: ProgramUser, place: ContainerPlace | None, folder: Path, home: str) -> str:
+    """Return, in one sentence, where ``user`` cannot write of ``folder``, the working directory, and HOME; else empty.
+
+    ``place``: a container to ask; None: namespaces. ``home``: a path that the program's variables set, or empty.
+    Raises HostError.
+    """
+    inside = place.output if place is not None else None
+    if not home and place is not None:
+        home = place.output(["sh", "-c", 'echo "$HOME"']).strip()
+    asked = {"the current folder": folder}
+    if home or user.home:
+        asked["HOME"] = Path(home or str(user.home))
+    found = []
+    for name, path in asked.items():
+        if barred := program_user.first_refused(user, [("w", path)], inside):
+            found.append(f"{path} ({name})" if barred == path else f"{path} ({name}: {barred} bars the way)")
+    if not found:
+        return ""
+    return f"programs run as {user}, who cannot write in {' or '.join(found)}, but in $TESTBED_SCRATCH"
 
 
 def _let_in(barred: Path) -> str:
@@ -157,7 +179,7 @@ def _as_root() -> str:
     return invocation.command("launch", "--as-root", "--", "PROGRAM").replace("PROGRAM", "…")
 
 
-def _program(word: str, folder: Path) -> Iterable[Path]:
+def program_files(word: str, folder: Path) -> Iterable[Path]:
     """Yield the file of a command and, if it is a script, its interpreter."""
     found = folder / word if "/" in word else Path(shutil.which(word) or "")
     if not _is_file(found):

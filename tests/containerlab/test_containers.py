@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -121,6 +122,87 @@ def test_a_program_runs_as_the_owner_of_its_working_folder_and_writes_there(
     assert owners == {("written-0", 4711, 4712), ("written-1", 4711, 4712)}
     account = ["python", "-c", "import getpass, pathlib; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"]
     assert lab.launch(account, directory=tmp_path).exit_status() == 0, "the image has no account of this user"
+
+
+REPORTS = """
+import testbed_agents, time
+for step in (1, 2, 3):
+    time.sleep(0.1)
+    testbed_agents.step(step, train_loss=1 / step, tokens=4)
+"""
+
+
+def test_a_program_reports_its_steps_from_inside(lab: Lab, working_folder: Path, tmp_path: Path) -> None:
+    os.chown(working_folder, 4711, 4712)
+
+    def times(runs: str, argv: list[str], **how: Any) -> list[float]:
+        assert lab.launch(argv, directory=tmp_path / runs, **how).exit_status() == 0
+        (records,) = (tmp_path / runs).glob("*/ranks/rank-1.jsonl")
+        found = [json.loads(line) for line in records.read_text().splitlines()]
+        assert [it.get("step") for it in found] == [None, 1, 2, 3]
+        return [it["t"] for it in found[1:]]
+
+    for runs, path in (("calls", {}), ("path", {"PYTHONPATH": "/nowhere"})):
+        called = times(runs, ["python", "-c", REPORTS], environment=path)
+        assert min(b - a for a, b in itertools.pairwise(called)) > 0.05
+    slowly = "for i in 1 2 3; do echo step $i; sleep 0.2; done | cut -c 1-"
+    printed = times("lines", ["sh", "-c", slowly], progress={"line": r"^step (?P<step>\d+)$"})
+    assert min(b - a for a, b in itertools.pairwise(printed)) > 0.1, "cut(1) held them back until its end"
+
+
+SAME = """
+import os, pathlib, socket, subprocess, time
+node, folder = os.environ["TESTBED_NODE"], pathlib.Path()
+places = [pathlib.Path(it) for it in (os.environ["TESTBED_SCRATCH"], os.environ["TMPDIR"], "/tmp", pathlib.Path.home())]
+for place in places:
+    (place / "same").write_text(node)
+(folder / f"wrote-{node}").touch()
+until = time.monotonic() + 20
+while len(list(folder.glob("wrote-*"))) < 2 and time.monotonic() < until:
+    time.sleep(0.02)
+print(*((place / "same").read_text() for place in places))
+print(subprocess.check_output(["stat", "-f", "-c", "%T", places[0], places[1], "/"], text=True).split())
+"""
+
+
+def test_each_node_has_scratch_of_its_own_on_the_hosts_disk(lab: Lab, working_folder: Path, tmp_path: Path) -> None:
+    os.chown(working_folder, 4711, 4712)
+    for kept in (False, True):
+        said: list[str] = []
+        notes: list[str] = []
+        argv = ["python", "-c", SAME]
+        job = lab.launch(argv, directory=tmp_path, echo=said.append, note=notes.append, keep_scratch=kept)
+        assert job.exit_status(60.0) == 0, said
+        assert notes == [], "/tmp is the container's own, and all can be written"
+        assert {"[rank 0] " + " ".join(["east-0"] * 4), "[rank 1] " + " ".join(["west-0"] * 4)} <= set(said)
+        for kinds in (it.partition("] ")[2].strip("[]'").split("', '") for it in said if "[" in it.partition("] ")[2]):
+            assert kinds[0] == kinds[1] != kinds[2] == "overlayfs", "not in the container's layer"
+        assert lab.run_directory is not None
+        scratch = json.loads((lab.run_directory.path / "run.json").read_text())["workload"]["scratch"]
+        assert {node: Path(it, "same").read_text() for node, it in scratch["folders"].items()} == {
+            "east-0": "east-0",
+            "west-0": "west-0",
+        }
+        for node, folder in scratch["folders"].items():
+            assert Path(folder).stat().st_mode & 0o777 == 0o700
+            assert (Path(folder) == lab.run_directory.path / "scratch" / node) == kept
+        for path in working_folder.iterdir():
+            path.unlink()
+
+
+def test_ranks_have_scratch_too(lab: Lab) -> None:
+    (top,) = Path("/var/tmp").glob(f"testbed-{lab.name}-*")
+    for node in ("east-0", "west-0"):
+        inside = docker(
+            "exec",
+            "--user=1000",
+            f"clab-{lab.name}-{node}",
+            "sh",
+            "-c",
+            f"ls -d {top}/*-1000; echo x > {top}/{node}-1000/x",
+        )
+        assert inside.split() == [f"{top}/{node}-1000"], "its own, and no other's"
+        assert (top / f"{node}-1000" / "x").read_text() == "x\n"
 
 
 def test_a_working_folder_that_programs_cannot_write_is_refused_before_the_start(

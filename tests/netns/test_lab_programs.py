@@ -180,6 +180,11 @@ def test_run_json_tells_the_command_and_how_each_rank_ended(lab: testbed.Lab, tm
         (2, "west-0", "west", 0),
         (3, "west-1", "west", 0),
     ]
+    assert found["workload"].pop("same_files") == {}
+    scratch = found["workload"].pop("scratch")
+    assert sorted(scratch["folders"]) == ["east-0", "east-1", "west-0", "west-1"]
+    assert (scratch["own_tmp"], scratch["kept"]) == (False, False)
+    assert scratch["tmp_shared_because"] == f"the folder of runs lies in it ({run.parent})"
     assert found["workload"] == {"command": "sh -c 'exit $RANK'", "ranks_per_node": 1, "statuses": [0, 1, 2, 3]}
     for began_t, ended_t in zip(*times, strict=True):
         assert found["started_t"] <= began_t < ended_t <= found["ended_t"]

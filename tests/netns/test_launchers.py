@@ -253,7 +253,8 @@ def test_an_mpiexec_starts_each_rank_in_its_place_and_tells_how_each_ended(lab: 
     workload = json.loads(run.read_text())["workload"]
     assert workload["statuses"] == [0, 0, 0, 0, 0, 3, 0, 0]
     assert (workload["start"], workload["mpi"]) == ("mpi", "MPICH 9.9")
-    assert not list(Path("/tmp").glob(f"testbed-{lab.name}-*/mpi-*")), "FIFOs are gone"
+    scratch = Path(lab_folder.folder(lab.name).scratch.read_text())
+    assert (scratch / "reach").exists() and not list(scratch.glob("mpi-*")), "FIFOs are gone"
 
 
 def test_a_stopped_mpi_job_leaves_nothing_behind(lab: testbed.Lab, folder: Path) -> None:

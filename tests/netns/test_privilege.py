@@ -120,7 +120,7 @@ def test_a_hostile_program_changes_nothing(
         assert answer["descriptors"]["0"] == "/dev/null"
         assert {answer["descriptors"][it].partition(":")[0] for it in "12"} == {"pipe"}
         assert answer["environment"]["USER"] == "testbed"
-        assert answer["environment"]["TMPDIR"].startswith(f"/tmp/testbed-{trained.name}-")
+        assert answer["environment"]["TMPDIR"].startswith(f"/var/tmp/testbed-{trained.name}-")
         assert answer["folder"] == str(folder)
     assert len({answer["environment"]["TMPDIR"] for answer in answers}) == 4
     # Afterwards the run belongs to whoever called sudo; links and second names lead to no file of the host's.

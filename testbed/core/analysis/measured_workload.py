@@ -6,11 +6,12 @@ import statistics
 from collections import defaultdict
 from typing import Any, Final
 
+from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.inputs import payload_rate_bps
 from testbed.core.records.run_record import RunData
 from testbed.errors import UserError
 
-__all__ = ["measured_utilization", "measured_workload"]
+__all__ = ["certified_fiber", "measured_utilization", "measured_workload"]
 
 FLOAT32_BITS: Final = 32.0
 
@@ -26,13 +27,8 @@ def measured_workload(run: RunData) -> dict[str, Any]:
     """
     compute = [step.compute_s for log in run.ranks for step in log.steps]
     jobs = [log.job for log in run.ranks if log.job is not None]
-    measured = [
-        it
-        for link in (run.certificate.links if run.certificate else ())
-        for it in link.directions
-        if it.measured is not None and it.rate is not None and it.rate.measured_bps
-    ]
-    if not compute or not jobs or not measured:
+    fiber = certified_fiber(run.certificate)
+    if not compute or not jobs or fiber is None:
         missing = "steps" if not compute or not jobs else "certificate"
         raise UserError(f"the run has no {missing} to predict from; name a finished run of an experiment")
     nodes: defaultdict[str, int] = defaultdict(int)
@@ -45,9 +41,22 @@ def measured_workload(run: RunData) -> dict[str, Any]:
         "buckets": 1,
         "sites": len(nodes),
         "ranks_per_site": max(nodes.values()),
-        "delay_s": max(it.target_s for it in measured),
-        "rate_bps": payload_rate_bps(min(it.rate.measured_bps for it in measured if it.rate)),
+        **fiber,
     }
+
+
+def certified_fiber(certificate: Certificate | None) -> dict[str, float] | None:
+    """Return ``delay_s`` and the payload ``rate_bps`` of the slowest fiber of a certificate; None if it has none."""
+    measured = [
+        it
+        for link in (certificate.links if certificate else ())
+        for it in link.directions
+        if it.measured is not None and it.rate is not None and it.rate.measured_bps
+    ]
+    if not measured:
+        return None
+    rate_bps = min(it.rate.measured_bps for it in measured if it.rate)
+    return {"delay_s": max(it.target_s for it in measured), "rate_bps": payload_rate_bps(rate_bps)}
 
 
 def measured_utilization(run: RunData) -> float | None:

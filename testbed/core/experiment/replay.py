@@ -9,7 +9,7 @@ from typing import Any
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import WHEN
-from testbed.core.workload import progress
+from testbed.core.workload import progress_source
 from testbed.core.workload.workload import ProgramWorkload, Workload
 
 __all__ = ["to_yaml"]
@@ -48,12 +48,13 @@ def _workload(ran: Workload) -> dict[str, Any]:
             "command": list(ran.command),
             "env": dict(ran.environment) or None,
             "ranks_per_node": ran.ranks_per_node,
-            "progress": None if ran.progress is None else progress.to_dict(ran.progress),
+            "progress": None if ran.progress is None else progress_source.to_dict(ran.progress),
             "steps": ran.steps,
             "folder": ran.folder,
             "for": _time(ran.for_s),
             "timeout": _time(ran.timeout_s),
             "stall": _time(ran.stall_s),
+            "keep_scratch": ran.keep_scratch or None,
         }
     own = ran.to_dict()
     named = {"checkpoint": own.pop("checkpoint_every", None), "timeout": _time(own.pop("timeout_s", None))}

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
-__all__ = ["exchange_j", "waiting_j"]
+from testbed.core.physics.facts import RADIUS_CLASSES, radius_class
+from testbed.core.prediction.collective_times import Pattern
+from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.predicted_outcome import Outcome
+from testbed.core.prediction.similarity import length_m
+
+__all__ = ["FABRIC", "PATH_CLASSES", "Power", "StepEnergy", "bits_by_class", "exchange_j", "waiting_j"]
+
+FABRIC: Final = "fabric"
+PATH_CLASSES: Final = (FABRIC, *(it.name for it in RADIUS_CLASSES))
+"""Classes of paths: inside a site, and fibers by their length (``core/physics/facts.py``)."""
 
 
 def exchange_j(bits: Mapping[str, float], joules_per_bit: Mapping[str, float]) -> float:
@@ -19,3 +32,84 @@ def exchange_j(bits: Mapping[str, float], joules_per_bit: Mapping[str, float]) -
 def waiting_j(exposed_s: float, ranks: int, idle_watts: float) -> float:
     """Return the joules that ``ranks`` ranks draw while each waits ``exposed_s`` at ``idle_watts``."""
     return exposed_s * ranks * idle_watts
+
+
+def bits_by_class(inputs: Inputs, pattern: Pattern, outcome: Outcome, *, flat: bool) -> dict[str, float]:
+    """Return the bits of a step by class of path, over all sites, each direction that is sent.
+
+    A site sends the bits of its fiber over each fiber on the way to the next site. With tiers each tier has a fiber of
+    its own. In the fabrics a flat ring sends as much on each hop between ranks as on the fiber; else each site reduces
+    and gathers the payload, 2 (r - 1) times for r ranks.
+    """
+    found: dict[str, float] = {}
+
+    def add(path: str, bits: float) -> None:
+        if bits:
+            found[path] = found.get(path, 0.0) + bits
+
+    if inputs.tiers and len(outcome.bits_by_fiber) == len(inputs.tiers):
+        for tier, bits in zip(inputs.tiers, outcome.bits_by_fiber, strict=True):
+            add(radius_class(length_m(tier.delay_s)).name, bits * inputs.sites)
+    else:
+        crossed = [(metres, 1) for metres in inputs.fibers_m] or [(length_m(inputs.delay_s), inputs.sites)]
+        for metres, times in crossed:
+            add(radius_class(metres).name, outcome.bits_per_step * times)
+    if pattern.wire_factor:
+        payload = sum(outcome.bits_by_fiber or (outcome.bits_per_step,)) / pattern.wire_factor
+        inside = (
+            (inputs.ranks - inputs.sites) * pattern.wire_factor
+            if flat
+            else inputs.sites * 2 * (inputs.ranks_per_site - 1)
+        )
+        add(FABRIC, payload * inside)
+    return found
+
+
+@dataclass(frozen=True)
+class StepEnergy:
+    """Joules of a step over all sites and ranks: of its bits, by class of path, and of its waiting."""
+
+    by_class: Mapping[str, float]
+    waiting_j: float
+
+    @property
+    def exchange_j(self) -> float:
+        return sum(self.by_class.values())
+
+
+@dataclass(frozen=True)
+class Power:
+    """What energy costs: joules per bit of a path, watts of an accelerator that waits.
+
+    ``joules_per_bit``: of every fiber. ``by_class``: of the classes of :data:`PATH_CLASSES`, in place of it; fabrics
+    count only where they are named.
+    """
+
+    joules_per_bit: float | None = None
+    idle_watts: float = 0.0
+    by_class: Mapping[str, float] = field(default_factory=dict)
+
+    def mistakes(self) -> list[str]:
+        """Return what is impossible, by option."""
+        wrong = [
+            f"--joules-per-bit: unknown class of path '{it}' (available: {', '.join(PATH_CLASSES)})"
+            for it in self.by_class
+            if it not in PATH_CLASSES
+        ]
+        given = (self.joules_per_bit or 0.0, self.idle_watts, *self.by_class.values())
+        if not all(0 <= it < math.inf for it in given):
+            wrong.append("--joules-per-bit and --idle-watts must be 0 or more, and finite")
+        return wrong
+
+    def missing(self, bits: Mapping[str, float]) -> list[str]:
+        """Return the classes of ``bits`` that have no joules, where some have."""
+        if self.joules_per_bit is not None or not self.by_class:
+            return []
+        return [it for it in bits if it not in self.by_class and it != FABRIC]
+
+    def step(self, inputs: Inputs, outcome: Outcome, bits: Mapping[str, float]) -> StepEnergy:
+        """Return the joules of a step that sends ``bits`` by class."""
+        default = self.joules_per_bit or 0.0
+        of = {it: self.by_class.get(it, 0.0 if it == FABRIC else default) for it in bits}
+        joules = {it: exchange_j({it: amount}, of) for it, amount in bits.items()}
+        return StepEnergy(joules, waiting_j(outcome.exposed.total_s, inputs.ranks, self.idle_watts))

@@ -1,4 +1,4 @@
-"""A discrete-event simulation on one heap: processes, signals, and a lane that sends first in, first out. Pure.
+"""A discrete-event simulation on one heap: processes, signals, and fibers with a lane for each direction. Pure.
 
 A process is a generator. It yields seconds to pass, or a :class:`Signal` to wait for. Events of one time run in the
 order in which they were scheduled, so a simulation is deterministic.
@@ -12,7 +12,17 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-__all__ = ["Lane", "Process", "Signal", "Simulation", "Slots", "Transfer"]
+__all__ = ["BACK", "MOST_EVENTS", "OUT", "Fiber", "Process", "Signal", "Simulation", "Slots", "TooMany", "Transfer"]
+
+MOST_EVENTS = 25_000
+"""Operations of one simulation, whose number depends on how long a cycle is; as many take half a second."""
+
+OUT, BACK = 0, 1
+"""The two directions of a fiber."""
+
+
+class TooMany(Exception):
+    """A simulation would have too many events; the message says of what, and how many are simulated at most."""
 
 
 class Signal:
@@ -98,30 +108,33 @@ class Slots:
 
 @dataclass
 class Transfer:
-    """One operation on a lane, with the times at which it went on.
+    """One operation on a fiber, with the times at which it went on.
 
     Attributes:
-        software_s, serial_s, propagation_s: how long the library works, the lane sends, the last bit travels.
-        ready_s: all participants have the data; started_s: it has a slot; sent_from_s, sent_s: the lane sends it.
+        software_s, propagation_s: how long the library works, the last bit travels.
+        serial_s: how long each direction sends, :data:`OUT` and :data:`BACK`; 0 in a direction that it does not use.
+        ready_s: all participants have the data; started_s: it has a slot; sent_s: the lanes have sent it.
     """
 
     software_s: float
-    serial_s: float
+    serial_s: tuple[float, float]
     propagation_s: float
     arrived: Signal = field(default_factory=Signal)
     ready_s: float = 0.0
     started_s: float = 0.0
-    sent_from_s: float = 0.0
     sent_s: float = 0.0
 
 
-class Lane:
-    """One direction of a cut: operations hold a slot of the library, then send one after the other, then propagate."""
+class Fiber:
+    """A cut with one lane for each direction: operations hold a slot of the library, then send, then propagate.
 
-    def __init__(self, simulation: Simulation, in_flight: int | None = None) -> None:
+    A lane sends first in, first out. What goes both ways has arrived when both directions have.
+    """
+
+    def __init__(self, simulation: Simulation, slots: Slots) -> None:
         self._simulation = simulation
-        self._slots = Slots(in_flight)
-        self._free_s = 0.0
+        self._slots = slots
+        self._free_s = [0.0, 0.0]
 
     def send(self, transfer: Transfer) -> None:
         """Begin ``transfer``, whose data is ready now; ``transfer.arrived`` fires when the last bit has arrived."""
@@ -129,10 +142,14 @@ class Lane:
         self._slots.take(lambda: self._start(transfer))
 
     def _start(self, transfer: Transfer) -> None:
-        simulation = self._simulation
+        simulation, free_s = self._simulation, self._free_s
         transfer.started_s = simulation.now_s
-        transfer.sent_from_s = max(transfer.started_s + transfer.software_s, self._free_s)
-        transfer.sent_s = self._free_s = transfer.sent_from_s + transfer.serial_s
+        begin_s = transfer.started_s + transfer.software_s
+        transfer.sent_s = begin_s
+        for direction, serial_s in enumerate(transfer.serial_s):
+            if serial_s:
+                free_s[direction] = max(begin_s, free_s[direction]) + serial_s
+                transfer.sent_s = max(transfer.sent_s, free_s[direction])
 
         def arrive() -> None:
             self._slots.give_back()

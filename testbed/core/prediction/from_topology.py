@@ -13,7 +13,7 @@ __all__ = ["from_topology"]
 
 
 def from_topology(topology: Topology) -> dict[str, Any]:
-    """Return ``sites``, ``ranks_per_site``, ``rate_bps`` and ``delay_s``, by the names of ``Inputs``.
+    """Return ``sites``, ``ranks_per_site``, ``rate_bps``, ``delay_s`` and ``fibers_m``, by the names of ``Inputs``.
 
     Rates are those of full scale, on the direction that a ring of the sites loads most; the delay is that of the
     longest hop from a site to the next. With sites of unequal size the largest counts.
@@ -29,4 +29,5 @@ def from_topology(topology: Topology) -> dict[str, Any]:
         "ranks_per_site": max(site.nodes for site in topology.sites),
         "rate_bps": payload_rate_bps(8 / rings.byte_s),
         "delay_s": rings.hop_s,
+        "fibers_m": rings.fibers_m,
     }

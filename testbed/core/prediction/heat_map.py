@@ -13,6 +13,8 @@ CELL_H: Final = 34
 MARGIN_LEFT: Final = 110
 MARGIN_TOP: Final = 74
 MARGIN_BOTTOM: Final = 46
+NOTE_H: Final = 15
+CHARACTER_W: Final = 6
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class HeatMap:
     """What is drawn.
 
     Attributes:
-        title, note: above and below the map.
+        title, note: above and below the map; a note may have several lines.
         rows, columns: labels of the axes' values; ``row_axis``, ``column_axis`` their names.
         shares: 0 to 1 for each cell, which its colour shows; None for a cell that has no answer.
         labels: text of each cell.
@@ -38,8 +40,9 @@ class HeatMap:
 
 def svg(it: HeatMap) -> str:
     """Return the map as an SVG document that needs nothing else, readable in print and by colour-blind people."""
-    width = max(MARGIN_LEFT + CELL_W * len(it.columns) + 20, 520)
-    height = MARGIN_TOP + CELL_H * len(it.rows) + MARGIN_BOTTOM
+    notes = it.note.split("\n")
+    width = max(MARGIN_LEFT + CELL_W * len(it.columns) + 20, 40 + CHARACTER_W * max(map(len, notes)))
+    height = MARGIN_TOP + CELL_H * len(it.rows) + MARGIN_BOTTOM + NOTE_H * (len(notes) - 1)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
         f' font-family="sans-serif" font-size="13" role="img" aria-label="{escape(it.title)}">',
@@ -62,7 +65,8 @@ def svg(it: HeatMap) -> str:
                 f"<title>{escape(where)}</title></rect>"
             )
             parts.append(_text(left + CELL_W / 2 - 1, top + CELL_H * 0.62, label, anchor="middle", fill=ink))
-    parts.append(_text(20, height - 14, it.note, size=11, fill="#555"))
+    for number, line in enumerate(reversed(notes)):
+        parts.append(_text(20, height - 14 - NOTE_H * number, line, size=11, fill="#555"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

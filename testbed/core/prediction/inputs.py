@@ -16,6 +16,7 @@ H       steps between exchanges                                   ``every``
 P, tau  fragments; steps that an exchange may take beside compute ``fragments``, ``overlap``
 K, q    buckets of an exchange; operations in flight              ``buckets``, ``in_flight``
 o       software time per operation, s                            ``operation_s``
+-       outer optimizer step after an exchange, s                 ``outer_step_s``
 ======  ========================================================  =====================================
 """
 
@@ -75,11 +76,15 @@ class Inputs:
         overlap_last_backward: begin an exchange layer by layer during the backward pass before it, as the simulators
             of papers do; False: after that backward pass, as real implementations do. Synchronous training always
             overlaps.
-        staleness: versions that a site may lag behind; asynchronous training only.
+        outer_step_s: outer optimizer step of the whole model after an exchange; fragments take their share of it.
+        staleness: rounds that may be on their way when a site begins its next; asynchronous training only. A site
+            waits for the rounds of all sites before those, so it is at most as many rounds ahead of the slowest.
         quorum, grace_s: learners that a merge waits for, and the wait for others after that.
         tiers: from near to far, of training in tiers only.
         micro_batches, stages, activation_bits: of a pipeline; activations of one micro-batch at a stage boundary.
         expert_layers, token_bits: of a mixture of experts: layers with experts, and bits that a rank sends per layer.
+        fibers_m: lengths of the fibers that all sites together send over, for energy by class of path; empty for one
+            fiber of the delay's length per site.
         slowdowns: compute time of each site, relative to ``step_s``; empty for equal sites.
     """
 
@@ -102,6 +107,7 @@ class Inputs:
     overlap: int = 0
     accumulate: int = 1
     overlap_last_backward: bool = False
+    outer_step_s: float = 0.0
     staleness: int = 1
     quorum: int | None = None
     grace_s: float = 0.0
@@ -112,6 +118,7 @@ class Inputs:
     expert_layers: int = 0
     token_bits: float = 0.0
     slowdowns: tuple[float, ...] = ()
+    fibers_m: tuple[float, ...] = ()
 
     @property
     def payload_bits(self) -> float:
@@ -166,12 +173,12 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         if not getattr(it, name) > 0:  # also NaN
             yield f"{option(name)} must be greater than 0, got {getattr(it, name):g}"
     for name in (
-        "step_s", "parameters", "bits", "payload_factor", "delay_s", "operation_s", "grace_s", "activation_bits",
-        "token_bits", "wire_factor", "delays",
+        "step_s", "parameters", "bits", "payload_factor", "delay_s", "operation_s", "outer_step_s", "grace_s",
+        "activation_bits", "token_bits", "wire_factor", "delays",
     ):  # fmt: skip
         if not math.isfinite(getattr(it, name) or 0.0):
             yield f"{option(name)} must be finite, got {getattr(it, name):g}"
-    for name in ("delay_s", "operation_s", "grace_s", "activation_bits", "token_bits"):
+    for name in ("delay_s", "operation_s", "outer_step_s", "grace_s", "activation_bits", "token_bits"):
         if getattr(it, name) < 0:
             yield f"{option(name)} must be 0 or more, got {getattr(it, name):g}"
     for name in ("wire_factor", "delays"):
@@ -183,6 +190,8 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         yield f"--fragments must be at most the number of layers ({it.layers}), got {it.fragments}"
     if it.buckets is not None and it.buckets > it.layers >= 1:
         yield f"--buckets must be at most the number of layers ({it.layers}), got {it.buckets}"
+    if it.expert_layers > it.layers >= 1:
+        yield f"--expert-layers must be at most the number of layers ({it.layers}), got {it.expert_layers}"
     if it.quorum is not None and it.quorum > it.sites:
         yield f"--quorum must be at most the number of sites ({it.sites}), got {it.quorum}"
     if it.slowdowns and len(it.slowdowns) != it.sites:

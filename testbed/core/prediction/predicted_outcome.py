@@ -96,6 +96,8 @@ class Outcome:
         peak_bps: bits of the largest exchange within one step of compute.
         formula: name of the closed form or "events".
         merge_s: time between two merges of learners that do not wait for each other; None where all wait.
+        checkpoint_s: mean time of a step in which a checkpoint stops compute, where checkpoints were asked for.
+        bits_by_fiber: ``bits_per_step`` of each fiber, where an exchange uses several, from near to far.
     """
 
     step_s: float
@@ -105,6 +107,8 @@ class Outcome:
     peak_bps: float
     formula: str
     merge_s: float | None = None
+    checkpoint_s: float = 0.0
+    bits_by_fiber: tuple[float, ...] = ()
 
     @property
     def utilization(self) -> float:

@@ -2,108 +2,73 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
-from testbed.core.prediction.collective_times import Pattern
-from testbed.core.prediction.energy import exchange_j, waiting_j
-from testbed.core.prediction.failure_costs import daly_interval_s, goodput_synchronous
+from testbed.core.prediction.collective_times import Pattern, exchange_s
+from testbed.core.prediction.energy import FABRIC, Power, StepEnergy, bits_by_class
+from testbed.core.prediction.event_heap import TooMany
 from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs, mistakes, option
-from testbed.core.prediction.machine_limits import cpu_share
-from testbed.core.prediction.plans import PLANS, predict_events
+from testbed.core.prediction.job_failures import Failures, UnderFailures
+from testbed.core.prediction.plans import predict_events
 from testbed.core.prediction.predicted_outcome import Outcome
+from testbed.core.prediction.published_quality import Published, published_quality
 from testbed.core.prediction.required_rate import least_rate_bps
-from testbed.core.prediction.similarity import Groups, full_scale, groups
+from testbed.core.prediction.similar_lab import SimilarLab
+from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.strategies import STRATEGIES
-from testbed.core.prediction.tcp_limits import usable_rate_bps
+from testbed.core.prediction.tcp_limits import cold_start_s, usable_rate_bps
 from testbed.errors import UnknownName, UserError
 
-__all__ = ["Failures", "Power", "Prediction", "SimilarLab", "Tcp", "predict"]
-
-MOST_EVENT_STEPS: Final = 10_000
-"""Steps between exchanges up to which events are simulated: three times as many take a tenth of a second."""
+__all__ = ["Failures", "Power", "Prediction", "SimilarLab", "SingleExchange", "Tcp", "predict"]
 
 
 @dataclass(frozen=True)
 class Tcp:
-    """What TCP allows the connections of one exchange: together, in bytes of window, and in loss of packets."""
+    """What TCP allows the connections of one exchange: together, in bytes of window, and in loss of packets.
+
+    ``cold``: they were idle before each exchange, so each begins with slow start.
+    """
 
     connections: int = 1
     window_bytes: float = math.inf
     loss: float = 0.0
+    cold: bool = False
 
     def usable(self, inputs: Inputs) -> Inputs:
         """Return ``inputs`` with the rate that these connections reach."""
-        return inputs.but(
-            rate_bps=usable_rate_bps(
-                inputs.rate_bps,
-                2 * inputs.delay_s,
-                connections=self.connections,
-                window_bytes=self.window_bytes,
-                loss=self.loss,
-            )
+        rate_bps = usable_rate_bps(
+            inputs.rate_bps,
+            2 * inputs.delay_s,
+            connections=self.connections,
+            window_bytes=self.window_bytes,
+            loss=self.loss,
         )
+        return inputs.but(rate_bps=rate_bps)
+
+    def cold_start_s(self, inputs: Inputs, bits: float) -> float:
+        """Return what slow start adds to an exchange of ``bits`` on the fiber, in seconds."""
+        if not bits or math.isinf(inputs.rate_bps):
+            return 0.0
+        return cold_start_s(inputs.rate_bps / self.connections, 2 * inputs.delay_s, bits / self.connections)
+
+    def started(self, inputs: Inputs, pattern: Pattern, bits: float) -> Inputs:
+        """Return ``inputs`` whose exchanges of ``bits`` begin with slow start: as many more one-way delays."""
+        if not (self.cold and inputs.delay_s):
+            return inputs
+        return inputs.but(delays=pattern.delays + self.cold_start_s(inputs, bits) / inputs.delay_s)
 
 
 @dataclass(frozen=True)
-class Failures:
-    """Failures of a job that any of them stops: mean time between them, cost of a checkpoint, of a restart, in seconds.
+class SingleExchange:
+    """The largest exchange by itself: bits on the fiber, seconds without overlap, and what slow start would add."""
 
-    ``interval_s``: work between two checkpoints; None for the best, by Daly.
-    """
-
-    mtbf_s: float
-    checkpoint_s: float
-    restart_s: float
-    interval_s: float | None = None
-
-    @property
-    def best_interval_s(self) -> float:
-        return daly_interval_s(self.checkpoint_s, self.mtbf_s)
-
-    def goodput(self, utilization: float) -> float:
-        """Return the share of time that is committed compute."""
-        interval_s = self.interval_s or self.best_interval_s
-        return goodput_synchronous(utilization, self.checkpoint_s, interval_s, self.restart_s, self.mtbf_s)
-
-
-@dataclass(frozen=True)
-class Power:
-    """What energy costs: joules per bit that a site sends over its fiber, watts of an accelerator that waits."""
-
-    joules_per_bit: float = 0.0
-    idle_watts: float = 0.0
-
-    def step_j(self, inputs: Inputs, outcome: Outcome) -> tuple[float, float]:
-        """Return the joules of a step's bits and of its waiting, over all sites and ranks."""
-        sent = outcome.bits_per_step * inputs.sites
-        return (
-            exchange_j({"fiber": sent}, {"fiber": self.joules_per_bit}),
-            waiting_j(outcome.exposed.total_s, inputs.ranks, self.idle_watts),
-        )
-
-
-@dataclass(frozen=True)
-class SimilarLab:
-    """The lab that has the same utilization: its step, one-way delay, fiber, payload rate, and the CPU that it needs.
-
-    ``cpu_share``: of all its cores beside compute; above 1 the lab is CPU-bound and shows less.
-    """
-
-    step_s: float
-    delay_s: float
-    length_m: float
-    rate_bps: float
-    scale: float
-    cpu_share: float
-
-    @classmethod
-    def of(cls, inputs: Inputs, step_s: float, scale: float, cores: int) -> SimilarLab:
-        """Return the lab whose step takes ``step_s``, with payloads divided by ``scale``, on ``cores`` cores."""
-        lab = full_scale(inputs.delay_s, inputs.rate_bps, inputs.step_s, step_s, 1 / scale)  # the way back
-        return cls(step_s, lab.delay_s, lab.length_m, lab.rate_bps, scale, cpu_share(inputs.ranks, step_s, cores))
+    bits: float
+    alone_s: float
+    cold_start_s: float
 
 
 @dataclass(frozen=True)
@@ -114,7 +79,8 @@ class Prediction:
         outcome: by events where the closed form leaves something out, else by the closed form.
         closed: by the closed form.
         groups: w kappa, lambda and o / T.
-        failures, similar: as asked for.
+        exchange: the largest exchange by itself; None for tiers, which have fibers of their own.
+        failures, similar, power: as asked for.
         target, rate_bps: a wanted compute utilization, and the least payload rate that reaches it; None if none does.
     """
 
@@ -124,6 +90,7 @@ class Prediction:
     outcome: Outcome
     closed: Outcome
     groups: Groups
+    exchange: SingleExchange | None = None
     target: float | None = None
     rate_bps: float | None = None
     failures: Failures | None = None
@@ -134,19 +101,50 @@ class Prediction:
     def utilization(self) -> float:
         return self.outcome.utilization
 
-    @property
-    def goodput(self) -> float | None:
-        """Share of time that is committed compute; None without failures."""
-        return None if self.failures is None else self.failures.goodput(self.utilization)
+    @functools.cached_property
+    def _events(self) -> tuple[Outcome | None, str]:
+        return _events(self.strategy, self.inputs)
 
     @property
-    def energy_j(self) -> tuple[float, float] | None:
-        """Joules of a step's bits and of its waiting, over all sites and ranks; None unless asked for."""
-        return None if self.power is None else self.power.step_j(self.inputs, self.outcome)
+    def events(self) -> Outcome | None:
+        """By events, simulated when first asked for; None where they would be too many: ``no_events`` says why."""
+        return self._events[0] if self.outcome is self.closed else self.outcome
+
+    @property
+    def no_events(self) -> str:
+        return self._events[1] if self.outcome is self.closed else ""
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the closed form leaves something out, and counts all the same, because events would be too many."""
+        return self.outcome is self.closed and not STRATEGIES[self.strategy].exact
+
+    @property
+    def under_failures(self) -> UnderFailures | None:
+        """What failures leave; None unless asked for."""
+        return None if self.failures is None else UnderFailures(self.failures, self.inputs, self.outcome)
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of time that is committed compute, if any failure stops all ranks; None without failures."""
+        return None if self.under_failures is None else self.under_failures.synchronous
+
+    @property
+    def energy(self) -> StepEnergy | None:
+        """Joules of a step; None unless asked for."""
+        if self.power is None:
+            return None
+        return self.power.step(self.inputs, self.outcome, _energy_bits(self.strategy, self.inputs, self.outcome))
+
+    @property
+    def quality(self) -> tuple[Published, ...]:
+        """What others published about the quality of models: no prediction."""
+        return published_quality(self.strategy)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in SI units; what is infinite is None. ``rate_bps`` is that of ``target``."""
         rate_bps = self.inputs.rate_bps if self.target is None else self.rate_bps
+        under, energy = self.under_failures, self.energy
         plain = {
             "strategy": self.strategy,
             "utilization": self.utilization,
@@ -155,14 +153,21 @@ class Prediction:
             "rate_bps": rate_bps,
             "line_rate_bps": None if rate_bps is None else rate_bps / PAYLOAD_SHARE,
             "goodput": self.goodput,
-            "best_checkpoint_interval_s": None if self.failures is None else self.failures.best_interval_s,
+            "best_checkpoint_interval_s": None if under is None else under.best_interval_s,
+            "failures": None if under is None else under.to_dict(),
             "energy_j": None
-            if self.energy_j is None
-            else dict(zip(("exchange", "waiting"), self.energy_j, strict=True)),
-            "similar_lab": None if self.similar is None else asdict(self.similar),
+            if energy is None
+            else {"exchange": energy.exchange_j, "waiting": energy.waiting_j, "by_class": dict(energy.by_class)},
+            "similar_lab": None
+            if self.similar is None
+            else asdict(self.similar) | {"cpu_bound": self.similar.cpu_bound},
             "closed_form": self.closed.to_dict(),
+            "events": None if self.events is None else self.events.to_dict(),
+            "no_events": self.no_events or None,
+            "exchange": None if self.exchange is None else asdict(self.exchange),
             "groups": asdict(self.groups),
             "pattern": asdict(self.pattern),
+            "published_quality": [asdict(it) for it in self.quality],
             "inputs": asdict(self.inputs),
         }
         finite: dict[str, Any] = _finite(plain)
@@ -201,12 +206,17 @@ def predict(
     if (own := STRATEGIES[strategy].own_fibers) and (target is not None or {"rate_bps", "delay_s"} & set(given)):
         refused = "so it has no --target, --rate or --delay"
         wrong.append(f"strategy {strategy} has the rate and delay of each {option(own)}, {refused}")
-    wrong += _mistakes_beside(tcp, failures, lab)
-    if power is not None and not (0 <= power.joules_per_bit < math.inf and 0 <= power.idle_watts < math.inf):
-        wrong.append("--joules-per-bit and --idle-watts must be 0 or more, and finite")
+    tcp = tcp or Tcp()
+    if STRATEGIES[strategy].own_fibers and tcp.cold:
+        wrong.append(f"strategy {strategy} has no --cold-start")
+    wrong += _mistakes_beside(tcp, failures, lab, power)
     if wrong:
         raise UserError("; ".join(wrong))
-    usable = (tcp or Tcp()).usable
+
+    def usable(inputs: Inputs) -> Inputs:
+        inputs = tcp.usable(inputs)
+        return tcp.started(inputs, STRATEGIES[strategy].exchanged(inputs), _largest_bits(strategy, inputs))
+
     rate_bps = None
     if target is not None:
         rate_bps = least_rate_bps(
@@ -215,19 +225,60 @@ def predict(
         inputs = inputs.but(rate_bps=rate_bps or math.inf)
     inputs = usable(inputs)
     pattern = STRATEGIES[strategy].exchanged(inputs)
+    closed = STRATEGIES[strategy].predict(inputs)
+    events = None if STRATEGIES[strategy].exact else _events(strategy, inputs)[0]
+    outcome = events or closed
+    if power is not None:
+        _check_classes(strategy, power, _energy_bits(strategy, inputs, outcome))
     return Prediction(
         strategy,
         inputs,
         pattern,
-        _outcome(strategy, inputs),
-        STRATEGIES[strategy].predict(inputs),
-        groups(inputs, pattern),
+        outcome,
+        closed,
+        groups(STRATEGIES[strategy].sent(inputs), pattern),
+        None if STRATEGIES[strategy].own_fibers else _single(strategy, inputs, pattern, tcp),
         target,
         rate_bps,
         failures,
-        None if lab is None else SimilarLab.of(inputs, *lab),
+        None if lab is None else SimilarLab.of(_farthest(strategy, inputs), *lab),
         power,
     )
+
+
+def _farthest(strategy: str, inputs: Inputs) -> Inputs:
+    """Return ``inputs`` with the farthest of several fibers, which is the one that a lab shows."""
+    if not STRATEGIES[strategy].own_fibers:
+        return inputs
+    return inputs.but(rate_bps=inputs.tiers[-1].rate_bps, delay_s=inputs.tiers[-1].delay_s)
+
+
+def _largest_bits(strategy: str, inputs: Inputs) -> float:
+    """Return the bits of the largest exchange on the fiber."""
+    return STRATEGIES[strategy].predict(inputs).peak_bps * inputs.step_s
+
+
+def _single(strategy: str, inputs: Inputs, pattern: Pattern, tcp: Tcp) -> SingleExchange:
+    bits = _largest_bits(strategy, inputs)
+    alone_s = exchange_s(bits, Pattern(pattern.delays, 1.0), inputs.rate_bps, inputs.delay_s, inputs.operation_s)
+    return SingleExchange(bits, alone_s, tcp.cold_start_s(inputs, bits))
+
+
+def _energy_bits(strategy: str, inputs: Inputs, outcome: Outcome) -> dict[str, float]:
+    of = STRATEGIES[strategy]
+    bits = bits_by_class(inputs, of.exchanged(inputs), outcome, flat=of.flat)
+    return {it: amount for it, amount in bits.items() if it != FABRIC or of.replicas}
+
+
+def _check_classes(strategy: str, power: Power, bits: dict[str, float]) -> None:
+    """Refuse joules that do not cover the paths, or that have none."""
+    if FABRIC in power.by_class and not STRATEGIES[strategy].replicas:
+        raise UserError(f"--joules-per-bit: bits inside the sites of {strategy} are not predicted; omit {FABRIC}=")
+    if missing := power.missing(bits):
+        raise UserError(
+            f"--joules-per-bit: expected a value for {' and '.join(missing)} fiber, which the exchange crosses;"
+            f" write {missing[0]}=J, or J alone for every fiber"
+        )
 
 
 def _finite(value: Any) -> Any:
@@ -239,28 +290,34 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _mistakes_beside(tcp: Tcp | None, failures: Failures | None, lab: tuple[float, float, int] | None) -> list[str]:
+def _mistakes_beside(
+    tcp: Tcp, failures: Failures | None, lab: tuple[float, float, int] | None, power: Power | None
+) -> list[str]:
     wrong = []
-    if tcp is not None and not (tcp.connections >= 1 and tcp.window_bytes > 0 and 0 <= tcp.loss < 1):
+    if not (tcp.connections >= 1 and tcp.window_bytes > 0 and 0 <= tcp.loss < 1):
         wrong.append("--connections must be 1 or more, --window greater than 0, --loss 0 or more and less than 1")
-    if failures is not None and not (
-        failures.mtbf_s > 0
-        and failures.checkpoint_s > 0
-        and failures.restart_s >= 0
-        and (failures.interval_s is None or failures.interval_s > 0)
-    ):
-        wrong.append("--mtbf, --checkpoint and --checkpoint-every must be greater than 0, --restart 0 or more")
+    if failures is not None:
+        wrong += failures.mistakes()
+    if power is not None:
+        wrong += power.mistakes()
     if lab is not None and not (0 < lab[0] < math.inf and 0 < lab[1] < math.inf and lab[2] >= 1):
         wrong.append("--lab-step-time and --lab-scale must be greater than 0 and finite, cores 1 or more")
     return wrong
 
 
 def _outcome(strategy: str, inputs: Inputs) -> Outcome:
-    closed = STRATEGIES[strategy].predict(inputs)
-    if STRATEGIES[strategy].exact or strategy not in PLANS or inputs.every > MOST_EVENT_STEPS:
-        return closed
-    events = predict_events(strategy, inputs)
-    return replace(events, peak_bps=closed.peak_bps)
+    """Return the outcome by events where the closed form leaves something out, else by the closed form."""
+    if STRATEGIES[strategy].exact:
+        return STRATEGIES[strategy].predict(inputs)
+    return _events(strategy, inputs)[0] or STRATEGIES[strategy].predict(inputs)
+
+
+def _events(strategy: str, inputs: Inputs) -> tuple[Outcome | None, str]:
+    """Return the outcome by events, or None and why there is none."""
+    try:
+        return replace(predict_events(strategy, inputs), peak_bps=STRATEGIES[strategy].predict(inputs).peak_bps), ""
+    except TooMany as error:
+        return None, str(error)
 
 
 def _foreign(strategy: str, given: Collection[str]) -> list[str]:

@@ -45,9 +45,16 @@ class Equivalent:
 
 
 def groups(inputs: Inputs, pattern: Pattern) -> Groups:
-    """Return w kappa, lambda and o / T of ``inputs``."""
+    """Return w kappa, lambda and o / T of ``inputs``; of tiers the sums of what each adds to a step."""
+    bits = pattern.wire_factor * inputs.payload_bits
+    if inputs.tiers:
+        return Groups(
+            sum(bits / (it.rate_bps * inputs.step_s) / it.every for it in inputs.tiers),
+            sum(pattern.delays * it.delay_s / inputs.step_s / it.every for it in inputs.tiers),
+            sum(inputs.operation_s / inputs.step_s / it.every for it in inputs.tiers),
+        )
     return Groups(
-        pattern.wire_factor * inputs.payload_bits / (inputs.rate_bps * inputs.step_s),
+        bits / (inputs.rate_bps * inputs.step_s),
         pattern.delays * inputs.delay_s / inputs.step_s,
         inputs.operation_s / inputs.step_s,
     )

@@ -8,24 +8,28 @@ strategy          time of a cycle                                               
 ddp               A T, and until the last bucket has arrived; for any number of          PyTorch DDP (Li et al.,
                   operations in flight T/3 + max(2T/3 + s/K + cd, 2T/(3K) + s + cd)      arXiv:2006.15704)
 hierarchical      as ddp, two-level; also hsdp, whose fibers carry the same              arXiv:2304.11277
-fsdp              as ddp, and each layer is gathered before its forward and its          arXiv:2304.11277
-                  backward pass: T + 2 g + 2 (L - 1) max(0, g - f) + ddp's exposed time
-local-sgd         H T + o + c d + s                                                      arXiv:1808.07217
+fsdp              as ddp with c/2 and w/2, which a reduce-scatter has; and each layer    arXiv:2304.11277
+                  is gathered before its forward and its backward pass, with as much:
+                  T + 2 g + 2 (L - 1) max(0, g - f) + ddp's exposed time
+local-sgd         H T + o + c d + s + outer step                                         arXiv:1808.07217
 diloco            the same; overlapping the last backward: (H - 1) T + ddp's step        arXiv:2311.08105
 streaming-diloco  max(H T + sum of what fragments are late, s); a fragment is late by    arXiv:2501.18512
-                  max(0, o + c d + s/P - tau T); if P does not divide L, s l/L for s/P
+                  max(0, o + c d + s/P - tau T) and its outer step; if P does not
+                  divide L, s l/L for s/P
 sparse-loco       as diloco, with a gather; ``bits`` are those per parameter             arXiv:2508.15706
-async-diloco      max(H T, (H T + 2 (o + c d + s)) / (sigma + 1), s)                     arXiv:2401.09135
+async-diloco      max(H T, (H T + 2 (o + c d + s) + outer step) / (sigma + 1), s), T     arXiv:2401.09135;
+                  that of the slowest site                                               stale synchronous parallel
+                                                                                         (Ho et al., NIPS 2013)
 decoupled         H T: learners never wait; a merge at the K-th smallest H T_i + o +     ours
                   c d + s, and the grace after it
-tiers             T + sum over tiers of (c d_i + w S / B_i) / H_i                        ours
+tiers             T + sum over tiers of (o + c d_i + w S / B_i + outer step) / H_i       ours
 pipeline          (M + stages - 1) T/M + 2 (stages - 1) (o + d + A/B); a pass whose      arXiv:1811.06965 (GPipe)
                   micro-batch p is shorter than A/B adds (M - 1) (A/B - p)
 moe               T + 4 (o + c d + w A / B) per layer with experts                       arXiv:2006.16668
 ================  =====================================================================  ============================
 
-What all of them leave out: TCP's windows and loss, fabrics inside sites, the time of the outer optimizer, jitter
-between ranks. Model quality depends on the strategy and is not predicted.
+What all of them leave out: TCP's windows and loss, fabrics inside sites, jitter between ranks. Model quality depends
+on the strategy and is not predicted.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ class Cycle:
     """A cycle of ``steps`` steps: its exposed time by part, its bits on the fiber, those of its largest exchange.
 
     ``lane_s`` is the least time of a cycle if the fiber is busy all the time, where the exposed time does not know it.
+    ``by_fiber``: bits of each of several fibers, from near to far; ``bits`` are then those of the farthest.
     """
 
     steps: int
@@ -55,6 +60,7 @@ class Cycle:
     bits: float
     largest_bits: float
     lane_s: float = 0.0
+    by_fiber: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,25 @@ class Strategy:
     exact: bool = True
     merge_s: Callable[[Inputs, Pattern], float] | None = None
 
+    @property
+    def flat(self) -> bool:
+        """Whether all ranks are in one ring, rather than each site reducing its own first."""
+        return self.pattern is _flat
+
+    @property
+    def replicas(self) -> bool:
+        """Whether each site holds the whole model, and exchanges all of it."""
+        return not self.own & {"activation_bits", "token_bits"}
+
+    def sent(self, inputs: Inputs) -> Inputs:
+        """Return ``inputs`` whose payload is what an exchange sends: the model, activations, or tokens."""
+        if "activation_bits" in self.own:
+            return inputs.but(parameters=inputs.activation_bits, bits=1.0, payload_factor=1.0)
+        if "token_bits" in self.own:
+            bits = inputs.token_bits * (inputs.sites - 1) / inputs.sites
+            return inputs.but(parameters=bits, bits=1.0, payload_factor=1.0)
+        return inputs if self.own_fibers else inputs.but(tiers=())
+
     def missing(self, inputs: Inputs) -> tuple[str, ...]:
         """Return what the strategy cannot do without."""
         return tuple(f"strategy {self.name} needs {option(it)}" for it in sorted(self.needs) if not getattr(inputs, it))
@@ -102,6 +127,7 @@ class Strategy:
             peak_bps=cycle.largest_bits / inputs.step_s,
             formula=self.name,
             merge_s=None if self.merge_s is None else self.merge_s(inputs, pattern),
+            bits_by_fiber=tuple(it / cycle.steps for it in cycle.by_fiber or (cycle.bits,)),
         )
 
 
@@ -142,18 +168,22 @@ def _data_parallel(inputs: Inputs, pattern: Pattern) -> Cycle:
 
 
 def _sharded(inputs: Inputs, pattern: Pattern) -> Cycle:
-    """Add to data-parallel training the gathers of each layer, half an all-reduce each, one layer ahead."""
-    layer_bits = pattern.wire_factor / 2 * inputs.payload_bits / inputs.layers
-    propagation_s, serial_s = pattern.delays / 2 * inputs.delay_s, layer_bits / inputs.rate_bps
+    """Gather each layer before either pass, one layer ahead, and scatter the gradients: half an all-reduce each.
+
+    Gathers and scatters do not meet here; they do in events.
+    """
+    half = Pattern(pattern.delays / 2, pattern.wire_factor / 2)
+    layer_bits = half.wire_factor * inputs.payload_bits / inputs.layers
+    propagation_s, serial_s = half.delays * inputs.delay_s, layer_bits / inputs.rate_bps
     gather_s = inputs.operation_s + propagation_s + serial_s
-    exposed = _beside_backward(inputs, pattern, inputs.bucket_count, 1)
+    exposed = _beside_backward(inputs, half, inputs.bucket_count, 1)
     for share in (FORWARD_SHARE, 1 - FORWARD_SHARE):
-        layer_s = share * inputs.fastest_s / inputs.layers
+        layer_s = share * inputs.slowest_s / inputs.layers
         late = Exposed.tail(gather_s - layer_s, propagation_s, serial_s, inputs.operation_s)
         first = Exposed.tail(gather_s, propagation_s, serial_s, inputs.operation_s)
         exposed = exposed + first + late * (inputs.layers - 1)
-    bits = pattern.wire_factor * inputs.payload_bits
-    return Cycle(1, exposed, 2 * bits, bits, lane_s=2 * bits / inputs.rate_bps)
+    bits = half.wire_factor * inputs.payload_bits
+    return Cycle(1, exposed, 3 * bits, bits, lane_s=3 * bits / inputs.rate_bps)
 
 
 def _blocking(inputs: Inputs, pattern: Pattern) -> Cycle:
@@ -164,7 +194,7 @@ def _blocking(inputs: Inputs, pattern: Pattern) -> Cycle:
         ready = [inputs.every * inputs.slowest_s] * (inputs.buckets or 1)
         sent = _send(inputs, pattern, ready, inputs.payload_bits)
         exposed = sent[-1].exposed(inputs.every * inputs.fastest_s)
-    return Cycle(inputs.every, exposed, bits, bits)
+    return Cycle(inputs.every, exposed + Exposed(software_s=inputs.outer_step_s), bits, bits)
 
 
 def _streaming(inputs: Inputs, pattern: Pattern) -> Cycle:
@@ -185,7 +215,7 @@ def _streaming(inputs: Inputs, pattern: Pattern) -> Cycle:
 
 def _fragment_late(inputs: Inputs, pattern: Pattern, share: float) -> Exposed:
     sent = _send(inputs, pattern, [0.0], inputs.payload_bits * share)
-    return sent[-1].exposed(inputs.overlap * inputs.slowest_s)
+    return sent[-1].exposed(inputs.overlap * inputs.slowest_s) + Exposed(software_s=inputs.outer_step_s * share)
 
 
 def _layers_late(inputs: Inputs, pattern: Pattern, layers: range) -> Exposed:
@@ -200,7 +230,7 @@ def _layers_late(inputs: Inputs, pattern: Pattern, layers: range) -> Exposed:
     late = Exposed()
     for layer in sorted(layers):
         needed_s = (1 + inputs.overlap) * inputs.slowest_s + layer * forward_s + late.total_s
-        late = late + sent[layer].exposed(needed_s)
+        late = late + sent[layer].exposed(needed_s) + Exposed(software_s=inputs.outer_step_s / inputs.layers)
     return late
 
 
@@ -208,13 +238,14 @@ def _asynchronous(inputs: Inputs, pattern: Pattern) -> Cycle:
     """Push and pull beside compute; begin a round once all but ``staleness`` of the rounds before it have come back.
 
     A round is H T and the trip of its push and its pull. So sigma + 1 rounds take at least that; with sigma = 0 the
-    site waits for every trip, as blocking training does for its exchange.
+    site waits for every trip, as blocking training does for its exchange. The rounds are those of all sites: in the
+    long run the fastest goes at the pace of the slowest, sigma rounds ahead of it.
     """
     serial_s = pattern.wire_factor * inputs.payload_bits / inputs.rate_bps
     propagation_s = 2 * pattern.delays * inputs.delay_s
-    software_s = 2 * inputs.operation_s
+    software_s = 2 * inputs.operation_s + inputs.outer_step_s
     trip_s = software_s + propagation_s + 2 * serial_s
-    cycle_s = inputs.every * inputs.fastest_s
+    own_s, cycle_s = inputs.every * inputs.fastest_s, inputs.every * inputs.slowest_s
     bound_s = (cycle_s + trip_s) / (inputs.staleness + 1)
     round_s = max(cycle_s, bound_s, serial_s)
     exposed = (
@@ -223,14 +254,14 @@ def _asynchronous(inputs: Inputs, pattern: Pattern) -> Cycle:
         else Exposed.tail(round_s - cycle_s, propagation_s, 2 * serial_s, software_s)
     )
     bits = pattern.wire_factor * inputs.payload_bits
-    return Cycle(inputs.every, exposed, bits, bits)
+    return Cycle(inputs.every, exposed + Exposed(waiting_s=cycle_s - own_s), bits, bits)
 
 
 def _decoupled(inputs: Inputs, pattern: Pattern) -> Cycle:
-    """Learners never wait: a lane that is too slow carries fewer rounds, not slower steps."""
+    """Learners never wait, and send once per merge."""
     bits = pattern.wire_factor * inputs.payload_bits
-    carried = min(1.0, inputs.every * inputs.fastest_s * inputs.rate_bps / bits) if bits else 1.0
-    return Cycle(inputs.every, Exposed(), bits * carried, bits / inputs.fragments)
+    merges = inputs.every * inputs.fastest_s / _quorum_merge_s(inputs, pattern)  # per H steps
+    return Cycle(inputs.every, Exposed(), bits * merges, bits / inputs.fragments)
 
 
 def _quorum_merge_s(inputs: Inputs, pattern: Pattern) -> float:
@@ -244,19 +275,20 @@ def _quorum_merge_s(inputs: Inputs, pattern: Pattern) -> float:
 
 def _tiers(inputs: Inputs, pattern: Pattern) -> Cycle:
     """Each tier blocks: per step its exchange through its own number of steps."""
-    exposed, bits = Exposed(), 0.0
+    exposed, by_fiber = Exposed(), []
     for tier in inputs.tiers:
         tier_bits = pattern.wire_factor * inputs.payload_bits
         exposed = exposed + (
             Exposed(
                 propagation_s=pattern.delays * tier.delay_s,
                 serialization_s=tier_bits / tier.rate_bps,
-                software_s=inputs.operation_s,
+                software_s=inputs.operation_s + (inputs.outer_step_s if tier.every > 1 else 0.0),
             )
             * (1 / tier.every)
         )
-        bits = tier_bits / tier.every  # on the farthest fiber
-    return Cycle(1, exposed + Exposed(waiting_s=inputs.slowest_s - inputs.fastest_s), bits, bits)
+        by_fiber.append(tier_bits / tier.every)
+    waiting = Exposed(waiting_s=inputs.slowest_s - inputs.fastest_s)
+    return Cycle(1, exposed + waiting, by_fiber[-1], tier_bits, by_fiber=tuple(by_fiber))
 
 
 def _pipeline(inputs: Inputs, pattern: Pattern) -> Cycle:
@@ -290,11 +322,12 @@ def _experts(inputs: Inputs, pattern: Pattern) -> Cycle:
 
 
 _SYNCHRONOUS: Final = frozenset({"accumulate"})
-_PERIODIC: Final = frozenset({"every", "overlap_last_backward"})
+_PERIODIC: Final = frozenset({"every", "overlap_last_backward", "outer_step_s"})
 _STREAMED: Final = _PERIODIC | {"fragments", "overlap"}
 _MERGED: Final = frozenset({"every", "fragments", "quorum", "grace_s"})
 _STAGED: Final = frozenset({"micro_batches", "stages", "activation_bits"})
 _EXPERTS: Final = frozenset({"expert_layers", "token_bits"})
+_LAGGING: Final = frozenset({"every", "staleness", "outer_step_s"})
 _TIERED: Final = frozenset({"tiers"})
 
 STRATEGIES: Final = {
@@ -303,14 +336,14 @@ STRATEGIES: Final = {
         Strategy("ddp", _flat, _data_parallel, _SYNCHRONOUS),
         Strategy("hierarchical", _between_sites, _data_parallel, _SYNCHRONOUS),
         Strategy("hsdp", _between_sites, _data_parallel, _SYNCHRONOUS),
-        Strategy("fsdp", _flat, _sharded),
+        Strategy("fsdp", _flat, _sharded, exact=False),
         Strategy("local-sgd", _between_sites, _blocking, _PERIODIC),
         Strategy("diloco", _between_sites, _blocking, _PERIODIC),
         Strategy("streaming-diloco", _between_sites, _streaming, _STREAMED, exact=False),
         Strategy("sparse-loco", _gathered, _blocking, _PERIODIC),
-        Strategy("async-diloco", _one_way, _asynchronous, frozenset({"every", "staleness"})),
+        Strategy("async-diloco", _one_way, _asynchronous, _LAGGING),
         Strategy("decoupled", _one_way, _decoupled, _MERGED, merge_s=_quorum_merge_s),
-        Strategy("tiers", _between_sites, _tiers, _TIERED, needs=_TIERED, own_fibers="tiers"),
+        Strategy("tiers", _between_sites, _tiers, _TIERED | {"outer_step_s"}, needs=_TIERED, own_fibers="tiers"),
         Strategy("pipeline", _one_way, _pipeline, _STAGED, needs=frozenset({"activation_bits"})),
         Strategy("moe", _one_way, _experts, _EXPERTS, needs=_EXPERTS),
     )

@@ -22,6 +22,7 @@ from testbed.core.analysis import (
     wire_check,
 )
 from testbed.core.analysis.goodput import JobEvidence, evaluate
+from testbed.core.analysis.predicted_run import PredictedRun, predicted_run
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.scraped_metrics import ScrapedMetrics
 from testbed.core.analysis.timeline import FaultWindow, fault_windows
@@ -164,6 +165,7 @@ class Report:
     in_force: tuple[InForce, ...] = ()
     checkers: tuple[Checker, ...] = ()
     rank_seconds: TimeShares | None = None
+    prediction: PredictedRun | None = None
     scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
     program: ProgramSteps | None = None
     """Of a launched program: how its steps are read."""
@@ -292,6 +294,7 @@ def build(run: RunData) -> Report:
         in_force=in_force_section.lines(run.events, origin),
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
+        prediction=predicted_run(run),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         program=program,
         traffic=traffic,
@@ -310,6 +313,8 @@ def to_json(report: Report) -> dict[str, object]:
         line["ok"] = cut.ok
     for line, direction in zip(document["wire"]["directions"], report.wire.directions, strict=True):
         line |= {"ratio": direction.ratio, "ok": direction.ok}
+    if report.prediction:
+        document["prediction"]["residual"] = report.prediction.residual
     for fault in document["faults"]:
         fault.pop("scale")
     if report.topology:

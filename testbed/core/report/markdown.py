@@ -12,6 +12,7 @@ from testbed.core.report import (
     formats,
     hypothesis,
     in_force_section,
+    prediction_section,
     program_section,
     rank_seconds_section,
     restarts_section,
@@ -66,6 +67,8 @@ def markdown(report: Report) -> str:
         blocks += [*_offer(report.program), rank_seconds_section.lead(program=True)]
     shown = None if is_program(report) else rank_seconds_section.table(report.rank_seconds)
     blocks += section("## Rank-seconds", rank_seconds_section.lead(program=False), shown=shown)
+    shown = prediction_section.table(report.prediction)
+    blocks += section("## Prediction", prediction_section.lead(report.prediction), shown=shown)
     blocks += _links(report) + _fidelity(report)
     blocks += section("## Faults", shown=faults_section.table(report.faults))
     if lead := traffic_section.lead(report.traffic, report.idle):

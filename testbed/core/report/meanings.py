@@ -47,6 +47,11 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "at full scale": "The value that the same lab would have at scale 1.",
         "verdict": "Holds: scaling changes nothing. Biased: too kind or too harsh, by the reason beside it.",
     },
+    "Prediction": {
+        "predicted": "From the certified fibers and the compute of the run's median step, for a ring of all ranks.",
+        "measured": "Of the run's median step: half of all steps of all ranks took more, half took less.",
+        "residual": "Measured less predicted. The library's own cost is not predicted here.",
+    },
     "Rank-seconds": {
         "rank-seconds": "Seconds of all ranks together: four ranks in ten seconds have 40.",
         "productive": "Compute of steps that count, at the pace they have without faults.",

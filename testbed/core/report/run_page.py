@@ -19,6 +19,7 @@ from testbed.core.report import (
     hypothesis,
     in_force_section,
     meanings,
+    prediction_section,
     program_section,
     rank_seconds_section,
     restarts_section,
@@ -60,6 +61,8 @@ def html(report: Report) -> str:
         **_fidelity(report),
         rank_seconds_lead=rank_seconds_section.lead(program=False),
         rank_seconds_table=None if is_program(report) else rank_seconds_section.table(report.rank_seconds),
+        prediction_lead=prediction_section.lead(report.prediction),
+        prediction_table=prediction_section.table(report.prediction),
         faults_table=faults_section.table(report.faults),
         in_force_table=in_force_section.table(
             report.in_force, report.faults, certification_section.scale(report.topology)
@@ -159,18 +162,19 @@ def _program_sections(report: Report) -> dict[str, object]:
 
 
 def _program(report: Report) -> Iterator[tuple[str, str, str]]:
-    """The figures of a launched program, whether or not its steps are known."""
-    if has_steps(report):
-        training = report.training
+    """The figures of a launched program beside those of its steps; more of one whose steps are not known."""
+    workload, training = report.run.workload, report.training
+    if has_steps(report) and training.tokens_per_s is None:
         yield "steps", formats.count(training.steps_committed), f"median {formats.duration(training.median_step_s)}"
-    workload = report.run.workload
     statuses = [it if isinstance(it, int) else None for it in sequence(workload, "statuses")]
     good = sum(1 for it in statuses if it == 0)
-    if statuses:
+    if statuses and not has_steps(report):
         yield "ranks", formats.count(len(statuses)), f"{formats.count(good)} ended with status 0"
     if report.rank_seconds is not None:
         took = formats.duration(report.rank_seconds.wall_s)
         yield "the program", took, "from the start of its first process to the end of its last"
+    if has_steps(report):
+        return
     yield "whole run", formats.duration(report.duration_s), "from its beginning to its end"
     if report.faults:
         yield "faults", formats.count(len(report.faults)), "while it was recorded"

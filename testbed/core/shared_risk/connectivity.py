@@ -124,7 +124,7 @@ class Fibers:
                 return Disjoint(1 if most else 0, True)
         risks: list[frozenset[str]] = []
         best = 0
-        for looked_at, ducts in enumerate(self._simple_paths(one, other)):
+        for looked_at, ducts in enumerate(self.routes(one, other)):
             if looked_at == MOST_PATHS:
                 return Disjoint(best, False)
             # A path whose ducts include all of another path's is never the better choice.
@@ -137,7 +137,7 @@ class Fibers:
                 break
         return Disjoint(best, True)
 
-    def _simple_paths(self, one: str, other: str) -> Iterator[frozenset[str]]:
+    def routes(self, one: str, other: str) -> Iterator[frozenset[str]]:
         """Yield the ducts of each simple path between two sites, the shortest first."""
         # Each path of a link is a vertex of its own, because shortest_simple_paths does not support parallel edges.
         graph = networkx.Graph()

@@ -68,13 +68,15 @@ class Rings:
     """The rings across the fibers of a topology, at its real rates: sites in order, the last connected to the first.
 
     ``hop_s`` is the one-way delay of the longest hop from a site to the next, in seconds. ``byte_s`` is the time of the
-    busiest direction of a fiber per byte that every site sends to the next, in seconds per byte.
+    busiest direction of a fiber per byte that every site sends to the next, in seconds per byte. ``fibers_m`` are the
+    lengths of the fibers of all hops, in metres; one that several hops cross counts for each.
     """
 
     sites: int
     ranks: int
     hop_s: float
     byte_s: float
+    fibers_m: tuple[float, ...] = ()
 
 
 def survey(topology: Topology) -> Survey:
@@ -106,6 +108,7 @@ def rings_of(topology: Topology) -> Rings | None:
         ranks=len(topology.node_names),
         hop_s=max(sum(fibers[name].delay_s for name in route) for route in routes),
         byte_s=max(8 * times / (fibers[name].rate_bps * topology.scale) for name, times in crossings.items()),
+        fibers_m=tuple(link.length_m for here, there in hops for link in paths[here][there]),
     )
 
 

@@ -6,8 +6,8 @@ import csv
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from testbed.core.workload.progress import CsvFile
 from testbed.core.workload.progress_lines import number_of
+from testbed.core.workload.progress_source import CsvFile
 
 __all__ = ["CsvReader"]
 

@@ -1,4 +1,4 @@
-"""Read the lines of a program's output by a :class:`~testbed.core.workload.progress.LinePattern`."""
+"""Read the lines of a program's output by a :class:`~testbed.core.workload.progress_source.LinePattern`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from testbed.core.workload.progress import LinePattern
 from testbed.core.workload.progress_patterns import STEPS
+from testbed.core.workload.progress_source import LinePattern
 
 __all__ = ["LONGEST", "LineParser", "number_of", "plain"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from testbed.core.workload.progress import LinePattern
+from testbed.core.workload.progress_source import LinePattern
 
 __all__ = ["PRESETS"]
 

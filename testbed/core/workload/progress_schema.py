@@ -20,9 +20,18 @@ from typing import Any, Final
 from testbed.core.topology.topology_schema import Mistakes, Written
 from testbed.core.units import Unreadable, parse_count
 from testbed.core.user_text import expected, out_of_range, shown, unknown
-from testbed.core.workload.progress import STEP, Calls, CsvFile, Endpoint, EventFiles, LinePattern, Progress, Sources
 from testbed.core.workload.progress_patterns import MOST_PATTERNS, RESERVED, compiled
 from testbed.core.workload.progress_presets import PRESETS
+from testbed.core.workload.progress_source import (
+    STEP,
+    Calls,
+    CsvFile,
+    Endpoint,
+    EventFiles,
+    LinePattern,
+    Progress,
+    Sources,
+)
 from testbed.core.yamltext import Document, Path
 
 __all__ = ["FOLDERS", "PLACEHOLDERS", "parse", "parse_value", "parse_words"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from testbed.core.workload.progress import Calls, LinePattern, Progress
 from testbed.core.workload.progress_patterns import compiled
+from testbed.core.workload.progress_source import Calls, LinePattern, Progress
 
 __all__ = ["STEP", "TOKENS", "TRAIN_LOSS", "reported"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias
 
 from testbed.core.user_text import shown
-from testbed.core.workload.progress import Progress
-from testbed.core.workload.progress import to_dict as progress_to_dict
+from testbed.core.workload.progress_source import Progress
+from testbed.core.workload.progress_source import to_dict as progress_to_dict
 from testbed.errors import UserError
 
 __all__ = ["BUILT", "AgentWorkload", "ProgramWorkload", "Start", "Workload"]
@@ -100,6 +100,7 @@ class ProgramWorkload:
         folder: its working directory, absolute; None: the caller's.
         start: who starts the ranks: the testbed; an MPI's mpiexec; with ``per-node`` the command, once on each node.
         mpiexec: that of ``mpi``; empty: the one of the library that the program is linked with.
+        keep_scratch: whether TESTBED_SCRATCH of each node is kept with the run; else it goes with the lab.
     """
 
     command: tuple[str, ...]
@@ -111,6 +112,7 @@ class ProgramWorkload:
     timeout_s: float | None = None
     stall_s: float | None = None
     folder: str | None = None
+    keep_scratch: bool = False
     start: Start = "direct"
     mpiexec: str = ""
 

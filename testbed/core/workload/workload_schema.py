@@ -12,6 +12,7 @@
       folder: ..                        # where it runs, seen from the file; default: the file's own folder
       timeout: 20 min                   # or for: 60s
       stall: 2 min
+      keep_scratch: true                # TESTBED_SCRATCH of each node stays with the run
 
 Which of the two it is follows from ``command``. Every key belongs to one of them, ``steps`` and ``timeout`` to both.
 """
@@ -56,7 +57,7 @@ _OF_AGENTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Keys that do not apply to a command: why, and what to do."""
 
-_OF_COMMANDS: Final = ("env", "folder", "for", "progress", "ranks_per_node", "stall")
+_OF_COMMANDS: Final = ("env", "folder", "for", "keep_scratch", "progress", "ranks_per_node", "stall")
 
 
 def _strategy(value: object) -> str:
@@ -106,6 +107,12 @@ def _word(value: object) -> str:
     return str(value)
 
 
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Unreadable(*expected("true or false", value, "write keep_scratch: true"))
+    return value
+
+
 def _quoted(word: str) -> str:
     return word if re.fullmatch(r"[A-Za-z./][A-Za-z0-9._/-]*", word, re.ASCII) else f"'{word}'"
 
@@ -128,6 +135,7 @@ class _Section(Part):
     folder: Annotated[str | None, BeforeValidator(one_line)] = None
     duration: Annotated[float | None, BeforeValidator(some_time), Field(alias="for")] = None
     stall: Annotated[float | None, BeforeValidator(some_time)] = None
+    keep_scratch: Annotated[bool | None, BeforeValidator(_switch)] = None
     steps: Annotated[int | None, BeforeValidator(whole(1, MOST_STEPS))] = None
     timeout: Annotated[float | None, BeforeValidator(some_time)] = None
     strategy: Annotated[str | None, BeforeValidator(_strategy)] = None
@@ -196,4 +204,5 @@ def _program(section: _Section, written: Mapping[str, object], path: Path, mista
         timeout_s,
         section.stall,
         section.folder,
+        section.keep_scratch or False,
     )

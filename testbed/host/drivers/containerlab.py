@@ -35,6 +35,7 @@ __all__ = [
     "DESTROY_BOUND_S",
     "OLDEST",
     "Containerlab",
+    "agent_ids",
     "agent_user",
     "container_name",
     "dead",
@@ -192,8 +193,12 @@ class Containerlab:
 
     def show(self, folder: Path, nodes: Sequence[str]) -> None:
         """Mount a folder of the host into these containers, at the same path. Raises HostError."""
+        self.show_each(dict.fromkeys(nodes, folder))
+
+    def show_each(self, folders: Mapping[str, Path]) -> None:
+        """As :meth:`show`, with a folder of its own for each node."""
         pids = self._pids()
-        for node in nodes:
+        for node, folder in folders.items():
             if not pids.get(node):
                 raise HostError(dead(self._lab, node))
             graft(folder, pids[node])

@@ -41,6 +41,8 @@ Folder = Path | int
 Owner = tuple[int, int] | None
 """User and group that own created files; None: the calling process's."""
 
+DEEPEST: Final = 128
+
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -199,16 +201,19 @@ def give(descriptor: int, owner: Owner) -> None:
 def give_all(folder: Folder, owner: Owner) -> None:
     """Change the owner of a folder and of everything below; links are changed themselves, never followed.
 
-    A file with more than one name is left as it is: a rank may have made the other one of a file of the host's.
+    A file with more than one name is left as it is: a rank may have made the other one of a file of the host's. So is
+    what lies more than :data:`DEEPEST` levels below: each level takes a descriptor and a frame.
     """
     if owner is None:
         return
     top = _opened(folder)
     try:
-        for _, folders, files, above in os.fwalk(".", follow_symlinks=False, dir_fd=top):
+        for path, folders, files, above in os.fwalk(".", follow_symlinks=False, dir_fd=top):
             for name in (*folders, *files):
                 with suppress(FileNotFoundError):
                     _give_name(above, name, owner)
+            if path.count("/") >= DEEPEST:
+                folders.clear()
         give(top, owner)
     finally:
         os.close(top)

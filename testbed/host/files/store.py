@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -166,6 +166,18 @@ class RunDirectory:
                         beneath.give(made, user)
                     finally:
                         os.close(made)
+
+    def keep_scratch(self, nodes: Iterable[str], user: tuple[int, int]) -> dict[str, Path]:
+        """Make and return the folder ``scratch/<node>`` of each node, which only ``user`` can read and write.
+
+        Raises:
+            StorageError: they cannot be made.
+        """
+        with _translated(self.path):
+            beneath.make_folder(self._top, "scratch")
+            for node in nodes:
+                beneath.make_folder(self._top, f"scratch/{node}", user if os.geteuid() == 0 else None, 0o700)
+        return {node: self.path / "scratch" / node for node in nodes}
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:

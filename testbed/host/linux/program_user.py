@@ -26,6 +26,7 @@ __all__ = [
     "NO_USER",
     "OWN_UID",
     "PASSED_OVER",
+    "TEMPORARY",
     "VARIABLE",
     "ProgramUser",
     "caller",
@@ -33,6 +34,7 @@ __all__ = [
     "first_refused",
     "of_uid",
     "renamable",
+    "scratch_variables",
     "start",
 ]
 
@@ -50,6 +52,9 @@ _NOBODY: Final = 65_534
 
 _LIKE_ROOT: Final = frozenset({"disk", "docker", "incus-admin", "libvirt", "lxd", "root", "shadow"})
 """Groups whose members can become root, or read everything; programs do not get them."""
+
+TEMPORARY: Final = "tmp"
+"""Folder below a node's scratch: TMPDIR, and what a node with a /tmp of its own has there."""
 
 PASSED_OVER: Final = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME")
 """Variables that name folders of root's."""
@@ -107,9 +112,9 @@ class ProgramUser:
         )  # fmt: skip
 
     def variables(self, scratch: Path) -> dict[str, str]:
-        """Return HOME, USER, LOGNAME and TMPDIR; ``scratch`` is a folder of this user's."""
-        home = str(self.home or scratch)
-        return {"HOME": home, "USER": self.name, "LOGNAME": self.name, "TMPDIR": str(scratch)}
+        """Return HOME, USER, LOGNAME and :func:`scratch_variables`; ``scratch`` is a folder of this user's."""
+        account = {"HOME": str(self.home or scratch), "USER": self.name, "LOGNAME": self.name}
+        return account | scratch_variables(scratch)
 
     @property
     def has_account(self) -> bool:
@@ -119,6 +124,11 @@ class ProgramUser:
         except KeyError:
             return False
         return True
+
+
+def scratch_variables(scratch: Path) -> dict[str, str]:
+    """Return TESTBED_SCRATCH and TMPDIR of programs whose scratch folder this is."""
+    return {"TESTBED_SCRATCH": str(scratch), "TMPDIR": str(scratch / TEMPORARY)}
 
 
 def caller() -> tuple[int, int] | None:

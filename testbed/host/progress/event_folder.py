@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from testbed.core.workload.progress import EventFiles
 from testbed.core.workload.progress_events import EventReader, Scalar
+from testbed.core.workload.progress_source import EventFiles
 from testbed.host.files import beneath
 from testbed.host.progress.file_tail import FileTail, monotonic
 

@@ -135,8 +135,8 @@ class MpiRanks:
     """The ranks of one job, and the mpiexec that started them.
 
     Args:
+        places: where ranks run, by node.
         environments: of each rank, by number.
-        shared: variables of the job that override all others.
 
     Raises HostError, MissingTool, StorageError.
     """
@@ -145,6 +145,7 @@ class MpiRanks:
         self,
         lab: LabFolder,
         topology: Topology,
+        places: Mapping[str, runner.Place | ContainerPlace],
         members: Sequence[Member],
         command: Sequence[str],
         environments: Mapping[int, Mapping[str, str]],
@@ -153,7 +154,7 @@ class MpiRanks:
         folder: Path,
     ) -> None:
         self._lab, self._found, self._user, self._cwd = lab, found, user, folder
-        self.version = found.version
+        self.version, self._places = found.version, places
         net = Addressing(topology)
         nodes = list(dict.fromkeys(it.node for it in members))
         self._hosts = {str(net.management[node]): node for node in nodes}
@@ -164,7 +165,9 @@ class MpiRanks:
         self._log = (self._folder / "mpiexec.log").open("w+b")
         try:
             self.children = {it.rank: self._rank(it.rank, environments[it.rank]) for it in members}
-            shared = {k: v for k, v in environments[members[0].rank].items() if k not in _OF_ONE_RANK}
+            # mpiexec has one environment for all.
+            first, *others = environments.values()
+            shared = {k: v for k, v in first.items() if all(it.get(k) == v for it in others)}
             self.launcher = self._start(command, shared | mpi_launch.variables(found.mpi, FABRIC_INTERFACE))
         except BaseException:
             self.close()
@@ -260,8 +263,7 @@ class MpiRanks:
         )
 
     def _daemons(self, node: str, shared: Mapping[str, str]) -> list[str]:
-        place = lab_nodes.place(self._lab, node, job=True, user=self._user)
-        return self._entered(place, [], {**shared, "TESTBED_NODE": node})
+        return self._entered(self._places[node], [], {**shared, "TESTBED_NODE": node})
 
     def _entered(
         self, place: runner.Place | ContainerPlace, argv: Sequence[str], shared: Mapping[str, str]

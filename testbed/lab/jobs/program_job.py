@@ -17,24 +17,25 @@ from testbed.core.units import format_duration
 from testbed.core.workload import mpi_launch
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
-from testbed.errors import JobFailed, LabError, TestbedError, UserError
-from testbed.host import remote_starts, runner, scratch
+from testbed.errors import JobFailed, LabError, TestbedError
+from testbed.host import remote_starts, runner
 from testbed.host.drivers.container_place import ContainerPlace
-from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.host.lab_nodes import driver, netns, place
+from testbed.host.lab_nodes import driver, netns
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.runner import Place
 from testbed.keeper import client, protocol
 from testbed.keeper.protocol import RankState
 from testbed.lab.jobs import mpi_ranks, rank_environment, rank_output, reporting, run_metadata
 from testbed.lab.jobs.mpi_ranks import MpiRanks
+from testbed.lab.jobs.node_scratch import NodeScratch
 from testbed.lab.jobs.process_ends import ProcessEnds
 from testbed.lab.jobs.progress_reader import Places, ProgressReader
 from testbed.lab.jobs.rank_output import Echo
 from testbed.lab.jobs.rank_process import RankProcess
 from testbed.lab.jobs.running_job import RunningJob
+from testbed.lab.jobs.same_files import SameFiles
 from testbed.lab.jobs.step_tail import StepTail
 
 __all__ = ["GRACE_S", "ProgramJob"]
@@ -69,6 +70,7 @@ class ProgramJob(RunningJob):
         run: RunDirectory,
         number: int,
         port: int,
+        scratch: NodeScratch,
         *,
         user: ProgramUser | None = None,
         echo: Echo = lambda line: None,
@@ -80,8 +82,10 @@ class ProgramJob(RunningJob):
         self.interrupted = ""
         """Why it was ended from outside; empty if it was not."""
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
-        self._echo, self._concluded = echo, concluded
+        self._echo, self._concluded, self._scratch = echo, concluded, scratch
         self._working = Path(workload.folder) if workload.folder else Path.cwd()
+        self._shortage = ""
+        self._files = SameFiles(lab, topology.node_names, self._working)
         self._ends = ProcessEnds(lab)
         self._ended_in_order = False
         self._exceeded = ""
@@ -165,7 +169,8 @@ class ProgramJob(RunningJob):
             status = self._mpi.status if self._mpi is not None else 0
             return f"mpiexec ended with status {status}" if status else ""
         rank = next(iter(bad))  # the first that ended
-        return f"rank {rank} on {self.members[rank].node} ended with status {runner.shell_status(bad[rank])}"
+        full = f"; {self._shortage}" if self._shortage else ""
+        return f"rank {rank} on {self.members[rank].node} ended with status {runner.shell_status(bad[rank])}{full}"
 
     def failed(self) -> TestbedError:
         return self._error or JobFailed(self.failure())
@@ -188,6 +193,11 @@ class ProgramJob(RunningJob):
 
     def close(self) -> None:
         self.stop()
+
+    @property
+    def same_files(self) -> dict[str, list[str]]:
+        """Files below the working directory that several nodes wrote, and these nodes: most likely by accident."""
+        return self._files.found()
 
     def exit_status(self, timeout: float | None = None) -> int:
         """Wait until all ranks have ended; return the worst status of those that ended by themselves.
@@ -223,6 +233,7 @@ class ProgramJob(RunningJob):
         self._give_folders()
         self._python = self._run.offer("python/testbed_agents.py", reporting.source())
         self._progress.begin(time.monotonic())
+        self._files.watch()
         try:
             if self.workload.start == "mpi":
                 self._start_by_mpiexec(folder)
@@ -232,30 +243,36 @@ class ProgramJob(RunningJob):
         except BaseException:
             _end(self._children)
             self._progress.end()
+            self._files.close()
             raise
         self._started_t = time.monotonic()
 
     def _described(self) -> dict[str, Any]:
+        members = [it.to_dict() for it in self.members]
         more = {"progress_unread": self._unread} if self._unread else {}
         if self._mpi is not None:
             more["mpi"] = self._mpi.version
-        return {**self.workload.to_dict(), "members": [it.to_dict() for it in self.members], **more}
+        return {**self.workload.to_dict(), "members": members, "scratch": self._scratch.to_dict(), **more}
 
     def _places(self) -> Places:
-        def scratch_of(member: Member) -> Path:
-            if self._user is None:
-                raise UserError("a program that runs as root has no scratch folder; use $TESTBED_FOLDER")
-            return scratch.of_node(self._lab, member.node, self._user)
-
-        return Places(self._working, self._run, scratch_of, lambda node: netns(self._lab, node))
+        return Places(
+            self._working,
+            self._run,
+            lambda member: self._scratch.folders[member.node],
+            lambda node: netns(self._lab, node),
+        )
 
     def _variables(self, member: Member, where: Place | ContainerPlace) -> dict[str, str]:
-        own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), remote_starts.VARIABLE: self._rsh}
-        own |= _account(self._user) if self._user and isinstance(where, ContainerPlace) else {}
+        contained = isinstance(where, ContainerPlace)
+        own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), **self._scratch.variables(member.node)}
+        own[remote_starts.VARIABLE] = self._rsh
+        if self._user and contained:
+            own |= {"USER": self._user.name, "LOGNAME": self._user.name}
+        if home := self._scratch.home(member.node):
+            own["HOME"] = home
         own |= self._progress.variables(member)
         if self._stdbuf is None:
             self._stdbuf = reporting.stdbuf(where)
-        contained = isinstance(where, ContainerPlace)
         theirs = {**({} if contained else os.environ), **self.workload.environment}
         own |= reporting.variables(contained, self._python, theirs, self._stdbuf)
         own |= {key: value for key, value in self.workload.environment.items() if key != "PYTHONPATH"}
@@ -265,31 +282,33 @@ class ProgramJob(RunningJob):
         return rank_environment.variables(self._topology, self.members, member, self._port, own)
 
     def _start_rank(self, member: Member, folder: Path) -> None:
-        where = place(self._lab, member.node, job=True, user=self._user)
+        where = self._scratch.place(member.node)
         variables = self._variables(member, where)
         line = where.enter(self.workload.command, folder, variables)
         self._began_t[member.rank] = time.monotonic()
         child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
         self._children[member.rank] = child
+        self._files.add(child.pid, member.node)
         self._follow_rank(member, child, where.watched, where.watched)
 
     def _start_by_mpiexec(self, folder: Path) -> None:
         """Start all ranks by the mpiexec of the program's MPI."""
-        places = {it.rank: place(self._lab, it.node, job=True, user=self._user) for it in self.members}
+        places = {it.node: self._scratch.place(it.node) for it in self.members}
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder), management=True))
         found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
         if caution := mpi_launch.caution(found):
             self._tell(f"[mpiexec] note: {caution}")
-        environments = {it.rank: self._variables(it, places[it.rank]) for it in self.members}
+        environments = {it.rank: self._variables(it, places[it.node]) for it in self.members}
         began_t = time.monotonic()
         self._mpi = MpiRanks(
-            self._lab, self._topology, self.members, self.workload.command, environments, found, self._user, folder
-        )
+            self._lab, self._topology, places, self.members, self.workload.command, environments, found, self._user,
+            folder,
+        )  # fmt: skip
         run_metadata.amend(self._run, workload=self._described())
         for member in self.members:
             self._began_t[member.rank] = began_t
             self._children[member.rank] = child = self._mpi.children[member.rank]
-            self._follow_rank(member, child, places[member.rank].watched, True)
+            self._follow_rank(member, child, places[member.node].watched, True)
 
     def _follow_rank(self, member: Member, child: RankProcess, contained: bool, watched: bool) -> None:
         """Read a rank's output, and watch its end. ``watched``: signals are reported as a shell does, 128 + n."""
@@ -322,9 +341,12 @@ class ProgramJob(RunningJob):
     def _follow(self) -> None:
         try:
             self._wait()
+            if any(self._ends.codes.values()):
+                self._shortage = self._scratch.shortage()  # at once: what ends the others may free the space
             # Ranks that are ended here because another failed have no status of their own.
             if len(self._ends.codes) < len(self._children):
                 _end(self._children)
+            self._files.close()
             self._record(all_ended_t=time.monotonic())
         except TestbedError as error:
             self._error = error
@@ -332,6 +354,7 @@ class ProgramJob(RunningJob):
             _end(self._children)
             if self._mpi is not None:
                 self._mpi.close()
+            self._files.close()
             if self._broken:
                 self.interrupted = self.failure()
             try:
@@ -354,6 +377,7 @@ class ProgramJob(RunningJob):
             workload={
                 **self._described(),
                 **({"ended_in_order": True} if self._ended_in_order else {}),
+                "same_files": self.same_files,
                 "statuses": [codes.get(rank) for rank in ranks],
                 "ends": told,
                 "began_t": [self._began_t[rank] for rank in ranks],
@@ -415,12 +439,6 @@ class ProgramJob(RunningJob):
         for rank, child in self._children.items():  # poll every child: any of them may fail
             if (code := child.poll()) is not None:
                 self._ends.note(rank, code)
-
-
-def _account(user: ProgramUser) -> dict[str, str]:
-    """Return the variables of a user who may have no account in the image: docker would set HOME to /."""
-    name = {"USER": user.name, "LOGNAME": user.name}
-    return name if f"{user.uid}:{user.gid}" == IMAGE_USER else {"HOME": "/tmp", **name}
 
 
 def _end(children: Mapping[int, RankProcess]) -> None:

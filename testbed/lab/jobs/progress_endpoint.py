@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.core.workload.members import Member
-from testbed.core.workload.progress import Endpoint
+from testbed.core.workload.progress_source import Endpoint
 from testbed.host.linux import namespace
 from testbed.host.metrics.scrape import scrape_all
 

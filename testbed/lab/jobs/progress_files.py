@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from testbed.core.workload.progress import CsvFile, EventFiles
 from testbed.core.workload.progress_call_lines import CallReader
 from testbed.core.workload.progress_csv import CsvReader
+from testbed.core.workload.progress_source import CsvFile, EventFiles
 from testbed.host.progress.event_folder import EventFolder
 from testbed.host.progress.file_tail import FileTail, monotonic
+from testbed.lab.jobs.progress_records import Reading
 
-__all__ = ["CallFile", "EventSource", "FileSource", "Reading", "TableFile"]
-
-Reading = tuple[float, Mapping[str, float]]
-"""When (CLOCK_MONOTONIC), and the numbers by field."""
+__all__ = ["CallFile", "EventSource", "FileSource", "TableFile"]
 
 
 class FileSource(Protocol):

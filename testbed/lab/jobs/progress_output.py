@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from testbed.core.user_text import shown
 from testbed.core.workload.output_lines import OutputLines
-from testbed.core.workload.progress import LinePattern
 from testbed.core.workload.progress_lines import LineParser
+from testbed.core.workload.progress_source import LinePattern
 from testbed.lab.jobs.progress_records import ProgressRecords
 
 __all__ = ["ProgressOutput", "StreamLines"]
 
 LONGEST_S: Final = 1.0
-"""A pattern that takes longer on one line is given up: nothing can interrupt it, and it holds up everything else."""
+"""Patterns that take longer, in CPU time, on what one read returned are given up: nothing can interrupt them, and they
+hold up everything else. 64 KiB of ordinary lines take milliseconds."""
 
 
 class ProgressOutput:
@@ -28,40 +29,40 @@ class ProgressOutput:
         self._lock = threading.Lock()
 
     def stream(self) -> StreamLines:
-        return StreamLines(self._line)
+        return StreamLines(self._take)
 
-    def _line(self, t: float, text: str) -> None:
+    def _take(self, lines: Sequence[tuple[float, str]]) -> None:
+        if not lines:
+            return
         with self._lock:
-            if self._parser is None:
+            if (parser := self._parser) is None:
                 return
-            began_t = time.thread_time()
-            found = self._parser.read(text)
-            took_s = time.thread_time() - began_t
+            began_s = time.thread_time()
+            found = [(t, said) for t, text in lines if (said := parser.read(text)) is not None]
+            took_s = time.thread_time() - began_s
             if took_s > LONGEST_S:
                 self._parser = None
+                longest = max((text for _, text in lines), key=len)
                 self._warn(
-                    f"the pattern of progress took {took_s:.1f} s on one line, {shown(text)}; no further lines are read"
+                    f"the pattern of progress took {took_s:.1f} s on {len(lines)} lines, such as {shown(longest)};"
+                    " no further lines are read"
                 )
-        if found:
-            self._records.take(t, found)
+        self._records.take(found)
 
 
 class StreamLines:
     """One stream of a rank, as the thread that reads it sees it."""
 
-    def __init__(self, heed: Callable[[float, str], None]) -> None:
-        self._lines, self._heed = OutputLines(), heed
+    def __init__(self, take: Callable[[Sequence[tuple[float, str]]], None]) -> None:
+        self._lines, self._take = OutputLines(), take
 
     def feed(self, t: float, data: bytes) -> None:
         """Take what was read at ``t``."""
-        for at, text in self._lines.feed(t, data):
-            self._heed(at, text)
+        self._take(self._lines.feed(t, data))
 
     def quiet(self) -> None:
-        """Nothing was read for a moment."""
-        for at, text in self._lines.quiet():
-            self._heed(at, text)
+        """Take the state of a progress bar: nothing was read for a moment."""
+        self._take(self._lines.quiet())
 
     def end(self) -> None:
-        for at, text in self._lines.end():
-            self._heed(at, text)
+        self._take(self._lines.end())

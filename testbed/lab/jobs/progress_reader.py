@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.core.workload.members import Member
-from testbed.core.workload.progress import Calls, CsvFile, Endpoint, EventFiles, LinePattern, Progress
+from testbed.core.workload.progress_source import Calls, CsvFile, Endpoint, EventFiles, LinePattern, Progress
 from testbed.errors import TestbedError
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs.progress_endpoint import EndpointReader
@@ -147,13 +147,12 @@ class ProgressReader:
         while True:
             last = self._stop.wait(LOOK_S)
             for rank, source in self._sources.items():
-                for t, values in source.read(last=last):
-                    self._take(rank, t, values)
+                self._records[rank].take(source.read(last=last))
             if last:
                 return
 
     def _take(self, rank: int, t: float, values: Mapping[str, float]) -> None:
-        self._records[rank].take(t, values)
+        self._records[rank].take([(t, values)])
 
     def _files(self, t: float) -> dict[int, FileSource]:
         """Return the files to read, by the rank that their steps count as: of a shared one, the first that has it."""

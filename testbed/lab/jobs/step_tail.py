@@ -46,5 +46,5 @@ class StepTail:
                 self.before = None
                 self.attempt, self.step = record.get("attempt", 1), record.get("resumed_from", 0)
             elif record["kind"] in ("step", "progress"):
-                self.before = self.last["step"] if self.last.get("attempt", 1) == record.get("attempt", 1) else None
+                self.before = self.last.get("step") if self.last.get("attempt", 1) == record.get("attempt", 1) else None
                 self.step, self.last = record["step"], record

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.analysis.predicted_run import expected_exchange
 from testbed.core.experiment import draw, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import Monitor
 from testbed.core.physics import validity
+from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.report import answers
 from testbed.core.report.document import Report
 from testbed.core.report.measured import judged
@@ -287,8 +289,11 @@ def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Pr
     live: LiveMetrics | None = None
     job: RunningJob | None = None
     try:
+        expected = expected_exchange(topology, lab.certificate)
+        if expected is not None and isinstance(prepared.workload, AgentWorkload):
+            progress.note(_said_before(expected))
         progress.phase(*_phase(prepared.workload, len(topology.node_names)))
-        job = lab.start(prepared.workload, own_run=False, read_only=True)
+        job = lab.start(prepared.workload, own_run=False, read_only=True, note=progress.note)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
         live = LiveMetrics(topology, job, lab.recorder)
@@ -358,6 +363,16 @@ def _conclude(
     found = judged(prepared.experiment.expectations, store.build_report(run_directory))
     run_metadata.amend(run_directory, expectations=[dataclasses.asdict(it) for it in found])
     return store.write_report(run_directory)
+
+
+def _said_before(expected: Outcome) -> str:
+    """Return the prediction of a job in a line, before it starts."""
+    parts = expected.exposed
+    return (
+        f"predicted: {format_duration(parts.total_s, 3)} of exposed communication per step"
+        f" ({format_duration(parts.propagation_s, 3)} propagation, {format_duration(parts.serialization_s, 3)}"
+        " serialization), for a ring over the certified fibers, the library's own cost left out"
+    )
 
 
 def _line(planned: Planned) -> dict[str, Any]:

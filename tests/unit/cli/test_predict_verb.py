@@ -144,6 +144,81 @@ def test_the_similar_lab_has_the_same_groups_and_says_if_the_cores_cannot_carry_
     assert "CPU-bound here" in text
 
 
+def test_failures_come_from_accelerators_sites_and_fibers() -> None:
+    words = ("metro-single", "--strategy", "ddp", "--mtbf-rank", "5.78y", "--cuts", "2.13", "--repair", "12h")
+    found = as_json(*words)["failures"]
+    assert found["failures_per_year"]["accelerators"] == pytest.approx(4 / 5.78)
+    assert found["failures_per_year"]["fibers"] == pytest.approx(2.13 * 40 / 1000)
+    assert 1 - found["route_availability"] == pytest.approx(1.166e-4, rel=1e-3)  # claim 61: 40 km, 12 h
+    two = as_json("metro-40km", *words[1:])["failures"]
+    assert (two["routes"], two["failures_per_year"]["fibers"]) == (2, 0)  # each route bypasses the other
+    assert 1 - two["route_availability"] < 1e-7
+    text = run(*words)[1]
+    assert "goodput, elastic" in text and "goodput, decoupled" in text and "1 route east - west" in text
+    assert as_json("metro-40km")["failures"] is None
+
+
+def test_slow_start_after_idle_is_told_and_can_be_added() -> None:
+    words = ("--strategy", "diloco", "--every", "100", "--rate", "10G", "--delay", "5ms")
+    cold_s = as_json(*words)["exchange"]["cold_start_s"]
+    assert cold_s == pytest.approx(10e-3 * 10)  # 8,633 packets of 1448 bytes fill the pipe, from 10: ten doublings
+    exposed = [as_json(*words, *more)["exposed"]["propagation_s"] for more in ((), ("--cold-start",))]
+    assert exposed[1] - exposed[0] == pytest.approx(cold_s / 100)
+    assert as_json(*words)["exchange"]["alone_s"] == pytest.approx(16 + 5e-3)
+
+
+def test_both_levels_are_printed_and_what_has_no_events_says_so() -> None:
+    words = ("--strategy", "async-diloco", "--every", "10", "--slow", "1,1.5")
+    found = as_json(*words)
+    assert found["events"]["utilization"] == pytest.approx(found["closed_form"]["utilization"], rel=1e-3)
+    assert found["utilization"] <= 1 / 1.5
+    assert "by events 6" in CliRunner().invoke(app.app, ["predict", *words]).output
+    long = ("--strategy", "streaming-diloco", "--every", "1000000", "--fragments", "16")
+    assert as_json(*long)["formula"] == "events"
+    many = ("--strategy", "async-diloco", "--staleness", "1000000")
+    assert as_json(*many)["events"] is None
+    assert "at most 25000" in as_json(*many)["no_events"]
+    assert "not by events: 3000003 rounds" in CliRunner().invoke(app.app, ["predict", *many]).output
+
+
+def test_every_prediction_has_its_similar_lab_and_says_what_is_not_similar() -> None:
+    _, text = run("metro-40km", "--strategy", "diloco", "--every", "100")
+    assert "similar lab: 50 ms a step, 12.5 us one way (2.5 km), 12.1 Gb/s of payload at scale 1000" in text
+    assert "stands for 16 times its distance: 640 km, 47.1 Gb/s of payload" in text
+    assert "TCP's loss and windows are not similar" in text
+    found = as_json("metro-40km", "--strategy", "diloco", "--every", "100")["similar_lab"]
+    assert (found["phi"], found["stands_for"]["length_m"]) == (pytest.approx(16), pytest.approx(640e3))
+    assert found["cpu_bound"] is True or found["cpu_share"] <= 1
+    _, table = run("--strategy", "ddp", "--over", "km=5..9000", "--over", "rate=10G..1T")
+    assert "lambda 0.000125 to 0.225" in table and "phi 16" in table and "are not similar" in table
+
+
+def test_quality_is_that_of_publications_and_never_ours() -> None:
+    found = as_json("--strategy", "diloco", "--every", "100")["published_quality"]
+    assert all(it["source"] for it in found)
+    assert any(it["kind"] == "fitted law" for it in found)
+    text = run("--strategy", "diloco", "--every", "100")[1]
+    assert text.count("published, not predicted: ") == len(found)
+    assert as_json("--strategy", "moe", "--expert-layers", "1", "--token-bits", "1")["published_quality"] == []
+
+
+def test_energy_by_class_of_path() -> None:
+    words = ("metro-40km", "--strategy", "hierarchical", "--joules-per-bit", "metro=50e-12")
+    words += ("--joules-per-bit", "fabric=5e-12")
+    by_class = as_json(*words)["energy_j"]["by_class"]
+    assert by_class == pytest.approx({"metro": 2 * 160e9 * 50e-12, "fabric": 2 * 2 * 160e9 * 5e-12})
+    assert "metro 16 J" in run(*words)[1]
+
+
+def test_many_predictions_show_how_far_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from testbed.cli import prediction_progress
+
+    with prediction_progress.Counted("predictions", 3) as counted:
+        counted._next_s = 0.0
+        assert [counted(it) for it in "abc"] == ["a", "b", "c"]
+    assert "1 of 3 predictions" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -192,6 +267,18 @@ def test_the_similar_lab_has_the_same_groups_and_says_if_the_cores_cannot_carry_
             "--lab-scale must be greater than 0 and finite",
         ),
         (("--idle-watts", "nan"), "--joules-per-bit and --idle-watts must be 0 or more, and finite"),
+        (("--cuts", "-1"), "--cuts must be 0 or more"),
+        (("--mtbf-rank", "0s"), "--mtbf-rank, --mtbf-site, --mtbf, --checkpoint and --checkpoint-every must be"),
+        (("--mtbf", "3 fortnights"), "--mtbf: expected a number and one of ms, s, min, h, d, y, got '3 fortnights'"),
+        (("--joules-per-bit", "metro=cheap"), "--joules-per-bit: expected J or CLASS=J, got 'metro=cheap'"),
+        (("--joules-per-bit", "ocean=1"), "--joules-per-bit: unknown class of path 'ocean'"),
+        (("--joules-per-bit", "regional=1"), "--joules-per-bit: expected a value for metro fiber"),
+        (("--strategy", "tiers", "--tier", "9:1G:1ms", "--cold-start"), "strategy tiers has no --cold-start"),
+        (("--strategy", "ddp", "--outer-step", "1s"), "strategy ddp has no --outer-step"),
+        (
+            ("--strategy", "moe", "--expert-layers", "49", "--token-bits", "1"),
+            "--expert-layers must be at most the number of layers (48), got 49",
+        ),
         (("metro-40km", "--target", "nan"), "--target must be greater than 0"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +13,9 @@ import pytest
 
 from testbed.core.plan.resources import Rank
 from testbed.errors import HostError, LabError
+from testbed.host import scratch
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper.agent_pool import SHARED, AgentPool
 
 
@@ -28,13 +32,14 @@ class Parent:
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> AgentPool:
+def workers(tmp_path: Path) -> Iterator[AgentPool]:
     driver = SimpleNamespace(path=lambda node: tmp_path / node)
     made = AgentPool(LabFolder(tmp_path), cast(Any, driver), lambda event: None)
     made.ranks = {0: Rank(0, "east-0", "east", "172.31.0.3", 9100)}
     made.states = {0: {"state": "gone", "pid": 0, "reason": "", "ended_t": None}}
     made._servers[SHARED] = cast(Any, Parent())
-    return made
+    yield made
+    scratch.remove(LabFolder(tmp_path))
 
 
 def test_what_two_faults_keep_away_comes_back_with_the_last_of_them(workers: AgentPool) -> None:
@@ -132,3 +137,19 @@ def test_a_successor_that_dies_before_it_is_ready_is_gone(workers: AgentPool) ->
     workers._deploy(0)
     workers._handle(SHARED, {"event": "died", "rank": 0, "pid": 8, "signal": 9, "t": 5.0})
     assert workers.states[0]["state"] == "gone"
+
+
+def test_every_process_of_a_rank_has_scratch(workers: AgentPool, tmp_path: Path) -> None:
+    """As root, and as a user without privileges: by what the fork server is told."""
+    said = cast(Any, workers._servers[SHARED]).said
+    workers._deploy(0)
+    (top,) = Path("/var/tmp").glob(f"*-{(tmp_path / 'scratch').read_text().rpartition('-')[2]}")
+    own = f"{top}/east-0-{os.geteuid()}"
+    assert said[-1]["user"] is None
+    assert said[-1]["environment"] == {"TESTBED_SCRATCH": own, "TMPDIR": f"{own}/tmp"}
+    workers._user = ProgramUser(60700, 60700, (), "testbed", None, "")
+    workers._deploy(0)
+    own = f"{top}/east-0-60700"
+    assert said[-1]["user"]["environment"].items() >= {"TESTBED_SCRATCH": own, "TMPDIR": f"{own}/tmp"}.items()
+    assert said[-1]["environment"] == {}
+    assert Path(own, "tmp").is_dir()

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from testbed.core.analysis.predicted_run import expected_exchange, predicted_run
+from testbed.core.report import prediction_section
+from testbed.core.report.document import build
+from testbed.core.report.markdown import markdown
+from testbed.core.report.run_page import html
 from testbed.core.validation.measured_collective import measured_collective
 from testbed.core.validation.result import Speed
 from testbed.errors import UserError
+from testbed.host.files.store import RunDirectory
 from testbed.lab import api
 from tests import run_factory, validation_factory
 
@@ -38,6 +44,14 @@ def test_a_ring_of_four_has_twelve_delays_and_the_rest_is_software() -> None:
     assert found["operation_s"] == pytest.approx(5e-3 - 12 * DELAY_S)
     assert found["rate_bps"] == pytest.approx(8 * RATE)
     assert found["delay_s"] == DELAY_S
+
+
+def test_gloo_runs_two_operations_at_once_and_what_others_run_is_not_known() -> None:
+    speeds = (all_reduce(10**6, 12 * DELAY_S), all_reduce(10**7, 12 * DELAY_S))
+    assert measured(*speeds)["in_flight"] == 2
+    links = {name: {"delay_s": DELAY_S, "rate": RATE} for name in ("north:east", "north:west")}
+    other = validation_factory.validation(validation_factory.library("reference-ring", speeds=speeds), links=links)
+    assert "in_flight" not in measured_collective(other)
 
 
 def test_copies_that_cost_more_than_the_fiber_lower_the_rate() -> None:
@@ -86,3 +100,41 @@ def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(UserError, match="no steps to predict from"):
         api.measured_inputs(run)
+
+
+def test_a_run_is_predicted_from_its_own_compute_and_certificate(tmp_path: Path) -> None:
+    """c = 12, w = 1.5 of a ring of 4: what crossed is 1.5 times the model in 32 bits."""
+    data = RunDirectory(run_factory.make_run(tmp_path / "run")).read()
+    found = predicted_run(data)
+    assert found is not None
+    bits = 32 * next(log.job.parameters for log in data.ranks if log.job)
+    exposed_s = 12 * found.delay_s + 1.5 * bits / found.rate_bps
+    assert found.exposed_s == pytest.approx(exposed_s)
+    assert found.utilization == pytest.approx(found.compute_s / (found.compute_s + exposed_s))
+    assert found.residual == pytest.approx(found.measured_utilization - found.utilization)
+    assert found.full_rate_bps == pytest.approx(1000 * found.rate_bps)
+    assert found.wire_kappa == pytest.approx(1.5 * bits / (found.rate_bps * found.compute_s))
+    report = build(data)
+    assert report.prediction == found
+    page, text = html(report), markdown(report)
+    residual = f"{100 * found.residual:+.1f} percentage points"
+    assert residual in page and residual in text and residual in prediction_section.sentence(found)
+    assert "loss and windows are not similar" in text
+
+
+def test_before_a_job_its_exchange_is_predicted_from_the_certificate(tmp_path: Path) -> None:
+    data = RunDirectory(run_factory.make_run(tmp_path / "run")).read()
+    assert data.topology is not None
+    expected = expected_exchange(data.topology, data.certificate)
+    assert expected is not None
+    assert expected.exposed.propagation_s == pytest.approx(12 * 235e-6)
+    assert expected_exchange(data.topology, None) is None
+
+
+def test_a_run_without_steps_has_no_prediction(tmp_path: Path) -> None:
+    run = run_factory.make_run(tmp_path / "run")
+    for file in (run / "ranks").iterdir():
+        file.unlink()
+    report = build(RunDirectory(run).read())
+    assert report.prediction is None
+    assert "## Prediction" not in markdown(report)

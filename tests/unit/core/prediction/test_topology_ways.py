@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.prediction.topology_ways import ways
@@ -63,6 +63,7 @@ def test_scale_does_not_change_what_training_would_pay() -> None:
     assert ways(catalog.load_topology("metro-40km", {"scale": 1})) == ways(catalog.load_topology("metro-40km"))
 
 
+@settings(deadline=None)  # it reads a topology each time
 @given(st.floats(0, 1e12), st.floats(1e-3, 100), st.sampled_from(["metro-40km", "regional-ring", "ring-64"]))
 def test_what_is_exchanged_less_often_exposes_less(gradient_bytes: float, compute_s: float, name: str) -> None:
     found = {way.name: way for way in ways(catalog.load_topology(name), gradient_bytes, compute_s)}

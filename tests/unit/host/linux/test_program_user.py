@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import oracle
 import pytest
 
 from testbed.errors import UserError
-from testbed.host import scratch
-from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import program_user
 from testbed.host.linux.program_user import OWN_UID, ProgramUser
 
@@ -112,14 +107,15 @@ def test_a_program_begins_in_its_folder_with_its_variables(tmp_path: Path) -> No
     os.environ["XDG_CACHE_HOME"] = "/root/.cache"
     try:
         line = begun(
-            ["sh", "-c", 'pwd; echo "$HOME $USER $TMPDIR ${XDG_CACHE_HOME-unset}"; id -u'], tmp_path, os.getpid()
+            ["sh", "-c", 'pwd; echo "$HOME $USER $TMPDIR ${XDG_CACHE_HOME-unset}"; id -u; echo "$TESTBED_SCRATCH"'],
+            tmp_path,
+            os.getpid(),
         )
         done = subprocess.run(line, capture_output=True, text=True, timeout=20)
     finally:
         del os.environ["XDG_CACHE_HOME"]
-    assert done.stdout.splitlines() == [str(tmp_path), f"{tmp_path} testbed {tmp_path} unset", str(OWN_UID)], (
-        done.stderr
-    )
+    account = f"{tmp_path} testbed {tmp_path}/tmp unset"
+    assert done.stdout.splitlines() == [str(tmp_path), account, str(OWN_UID), str(tmp_path)], done.stderr
 
 
 @as_root
@@ -146,50 +142,3 @@ def test_a_program_ends_with_its_parent(tmp_path: Path) -> None:
         while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2:3]:
             assert time.monotonic() < until, "it lives on"
             time.sleep(0.02)
-
-
-@as_root
-def test_scratch_folders_are_the_users_and_go_with_the_lab(tmp_path: Path) -> None:
-    lab = LabFolder(tmp_path / "metro")
-    lab.path.mkdir()
-    one, other = scratch.of_node(lab, "east-0", OWN), scratch.of_node(lab, "west-0", OWN)
-    assert one.parent == other.parent and one != other
-    assert scratch.of_node(lab, "east-0", OWN) == one
-    assert (one.stat().st_uid, one.stat().st_mode & 0o777) == (OWN_UID, 0o700)
-    assert (one.parent.stat().st_uid, one.parent.stat().st_mode & 0o777) == (0, 0o711)
-    (one / "link").symlink_to(tmp_path)
-    (tmp_path / "kept").touch()
-    scratch.remove(lab)
-    assert not one.parent.exists() and (tmp_path / "kept").exists()
-    lab.scratch.write_text(str(tmp_path))  # not ours: only what carries the lab's name is removed
-    scratch.remove(lab)
-    assert tmp_path.exists()
-
-
-@as_root
-def test_sockets_fit_below_the_scratch_folder_of_the_longest_names(tmp_path: Path) -> None:
-    lab = LabFolder(tmp_path / "the-first-lab-of-forty-characters-in-all")
-    lab.path.mkdir()
-    site = "frankfurt-am-main-east-campus-building-2"
-    nodes = [f"{site}-0", f"{site}-255", f"{site[:-1]}3-0"]
-    user = replace(OWN, uid=2**32 - 2)
-    folders = [scratch.of_node(lab, it, OWN) for it in nodes]
-    assert len(set(folders)) == len(nodes)
-    for folder in (*folders, scratch.of_node(lab, nodes[1], user)):
-        # The path of multiprocessing's listener, the longest that Python itself makes (unix(7): 107 bytes).
-        path = folder / "pymp-12345678" / "listener-12345678"
-        path.parent.mkdir()
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-    scratch.remove(lab)
-    assert not folders[0].parent.exists()
-
-
-@as_root
-def test_the_scratch_folder_of_an_older_version_is_removed(tmp_path: Path) -> None:
-    lab = LabFolder(tmp_path / "the-first-lab-of-forty-characters-in-all")
-    lab.path.mkdir()
-    made = Path(tempfile.mkdtemp(prefix=f"testbed-{lab.name}-", dir="/tmp"))
-    lab.scratch.write_text(str(made))
-    scratch.remove(lab)
-    assert not made.exists()

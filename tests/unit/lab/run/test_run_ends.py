@@ -32,6 +32,7 @@ class Lab:
     """A lab of which only the run directory is real: the factory's, of a run that goes on."""
 
     name = "metro"
+    certificate = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = run_factory.make_run(folder / "run")

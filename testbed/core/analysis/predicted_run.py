@@ -1,0 +1,105 @@
+"""What was predicted for a run of the testbed's agents, and what it measured: the residual. Pure.
+
+Before the job: the exposed communication of a step, from the certified fibers and the agents' model. The agents send
+one bucket after the backward pass, so it does not depend on their compute. Afterwards: compute utilization with the
+compute that the run measured, and the residual of both. Neither knows the library: c and w are those of a ring.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from testbed.core.analysis.measured_workload import FLOAT32_BITS, certified_fiber, measured_workload
+from testbed.core.certification.certificate import Certificate
+from testbed.core.physics.validity import Exchange
+from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.predicted_outcome import Outcome
+from testbed.core.prediction.similarity import groups, length_m
+from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.records.run_record import RunData
+from testbed.core.topology.model import Topology
+from testbed.errors import UserError
+
+__all__ = ["PredictedRun", "expected_exchange", "predicted_run"]
+
+STRATEGY = "ddp"
+"""Of the testbed's agents."""
+ANY_STEP_S = 1.0
+"""Compute of a step, which the exposed time of one bucket does not depend on."""
+
+
+@dataclass(frozen=True)
+class PredictedRun:
+    """Prediction and measurement of a median step of a rank, in seconds and shares.
+
+    Attributes:
+        compute_s: measured; the prediction takes it as given.
+        exposed_s, utilization: predicted.
+        measured_exposed_s, measured_utilization: of the same steps.
+        wire_kappa, propagation, software: w kappa, lambda and o / T of the run.
+        delay_s, length_m, rate_bps: of the lab's slowest fiber; the rate is payload.
+        full_rate_bps: what that rate stands for if the full model's step takes as long.
+    """
+
+    compute_s: float
+    exposed_s: float
+    utilization: float
+    measured_exposed_s: float
+    measured_utilization: float
+    wire_kappa: float
+    propagation: float
+    software: float
+    delay_s: float
+    length_m: float
+    rate_bps: float
+    full_rate_bps: float
+
+    @property
+    def residual(self) -> float:
+        """Measured - predicted compute utilization, as a share."""
+        return self.measured_utilization - self.utilization
+
+
+def expected_exchange(topology: Topology, certificate: Certificate | None) -> Outcome | None:
+    """Return what a step of the agents will expose over these fibers; None without a certificate or a second site."""
+    fiber = certified_fiber(certificate)
+    if fiber is None or len(topology.sites) < 2:
+        return None
+    bits = 8 * Exchange(len(topology.node_names)).gradient_bytes
+    inputs = Inputs(
+        ANY_STEP_S, bits / FLOAT32_BITS, 1, fiber["rate_bps"], fiber["delay_s"], bits=FLOAT32_BITS, buckets=1,
+        sites=len(topology.sites), ranks_per_site=max(site.nodes for site in topology.sites),
+    )  # fmt: skip
+    return STRATEGIES[STRATEGY].predict(inputs)
+
+
+def predicted_run(run: RunData) -> PredictedRun | None:
+    """Return prediction and measurement of a run of agents; None without steps, a certificate, or a second site."""
+    if run.info.workload.get("command"):
+        return None  # what a program of the user exchanges is not known
+    try:
+        found = measured_workload(run)
+    except UserError:
+        return None
+    if found["sites"] < 2:
+        return None
+    inputs = Inputs(layers=1, **found)
+    strategy = STRATEGIES[STRATEGY]
+    outcome, of = strategy.predict(inputs), groups(inputs, strategy.exchanged(inputs))
+    exposed_s = statistics.median(step.exposed_s for log in run.ranks for step in log.steps)
+    scale = run.topology.scale if run.topology else 1.0
+    return PredictedRun(
+        compute_s=inputs.step_s,
+        exposed_s=outcome.exposed.total_s,
+        utilization=outcome.utilization,
+        measured_exposed_s=exposed_s,
+        measured_utilization=inputs.step_s / (inputs.step_s + max(0.0, exposed_s)),
+        wire_kappa=of.wire_kappa,
+        propagation=of.propagation,
+        software=of.software,
+        delay_s=inputs.delay_s,
+        length_m=length_m(inputs.delay_s),
+        rate_bps=inputs.rate_bps,
+        full_rate_bps=inputs.rate_bps * scale,
+    )

@@ -1,0 +1,61 @@
+"""Which process wrote which file; the oracle is the process itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import oracle
+import pytest
+
+from testbed.errors import HostError
+from testbed.host.linux.file_watch import FileWatch
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def shell(script: str, folder: Path) -> int:
+    """Run a script; return its pid."""
+    with subprocess.Popen(["sh", "-c", script], cwd=folder) as child:
+        child.wait(20)
+    return child.pid
+
+
+def test_each_written_file_is_told_with_its_process(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "read").write_text("x")
+    (tmp_path / "link").symlink_to("/var/tmp")
+    os.mkfifo(tmp_path / "pipe")
+    told: list[tuple[Path, int]] = []
+    watch = FileWatch(tmp_path, lambda path, pid: told.append((path, pid)))
+    one = shell("echo x > top; cat read; echo x > gone; rm gone; echo x > link/none-$$; rm link/none-$$", tmp_path)
+    other = shell("echo x > a/b/deep; echo y >> top", tmp_path)
+    shell("cat < pipe & echo x > pipe; wait", tmp_path)
+    watch.close()
+    files = {it for it in told if it[0].name != "pipe"}
+    assert files >= {(tmp_path / "top", one), (tmp_path / "top", other), (tmp_path / "a" / "b" / "deep", other)}
+    assert {path.name for path, _ in files} <= {"top", "deep", "gone"}, "written ones only, and nothing behind a link"
+
+
+def test_folders_that_appear_are_watched_too(tmp_path: Path) -> None:
+    told: list[Path] = []
+    watch = FileWatch(tmp_path, lambda path, pid: told.append(path))
+    wanted = tmp_path / "out" / "run" / "checkpoint"
+
+    def seen() -> bool:
+        shell("mkdir -p out/run; echo x > out/run/checkpoint", tmp_path)
+        return wanted in told
+
+    oracle.until(seen, 20.0, "the new folder is watched")
+    watch.close()
+
+
+def test_what_cannot_be_watched_is_said_and_nothing_stays_open(tmp_path: Path) -> None:
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(HostError, match="cannot watch"):
+        FileWatch(tmp_path / "none", lambda path, pid: None)
+    watch = FileWatch(tmp_path, lambda path, pid: None)
+    shell("for i in $(seq 100); do echo x > $i; done", tmp_path)
+    watch.close()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before

@@ -1,0 +1,74 @@
+"""Folders of TensorBoard's event files."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from pathlib import Path
+
+from testbed.core.workload.progress_events import masked_crc
+from testbed.core.workload.progress_source import EventFiles, Sources
+from testbed.host.progress.event_folder import EventFolder
+
+BOTH = EventFiles("runs", Sources(train_loss="loss", tokens_seen="tok"))
+
+
+def event(step: int, tag: str, value: float, wall_s: float) -> bytes:
+    """Encode an event by hand (tensorflow/core/util/event.proto)."""
+    inner = b"\x0a" + bytes([len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
+    summary = b"\x0a" + bytes([len(inner)]) + inner
+    content = b"\x09" + struct.pack("<d", wall_s) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary
+    length = struct.pack("<Q", len(content))
+    return b"".join((length, struct.pack("<I", masked_crc(length)), content, struct.pack("<I", masked_crc(content))))
+
+
+def test_scalars_of_one_step_are_one_reading(tmp_path: Path) -> None:
+    file = tmp_path / "runs" / "today" / "events.out.tfevents.5.host"
+    file.parent.mkdir(parents=True)
+    now_s, now_t = time.time(), time.monotonic()
+    file.write_bytes(
+        event(1, "loss", 3.0, now_s)
+        + event(1, "tok", 64.0, now_s + 0.001)
+        + event(1, "other", 9.0, now_s)
+        + event(2, "loss", 2.0, now_s - 3600)
+        + event(2, "loss", 2.0, now_s + 0.002)
+        + event(3, "other", 9.0, now_s)
+    )
+    folder = EventFolder(tmp_path, "runs", BOTH, now_t - 1.0)
+    found = list(folder.read(last=True))
+    assert [values for _, values in found] == [
+        {"step": 1.0, "train_loss": 3.0, "tokens_seen": 64.0},
+        {"step": 2.0, "train_loss": 2.0},
+    ], "neither a tag that nobody asked for nor an event of an hour ago"
+    assert abs(found[0][0] - now_t) < 0.01
+    assert list(folder.read(last=True)) == []
+
+
+def test_without_tags_every_scalar_counts(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.tfevents").write_bytes(event(4, "x", 1.0, time.time()))
+    folder = EventFolder(tmp_path, "runs", EventFiles("runs"), time.monotonic() - 1.0)
+    assert [values for _, values in folder.read(last=True)] == [{"step": 4.0}]
+
+
+def test_files_of_runs_before_and_links_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    old, linked = tmp_path / "runs" / "a.tfevents", tmp_path / "elsewhere" / "b.tfevents"
+    for path in (old, linked):
+        path.write_bytes(event(4, "x", 1.0, time.time()))
+    os.utime(old, (1e9, 1e9))
+    (tmp_path / "runs" / "b.tfevents").symlink_to(linked)
+    (tmp_path / "runs" / "more").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "runs" / "c.tfevents")
+    folder = EventFolder(tmp_path, "runs", EventFiles("runs"), time.monotonic() - 1.0)
+    assert list(folder.read(last=True)) == []
+
+
+def test_a_torn_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.tfevents").write_bytes(b"no events at all")
+    folder = EventFolder(tmp_path, "runs", EventFiles("runs"), time.monotonic() - 1.0)
+    assert list(folder.read(last=True)) == []
+    assert "checksum" in folder.damage

@@ -1,0 +1,108 @@
+"""Programs of which something lies in /tmp share the host's; others can have one per node."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.lab.jobs.tmp_sharing import why_shared
+
+OUTSIDE = Path("/srv/none-there")
+PLACES = {"the folder of runs": OUTSIDE / "runs", "the state of labs": OUTSIDE / "state"}
+
+
+def why(
+    *command: str,
+    folder: Path = OUTSIDE,
+    given: dict[str, str] | None = None,
+    inherited: dict[str, str] | None = None,
+    places: dict[str, Path] = PLACES,
+) -> str:
+    return why_shared(command or ("python3",), folder, given or {}, inherited or {}, places)
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        yield Path(made)
+
+
+def test_a_program_with_nothing_in_tmp_can_have_its_own() -> None:
+    assert why("python3", "train.py", "--data=/var/tmp/x", "a/tmp/b", "/srv/tmp", "/tmpfs", "5", "--lr=1e-3") == ""
+    assert why(inherited={"PATH": "/usr/bin:/var/tmp/bin", "HOME": "/root"}, given={"DATA": "tmp/x"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "path"),
+    [
+        ("/tmp", "/tmp"),
+        ("/tmp/x", "/tmp/x"),
+        ("--out=/tmp/x", "/tmp/x"),
+        ("-I/tmp/x", "/tmp/x"),
+        ("file:///tmp/store", "///tmp/store"),
+        ("/a:/tmp/b:/c", "/tmp/b"),
+        ("import x; x.load('/tmp/y z')", "/tmp/y"),
+        ("../../tmp/x", "/srv/none-there/../../tmp/x"),
+        ("--out=../../tmp/x", "/srv/none-there/../../tmp/x"),
+        ("/var/../tmp/x", "/var/../tmp/x"),
+    ],
+)
+def test_an_argument_in_tmp_is_named(word: str, path: str) -> None:
+    assert why("python3", "train.py", word) == f"argument 2 names a path in it ({path})"
+
+
+def test_the_folders_of_program_state_and_runs_are_named() -> None:
+    assert why(folder=Path("/tmp/x")) == "the current folder lies in it (/tmp/x)"
+    for name in PLACES:
+        assert why(places={**PLACES, name: Path("/tmp/y/z")}) == f"{name} lies in it (/tmp/y/z)"
+
+
+def test_a_program_in_tmp_is_named(outside: Path, tmp_path: Path) -> None:
+    assert str(tmp_path).startswith("/tmp/"), "pytest's folders are there"
+    (script := tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    assert why(str(script)).endswith(f"lies in it ({script})")
+    (link := outside / "link").symlink_to(script)
+    assert why(str(link)).endswith(f"lies in it ({link})"), "where its links lead counts"
+    (tmp_path / "interpreter").touch()
+    (other := outside / "script").write_text(f"#!{tmp_path}/interpreter -u\n")
+    assert why(str(other)).endswith(f"lies in it ({tmp_path}/interpreter)")
+    assert why("train.sh", folder=outside) == "", "no such program: starting it says so"
+
+
+def test_a_virtual_environment_with_something_in_tmp_is_named(outside: Path, tmp_path: Path) -> None:
+    (venv := outside / "venv").mkdir()
+    (packages := venv / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (python := venv / "bin" / "python").symlink_to(os.path.realpath("/usr/bin/env"))
+    (venv / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (packages / "own.pth").write_text("import x\n/srv/src\n")
+    assert why(str(python), "train.py") == ""
+    (packages / "editable.pth").write_text(f"{tmp_path}/src\n")
+    assert why(str(python), "train.py").endswith(f"lies in it ({tmp_path}/src)")
+    (packages / "editable.pth").unlink()
+    (venv / "pyvenv.cfg").write_text("home = /tmp/python/bin\n")
+    assert why(str(python)).endswith("lies in it (/tmp/python/bin)")
+    (script := venv / "bin" / "torchrun").write_text(f"#!{python}\n")
+    assert why(str(script)).endswith("lies in it (/tmp/python/bin)"), "by its interpreter"
+
+
+def test_a_variable_in_tmp_is_named_without_its_value(outside: Path, tmp_path: Path) -> None:
+    assert why(given={"TOKEN": "/tmp/secret"}) == "the variable TOKEN names a path in it"
+    assert why(inherited={"PYTHONPATH": "/srv/a:/tmp/b"}) == "the variable PYTHONPATH names a path in it"
+    (outside / "data").symlink_to(tmp_path)
+    assert why(given={"DATA": str(outside / "data")}) == "the variable DATA names a path in it"
+
+
+def test_sockets_of_the_terminals_session_do_not_count() -> None:
+    session = {
+        "TMUX": "/tmp/tmux-0/default,1,0",
+        "SSH_AUTH_SOCK": "/tmp/ssh-x/agent.1",
+        "TMPDIR": "/tmp",
+        "VSCODE_GIT_IPC_HANDLE": "/tmp/vscode-git.sock",
+    }
+    assert why(inherited=session) == ""
+    assert why(given={"SSH_AUTH_SOCK": "/tmp/agent"}) == "the variable SSH_AUTH_SOCK names a path in it"
