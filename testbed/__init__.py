@@ -21,9 +21,12 @@ from testbed.version import __version__
 
 if TYPE_CHECKING:
     from testbed.lab.api import (
+        AgentWorkload,
         Fault,
         Job,
         Lab,
+        ProgramJob,
+        ProgramWorkload,
         Topology,
         attach,
         down,
@@ -39,9 +42,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AgentWorkload",
     "Fault",
     "Job",
     "Lab",
+    "ProgramJob",
+    "ProgramWorkload",
     "Topology",
     "__version__",
     "attach",

@@ -122,7 +122,11 @@ class FakeLab:
         tell: Callable[[str], None],
         read_only: bool = False,
         ranks_per_node: int = 1,
-        **how: Any,
+        progress: object = None,
+        keep_scratch: bool = False,
+        note: Callable[[str], None] | None = None,
+        start: str = "direct",
+        mpiexec: str = "",
     ) -> Any:
         self.asked.append(("launch", list(argv), directory))
         self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))

@@ -120,7 +120,7 @@ class _Builder:
             case ScalarEvent():
                 self.check_tag(event, line)
                 plain = not event.style  # with or without a tag: the tag is rejected, the value is still checked
-                node = _Node(line, event.value, anchor=event.anchor)
+                node = _Node(line, self.whole(event.value, line) if event.style else event.value, anchor=event.anchor)
                 if not plain or self.expects_key():
                     self.add(node, line)
                 else:
@@ -143,6 +143,16 @@ class _Builder:
                 self.awaited.pop()
                 node.open = False
                 self.add(node, node.line, counted=True)
+
+    def whole(self, text: str, line: int) -> str:
+        """Join the two halves of characters beyond U+FFFF, as JSON escapes them; half of one alone is a mistake."""
+        if not any("\ud800" <= it <= "\udfff" for it in text):
+            return text
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self.note(line, "an escape is half of a character", "write both halves, or the character itself")
+            return text.encode(errors="replace").decode()
 
     def expects_key(self) -> bool:
         return bool(self.stack) and self.stack[-1].keys is not None and self.awaited[-1] is None

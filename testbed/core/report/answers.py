@@ -12,7 +12,7 @@ from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.analysis.wire_check import EXCESS, WireVerdict
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import Checked
-from testbed.core.fields import sequence, text
+from testbed.core.fields import number, sequence, text
 from testbed.core.records.run_info import Expectation, RunInfo
 from testbed.core.report import (
     checkers_section,
@@ -156,6 +156,10 @@ def _ran(info: RunInfo, command: str) -> Answer:
     said = f"{command} ran on {formats.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
     if bad:
         return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.")
+    if info.workload.get("exceeded"):
+        return Answer("ran", "Did it run?", "no", f"{said}; {text(info.workload, 'exceeded')}.")
+    if info.workload.get("ended_in_order") and (lasts_s := number(info.workload, "for_s")):
+        return Answer("ran", "Did it run?", "yes", f"{said} for {formats.duration(lasts_s)}, as it was to.")
     if not statuses or ended:
         how = f"; ended by the testbed: {', '.join(ended)}" if ended else ""
         return Answer("ran", "Did it run?", "unknown", f"{said}{how}.")

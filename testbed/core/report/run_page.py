@@ -33,7 +33,9 @@ from testbed.core.report.scraped_figures import scraped_figures
 
 __all__ = ["facts", "goodput", "has_steps", "html", "is_program", "recovery", "shortcomings"]
 
-_RECORDS = frozenset({"began_t", "ended_t", "ends", "members", "progress", "progress_unread"})
+_RECORDS = frozenset(
+    {"began_t", "ended_in_order", "ended_t", "ends", "exceeded", "members", "progress", "progress_unread"}
+)
 """Of a launched program's workload: records that the rank-seconds and the answers are made from, no words for a reader.
 """
 _VERDICTS = {"pass": "passed", "fail": "failed", "unknown": "no verdict"}

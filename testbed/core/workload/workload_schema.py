@@ -32,6 +32,7 @@ from testbed.core.units import Unreadable, format_duration, parse_number
 from testbed.core.user_text import expected, shown, unknown
 from testbed.core.workload import progress_schema
 from testbed.core.workload.file_section import Part, one_line, some_time
+from testbed.core.workload.progress_source import Calls
 from testbed.core.workload.workload import BUILT, AgentWorkload, ProgramWorkload, Workload
 from testbed.core.yamltext import Path
 from testbed.errors import UserError
@@ -61,10 +62,10 @@ _OF_COMMANDS: Final = ("env", "folder", "for", "keep_scratch", "progress", "rank
 
 
 def _strategy(value: object) -> str:
-    if value in BUILT:
-        return str(value)
+    if isinstance(value, str) and value in BUILT:
+        return value
     built = ", ".join(BUILT)
-    if value in STRATEGIES:
+    if isinstance(value, str) and value in STRATEGIES:
         raise Unreadable(
             f"strategy {shown(value)} is not built yet; it can only be predicted (available: {built})",
             f"write strategy: {built}, or run your own program by command:",
@@ -156,14 +157,16 @@ def read(raw: object, path: Path, mistakes: Mistakes) -> Workload:
 
     Steps that are written wrong count as :data:`MOST_STEPS`, so that no fault is called late because of them.
     """
-    section = check(_Section, raw, path, "the workload", mistakes)
     written: Mapping[str, object] = raw if isinstance(raw, Mapping) else {}
-    if "command" in written:
-        return _program(section, written, path, mistakes)
-    for key in _OF_COMMANDS:
-        if key in written:
-            fix = "add command: [python, train.py], or remove it"
-            mistakes.note((*path, key), f"{key} belongs to a command, and the workload has none", fix)
+    is_command = "command" in written
+    foreign = {key: _foreign(key, is_command) for key in (_OF_AGENTS if is_command else _OF_COMMANDS) if key in written}
+    for key, why in foreign.items():
+        mistakes.note((*path, key), *why)
+    if foreign:
+        raw = {key: value for key, value in written.items() if key not in foreign}
+    section = check(_Section, raw, path, "the workload", mistakes)
+    if is_command:
+        return _program(section, path, mistakes)
     bad_steps = mistakes.bad & {path, (*path, "steps")}
     given = {
         "steps": MOST_STEPS if bad_steps else section.steps,
@@ -182,15 +185,23 @@ def read(raw: object, path: Path, mistakes: Mistakes) -> Workload:
         return AgentWorkload(**{key: value for key, value in given.items() if key not in ("width", "heads")})
 
 
-def _program(section: _Section, written: Mapping[str, object], path: Path, mistakes: Mistakes) -> ProgramWorkload:
-    for key, (why, fix) in _OF_AGENTS.items():
-        if key in written:
-            mistakes.note((*path, key), f"{key} does not apply to a command: {why}", fix)
+def _foreign(key: str, is_command: bool) -> tuple[str, str]:
+    """Return why a key of the one form does not belong into the other, and the fix."""
+    if not is_command:
+        fix = "add command: [python, train.py], or remove it"
+        return f"{key} belongs to a command, and the workload has none", fix
+    why, fix = _OF_AGENTS[key]
+    return f"{key} does not apply to a command: {why}", fix
+
+
+def _program(section: _Section, path: Path, mistakes: Mistakes) -> ProgramWorkload:
     if section.duration is not None and section.timeout is not None:
         why = "the testbed ends the program after for:, so a timeout has no meaning"
         mistakes.note((*path, "timeout"), f"the workload has both for and timeout; {why}", "keep one of them")
     timeout_s = section.timeout or (COMMAND_TIMEOUT_S if section.duration is None else None)
     progress = progress_schema.parse(section.progress, (*path, "progress"), mistakes)
+    if progress is None and section.progress is not None:
+        progress = Calls()  # nothing else counts as wrong because of it
     if section.stall is not None and section.progress is None:
         fix = "add progress:, so that the program's steps are seen, or write timeout:"
         mistakes.note((*path, "stall"), f"a stall of {format_duration(section.stall)} cannot be noticed", fix)

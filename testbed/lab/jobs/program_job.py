@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.core.analysis.program_steps import ProgressMerge
+from testbed.core.records.progress_record import ProgressRecord
 from testbed.core.topology.model import Topology
 from testbed.core.units import format_duration
 from testbed.core.workload import mpi_launch
@@ -99,6 +101,7 @@ class ProgramJob(RunningJob):
         self._stopping = threading.Event()
         self._broken: list[Exception] = []
         self._error: TestbedError | None = None
+        self._merge, self._step = ProgressMerge(), 0
         self._tails = [StepTail(run.ranks / f"rank-{it.rank}.jsonl") for it in self.members]
         self._reading = threading.Lock()
         self._progress = ProgressReader(
@@ -119,10 +122,17 @@ class ProgramJob(RunningJob):
 
     @property
     def step(self) -> int:
+        """The latest step that counts, by the definition of reports (``core/analysis/program_steps.py``)."""
         with self._reading:
-            for tail in self._tails:
-                tail.read()
-            return min((tail.step for tail in self._tails if tail.last), default=0)
+            found = [
+                (ProgressRecord.from_dict(line), member.rank)
+                for member, tail in zip(self.members, self._tails, strict=True)
+                for line in tail.take()
+            ]
+            for record, rank in sorted(found, key=lambda it: it[0].t):
+                if (counted := self._merge.take(rank, record)) is not None:
+                    self._step = counted.step
+            return self._step
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -140,6 +150,10 @@ class ProgramJob(RunningJob):
     @property
     def reports_steps(self) -> bool:
         return self.workload.progress is not None
+
+    @property
+    def lingers(self) -> bool:
+        return self.reports_steps
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -378,6 +392,7 @@ class ProgramJob(RunningJob):
                 **self._described(),
                 **({"ended_in_order": True} if self._ended_in_order else {}),
                 "same_files": self.same_files,
+                **({"exceeded": self._exceeded} if self._exceeded else {}),
                 "statuses": [codes.get(rank) for rank in ranks],
                 "ends": told,
                 "began_t": [self._began_t[rank] for rank in ranks],

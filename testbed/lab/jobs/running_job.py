@@ -51,6 +51,11 @@ class RunningJob(ABC):
         return True
 
     @property
+    def lingers(self) -> bool:
+        """Whether its ranks may go on for a while after their last step, which is not known beforehand as the last."""
+        return False
+
+    @property
     @abstractmethod
     def tokens_per_step(self) -> float | None:
         """Tokens of all ranks together in one step, by the latest report; None if unknown."""

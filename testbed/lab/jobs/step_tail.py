@@ -22,6 +22,14 @@ class StepTail:
     """The step of the record before the latest one; None if there is none in this attempt."""
     attempt: int = 1
     last: Mapping[str, Any] = field(default_factory=dict)
+    fresh: list[Mapping[str, Any]] = field(default_factory=list)
+    """Records of a program's steps that nobody has taken yet."""
+
+    def take(self) -> list[Mapping[str, Any]]:
+        """Read, and return the records of a program's steps since the last time."""
+        self.read()
+        found, self.fresh = self.fresh, []
+        return found
 
     def read(self) -> None:
         """Read what was written since the last call."""
@@ -48,3 +56,5 @@ class StepTail:
             elif record["kind"] in ("step", "progress"):
                 self.before = self.last.get("step") if self.last.get("attempt", 1) == record.get("attempt", 1) else None
                 self.step, self.last = record["step"], record
+                if record["kind"] == "progress":
+                    self.fresh.append(record)

@@ -11,7 +11,7 @@ from testbed.core.experiment.steady import Condition, Monitor, Told
 from testbed.core.physics import full_scale
 from testbed.core.report import fault_words
 from testbed.core.units import format_number
-from testbed.errors import JobFailed, LabError
+from testbed.errors import JobFailed, LabError, TestbedError
 from testbed.host.files.store import RunDirectory
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.lab.jobs.recorder import Recorder
@@ -68,18 +68,30 @@ class Follower:
         longest_s = max((it.lasts_s or 0.0 for it in player.planned), default=0.0)
         bound_s = job.stall_s
         self._stall_s = None if bound_s is None else longest_s + max(STALL_BOUND_S, bound_s + STALL_SLACK_S)
+        self._moved_t = 0.0
+        """When the latest step was committed."""
         self._values: dict[str, float | None] = {}
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque()
 
     def follow(self) -> None:
         """Follow the job to its end. Raises JobFailed if the job failed or the steady state did not hold before the
         first fault, LabError if the result is unknown."""
-        moved_t, seen = time.monotonic(), 0
+        try:
+            self._follow()
+        except TestbedError:
+            self._judge(time.monotonic())
+            raise
+        self._judge(self._moved_t if self._job.lingers else time.monotonic())
+        self._job.wait(timeout=30.0)
+        self._show(self._job.step if self._total is None else self._total)
+
+    def _follow(self) -> None:
+        self._moved_t, seen = time.monotonic(), 0
         sampled_t = checked_t = 0.0
         while True:
             step, now = self._job.step, time.monotonic()
             if step != seen or self._begins_again():
-                moved_t, seen = now, step
+                self._moved_t, seen = now, step
             self._live.note(now, step)
             if now - sampled_t >= SAMPLE_S:
                 sampled_t = now
@@ -90,12 +102,9 @@ class Follower:
                 checked_t = now
                 if self._is_over():
                     break
-                if self._stall_s is not None and now - moved_t > self._stall_s:
-                    raise LabError(f"no step was committed for {now - moved_t:.0f} s; the job is stuck at step {step}")
+                if self._stall_s is not None and (stood_s := now - self._moved_t) > self._stall_s:
+                    raise LabError(f"no step was committed for {stood_s:.0f} s; the job is stuck at step {step}")
             time.sleep(POLL_S)
-        self._judge(time.monotonic())
-        self._job.wait(timeout=30.0)
-        self._show(self._job.step if self._total is None else self._total)
 
     def _begins_again(self) -> bool:
         """Whether the job is waiting to restart; then a lack of progress is expected."""
@@ -116,7 +125,10 @@ class Follower:
             taken = self._live.values(now)
             self._values = {**self._values, **taken}
             self._samples.append((now, taken))
-        self._judge(self._recorder.complete_until - TOLD_S)
+        known_t = self._recorder.complete_until - TOLD_S
+        # After its last step a program may take a while to end, which is no outage: only the next step tells.
+        waits = self._job.lingers and self._player.all_handed_over
+        self._judge(min(known_t, self._moved_t) if waits else known_t)
 
     def _judge(self, known_t: float) -> None:
         """Pass the samples up to ``known_t`` to the monitor. All events up to then are known, so that a sample from

@@ -300,6 +300,13 @@ def test_launch_says_that_bytes_are_not_scaled(cli: Cli, fake_lab: FakeLab, tmp_
     assert "1/1000" in said.err
 
 
+def test_launch_refuses_a_wrong_progress_before_it_looks_for_a_lab(cli: Cli, fake_lab: FakeLab) -> None:
+    said = cli("launch", "--progress", "nanogtp", "--progress", "cvs=a", "--", "true")
+    assert said.status == 125
+    assert "did you mean nanogpt" in said.err and "did you mean csv" in said.err, "all mistakes at once"
+    assert fake_lab.asked == []
+
+
 @pytest.mark.parametrize("status", [0, 3])
 def test_launch_says_where_its_run_is_at_its_begin_and_end(cli: Cli, fake_lab: FakeLab, status: int) -> None:
     fake_lab.child_status = status

@@ -155,3 +155,8 @@ def test_any_bytes_are_read_or_refused(text: bytes) -> None:
         yamltext.read(text, "f.yaml")
     except FileMistakes as error:
         assert str(error).startswith("f.yaml")
+
+
+def test_characters_as_json_escapes_them() -> None:
+    assert data(r'{"\ud83d\ude80": "\ud83d\ude80"}') == {"\U0001f680": "\U0001f680"}
+    assert "f.yaml:2: an escape is half of a character" in refusal(b'a: 1\n"b\\ud83d": 2\n')

@@ -25,7 +25,19 @@ __all__ = ["FILE", "of_run", "of_validation"]
 FILE = "experiment file"
 """Name of the input whose value is a whole text, of which only the lines that differ are shown."""
 
-_MEASURED = frozenset({"began", "began_t", "ended_t", "ends", "members", "progress_unread", "statuses"})
+_MEASURED = frozenset(
+    {
+        "began",
+        "began_t",
+        "ended_in_order",
+        "ended_t",
+        "ends",
+        "exceeded",
+        "members",
+        "progress_unread",
+        "statuses",
+    }
+)
 """Records within the schedule and the workload that a run makes."""
 
 
