@@ -125,6 +125,8 @@ class FakeLab:
         progress: object = None,
         keep_scratch: bool = False,
         note: Callable[[str], None] | None = None,
+        start: str = "direct",
+        mpiexec: str = "",
     ) -> Any:
         self.asked.append(("launch", list(argv), directory))
         self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))

@@ -1,12 +1,16 @@
-"""Replacement of ssh for mpiexec in a container: ``python -m testbed_agents.launcher_client SOCKET HOST COMMAND…``.
+"""Replacement of ssh in nodes: ``launcher_client.py SOCKET [OPTION…] HOST COMMAND…``.
 
-A container cannot start programs in another one. So this client sends its arguments, as one line with a JSON list, to
-the launcher proxy listening at SOCKET on the host, which runs the command. The answer, sent when the command has ended,
-is one line with its exit status, which this client exits with. If the client ends earlier, the proxy ends the command.
+A program in a node cannot start programs in another one. So this client sends its arguments, as one line with a JSON
+list, and its stdin, stdout and stderr to the launcher proxy listening at SOCKET on the host, which runs the command on
+these streams. The answer, sent when the command has ended, is one line with its exit status, which this client exits
+with, or with why it was not started, as a JSON string. If the client ends earlier, the proxy ends the command.
+
+It imports only the standard library: where the testbed's own Python is barred, any other runs it as a file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -24,13 +28,41 @@ def ask(path: Path, words: Sequence[str]) -> int:
         os.chdir(path.parent)  # a socket's path is limited to 107 bytes (unix(7))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
             asked.connect(path.name)
-            asked.sendall(json.dumps(list(words)).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # refused already; why can be read
+                _send(asked, json.dumps(list(words)).encode() + b"\n")
             with asked.makefile("rb") as stream:
                 answer = stream.readline().strip()
+    except ConnectionResetError:
+        answer = b""
     except OSError as error:
         print(f"{path}: {error.strerror or error}", file=sys.stderr)
         return LOST
-    return int(answer) if answer.isdigit() else LOST
+    if answer.isdigit():
+        return int(answer)
+    if answer:  # otherwise the proxy has ended, and with it what both served
+        print(f"launcher proxy: {_why(answer)}", file=sys.stderr)
+    return LOST
+
+
+def _send(asked: socket.socket, line: bytes) -> None:
+    """Send a request, and the three streams with its first bytes."""
+    streams = []
+    for number in range(3):
+        try:
+            os.fstat(number)
+            streams.append(number)
+        except OSError:  # closed, as with `<&-`
+            streams.append(os.open(os.devnull, os.O_RDWR))
+    sent = socket.send_fds(asked, [line], streams)
+    if rest := line[sent:]:
+        asked.sendall(rest)
+
+
+def _why(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer))
+    except ValueError:
+        return answer.decode(errors="replace")
 
 
 if __name__ == "__main__":

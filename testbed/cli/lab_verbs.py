@@ -331,6 +331,22 @@ def _leave_ctrl_c_to_child() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@verb.verb(
+    verb.LABS,
+    "testbed ssh-config   # > FILE; then: ssh -F FILE east-0 hostname",
+    "testbed ssh-config -l metro-40km",
+)
+def ssh_config(lab: LabName = None) -> None:
+    """Print an ssh_config(5) for tools that insist on ssh: ssh -F FILE east-0 runs commands in that node.
+
+    They run as programs of launch do: as the user who called sudo, else the owner of the working directory, else uid
+    60700. That user and root can use it, on this host and in nodes. Keys are made once per lab and user. Nothing
+    listens: each connection is an sshd -i in the node, reached through a Unix socket, so its bytes cross no fiber. It
+    needs OpenSSH's server on this host, and works until the lab is taken down.
+    """
+    console.show_line(verb.attach_to_change(lab).ssh_config().rstrip("\n"))
+
+
 @verb.verb(verb.LABS, "testbed logs", "testbed logs east-0 -f", "testbed logs 3                             # rank 3")
 def logs(
     what: Annotated[

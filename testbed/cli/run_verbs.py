@@ -130,6 +130,8 @@ def _junit(report: Report) -> str:
     "testbed launch -l metro-40km -- ./a.out",
     "testbed launch --ranks-per-node 2 -- python train.py",
     "testbed launch --progress nanogpt -- python train.py",
+    "testbed launch --per-node -- torchrun --nproc-per-node 2 train.py",
+    "testbed launch --mpi -- ./osu_allreduce",
     own_status=125,
     passes_on_arguments=True,
 )
@@ -169,6 +171,30 @@ def launch(
             show_default=False,
         ),
     ] = None,
+    mpi: Annotated[
+        bool,
+        typer.Option(
+            "--mpi",
+            help="Start the ranks by the program's own MPI, MPICH or Open MPI, over the fabric.",
+            show_default=False,
+        ),
+    ] = False,
+    mpiexec: Annotated[
+        str,
+        typer.Option(
+            metavar="PROGRAM",
+            help="The mpiexec that starts the ranks (default: that of the library the program is linked with).",
+            show_default=False,
+        ),
+    ] = "",
+    per_node: Annotated[
+        bool,
+        typer.Option(
+            "--per-node",
+            help="Run the program once on each node; it starts the ranks itself, as torchrun does.",
+            show_default=False,
+        ),
+    ] = False,
     keep_scratch: Annotated[
         bool,
         typer.Option(
@@ -190,11 +216,19 @@ def launch(
 
     Output lines are prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the
     testbed itself.
+
+    With --mpi, the program's mpiexec starts the ranks, restricted to TCP over the fabric; its daemons are reached
+    without ssh and without a fiber. With --per-node, torchrun needs no address, port or number of nodes: PET_NNODES,
+    PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are set, from which it takes them; other launchers find
+    TESTBED_NODES, TESTBED_NODE_RANK, MASTER_ADDR and MASTER_PORT. Programs start others in other nodes by
+    $TESTBED_RSH NODE COMMAND, which takes the place of ssh.
     """
     from testbed.core.workload import progress_schema
     from testbed.lab.jobs.same_files import describe
 
     read = progress_schema.parse_words(progress or ())
+    if per_node and (mpi or mpiexec):
+        raise UserError("--per-node and --mpi exclude each other: mpiexec runs once, and starts the ranks of all nodes")
     target = verb.attach_to_change(lab)
     target.allow_uncertified = allow_uncertified
     scale = target.topology.scale
@@ -219,6 +253,8 @@ def launch(
             read_only=read_only,
             ranks_per_node=ranks_per_node,
             progress=read,
+            start="mpi" if mpi or mpiexec else "per-node" if per_node else "direct",
+            mpiexec=mpiexec,
             keep_scratch=keep_scratch,
             note=console.say,
         )

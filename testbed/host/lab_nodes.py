@@ -8,7 +8,7 @@ from pathlib import Path
 from testbed.core.plan.addressing import namespace_name
 from testbed.core.user_text import shown
 from testbed.errors import LabError, StorageError, UserError
-from testbed.host import runner, scratch
+from testbed.host import accounts, runner, scratch
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import agent_user, container_name, living_netns, topology_file
@@ -79,13 +79,13 @@ def pin(lab: LabFolder, nodes: Iterable[str], folder: Path) -> None:
 
 
 def place(
-    lab: LabFolder, node: str, *, isolated: bool, job: bool = False, user: ProgramUser | None = None
+    lab: LabFolder, node: str, *, job: bool = False, user: ProgramUser | None = None
 ) -> runner.Place | ContainerPlace:
-    """Return where programs of ``node`` run.
+    """Return where programs of ``node`` (or a gateway, ``plant``, ``mgmt``) run.
 
-    ``isolated``: it is a node, not a gateway, the plant or the management network. In a container, a ``job``'s program
-    runs as ``user``, or without one as ranks do; in a namespace it runs as ``user``, or as root without one. Raises
-    HostError if the container or docker is not running, LabError if it is paused, StorageError.
+    In a container, a ``job``'s program runs as ``user``, or without one as ranks do; in a namespace it runs as
+    ``user``, or as root without one. Raises HostError if the container or docker is not running, LabError if it is
+    paused, StorageError.
     """
     if driver(lab) == "containerlab":
         made_by = docker(lab)
@@ -95,7 +95,10 @@ def place(
             raise LabError(why)
         who = f"{user.uid}:{user.gid}" if user else agent_user()
         return ContainerPlace(container_name(lab.name, node), made_by, who if job else "")
-    handles = lab.handles / node if isolated else None
+    own = lab.handles / node
+    handles = own if own.exists() else None  # in labs of older versions only nodes have more than a network namespace
     if user is None:
         return runner.Place(netns(lab, node), handles)
-    return runner.Place(netns(lab, node), handles, user, scratch.of_node(lab, node, user))
+    folder = scratch.of_node(lab, node, user)
+    files = () if user.has_account or handles is None else accounts.files(lab, user, folder)
+    return runner.Place(netns(lab, node), handles, user, folder, files=files)

@@ -24,6 +24,9 @@ from testbed.host.linux.program_user import ProgramUser
 
 READ_BYTES = 1 << 16
 
+_MOUNT: Final = 'while [ "$1" != -- ]; do mount --bind -- "$1" "$2" || exit 126; shift 2; done; shift; exec "$@"'
+"""Shell command that mounts files over others, given in pairs until ``--``, and becomes the rest of its arguments."""
+
 
 _MOUNT_TMP: Final = '"$0" --bind -- "$1" /tmp || exit 126; shift; exec "$@"'
 """Shell command before a program: $0 is mount(8), $1 the folder that is to be its /tmp."""
@@ -41,6 +44,8 @@ class Place:
     """Folder of the user's: TESTBED_SCRATCH, with TMPDIR inside."""
     own_tmp: Path | None = None
     """Folder that programs see as /tmp; None: the host's own /tmp, which all nodes share."""
+    files: tuple[tuple[Path, Path], ...] = ()
+    """Files (ours, theirs) that take the place of others inside, for the program of a user and its children alone."""
 
     watched = False
     """Whether programs inside run under a watchdog, which ends them at EOF on stdin."""
@@ -72,7 +77,7 @@ class Place:
         if self.user is not None:
             parent = os.getpid() if tied else None
             inside = program_user.start(self.user, setpriv, argv, folder, self.scratch, environment or (), parent)
-            return [*line, "--", *self._own_tmp_first(), *inside]
+            return [*line, "--", *self._with_files(), *self._own_tmp_first(), *inside]
         if folder is not None:
             line.append(f"--wd={folder}")
         return [*line, "--", *self._own_tmp_first(), *argv]
@@ -82,6 +87,13 @@ class Place:
         if self.own_tmp is None:
             return []
         return [tool("unshare"), "--mount", "--", "/bin/sh", "-c", _MOUNT_TMP, tool("mount"), str(self.own_tmp)]
+
+    def _with_files(self) -> list[str]:
+        """Return the argument list that runs another, still as root, in a mount namespace with :attr:`files`."""
+        if not self.files:
+            return []
+        pairs = [str(path) for pair in self.files for path in pair]
+        return [tool("unshare"), "--mount", "--", "sh", "-c", _MOUNT, "sh", *pairs, "--"]
 
     def visit(self, argv: Sequence[str]) -> int:
         """Run a program on the caller's standard streams and in its working directory; return the exit status."""

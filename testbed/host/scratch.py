@@ -27,7 +27,7 @@ from testbed.host.files import beneath
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import TEMPORARY, ProgramUser
 
-__all__ = ["of_node", "remove", "shortage"]
+__all__ = ["of_lab", "of_node", "remove", "shortage"]
 
 _PLACES: Final = (Path("/var/tmp"), Path("/tmp"))
 """The first that exists is used; older versions used the second."""
@@ -49,7 +49,7 @@ def of_node(lab: LabFolder, node: str, user: ProgramUser | None) -> Path:
     short = node if len(node) <= _LONGEST_NODE else shortened(node, _LONGEST_NODE, hashed=12)
     path = _place()
     try:
-        path = _of_lab(lab)
+        path = of_lab(lab)
         path /= f"{short}-{uid}"
         for folder in (path, path / TEMPORARY):
             beneath.make_folder(folder.parent, folder.name, owner if os.geteuid() == 0 else None, 0o700)
@@ -75,7 +75,10 @@ def _place() -> Path:
     return next((it for it in _PLACES if it.is_dir()), _PLACES[-1])
 
 
-def _of_lab(lab: LabFolder) -> Path:
+def of_lab(lab: LabFolder) -> Path:
+    """Return the lab's own folder, root's, which programs can enter but not list; make it if it is missing.
+
+    Raises OSError, StorageError."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             path = Path(lab.scratch.read_text())

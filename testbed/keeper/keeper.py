@@ -48,6 +48,7 @@ from testbed.keeper.prometheus_handler import PrometheusHandler
 from testbed.keeper.protection import Protection
 from testbed.keeper.protocol import RankState
 from testbed.keeper.publisher import Publisher, State
+from testbed.keeper.remote_start_proxy import RemoteStartProxy
 from testbed.keeper.schedule import Schedule
 from testbed.keeper.service import Caller
 
@@ -79,6 +80,7 @@ class Keeper:
         self.agents = AgentPool(lab, self.driver, self._agent_event, self.containers, user)
         self.programs = ProgramRanks(lab.name, self.driver.path)
         self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
+        self.remote_starts = RemoteStartProxy(lab)
         self.engine = Engine(
             self.journal,
             handlers.of_keeper(
@@ -236,6 +238,7 @@ class Keeper:
             with contextlib.suppress(StorageError):  # a full disk must not keep the lab up
                 self.journal.set_state("going")
             self.carriers.stop()
+            self.remote_starts.stop()
             self.engine.undo_all()
             self.driver.close()
             with contextlib.suppress(StorageError):

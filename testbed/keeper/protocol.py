@@ -553,6 +553,14 @@ class ShareFolder(Request[None]):
 
 
 @dataclass(frozen=True)
+class RemoteStarts(Request[str]):
+    """Let programs in nodes start programs in other nodes, from now on; return the path of the program that takes the
+    place of ssh for them. Raises HostError, StorageError."""
+
+    verb: ClassVar = "remote-starts"
+
+
+@dataclass(frozen=True)
 class Down(Request[None]):
     """Undo everything and end. Raises HostError where something remains; the journal keeps it."""
 

@@ -69,6 +69,7 @@ class Verbs:
                 protocol.AwaitRestart.handled_by(self._await_restart),
                 protocol.StopJob.handled_by(self._stop_job),
                 protocol.ShareFolder.handled_by(self._share_folder),
+                protocol.RemoteStarts.handled_by(self._remote_starts),
                 protocol.Down.handled_by(self._down),
             )
         )
@@ -258,6 +259,12 @@ class Verbs:
             also = (MANAGEMENT,) if request.management else ()
             nodes = (request.node,) if request.node else (*self._keeper.topology.node_names, *also)
             self._keeper.containers.show(Path(request.folder), nodes)
+
+    def _remote_starts(self, request: protocol.RemoteStarts, caller: Caller) -> str:
+        program = self._keeper.do(self._keeper.remote_starts.ensure)
+        if self._keeper.containers is not None and self._keeper.topology is not None:
+            self._keeper.containers.show(program.parent, (*self._keeper.topology.node_names, MANAGEMENT))
+        return str(program)
 
     def _down(self, request: protocol.Down, caller: Caller) -> None:
         self._keeper.down()

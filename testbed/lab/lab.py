@@ -19,7 +19,7 @@ from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.core.workload import progress_schema
 from testbed.core.workload.progress_source import Progress
-from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Start, Workload
 from testbed.errors import (
     FidelityError,
     Interrupted,
@@ -42,7 +42,7 @@ from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import fiber_status, lab_logs, program_rights, status, teardown
+from testbed.lab import fiber_status, lab_logs, program_rights, ssh_access, status, teardown
 from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault
@@ -300,7 +300,17 @@ class Lab:
         others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
         if node not in nodes | others:
             raise UnknownName("node", node, sorted(nodes | others))
-        return lab_nodes.place(self._folder, node, isolated=node in nodes).visit(argv)
+        return lab_nodes.place(self._folder, node).visit(argv)
+
+    def ssh_config(self) -> str:
+        """Return an ssh_config(5) with which ``ssh -F FILE east-0`` runs commands in nodes, as programs of
+        :meth:`launch` run. Raises MissingTool where OpenSSH is missing, UserError in containers."""
+        if lab_nodes.driver(self._folder) == "containerlab":
+            enter = invocation.command("exec", *lab_owner.flag(self.name), self.topology.node_names[0], "bash")
+            raise UserError(f"ssh is for labs of namespaces; these nodes are containers. Enter them with: {enter}")
+        user = program_rights.of_driver("netns")
+        assert user is not None
+        return ssh_access.configuration(self._folder, self.topology, user)
 
     def launch(
         self,
@@ -309,6 +319,8 @@ class Lab:
         environment: Mapping[str, str] | None = None,
         ranks_per_node: int = 1,
         progress: Progress | str | Mapping[str, Any] | None = None,
+        start: Start = "direct",
+        mpiexec: str = "",
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
         as_root: bool = False,
@@ -318,6 +330,9 @@ class Lab:
         note: Callable[[str], None] | None = None,
     ) -> ProgramJob:
         """Start a user's program once per rank with torchrun's environment, and return the job.
+
+        ``start``: "mpi" has the program's own MPI start the ranks, over the fabric (``mpiexec``: by this one);
+        "per-node" starts the program once on each node, which starts ``ranks_per_node`` ranks itself, as torchrun does.
 
         It runs as the user who called sudo, else the owner of the working directory, else a uid of the testbed's own,
         in containers of the image. ``as_root``, in namespaces: as root, which can change every file of this host, this
@@ -341,8 +356,9 @@ class Lab:
         if isinstance(progress, str | Mapping):
             progress = progress_schema.parse_value(progress)
         workload = ProgramWorkload(
-            tuple(argv), dict(environment or {}), ranks_per_node, progress, keep_scratch=keep_scratch
-        )
+            tuple(argv), dict(environment or {}), ranks_per_node, progress, start=start, mpiexec=mpiexec,
+            keep_scratch=keep_scratch,
+        )  # fmt: skip
         return self._launch(workload, directory, echo, as_root=as_root, tell=tell, read_only=read_only, note=note)
 
     def start(
@@ -506,7 +522,7 @@ class Lab:
 
     def _refuse_in_container(self, user: ProgramUser, argv: Sequence[str], folder: Path, read_only: bool) -> None:
         """Mount ``folder`` into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
-        place = lab_nodes.place(self._folder, self.topology.node_names[0], isolated=True, job=True, user=user)
+        place = lab_nodes.place(self._folder, self.topology.node_names[0], job=True, user=user)
         assert isinstance(place, ContainerPlace)
         client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
         program_rights.refuse_in_container(user, place, argv, folder, read_only=read_only)

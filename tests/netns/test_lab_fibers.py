@@ -92,6 +92,28 @@ def test_names_resolve_inside_nodes(lab: testbed.Lab, capfd: pytest.CaptureFixtu
     assert lab.exec("east-0", ["getent", "hosts", "nowhere.example"]) != 0
 
 
+@pytest.mark.parametrize(
+    ("place", "interface"), [("east-0", "fabric0"), ("west-gw", "fabric0"), ("plant", "fabric0"), ("mgmt", "mgmt0")]
+)
+def test_names_resolve_everywhere_and_backwards(
+    lab: testbed.Lab, capfd: pytest.CaptureFixture[str], place: str, interface: str
+) -> None:
+    """In the management network a name is the address that is reached from there."""
+    capfd.readouterr()
+    for there in ("east-0", "west-1"):
+        assert lab.exec(place, ["getent", "hosts", there]) == 0  # IPv6 first, where there is such an address
+        assert capfd.readouterr().out.split()[0] in oracle.addresses(ns(lab, there), interface).values()
+        for address in oracle.addresses(ns(lab, there), "fabric0").values():
+            assert lab.exec(place, ["getent", "hosts", address]) == 0
+            assert capfd.readouterr().out.split()[1] == (f"{there}.fabric" if place == "mgmt" else there)
+        assert lab.exec(place, ["getent", "hosts", oracle.addresses(ns(lab, there), "mgmt0")["inet"]]) == 0
+        assert capfd.readouterr().out.split()[1] == (there if place == "mgmt" else f"{there}.mgmt")
+    assert lab.exec(place, ["hostname"]) == 0
+    assert capfd.readouterr().out == f"{place}\n"
+    if place != "plant":  # which has no address
+        assert lab.exec(place, ["ping", "-c", "1", "-W", "2", "west-1"]) == 0
+
+
 def test_counters_agree_with_iperf3(lab: testbed.Lab) -> None:
     before = counters(lab)
     address = oracle.addresses(ns(lab, "west-0"), "fabric0")["inet"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import oracle
 import pytest
 
-from testbed.core.validation.mpi_launch import OF_DAEMONS
+from testbed.core.workload.mpi_launch import OF_DAEMONS
 from testbed.host import collective_libraries
 from testbed.host.linux import program_user
 

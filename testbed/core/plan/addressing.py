@@ -16,6 +16,8 @@ from testbed.core.topology.model import Link, Topology
 MARK = "tb"
 PLANT = "plant"
 MANAGEMENT = "mgmt"
+FABRIC = "fabric"
+"""Last part of names of fabric addresses, as ``mgmt`` is that of management addresses."""
 FABRIC_INTERFACE = "fabric0"
 MANAGEMENT_INTERFACE = "mgmt0"
 METRICS_PORT = 9100
@@ -95,16 +97,29 @@ class Addressing:
 
     @cached_property
     def hosts(self) -> str:
-        """The hosts file of every node: names resolve without a name server, to fabric addresses.
+        """The hosts file of every node, gateway and the plant: names resolve without a name server, and addresses too.
 
-        IPv4-mapped IPv6 addresses (``::ffff:10.1.1.1``, RFC 4291, 2.5.5.2) need names of their own: torch looks up the
-        name of each peer that connects and logs a failure otherwise.
+        A node's name is its fabric address; ``NODE.fabric`` and ``NODE.mgmt`` mean the same everywhere. IPv4-mapped
+        IPv6 addresses (``::ffff:10.1.1.1``, RFC 4291, 2.5.5.2) need names of their own: torch looks up the name of each
+        peer that connects and logs a failure otherwise.
         """
-        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        lines = ["127.0.0.1 localhost", "::1 localhost", f"{MANAGEMENT_V4[1]} {MANAGEMENT}"]
         for node in self.topology.node_names:
-            lines += [f"{address} {node}" for address in self.node(node)]
+            lines += [f"{address} {node} {node}.{FABRIC}" for address in self.node(node)]
             lines.append(f"::ffff:{self.node(node)[0]} {node}.ipv4")
-            lines.append(f"{self.management[node]} {node}.{MANAGEMENT}")
         for site in self.topology.sites:
-            lines += [f"{address} {site.gateway}" for address in self.gateway(site.name)]
+            lines += [f"{address} {site.gateway} {site.gateway}.{FABRIC}" for address in self.gateway(site.name)]
+        lines += [f"{address} {name}.{MANAGEMENT}" for name, address in self.management.items()]
+        return "\n".join(lines) + "\n"
+
+    @cached_property
+    def management_hosts(self) -> str:
+        """The hosts file of the management network, which reaches no fabric: a node's name is its management address
+        there."""
+        lines = ["127.0.0.1 localhost", "::1 localhost", f"{MANAGEMENT_V4[1]} {MANAGEMENT}"]
+        lines += [f"{address} {name} {name}.{MANAGEMENT}" for name, address in self.management.items()]
+        for node in self.topology.node_names:
+            lines += [f"{address} {node}.{FABRIC}" for address in self.node(node)]
+        for site in self.topology.sites:
+            lines += [f"{address} {site.gateway}.{FABRIC}" for address in self.gateway(site.name)]
         return "\n".join(lines) + "\n"

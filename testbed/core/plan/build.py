@@ -147,10 +147,10 @@ def ranks(topology: Topology) -> tuple[Rank, ...]:
 
 
 def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
-    yield Namespace(PLANT)
+    yield Namespace(PLANT, isolated=True, hosts=net.hosts)
     # The plant only forwards frames: its own IP stack must not answer, resolve or announce.
     yield Sysctls(PLANT, (("net/ipv6/conf/all/disable_ipv6", "1"), ("net/ipv6/conf/default/disable_ipv6", "1")))
-    yield Namespace(MANAGEMENT)
+    yield Namespace(MANAGEMENT, isolated=True, hosts=net.management_hosts)
     yield Sysctls(
         MANAGEMENT,
         (
@@ -160,7 +160,7 @@ def _namespaces(topology: Topology, net: Addressing) -> Iterator[Step]:
         ),
     )
     for site in topology.sites:
-        yield Namespace(site.gateway)
+        yield Namespace(site.gateway, isolated=True, hosts=net.hosts)
         yield Sysctls(site.gateway, _QUIET_IPV6 + _HOPS + _ROUTER)
         yield Sysctls(site.gateway, _FAILOVER, optional=True)
         for node in site.node_names:

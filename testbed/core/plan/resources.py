@@ -10,7 +10,10 @@ from testbed.core.plan.step import Step
 
 @dataclass(frozen=True)
 class Namespace(Step):
-    """A network namespace; ``isolated`` adds mount, IPC and UTS namespaces, a hostname and a hosts file (a node)."""
+    """A network namespace; ``isolated`` adds mount, IPC and UTS namespaces, a hostname and a hosts file.
+
+    All of a lab are isolated but those of the baseline path, and in labs of older versions all but the nodes.
+    """
 
     name: str
     isolated: bool = False

@@ -9,17 +9,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from testbed.core.user_text import shown
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.progress_source import to_dict as progress_to_dict
 from testbed.errors import UserError
 
-__all__ = ["BUILT", "AgentWorkload", "ProgramWorkload", "Workload"]
+__all__ = ["BUILT", "AgentWorkload", "ProgramWorkload", "Start", "Workload"]
 
 BUILT: Final = ("ddp",)
 """The strategies that the testbed's agents can train by."""
+
+Start: TypeAlias = Literal["direct", "mpi", "per-node"]
+"""Who starts a program's ranks."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class ProgramWorkload:
         timeout_s: it has failed if it has not ended after this many seconds from its begin; None: no limit.
         stall_s: it has failed if it reports no step for this many seconds after its first one; None: no limit.
         folder: its working directory, absolute; None: the caller's.
+        start: who starts the ranks: the testbed; an MPI's mpiexec; with ``per-node`` the command, once on each node.
+        mpiexec: that of ``mpi``; empty: the one of the library that the program is linked with.
         keep_scratch: whether TESTBED_SCRATCH of each node is kept with the run; else it goes with the lab.
     """
 
@@ -108,12 +113,19 @@ class ProgramWorkload:
     stall_s: float | None = None
     folder: str | None = None
     keep_scratch: bool = False
+    start: Start = "direct"
+    mpiexec: str = ""
 
     def __post_init__(self) -> None:
         if not self.command:
             raise UserError("expected a command: program and arguments, got none")
         if self.ranks_per_node < 1:
             raise UserError(f"ranks_per_node must be at least 1, got {self.ranks_per_node}")
+
+    @property
+    def processes_per_node(self) -> int:
+        """How many processes the testbed knows on each node: those of ``per-node`` start the ranks themselves."""
+        return 1 if self.start == "per-node" else self.ranks_per_node
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of run.json's ``workload``; variables of the environment may be secrets and stay out."""
@@ -123,6 +135,7 @@ class ProgramWorkload:
             "ranks_per_node": self.ranks_per_node,
             **({} if self.progress is None else {"progress": progress_to_dict(self.progress)}),
             **{name: value for name, value in limits.items() if value is not None},
+            **({} if self.start == "direct" else {"start": self.start}),
         }
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "caller",
     "choose",
     "first_refused",
+    "of_uid",
     "renamable",
     "scratch_variables",
     "start",
@@ -115,6 +116,15 @@ class ProgramUser:
         account = {"HOME": str(self.home or scratch), "USER": self.name, "LOGNAME": self.name}
         return account | scratch_variables(scratch)
 
+    @property
+    def has_account(self) -> bool:
+        """Whether this host knows the user; programs like ssh(1) refuse to run for one that it does not."""
+        try:
+            pwd.getpwuid(self.uid)
+        except KeyError:
+            return False
+        return True
+
 
 def scratch_variables(scratch: Path) -> dict[str, str]:
     """Return TESTBED_SCRATCH and TMPDIR of programs whose scratch folder this is."""
@@ -147,6 +157,11 @@ def choose(folder: Path, otherwise: ProgramUser | None = None) -> ProgramUser:
         return otherwise
     own = _own_uid()
     return ProgramUser(own, own, (), "testbed", None, "the testbed's own")
+
+
+def of_uid(uid: int, gid: int) -> ProgramUser | None:
+    """Return the user that a running program has; None for root."""
+    return _of(uid, gid, "as the program that asks") if uid else None
 
 
 def _own_uid() -> int:

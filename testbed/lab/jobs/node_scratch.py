@@ -76,7 +76,7 @@ class NodeScratch:
 
     def place(self, node: str) -> runner.Place | ContainerPlace:
         """Return where the program's ranks run on ``node``. Raises HostError, LabError."""
-        found = place(self._lab, node, isolated=True, job=True, user=self._user)
+        found = place(self._lab, node, job=True, user=self._user)
         if isinstance(found, runner.Place) and not self.shared:
             return replace(found, own_tmp=self._of_lab[node] / TEMPORARY)
         return found
@@ -130,7 +130,7 @@ class NodeScratch:
     def _cannot_mount(self) -> str:
         """Return why a node cannot have a /tmp of its own on this host; empty if it can: tried on one node."""
         node = next(iter(self._of_lab))
-        found = place(self._lab, node, isolated=True)
+        found = place(self._lab, node)
         assert isinstance(found, runner.Place)
         argv = replace(found, own_tmp=self._of_lab[node] / TEMPORARY).enter(["true"])
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BOUND_S, cwd="/")

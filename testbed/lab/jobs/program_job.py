@@ -16,22 +16,26 @@ from testbed.core.analysis.program_steps import ProgressMerge
 from testbed.core.records.progress_record import ProgressRecord
 from testbed.core.topology.model import Topology
 from testbed.core.units import format_duration
+from testbed.core.workload import mpi_launch
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import JobFailed, LabError, TestbedError
-from testbed.host import runner
+from testbed.host import remote_starts, runner
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns
 from testbed.host.linux.program_user import ProgramUser
+from testbed.host.runner import Place
 from testbed.keeper import client, protocol
 from testbed.keeper.protocol import RankState
-from testbed.lab.jobs import rank_environment, rank_output, reporting, run_metadata
+from testbed.lab.jobs import mpi_ranks, rank_environment, rank_output, reporting, run_metadata
+from testbed.lab.jobs.mpi_ranks import MpiRanks
 from testbed.lab.jobs.node_scratch import NodeScratch
 from testbed.lab.jobs.process_ends import ProcessEnds
 from testbed.lab.jobs.progress_reader import Places, ProgressReader
 from testbed.lab.jobs.rank_output import Echo
+from testbed.lab.jobs.rank_process import RankProcess
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.jobs.same_files import SameFiles
 from testbed.lab.jobs.step_tail import StepTail
@@ -76,7 +80,7 @@ class ProgramJob(RunningJob):
     ) -> None:
         """``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
         self.workload, self.id = workload, f"j{number}"
-        self.members = members(topology, workload.ranks_per_node)
+        self.members = members(topology, workload.processes_per_node)
         self.interrupted = ""
         """Why it was ended from outside; empty if it was not."""
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
@@ -90,7 +94,8 @@ class ProgramJob(RunningJob):
         """Which limit the program has exceeded; empty if none."""
         self._first_record_t: float | None = None
         self._tokens_per_step: float | None = None
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, RankProcess] = {}
+        self._mpi: MpiRanks | None = None
         self._readers: list[threading.Thread] = []
         self._began_t: dict[int, float] = {}
         self._stopping = threading.Event()
@@ -175,7 +180,8 @@ class ProgramJob(RunningJob):
             return f"the output could not be shown any more: {self._broken[0]}"
         bad = {rank: code for rank, code in dict(self._ends.codes).items() if code}
         if not bad:
-            return ""
+            status = self._mpi.status if self._mpi is not None else 0
+            return f"mpiexec ended with status {status}" if status else ""
         rank = next(iter(bad))  # the first that ended
         full = f"; {self._shortage}" if self._shortage else ""
         return f"rank {rank} on {self.members[rank].node} ended with status {runner.shell_status(bad[rank])}{full}"
@@ -225,7 +231,7 @@ class ProgramJob(RunningJob):
             raise self._broken[0]
         if self._error is not None:
             raise self._error
-        return max(self._statuses().values(), default=0)
+        return max([*self._statuses().values(), self._mpi.status if self._mpi is not None else 0])
 
     # ---- the thread
 
@@ -236,14 +242,18 @@ class ProgramJob(RunningJob):
         folder = self._working
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
         client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.ranks_per_node))
+        self._rsh = client.ask(self._lab, protocol.RemoteStarts())
         run_metadata.amend(self._run, workload=self._described())
         self._give_folders()
         self._python = self._run.offer("python/testbed_agents.py", reporting.source())
         self._progress.begin(time.monotonic())
         self._files.watch()
         try:
-            for member in self.members:
-                self._start_rank(member, folder)
+            if self.workload.start == "mpi":
+                self._start_by_mpiexec(folder)
+            else:
+                for member in self.members:
+                    self._start_rank(member, folder)
         except BaseException:
             _end(self._children)
             self._progress.end()
@@ -253,8 +263,10 @@ class ProgramJob(RunningJob):
 
     def _described(self) -> dict[str, Any]:
         members = [it.to_dict() for it in self.members]
-        unread = {"progress_unread": self._unread} if self._unread else {}
-        return {**self.workload.to_dict(), "members": members, "scratch": self._scratch.to_dict(), **unread}
+        more = {"progress_unread": self._unread} if self._unread else {}
+        if self._mpi is not None:
+            more["mpi"] = self._mpi.version
+        return {**self.workload.to_dict(), "members": members, "scratch": self._scratch.to_dict(), **more}
 
     def _places(self) -> Places:
         return Places(
@@ -264,10 +276,10 @@ class ProgramJob(RunningJob):
             lambda node: netns(self._lab, node),
         )
 
-    def _start_rank(self, member: Member, folder: Path) -> None:
-        where = self._scratch.place(member.node)
+    def _variables(self, member: Member, where: Place | ContainerPlace) -> dict[str, str]:
         contained = isinstance(where, ContainerPlace)
         own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), **self._scratch.variables(member.node)}
+        own[remote_starts.VARIABLE] = self._rsh
         if self._user and contained:
             own |= {"USER": self._user.name, "LOGNAME": self._user.name}
         if home := self._scratch.home(member.node):
@@ -278,18 +290,49 @@ class ProgramJob(RunningJob):
         theirs = {**({} if contained else os.environ), **self.workload.environment}
         own |= reporting.variables(contained, self._python, theirs, self._stdbuf)
         own |= {key: value for key, value in self.workload.environment.items() if key != "PYTHONPATH"}
-        variables = rank_environment.variables(self._topology, self.members, member, self._port, own)
+        if self.workload.start == "per-node":
+            each = self.workload.ranks_per_node
+            return rank_environment.of_node(self._topology, self.members, member, self._port, each, own)
+        return rank_environment.variables(self._topology, self.members, member, self._port, own)
+
+    def _start_rank(self, member: Member, folder: Path) -> None:
+        where = self._scratch.place(member.node)
+        variables = self._variables(member, where)
         line = where.enter(self.workload.command, folder, variables)
         self._began_t[member.rank] = time.monotonic()
         child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
         self._children[member.rank] = child
         self._files.add(child.pid, member.node)
+        self._follow_rank(member, child, where.watched, where.watched)
+
+    def _start_by_mpiexec(self, folder: Path) -> None:
+        """Start all ranks by the mpiexec of the program's MPI."""
+        places = {it.node: self._scratch.place(it.node) for it in self.members}
+        client.ask(self._lab, protocol.ShareFolder(folder=str(folder), management=True))
+        found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
+        if caution := mpi_launch.caution(found):
+            self._tell(f"[mpiexec] note: {caution}")
+        environments = {it.rank: self._variables(it, places[it.node]) for it in self.members}
+        began_t = time.monotonic()
+        self._mpi = MpiRanks(
+            self._lab, self._topology, places, self.members, self.workload.command, environments, found, self._user,
+            folder,
+        )  # fmt: skip
+        run_metadata.amend(self._run, workload=self._described())
+        for member in self.members:
+            self._began_t[member.rank] = began_t
+            self._children[member.rank] = child = self._mpi.children[member.rank]
+            self._follow_rank(member, child, places[member.node].watched, True)
+
+    def _follow_rank(self, member: Member, child: RankProcess, contained: bool, watched: bool) -> None:
+        """Read a rank's output, and watch its end. ``watched``: signals are reported as a shell does, 128 + n."""
         handle = netns(self._lab, member.node)
-        first = Path(*handle.readlink().parts[:3]) if where.watched else Path(f"/proc/{child.pid}")
-        self._ends.watch(member, first, where.watched)
+        first = Path(*handle.readlink().parts[:3]) if contained else Path(f"/proc/{child.pid}")
+        self._ends.watch(member, first, watched)
+        label = member.node if self.workload.start == "per-node" else f"rank {member.rank}"
         reader = threading.Thread(
             target=rank_output.copy,
-            args=(member.rank, child, self._run, self._tell, self._progress.stream(member.rank)),
+            args=(member.rank, label, child, self._run, self._tell, self._progress.stream(member.rank)),
             daemon=True,
         )
         reader.start()
@@ -323,6 +366,8 @@ class ProgramJob(RunningJob):
             self._error = error
         finally:
             _end(self._children)
+            if self._mpi is not None:
+                self._mpi.close()
             self._files.close()
             if self._broken:
                 self.interrupted = self.failure()
@@ -337,6 +382,8 @@ class ProgramJob(RunningJob):
         self._unread = self._progress.end()
         if self._unread:
             self._tell(f"progress: {self._unread}")
+        for line in self._mpi.said().splitlines() if self._mpi is not None else ():
+            self._tell(f"[mpiexec] {line.rstrip()}")
         codes, ranks, told = self._statuses(), sorted(self._children), self._ends.told()
         ended_t = {end["rank"]: end["t"] for end in told}
         run_metadata.amend(
@@ -359,10 +406,11 @@ class ProgramJob(RunningJob):
         failed_at: float | None = None
         stalled = self._stalled()
         while True:
-            for rank, child in self._children.items():  # poll every child: any of them may fail
-                if (code := child.poll()) is not None:
-                    self._ends.note(rank, code)
+            self._note_ends()
             if len(self._ends.codes) == len(self._children) or self._broken or self._stopping.is_set():
+                return
+            if self._mpi is not None and self._mpi.over():  # it has ended the other ranks
+                self._note_ends()
                 return
             if failed_at is None and any(self._ends.codes.values()):
                 failed_at = time.monotonic()
@@ -402,11 +450,16 @@ class ProgramJob(RunningJob):
                     yield True
             yield False
 
+    def _note_ends(self) -> None:
+        for rank, child in self._children.items():  # poll every child: any of them may fail
+            if (code := child.poll()) is not None:
+                self._ends.note(rank, code)
 
-def _end(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
+
+def _end(children: Mapping[int, RankProcess]) -> None:
     """Send SIGTERM to whole sessions, then SIGKILL; return when all are reaped."""
     for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
-        alive: Sequence[subprocess.Popen[bytes]] = [child for child in children.values() if child.poll() is None]
+        alive = [child for child in children.values() if child.poll() is None]
         if not alive:
             return
         for child in alive:

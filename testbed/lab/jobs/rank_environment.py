@@ -9,7 +9,7 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
 from testbed.core.topology.model import Topology
 from testbed.core.workload.members import Member
 
-__all__ = ["variables"]
+__all__ = ["of_node", "variables"]
 
 ROLE = "default"
 """torchrun's name of the role of all ranks."""
@@ -26,27 +26,63 @@ def variables(
     world = str(len(everyone))
     nodes = len({it.node for it in everyone})
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        **_everywhere(topology, everyone, member, port),
         "RANK": str(member.rank),
         "WORLD_SIZE": world,
         "LOCAL_RANK": str(member.local_rank),
         "LOCAL_WORLD_SIZE": str(sum(it.node == member.node for it in everyone)),
-        "GROUP_RANK": str(member.group_rank),
         "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_NAME": ROLE,
         "ROLE_RANK": str(member.rank),
         "ROLE_WORLD_SIZE": world,
-        "MASTER_ADDR": str(Addressing(topology).node(everyone[0].node)[0]),
-        "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": topology.name,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **extra,
+    }
+
+
+def of_node(
+    topology: Topology,
+    everyone: Sequence[Member],
+    member: Member,
+    port: int,
+    ranks_per_node: int,
+    extra: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the variables of a program that runs once on each node and starts the ranks itself, such as torchrun.
+
+    ``everyone`` has one member for each node. ``PET_NNODES`` and the like are torchrun's own, from which its options
+    take their defaults (torch/distributed/argparse_util.py); the variables of a rank are not set.
+    """
+    shared = _everywhere(topology, everyone, member, port)
+    nodes = str(len(everyone))
+    return {
+        **shared,
+        "GROUP_WORLD_SIZE": nodes,
+        "TESTBED_NODES": nodes,
+        "TESTBED_NODE_RANK": str(member.group_rank),
+        "PET_NNODES": nodes,
+        "PET_NODE_RANK": str(member.group_rank),
+        "PET_NPROC_PER_NODE": str(ranks_per_node),
+        "PET_MASTER_ADDR": shared["MASTER_ADDR"],
+        "PET_MASTER_PORT": shared["MASTER_PORT"],
+        **extra,
+    }
+
+
+def _everywhere(topology: Topology, everyone: Sequence[Member], member: Member, port: int) -> dict[str, str]:
+    """Return the variables of a node, whoever starts its ranks."""
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "GROUP_RANK": str(member.group_rank),
+        "MASTER_ADDR": str(Addressing(topology).node(everyone[0].node)[0]),
+        "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": FABRIC_INTERFACE,
         "NCCL_SOCKET_IFNAME": FABRIC_INTERFACE,
         "TESTBED_SITE": member.site,
         "TESTBED_SITE_RANK": str([site.name for site in topology.sites].index(member.site)),
         "TESTBED_NODE": member.node,
-        **extra,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import IO, Final, TypeAlias
@@ -13,6 +12,7 @@ from typing import IO, Final, TypeAlias
 from testbed.errors import StorageError
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs.progress_output import StreamLines
+from testbed.lab.jobs.rank_process import RankProcess
 
 __all__ = ["Echo", "copy"]
 
@@ -26,10 +26,16 @@ _QUIET_MS: Final = 200.0
 
 
 def copy(
-    rank: int, child: subprocess.Popen[bytes], run: RunDirectory, echo: Echo, progress: StreamLines | None = None
+    rank: int,
+    label: str,
+    child: RankProcess,
+    run: RunDirectory,
+    echo: Echo,
+    progress: StreamLines | None = None,
 ) -> None:
     """Copy a rank's output until it ends, even if the log cannot be written: a full pipe would block the rank.
 
+    ``label`` is what each line of it is prefixed with for ``echo``, in brackets.
     ``progress`` receives it with the time at which it was read.
     """
     assert child.stdout is not None
@@ -43,7 +49,7 @@ def copy(
                 if log is not None:
                     log.write(whole)
             for line in whole.removesuffix(b"\n").split(b"\n"):
-                echo(f"[rank {rank}] {_last_drawn(line).decode(errors='replace').rstrip()}")
+                echo(f"[{label}] {_last_drawn(line).decode(errors='replace').rstrip()}")
 
         rest = b""
         for data in _read(child.stdout.fileno(), progress):

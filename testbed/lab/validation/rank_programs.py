@@ -24,10 +24,10 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMEN
 from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.core.validation.library import PYTHON, Library
-from testbed.core.validation.mpi_launch import OF_DAEMONS, mpiexec_argv
 from testbed.core.workload.members import members
+from testbed.core.workload.mpi_launch import OF_DAEMONS, mpiexec_argv
 from testbed.errors import HostError
-from testbed.host import collective_libraries, lab_nodes, runner
+from testbed.host import collective_libraries, lab_nodes, launcher_proxy, runner
 from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
 from testbed.host.drivers.containerlab import agent_ids
 from testbed.host.files import beneath
@@ -37,7 +37,6 @@ from testbed.host.linux.inside import is_inside, pid_on_host
 from testbed.keeper import client, protocol
 from testbed.lab import program_rights
 from testbed.lab.jobs import rank_environment
-from testbed.lab.validation import launcher_proxy
 from testbed.lab.validation.output_capture import CappedLog
 from testbed.lab.validation.rank_channel import Lines
 
@@ -213,7 +212,7 @@ class Starter:
         return self._logs[-1]
 
     def _place(self, node: str) -> runner.Place | ContainerPlace:
-        return lab_nodes.place(self._lab, node, isolated=node != MANAGEMENT, job=True, user=self._user)
+        return lab_nodes.place(self._lab, node, job=True, user=self._user)
 
     def _direct(self, rank: Rank) -> Program:
         variables = self._environment(rank)

@@ -226,7 +226,7 @@ class _Validating:
             return collective_libraries.why_not(library)
         if library.needs_gpu and (why := collective_libraries.gpu_missing()):
             return why
-        place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], isolated=True, job=True)
+        place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], job=True)
         assert isinstance(place, ContainerPlace)
         missing = collective_libraries.lacking_inside(library, place.speak)
         build = images.build_command("--with", "validate")

@@ -24,7 +24,7 @@ __all__ = ["cli", "fake_lab"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = ("run", "launch", "report", "validate")
-LABS = ("up", "down", "status", "exec", "logs", "certify", "observe", "capture")
+LABS = ("up", "down", "status", "exec", "logs", "certify", "observe", "capture", "ssh-config")
 FAULTS, LOOK = ("inject", "cut", "heal"), ("ls", "show", "lint", "doctor", "audit", "predict", "render", "image")
 VERBS = (*RUNS, *LABS, *FAULTS, *LOOK)
 ERRORS = [

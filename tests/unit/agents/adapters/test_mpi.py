@@ -19,8 +19,8 @@ import pytest
 from rank_programs import PYTHON_PATH, decoded, vector
 
 from testbed.core.validation.library import Launcher
-from testbed.core.validation.mpi_launch import mpiexec_argv
 from testbed.core.validation.shipped_libraries import SHIPPED
+from testbed.core.workload.mpi_launch import mpiexec_argv
 
 PROGRAMS = Path(sys.executable).parent
 HOSTS = ["10.77.0.1", "10.77.0.2"]

@@ -77,17 +77,48 @@ def test_the_addresses_that_the_design_promises() -> None:
     assert [str(it) for it in net.link_end(south, "west")] == ["10.255.0.3", "fd5c:a1e:ac05:ffff::3"]
 
 
+def names_of(hosts: str) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for line in hosts.splitlines():
+        address, *given = line.split()
+        for name in given:
+            names.setdefault(name, []).append(address)
+    return names
+
+
 def test_names_resolve_to_the_fabric_and_never_to_management() -> None:
     net = Addressing(catalog.load_topology("metro-40km", None))
-    names: dict[str, list[str]] = {}
-    for line in net.hosts.splitlines():
-        address, name = line.split()
-        names.setdefault(name, []).append(address)
+    names = names_of(net.hosts)
     for node in net.topology.node_names:
         assert names[node] == [str(it) for it in net.node(node)]
         assert names[f"{node}.mgmt"] == [str(net.management[node])]
         assert names[f"{node}.ipv4"] == [f"::ffff:{net.node(node)[0]}"], "as an IPv6 socket sees it"
     assert names["east-gw"] == [str(it) for it in net.gateway("east")]
+
+
+def test_in_the_management_network_names_are_addresses_that_it_reaches() -> None:
+    net = Addressing(catalog.load_topology("metro-40km", None))
+    names, elsewhere = names_of(net.management_hosts), names_of(net.hosts)
+    for name, address in net.management.items():
+        assert names[name] == names[f"{name}.mgmt"] == elsewhere[f"{name}.mgmt"] == [str(address)]
+        assert names[f"{name}.fabric"] == elsewhere[f"{name}.fabric"] == elsewhere[name]
+    assert names["mgmt"] == elsewhere["mgmt"] == ["172.31.0.1"]
+
+
+def test_each_address_has_one_line_so_that_lookups_backwards_find_its_name() -> None:
+    net = Addressing(catalog.load_topology("metro-40km", None))
+    for hosts in (net.hosts, net.management_hosts):
+        addresses = [line.split()[0] for line in hosts.splitlines()]
+        assert len(addresses) == len(set(addresses))
+
+
+def test_every_place_has_the_names() -> None:
+    topology = catalog.load_topology("metro-40km", None)
+    net = Addressing(topology)
+    found = {step.name: step.hosts for step in build.build(topology) if isinstance(step, Namespace)}
+    assert found.pop("mgmt") == net.management_hosts
+    assert set(found.values()) == {net.hosts}
+    assert set(found) == {"plant", "east-gw", "west-gw", *topology.node_names}
 
 
 @given(

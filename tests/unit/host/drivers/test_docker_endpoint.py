@@ -269,7 +269,7 @@ def test_without_its_docker_a_lab_is_not_said_to_be_gone(
         Containers(("east-0",), "name: metro\n")
     ]
     with pytest.raises(HostError, match=where):
-        lab_nodes.place(lab, "east-0", isolated=True)
+        lab_nodes.place(lab, "east-0")
     assert any("gone.sock" in why for why in status._containers(lab))
 
 
@@ -288,7 +288,7 @@ def test_its_docker_is_asked_where_the_environment_names_none_that_runs(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     docker["/containers/json"] = docker["/v1.44/containers/json"] = (200, [])
-    place = lab_nodes.place(lab, "east-0", isolated=True)
+    place = lab_nodes.place(lab, "east-0")
     assert isinstance(place, ContainerPlace)
     assert place.docker.socket == tmp_path / "d.sock"
     assert status._containers(lab) == []

@@ -18,11 +18,11 @@ import pytest
 import testbed
 from testbed.core.validation.library import Launcher, Library
 from testbed.errors import HostError
-from testbed.host import lab_nodes
+from testbed.host import lab_nodes, launcher_proxy
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import client
-from testbed.lab.validation import launcher_proxy, output_capture
+from testbed.lab.validation import output_capture
 from testbed.lab.validation.rank_programs import Starter, end, exit_code
 
 Child = subprocess.Popen[bytes]

@@ -17,9 +17,9 @@ from pathlib import Path
 import oracle
 import pytest
 
-from testbed.lab.validation import launcher_proxy
+from testbed.host import launcher_proxy
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
 BOUND_S = 20.0
 ENDLESS = "echo daemon $$ runs; exec sleep 1000"
@@ -92,6 +92,15 @@ def test_a_daemon_starts_where_it_was_asked_for_and_its_status_comes_back(mpiexe
     assert mpiexec.output == ["daemon in b", "status 3", "status 0"]
 
 
+def test_a_command_has_the_streams_of_who_asked(mpiexec: Mpiexec) -> None:
+    """Its stdin is the watchdog's; stdout and stderr are the client's own, one apart from the other."""
+    folder = mpiexec.folder
+    mpiexec.start(f""""$1" a 'echo out; echo err >&2' >'{folder}/out' 2>'{folder}/err'""")
+    assert mpiexec.ended() == 0, mpiexec.output
+    assert [(folder / name).read_text() for name in ("out", "err")] == ["out\n", "err\n"]
+    assert mpiexec.output == []
+
+
 @pytest.mark.parametrize(
     ("script", "why"),
     [
@@ -157,6 +166,7 @@ def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiex
         if re.fullmatch(r"launcher proxy: refused process \d+: it is not in the management network", it)
     ]
     assert len(refused) == 1
+    assert "launcher proxy: this process may not start programs: it is not in the management network" in mpiexec.output
     answers = [it for it in mpiexec.output if it.startswith(("status", "entered"))]
     assert answers == ["status 255", "entered", "status 0"]
 

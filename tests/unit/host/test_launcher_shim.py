@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.lab.validation import launcher_shim
+from testbed.host import launcher_shim
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,8 @@ from testbed.lab.validation import launcher_shim
     ],
 )
 def test_the_words_of_ssh_are_understood(words: list[str]) -> None:
-    assert launcher_shim.parse(words) == ("10.1.1.1", "hydra_pmi_proxy --port 7")
+    assert launcher_shim.parse(words).host == "10.1.1.1"
+    assert launcher_shim.parse(words).command == "hydra_pmi_proxy --port 7"
 
 
 def test_words_without_a_host_are_refused() -> None:
