@@ -29,7 +29,8 @@ _FIND = (
 def refuse_unstartable(user: ProgramUser | None, argv: Sequence[str], folder: Path, path: str | None = None) -> None:
     """Raise CannotStart if there is no command ``argv[0]``, or it cannot be executed: once, rather than in each rank.
 
-    ``path``: the program's own ``$PATH``. What only its user may not execute is for :func:`program_rights.refuse_program`."""
+    ``path``: the program's own ``$PATH``. What only its user may not execute is for ``program_rights``.
+    """
     _refuse_command(user, argv[0], folder, path)
     _refuse_script(argv, folder)
 
@@ -78,9 +79,9 @@ def refuse_unstartable_in_container(place: ContainerPlace, argv: Sequence[str], 
 def _refuse_script(argv: Sequence[str], folder: Path) -> None:
     """Raise CannotStart if a Python is to run a script that is not there; its status is Python's own for that."""
     script = argv[1] if len(argv) > 1 else ""
-    if Path(argv[0]).name.startswith("python") and script.endswith(".py") and not script.startswith("-"):
-        if not _is_file(folder / script):
-            raise CannotStart(f"no file {shown(script)} in {folder} for {argv[0]} to run", 2)
+    python = Path(argv[0]).name.startswith("python")
+    if python and script.endswith(".py") and not script.startswith("-") and not _is_file(folder / script):
+        raise CannotStart(f"no file {shown(script)} in {folder} for {argv[0]} to run", 2)
 
 
 def _here(word: str, folder: Path) -> str:
