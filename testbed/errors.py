@@ -8,6 +8,7 @@
     │   ├── UnknownName          2  no such lab, topology, link, node…; suggests close matches
     │   ├── NameTaken            2  name in use by a lab or a namespace; choose another, or take that lab down
     │   ├── NotAllowed           2  missing privileges: root, or the named capabilities
+    │   ├── CannotStart          2  no such command, or it cannot be executed; nothing was started (launch: 127, 126)
     │   └── ProgramBarred        2  the user that programs run as cannot read or write a path; nothing was started
     ├── MeasuredBad              1  measured, and not good enough
     │   ├── FidelityError        1  a fiber is outside tolerance
@@ -29,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "CannotStart",
     "FidelityError",
     "FileMistakes",
     "Finding",
@@ -134,6 +136,15 @@ class NameTaken(UserError):
 
 class NotAllowed(UserError):
     """This process lacks the privileges: root, or the capabilities that the message names."""
+
+
+class CannotStart(UserError):
+    """No node can start the command of a launch; nothing was started. ``status`` is a shell's: 127 if the command was
+    not found, 126 if it cannot be executed."""
+
+    def __init__(self, message: str, status: int = 127) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 class ProgramBarred(UserError):

@@ -127,12 +127,13 @@ class FakeLab:
         note: Callable[[str], None] | None = None,
         start: str = "direct",
         mpiexec: str = "",
+        echo_error: object = None,
     ) -> Any:
         self.asked.append(("launch", list(argv), directory))
         self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))
         tell("run directory: /runs/fake-1")
         echo("[0] hello")
-        return SimpleNamespace(exit_status=lambda: self.child_status, same_files={})
+        return SimpleNamespace(failure=lambda: "", same_files={}, exit_status=lambda: self.child_status)
 
     def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
         self.asked.append(("certify", thorough))

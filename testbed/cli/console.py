@@ -116,6 +116,12 @@ def show_line(line: str) -> None:
     sys.stdout.flush()
 
 
+def show_error_line(line: str) -> None:
+    """Print a line that another program wrote to its stderr, unchanged, to stderr."""
+    sys.stderr.write(line.rstrip("\n") + "\n")
+    sys.stderr.flush()
+
+
 def say(text: str, style: str = "") -> None:
     """Print a hint or note; nothing with ``-q``."""
     if not quiet():

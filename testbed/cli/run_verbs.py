@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from testbed.core.report.document import Report
     from testbed.core.validation.baseline import Comparison
     from testbed.core.validation.result import Validation
+    from testbed.lab.jobs.program_job import ProgramJob
 
 
 @verb.verb(
@@ -214,8 +220,9 @@ def launch(
     GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME and USER. Each node has a folder of its
     own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
 
-    Output lines are prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the
-    testbed itself.
+    Output lines are prefixed with the rank and kept; those of stderr go to stderr. The exit status is that of the worst
+    rank; 125 is an error of the testbed itself, 126 a command that cannot be executed, 127 one that is not found.
+    Ctrl-C reaches the program as SIGINT, the second one as SIGTERM, the third as SIGKILL.
 
     With --mpi, the program's mpiexec starts the ranks, restricted to TCP over the fabric; its daemons are reached
     without ssh and without a fiber. With --per-node, torchrun needs no address, port or number of nodes: PET_NNODES,
@@ -248,6 +255,7 @@ def launch(
             command,
             directory=runs,
             echo=console.show_line,
+            echo_error=console.show_error_line,
             as_root=as_root,
             tell=tell,
             read_only=read_only,
@@ -258,14 +266,49 @@ def launch(
             keep_scratch=keep_scratch,
             note=console.say,
         )
-        status = job.exit_status()
+        with _signals_passed_on(job) as passed_on:
+            status = job.exit_status()
+        if how := job.failure():
+            console.error(how)
         if same := describe(job.same_files):
             console.say(f"note: {same}")
+        if passed_on:
+            raise KeyboardInterrupt
         return status
     finally:
         if told and target.run_directory is not None:
             console.say(f"output and measurements: {target.run_directory.path}", style="dim")
             console.say(f"report: {invocation.command('report', _named(target.run_directory.path))}", style="dim")
+
+
+@contextlib.contextmanager
+def _signals_passed_on(job: ProgramJob) -> Iterator[list[int]]:
+    """Pass Ctrl-C on to the ranks: as SIGINT, the next one as SIGTERM, then SIGKILL; SIGTERM and SIGHUP as SIGTERM.
+
+    Yield the signals that came.
+    """
+    heard: list[int] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        sent = job.interrupt()
+        more = {signal.SIGINT: "; Ctrl-C again sends SIGTERM", signal.SIGTERM: "; Ctrl-C again sends SIGKILL"}
+        console.say(f"interrupted: {sent.name} to all ranks{more.get(sent, '')}", style="yellow")
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        job.terminate()
+
+    wanted = {signal.SIGINT: interrupted, signal.SIGTERM: terminated, signal.SIGHUP: terminated}
+    heeded = {it: handler for it, handler in wanted.items() if callable(signal.getsignal(it))}  # nohup(1) ignores one
+    if threading.current_thread() is not threading.main_thread():
+        heeded = {}
+    before = {it: signal.signal(it, handler) for it, handler in heeded.items()}
+    try:
+        yield heard
+    finally:
+        for it, handler in before.items():
+            signal.signal(it, handler)
 
 
 @verb.verb(

@@ -19,7 +19,7 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, streams
 from testbed.cli.streams import OutputError, ReaderGone
-from testbed.errors import FidelityError, Interrupted, ProgramBarred, TestbedError, UserError
+from testbed.errors import CannotStart, FidelityError, Interrupted, ProgramBarred, TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -119,8 +119,8 @@ def _escaped(line: str) -> str:
 def guarded(work: Callable[[], int | None], own_status: int | None = None) -> int:
     """Call ``work`` and return its exit status; report a failure as a message on stderr.
 
-    ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case, and 2 is a
-    program that its user cannot run (ProgramBarred).
+    ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case, 2 is a
+    program that its user cannot run (ProgramBarred), and 126 or 127 one that cannot be started (CannotStart).
     """
     try:
         return work() or 0
@@ -138,6 +138,8 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
         if isinstance(error, FidelityError):
             _show_refused(error.certificate, error.scale)
         console.error(str(error) or type(error).__name__)
+        if own_status is not None and isinstance(error, CannotStart):
+            return error.status
         return error.exit_code if own_status is None or isinstance(error, Interrupted | ProgramBarred) else own_status
     except (typer.Exit, typer.BadParameter):
         raise

@@ -134,7 +134,7 @@ def run_under_watchdog(argv: Sequence[str]) -> int:
         for work in (lambda: _read_into(frames), lambda: _write_from(frames, child.stdin)):
             threading.Thread(target=work, daemon=True).start()
         try:
-            with _interrupts(lambda: frames.put_nowait(_frame(b"S", b"%d" % signal.SIGINT))):
+            with _interrupts(lambda: frames.put_nowait(signal_frame(signal.SIGINT))):
                 status = child.wait()
         except BaseException:
             child.kill()  # the watchdog then reads EOF and ends the program
@@ -150,7 +150,7 @@ def _read_into(frames: queue.Queue[bytes]) -> None:
     with contextlib.suppress(OSError):  # stdin is closed, or its terminal is gone
         while data := os.read(0, READ_BYTES):
             frames.put(_frame(b"D", data))
-    frames.put(_frame(b"E"))
+    frames.put(END_OF_INPUT)
 
 
 def _write_from(frames: queue.Queue[bytes], sink: IO[bytes]) -> None:
@@ -182,16 +182,25 @@ def _interrupts(pass_on: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str], *, watched: bool = False) -> subprocess.Popen[bytes]:
-    """Start in a session of its own, with stdout and stderr in one pipe.
+END_OF_INPUT: Final = _frame(b"E")
+"""What tells a watchdog with ``--stdin`` that its program gets no input, and is to go on."""
 
-    stdin is /dev/null; with ``watched`` a silent pipe, whose EOF tells the watchdog that this process has ended.
+
+def signal_frame(number: signal.Signals) -> bytes:
+    """Return what has a watchdog with ``--stdin`` send a signal to the whole session of its program."""
+    return _frame(b"S", b"%d" % number)
+
+
+def spawn(argv: Sequence[str], environment: Mapping[str, str], *, watched: bool = False) -> subprocess.Popen[bytes]:
+    """Start in a session of its own, with stdout and stderr in a pipe each.
+
+    stdin is /dev/null; with ``watched`` a pipe, whose EOF tells the watchdog that this process has ended.
     """
     return subprocess.Popen(
         list(argv),
         stdin=subprocess.PIPE if watched else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
         env=dict(environment),
         start_new_session=True,
     )

@@ -42,7 +42,7 @@ from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import fiber_status, lab_logs, program_rights, ssh_access, status, teardown
+from testbed.lab import fiber_status, lab_logs, program_rights, program_start, ssh_access, status, teardown
 from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault
@@ -323,6 +323,7 @@ class Lab:
         mpiexec: str = "",
         directory: Path | None = None,
         echo: Callable[[str], None] | None = None,
+        echo_error: Callable[[str], None] | None = None,
         as_root: bool = False,
         tell: Callable[[str], None] | None = None,
         read_only: bool = False,
@@ -347,8 +348,11 @@ class Lab:
         share /tmp and why, and folders that it cannot write.
 
         Its output is kept in a new run directory below ``directory`` (default: ``$TESTBED_RUNS``, else the caller's
-        data folder); ``tell`` receives where, before the program begins. Raises FidelityError like :meth:`train`,
-        LabError if a node has no power or a job is running, UserError if the user cannot read the program.
+        data folder); ``tell`` receives where, before the program begins. ``echo`` receives each line of output,
+        prefixed with its rank; with ``echo_error`` only those of stdout, as that receives those of stderr.
+
+        Raises FidelityError like :meth:`train`, LabError if a node has no power or a job is running, UserError if the
+        user cannot read the program, CannotStart if there is no such command or it cannot be executed.
         """
         if not argv:
             write = invocation.command("launch", *lab_owner.flag(self.name), "--", "python", "train.py")
@@ -359,7 +363,9 @@ class Lab:
             tuple(argv), dict(environment or {}), ranks_per_node, progress, start=start, mpiexec=mpiexec,
             keep_scratch=keep_scratch,
         )  # fmt: skip
-        return self._launch(workload, directory, echo, as_root=as_root, tell=tell, read_only=read_only, note=note)
+        return self._launch(
+            workload, directory, echo, echo_error, as_root=as_root, tell=tell, read_only=read_only, note=note
+        )
 
     def start(
         self,
@@ -376,13 +382,14 @@ class Lab:
         """
         if isinstance(workload, AgentWorkload):
             return self._train(workload)
-        return self._launch(workload, None, None, read_only=read_only, note=note, own_run=own_run)
+        return self._launch(workload, None, None, None, read_only=read_only, note=note, own_run=own_run)
 
     def _launch(
         self,
         workload: ProgramWorkload,
         directory: Path | None,
         echo: Callable[[str], None] | None,
+        echo_error: Callable[[str], None] | None,
         *,
         as_root: bool = False,
         tell: Callable[[str], None] | None = None,
@@ -398,6 +405,8 @@ class Lab:
         user = program_rights.in_containers(folder) if contained else program_rights.of_driver("netns", folder)
         if as_root:
             user = None
+        if not contained:
+            program_start.refuse_unstartable(user, argv, folder, workload.environment.get("PATH"))
         if user is not None and not contained:
             program_rights.refuse_program(user, argv, folder)
             self._refuse_folder(user, directory)
@@ -432,6 +441,7 @@ class Lab:
                 scratch,
                 user=user,
                 echo=echo or (lambda line: None),
+                echo_error=echo_error,
                 concluded=(lambda job: _conclude(job, run, recorder)) if own_run else (lambda job: None),
             )
         except BaseException as error:
@@ -526,6 +536,7 @@ class Lab:
         assert isinstance(place, ContainerPlace)
         client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
         program_rights.refuse_in_container(user, place, argv, folder, read_only=read_only)
+        program_start.refuse_unstartable_in_container(place, argv, folder)
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""

@@ -11,7 +11,7 @@ import oracle
 import pytest
 
 import testbed
-from testbed.errors import LabError, StorageError, UnknownName
+from testbed.errors import CannotStart, LabError, StorageError, UnknownName
 from testbed.host import lab_folder
 from testbed.keeper import client, protocol
 
@@ -145,7 +145,9 @@ def test_one_rank_that_fails_ends_the_others_and_gives_its_status(lab: testbed.L
 
 def test_the_worst_of_the_statuses_that_ranks_chose_themselves(lab: testbed.Lab, tmp_path: Path) -> None:
     assert lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path).exit_status() == 3
-    assert lab.launch(["no-such-command"], directory=tmp_path).exit_status() == 127
+    with pytest.raises(CannotStart) as refused:
+        lab.launch(["no-such-command"], directory=tmp_path)
+    assert refused.value.status == 127
 
 
 def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from testbed.core.records.process_end import ProcessEnd
 
-__all__ = ["EFFECT_S", "OWN_SIGNALS", "Blame", "blame", "describe", "is_unexplained"]
+__all__ = ["EFFECT_S", "OWN_SIGNALS", "Blame", "blame", "describe", "is_unexplained", "signal_name"]
 
 OWN_SIGNALS: Final = frozenset(
     (
@@ -75,7 +75,7 @@ def describe(end: ProcessEnd) -> str:
     who = "the fork server of the ranks" if end.rank is None else f"rank {end.rank}"
     if not end.signal:
         return f"{who}: exit status {end.status}"
-    name = _name(end.signal)
+    name = signal_name(end.signal)
     if end.out_of_memory:
         return f"{who}: {name}, out of memory (counted by its control group)"
     return f"{who}: {name}, {'sender unknown' if is_unexplained(end) else 'its own failure'}"
@@ -85,7 +85,8 @@ def _is_own(end: ProcessEnd) -> bool:
     return not end.by_testbed and (end.signal in OWN_SIGNALS if end.signal else end.status != 0)
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return a signal's name: ``SIGKILL``."""
     try:
         return signal.Signals(number).name
     except ValueError:

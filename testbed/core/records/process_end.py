@@ -9,7 +9,7 @@ from testbed.core.fields import Fields, integer, number, sequence
 from testbed.core.records.event import Event
 from testbed.core.records.run_info import RunInfo
 
-__all__ = ["ProcessEnd", "read_ends"]
+__all__ = ["ProcessEnd", "ends_of", "read_ends"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,12 @@ def read_ends(info: RunInfo, events: Iterable[Event]) -> tuple[ProcessEnd, ...]:
         *(it.fields for it in events if it.event in ("rank-died", "agents-gone")),
         *(it for it in sequence(info.workload, "ends") if isinstance(it, Mapping)),
     ]
+    return tuple(sorted(filter(None, map(_end, written)), key=lambda it: it.t))
+
+
+def ends_of(workload: Fields) -> tuple[ProcessEnd, ...]:
+    """Return the ends of a launched program's ranks, in the order of time."""
+    written = (it for it in sequence(workload, "ends") if isinstance(it, Mapping))
     return tuple(sorted(filter(None, map(_end, written)), key=lambda it: it.t))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.core.analysis import blame
+from testbed.core.analysis import blame, launched_end
 from testbed.core.analysis.blame import Blame
 from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.analysis.wire_check import EXCESS, WireVerdict
@@ -155,7 +155,9 @@ def _ran(info: RunInfo, command: str) -> Answer:
     ended = [f"rank {rank}" for rank, status in enumerate(statuses) if status is None]
     said = f"{command} ran on {formats.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
     if bad:
-        return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.")
+        first = launched_end.sentence(info.workload)
+        why = f" {first[0].upper()}{first[1:]}." if first else ""
+        return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.{why}")
     if info.workload.get("exceeded"):
         return Answer("ran", "Did it run?", "no", f"{said}; {text(info.workload, 'exceeded')}.")
     if info.workload.get("ended_in_order") and (lasts_s := number(info.workload, "for_s")):

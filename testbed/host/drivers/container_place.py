@@ -44,17 +44,24 @@ class ContainerPlace:
     """Programs inside run under a watchdog (testbed_agents/watchdog.py): docker would leave them running."""
 
     def enter(
-        self, argv: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        *,
+        framed: bool = False,
     ) -> list[str]:
         """Return the argument list that runs ``argv`` inside; the program ends at EOF on its stdin.
 
+        ``framed``: its stdin takes frames (testbed_agents/watchdog.py), signals among them; the first one to send is
+        the end of input.
         The variables of ``environment`` are passed on by name, so the caller must start the list with them set.
         Raises MissingTool.
         """
         # Names only: docker reads the values from its own environment, so argument lists do not expose them to others.
         options = ["--interactive", *(f"--env={key}" for key in environment or {})]
         options += ["--workdir", str(folder)] if folder else []
-        return [*self._exec(options), *_WATCHDOG, "--", *argv]
+        return [*self._exec(options), *_WATCHDOG, *(["--stdin"] if framed else []), "--", *argv]
 
     def visit(self, argv: Sequence[str]) -> int:
         """Run a program on the caller's standard streams, as a terminal if they are one; return its status."""

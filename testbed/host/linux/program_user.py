@@ -225,6 +225,12 @@ def start(
     return [*line, "--", "env", *unset, *values, "sh", "-c", _BEGIN, "sh", checked, str(folder or "."), *argv]
 
 
+def search_path(user: ProgramUser | None) -> str:
+    """Return the ``$PATH`` with which programs of ``user`` begin (None: root). Raises HostError."""
+    path = os.environ.get("PATH", os.defpath)
+    return path if user is None else _reachable(user, path)
+
+
 @functools.lru_cache(maxsize=16)
 def _reachable(user: ProgramUser, path: str) -> str:
     """Return ``$PATH`` without folders that ``user`` cannot enter: a shell would report a program that is nowhere as

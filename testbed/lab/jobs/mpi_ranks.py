@@ -48,7 +48,7 @@ _LOOK_BOUND_S: Final = 30.0
 _BEGIN: Final = """#!/bin/sh
 for rank in {ranks}; do [ -n "$rank" ] && break; done
 . {folder}/"$rank".env || exit 1
-exec >{folder}/"$rank".output 2>&1 || exit 1
+exec >{folder}/"$rank".output 2>{folder}/"$rank".errors || exit 1
 read -r here </proc/sys/kernel/hostname
 if [ "$here" != "$TESTBED_NODE" ]; then
     echo "testbed: mpiexec started rank $rank on $here, expected $TESTBED_NODE"
@@ -111,9 +111,10 @@ def _linked(program: str, folder: Path) -> mpi_launch.Mpi | None:
 class MpiRank:
     """One rank, as a process of the job: its output, and its status once it has written that down."""
 
-    def __init__(self, ranks: MpiRanks, output: IO[bytes], status: Path) -> None:
+    def __init__(self, ranks: MpiRanks, output: IO[bytes], errors: IO[bytes], status: Path) -> None:
         self._ranks, self._status = ranks, status
         self.stdout: IO[bytes] | None = output
+        self.stderr: IO[bytes] | None = errors
 
     @property
     def pid(self) -> int:
@@ -223,14 +224,18 @@ class MpiRanks:
         self._give(self._folder / f"{rank}.env")  # values may be secrets
         status = self._folder / f"{rank}.status"
         status.touch(mode=0o600)
-        output = self._folder / f"{rank}.output"
-        os.mkfifo(output, 0o600)
+        output, errors = (self._stream(self._folder / f"{rank}.{name}") for name in ("output", "errors"))
+        return MpiRank(self, output, errors, self._give(status))
+
+    def _stream(self, path: Path) -> IO[bytes]:
+        """Make a FIFO that ranks can write, and return its end for reading."""
+        os.mkfifo(path, 0o600)
         # A reader before the writer, or opening for writing would wait.
-        reader = os.open(output, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._writers.append(os.open(output, os.O_WRONLY | os.O_CLOEXEC))
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._writers.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
         os.set_blocking(reader, True)
-        self._give(output)
-        return MpiRank(self, os.fdopen(reader, "rb"), self._give(status))
+        self._give(path)
+        return os.fdopen(reader, "rb")
 
     def _start(self, command: Sequence[str], shared: Mapping[str, str]) -> subprocess.Popen[bytes]:
         shared = {**shared, **mpi_launch.OF_DAEMONS.get(self._found.mpi, {})}

@@ -57,6 +57,11 @@ class ProcessEnds:
         end = {"signal": number} if number else {"code": code}
         self._ends.append({"rank": rank, "t": time.monotonic(), **end, "out_of_memory": no_memory})
 
+    @property
+    def so_far(self) -> list[dict[str, Any]]:
+        """The ends that were noted; which of them the testbed caused is asked by :meth:`told`."""
+        return [{**it, "by_testbed": False} for it in list(self._ends)]
+
     def told(self) -> list[dict[str, Any]]:
         """Return the ends in the format of run.json, which :mod:`testbed.core.records.process_end` reads.
 

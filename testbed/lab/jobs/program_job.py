@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.core.analysis import launched_end
 from testbed.core.analysis.program_steps import ProgressMerge
 from testbed.core.records.progress_record import ProgressRecord
 from testbed.core.topology.model import Topology
@@ -36,14 +36,15 @@ from testbed.lab.jobs.process_ends import ProcessEnds
 from testbed.lab.jobs.progress_reader import Places, ProgressReader
 from testbed.lab.jobs.rank_output import Echo
 from testbed.lab.jobs.rank_process import RankProcess
+from testbed.lab.jobs.rank_signals import INTERRUPT_GRACE_S, RankSignals
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.jobs.same_files import SameFiles
 from testbed.lab.jobs.step_tail import StepTail
 
-__all__ = ["GRACE_S", "ProgramJob"]
+__all__ = ["GRACE_S", "INTERRUPT_GRACE_S", "ProgramJob"]
 
 GRACE_S = 5.0
-"""How long ranks may take to exit by themselves after another has failed, and again after SIGTERM."""
+"""How long ranks may take to exit by themselves after another has failed."""
 
 LOOK_S = 0.02
 STEPS_LOOK_S = 0.5
@@ -76,6 +77,7 @@ class ProgramJob(RunningJob):
         *,
         user: ProgramUser | None = None,
         echo: Echo = lambda line: None,
+        echo_error: Echo | None = None,
         concluded: Callable[[ProgramJob], None] = lambda job: None,
     ) -> None:
         """``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
@@ -84,7 +86,8 @@ class ProgramJob(RunningJob):
         self.interrupted = ""
         """Why it was ended from outside; empty if it was not."""
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
-        self._echo, self._concluded, self._scratch = echo, concluded, scratch
+        self._echo, self._echo_error, self._concluded = echo, echo_error or echo, concluded
+        self._scratch = scratch
         self._working = Path(workload.folder) if workload.folder else Path.cwd()
         self._shortage = ""
         self._files = SameFiles(lab, topology.node_names, self._working)
@@ -95,10 +98,13 @@ class ProgramJob(RunningJob):
         self._first_record_t: float | None = None
         self._tokens_per_step: float | None = None
         self._children: dict[int, RankProcess] = {}
+        self._signals = RankSignals()
+        self._final: dict[str, Any] = {}
+        """The workload's record in run.json, once all have ended."""
         self._mpi: MpiRanks | None = None
         self._readers: list[threading.Thread] = []
         self._began_t: dict[int, float] = {}
-        self._stopping = threading.Event()
+        self._stopping = self._signals.wanted
         self._broken: list[Exception] = []
         self._error: TestbedError | None = None
         self._merge, self._step = ProgressMerge(), 0
@@ -178,13 +184,10 @@ class ProgramJob(RunningJob):
             return self._exceeded
         if self._broken:
             return f"the output could not be shown any more: {self._broken[0]}"
-        bad = {rank: code for rank, code in dict(self._ends.codes).items() if code}
-        if not bad:
-            status = self._mpi.status if self._mpi is not None else 0
-            return f"mpiexec ended with status {status}" if status else ""
-        rank = next(iter(bad))  # the first that ended
-        full = f"; {self._shortage}" if self._shortage else ""
-        return f"rank {rank} on {self.members[rank].node} ended with status {runner.shell_status(bad[rank])}{full}"
+        said = launched_end.sentence(self._final or self._ended([*self._ends.so_far]))
+        if not said and self._mpi is not None and self._mpi.status:
+            said = f"mpiexec ended with status {self._mpi.status}"
+        return f"{said}; {self._shortage}" if said and self._shortage else said
 
     def failed(self) -> TestbedError:
         return self._error or JobFailed(self.failure())
@@ -198,15 +201,36 @@ class ProgramJob(RunningJob):
             raise self.failed()
 
     def stop(self) -> None:
-        """End all ranks; return when they have ended."""
-        if not self.over():
-            self.interrupted = self.interrupted or "interrupted by the user"
-        self._stopping.set()
+        """End all ranks, by SIGTERM and then SIGKILL; return when they have ended."""
+        self.terminate()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def close(self) -> None:
-        self.stop()
+    def interrupt(self) -> signal.Signals:
+        """Pass on a Ctrl-C, and return at once: the first one is SIGINT, on which programs save their state, the second
+        SIGTERM, the third SIGKILL, each to the whole process group of each rank. Return which it is.
+
+        Ranks that do not end get the next one after :data:`INTERRUPT_GRACE_S` and 5 s. Safe in a signal's handler.
+        """
+        self._note_interrupted()
+        return self._signals.next()
+
+    def terminate(self) -> None:
+        """Ask all ranks to end, by SIGTERM and after 5 s SIGKILL; return at once. Safe in a signal's handler."""
+        self._note_interrupted()
+        self._signals.ask(signal.SIGTERM)
+
+    def _note_interrupted(self) -> None:
+        if not self.over():
+            self.interrupted = self.interrupted or "interrupted by the user"
+
+    def close(self, *, interrupted: bool = False) -> None:
+        if interrupted:
+            self._signals.ask(signal.SIGINT, GRACE_S)
+            self._note_interrupted()
+            self._thread.join()
+        else:
+            self.stop()
 
     @property
     def same_files(self) -> dict[str, list[str]]:
@@ -216,12 +240,15 @@ class ProgramJob(RunningJob):
     def exit_status(self, timeout: float | None = None) -> int:
         """Wait until all ranks have ended; return the worst status of those that ended by themselves.
 
-        128 + n stands for signal n, as in a shell; 0 if none ended by itself. An exception meanwhile, such as
-        KeyboardInterrupt, ends all ranks. Raises LabError after ``timeout`` seconds (None: no limit), the error of
-        ``echo`` if it failed, StorageError.
+        128 + n stands for signal n, as in a shell; 0 if none ended by itself. KeyboardInterrupt meanwhile goes to the
+        ranks (:meth:`interrupt`), and is raised when they have ended; another exception ends them. Raises LabError
+        after ``timeout`` seconds (None: no limit), the error of ``echo`` if it failed, StorageError.
         """
         try:
             self._thread.join(timeout)
+        except KeyboardInterrupt:
+            self._pass_on_interrupts()
+            raise
         except BaseException:
             self.stop()
             raise
@@ -232,6 +259,15 @@ class ProgramJob(RunningJob):
         if self._error is not None:
             raise self._error
         return max([*self._statuses().values(), self._mpi.status if self._mpi is not None else 0])
+
+    def _pass_on_interrupts(self) -> None:
+        """Pass on a Ctrl-C, and each further one, until all ranks have ended."""
+        self.interrupt()
+        while not self.over():
+            try:
+                self._thread.join()
+            except KeyboardInterrupt:
+                self.interrupt()
 
     # ---- the thread
 
@@ -255,7 +291,7 @@ class ProgramJob(RunningJob):
                 for member in self.members:
                     self._start_rank(member, folder)
         except BaseException:
-            _end(self._children)
+            self._signals.end()
             self._progress.end()
             self._files.close()
             raise
@@ -298,11 +334,20 @@ class ProgramJob(RunningJob):
     def _start_rank(self, member: Member, folder: Path) -> None:
         where = self._scratch.place(member.node)
         variables = self._variables(member, where)
-        line = where.enter(self.workload.command, folder, variables)
+        if isinstance(where, ContainerPlace):
+            line = where.enter(self.workload.command, folder, variables, framed=True)
+        else:
+            line = where.enter(self.workload.command, folder, variables)
         self._began_t[member.rank] = time.monotonic()
         child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
         self._children[member.rank] = child
         self._files.add(child.pid, member.node)
+        self._signals.children[member.rank] = child
+        if where.watched:
+            self._signals.watched.add(member.rank)
+            with contextlib.suppress(OSError):  # it has ended already, and its status says why
+                assert child.stdin is not None
+                os.write(child.stdin.fileno(), runner.END_OF_INPUT)
         self._follow_rank(member, child, where.watched, where.watched)
 
     def _start_by_mpiexec(self, folder: Path) -> None:
@@ -318,6 +363,7 @@ class ProgramJob(RunningJob):
             self._lab, self._topology, places, self.members, self.workload.command, environments, found, self._user,
             folder,
         )  # fmt: skip
+        self._signals.children[0] = self._mpi.launcher
         run_metadata.amend(self._run, workload=self._described())
         for member in self.members:
             self._began_t[member.rank] = began_t
@@ -332,16 +378,29 @@ class ProgramJob(RunningJob):
         label = member.node if self.workload.start == "per-node" else f"rank {member.rank}"
         reader = threading.Thread(
             target=rank_output.copy,
-            args=(member.rank, label, child, self._run, self._tell, self._progress.stream(member.rank)),
+            args=(
+                member.rank,
+                label,
+                child,
+                self._run,
+                (self._tell, self._tell_error),
+                (self._progress.stream(member.rank), self._progress.stream(member.rank)),
+            ),
             daemon=True,
         )
         reader.start()
         self._readers.append(reader)
 
     def _tell(self, line: str) -> None:
+        self._pass_on(self._echo, line)
+
+    def _tell_error(self, line: str) -> None:
+        self._pass_on(self._echo_error, line)
+
+    def _pass_on(self, echo: Echo, line: str) -> None:
         try:
             if not self._broken:
-                self._echo(line)
+                echo(line)
         except Exception as error:
             self._broken.append(error)
 
@@ -359,13 +418,13 @@ class ProgramJob(RunningJob):
                 self._shortage = self._scratch.shortage()  # at once: what ends the others may free the space
             # Ranks that are ended here because another failed have no status of their own.
             if len(self._ends.codes) < len(self._children):
-                _end(self._children)
+                self._signals.end()
             self._files.close()
             self._record(all_ended_t=time.monotonic())
         except TestbedError as error:
             self._error = error
         finally:
-            _end(self._children)
+            self._signals.end()
             if self._mpi is not None:
                 self._mpi.close()
             self._files.close()
@@ -384,21 +443,23 @@ class ProgramJob(RunningJob):
             self._tell(f"progress: {self._unread}")
         for line in self._mpi.said().splitlines() if self._mpi is not None else ():
             self._tell(f"[mpiexec] {line.rstrip()}")
-        codes, ranks, told = self._statuses(), sorted(self._children), self._ends.told()
-        ended_t = {end["rank"]: end["t"] for end in told}
-        run_metadata.amend(
-            self._run,
-            workload={
-                **self._described(),
-                **({"ended_in_order": True} if self._ended_in_order else {}),
-                "same_files": self.same_files,
-                **({"exceeded": self._exceeded} if self._exceeded else {}),
-                "statuses": [codes.get(rank) for rank in ranks],
-                "ends": told,
-                "began_t": [self._began_t[rank] for rank in ranks],
-                "ended_t": [ended_t.get(rank, all_ended_t) for rank in ranks],
-            },
-        )
+        self._final = self._ended(self._ends.told(), all_ended_t)
+        run_metadata.amend(self._run, workload=self._final)
+
+    def _ended(self, ends: Sequence[Mapping[str, Any]], all_ended_t: float | None = None) -> dict[str, Any]:
+        """Return the workload's record with the ``ends`` of ranks; ``all_ended_t``: when the others were ended."""
+        codes, ranks = self._statuses(), sorted(self._children)
+        ended_t = {end["rank"]: end["t"] for end in ends}
+        return {
+            **self._described(),
+            **({"ended_in_order": True} if self._ended_in_order else {}),
+            "same_files": self.same_files,
+            **({"exceeded": self._exceeded} if self._exceeded else {}),
+            "statuses": [codes.get(rank) for rank in ranks],
+            "ends": list(ends),
+            "began_t": [self._began_t[rank] for rank in ranks],
+            "ended_t": [ended_t.get(rank, all_ended_t) for rank in ranks],
+        }
 
     def _wait(self) -> None:
         """Wait until all have ended, or the grace period after a failure is over, or a limit is reached, or the job is
@@ -454,18 +515,3 @@ class ProgramJob(RunningJob):
         for rank, child in self._children.items():  # poll every child: any of them may fail
             if (code := child.poll()) is not None:
                 self._ends.note(rank, code)
-
-
-def _end(children: Mapping[int, RankProcess]) -> None:
-    """Send SIGTERM to whole sessions, then SIGKILL; return when all are reaped."""
-    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
-        alive = [child for child in children.values() if child.poll() is None]
-        if not alive:
-            return
-        for child in alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, number)
-        until = time.monotonic() + patience
-        for child in alive:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, until - time.monotonic()))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Final, TypeAlias
 
 from testbed.errors import StorageError
@@ -30,55 +30,76 @@ def copy(
     label: str,
     child: RankProcess,
     run: RunDirectory,
-    echo: Echo,
-    progress: StreamLines | None = None,
+    echoes: tuple[Echo, Echo],
+    progress: tuple[StreamLines | None, StreamLines | None] = (None, None),
 ) -> None:
     """Copy a rank's output until it ends, even if the log cannot be written: a full pipe would block the rank.
 
-    ``label`` is what each line of it is prefixed with for ``echo``, in brackets.
-    ``progress`` receives it with the time at which it was read.
+    ``label`` is what each line of it is prefixed with, in brackets. ``echoes`` get the lines of stdout and of stderr,
+    and ``progress`` what was read of each, with the time. The log has both, in the order in which they were read: lines
+    of the two streams that are less than a millisecond apart may change places, lines of one stream never.
     """
-    assert child.stdout is not None
+    assert child.stdout is not None and child.stderr is not None
     with contextlib.ExitStack() as stack:
         log: IO[bytes] | None = None
         with contextlib.suppress(StorageError):
             log = stack.enter_context(run.open_log(rank))
-
-        def pass_on(whole: bytes) -> None:
-            with contextlib.suppress(OSError):
-                if log is not None:
-                    log.write(whole)
-            for line in whole.removesuffix(b"\n").split(b"\n"):
-                echo(f"[{label}] {_last_drawn(line).decode(errors='replace').rstrip()}")
-
-        rest = b""
-        for data in _read(child.stdout.fileno(), progress):
-            whole, end, rest = (rest + data).rpartition(b"\n")
-            if end:
-                pass_on(whole + end)
-            if len(rest) >= _LONGEST_BYTES:
-                pass_on(rest)
-                rest = b""
-        if rest:
-            pass_on(rest)
+        _Copy(label, log, (child.stdout.fileno(), child.stderr.fileno()), echoes, progress).run()
 
 
-def _read(stream: int, progress: StreamLines | None) -> Iterator[bytes]:
-    """Yield what can be read, as soon as it can, until the end."""
-    poll = select.poll()
-    poll.register(stream, select.POLLIN)
-    while True:
-        if progress is not None and not poll.poll(_QUIET_MS):
-            progress.quiet()
-            poll.poll()
-        data = os.read(stream, _READ_BYTES)
+class _Copy:
+    """The two streams of a rank while they are read."""
+
+    def __init__(
+        self,
+        label: str,
+        log: IO[bytes] | None,
+        streams: tuple[int, int],
+        echoes: tuple[Echo, Echo],
+        progress: tuple[StreamLines | None, StreamLines | None],
+    ) -> None:
+        self._label, self._log = label, log
+        self._echo, self._progress = dict(zip(streams, echoes, strict=True)), dict(zip(streams, progress, strict=True))
+        self._rest = dict.fromkeys(streams, b"")
+
+    def run(self) -> None:
+        poll = select.poll()
+        for stream in self._rest:
+            poll.register(stream, select.POLLIN)
+        heeded = [it for it in self._progress.values() if it is not None]
+        while self._rest:
+            ready = poll.poll(_QUIET_MS if heeded else None)
+            if not ready:
+                for it in heeded:
+                    it.quiet()
+                ready = poll.poll()
+            for stream in [it for it in self._rest if any(it == found for found, _ in ready)]:  # stdout first
+                if not self._read(stream):
+                    poll.unregister(stream)
+                    del self._rest[stream]
+
+    def _read(self, stream: int) -> bool:
+        """Pass on what can be read; return whether more may come."""
+        data, progress = os.read(stream, _READ_BYTES), self._progress[stream]
         if progress is not None:
             progress.feed(time.monotonic(), data)
-        if not data:
-            break
-        yield data
-    if progress is not None:
-        progress.end()
+        whole, end, rest = (self._rest[stream] + data).rpartition(b"\n")
+        if end:
+            self._pass_on(stream, whole + end)
+        if rest and (not data or len(rest) >= _LONGEST_BYTES):
+            self._pass_on(stream, rest)
+            rest = b""
+        self._rest[stream] = rest
+        if not data and progress is not None:
+            progress.end()
+        return bool(data)
+
+    def _pass_on(self, stream: int, whole: bytes) -> None:
+        with contextlib.suppress(OSError):
+            if self._log is not None:
+                self._log.write(whole if whole.endswith(b"\n") or len(whole) >= _LONGEST_BYTES else whole + b"\n")
+        for line in whole.removesuffix(b"\n").split(b"\n"):
+            self._echo[stream](f"[{self._label}] {_last_drawn(line).decode(errors='replace').rstrip()}")
 
 
 def _last_drawn(line: bytes) -> bytes:

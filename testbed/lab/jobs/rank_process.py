@@ -8,13 +8,16 @@ __all__ = ["RankProcess"]
 
 
 class RankProcess(Protocol):
-    """As subprocess.Popen, which has all of it. ``pid`` leads a process group, which gets the job's signals."""
+    """As subprocess.Popen, which has all of it. ``pid`` leads a process group."""
 
     @property
     def pid(self) -> int: ...
 
     @property
     def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
 
     def poll(self) -> int | None: ...
 

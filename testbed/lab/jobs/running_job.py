@@ -103,8 +103,11 @@ class RunningJob(ABC):
     def stop(self) -> None:
         """End the job."""
 
-    def close(self) -> None:
-        """End what would still add to the run's records after the run has ended; agents end with their lab."""
+    def close(self, *, interrupted: bool = False) -> None:
+        """End what would still add to the run's records after the run has ended; agents end with their lab.
+
+        ``interrupted``: by the user's Ctrl-C, which programs get as SIGINT first.
+        """
         return
 
     def wait_for(self, step: int, timeout: float = 60.0) -> None:

@@ -344,7 +344,7 @@ def _conclude(
     except TestbedError as error:  # a fault that cannot be undone fails the run
         how.fail(str(error), tells_nothing=True)
     if job is not None:
-        job.close()
+        job.close(interrupted=how.status == "interrupted")
     if lab.recorder is not None:
         lab.recorder.stop()
         how.fail(lab.recorder.lab_failure, tells_nothing=True)
