@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import comparison_verb, console, tables, verb
 from testbed.cli.ci import junit_file
+from testbed.cli.job_verbs import Detach, detached
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
@@ -23,7 +25,7 @@ from testbed.cli.verb import (
     RunArgument,
     RunsFolder,
 )
-from testbed.errors import UserError
+from testbed.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from testbed.core.report.document import Report
@@ -130,6 +132,7 @@ def _junit(report: Report) -> str:
     "testbed launch -l metro-40km -- ./a.out",
     "testbed launch --ranks-per-node 2 -- python train.py",
     "testbed launch --progress nanogpt -- python train.py",
+    "testbed launch --detach -- python train.py # then jobs, attach, logs --job, stop",
     own_status=125,
     passes_on_arguments=True,
 )
@@ -177,6 +180,7 @@ def launch(
             show_default=False,
         ),
     ] = False,
+    detach: Detach = False,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
@@ -189,7 +193,7 @@ def launch(
     own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
 
     Output lines are prefixed with the rank and kept. The exit status is that of the worst rank; 125 is an error of the
-    testbed itself.
+    testbed itself, 2 a lab where another job is running.
     """
     from testbed.core.workload import progress_schema
     from testbed.lab.jobs.same_files import describe
@@ -203,6 +207,10 @@ def launch(
             f"note: links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
             f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
         )
+    if detach:
+        arguments = {"argv": command, "as_root": as_root, "read_only": read_only, "ranks_per_node": ranks_per_node}
+        what = shlex.join(command)
+        return detached(target, "launch", {**arguments, "what": what}, runs, allow_uncertified)
     told: list[str] = []
 
     def tell(where: str) -> None:
@@ -225,6 +233,8 @@ def launch(
         status = job.exit_status()
         if same := describe(job.same_files):
             console.say(f"note: {same}")
+        if job.interrupted and not status:
+            raise Interrupted(f"job {job.id} ended: {job.interrupted}")
         return status
     finally:
         if told and target.run_directory is not None:

@@ -44,7 +44,22 @@ _STYLES = {
     **dict.fromkeys(
         ("bad", "down", "no", "fail", "does not hold", "missing", "degraded", "dead", "failed", "not viable"), BAD
     ),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "biased"), UNSURE),
+    **dict.fromkeys(
+        (
+            "limited",
+            "unknown",
+            "building",
+            "kept",
+            "interrupted",
+            "running",
+            "costly",
+            "biased",
+            "stopped",
+            "stopping",
+            "lost",
+        ),
+        UNSURE,
+    ),
     "another user's": UNSURE,
     "not told": UNSURE,
 }
@@ -399,6 +414,8 @@ def _in_force(found: DirectionInForce, scale: float) -> Row | None:
 
 
 def status_line(found: LabStatus) -> Text:
+    from testbed.cli import job_tables
+
     line = Text(f"{found.name}: ").append_text(verdict(found.state))
     line.append(f" for {format_duration(round(found.uptime_s), 3)}, topology {found.topology}")
     line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
@@ -408,6 +425,8 @@ def status_line(found: LabStatus) -> Text:
         line.append(f"\n  {_in_words(found)}")
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
+    for job in found.jobs:
+        line.append(f"\n  {job_tables.line(job)}", style=UNSURE if job.state == "stopping" else "")
     for waits in (*found.waits, *found.captures):
         line.append(f"\n  {waits}", style=UNSURE)
     return line

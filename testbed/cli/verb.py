@@ -19,7 +19,7 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, streams
 from testbed.cli.streams import OutputError, ReaderGone
-from testbed.errors import FidelityError, Interrupted, ProgramBarred, TestbedError, UserError
+from testbed.errors import FidelityError, Interrupted, LabBusy, ProgramBarred, TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -120,7 +120,7 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
     """Call ``work`` and return its exit status; report a failure as a message on stderr.
 
     ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case, and 2 is a
-    program that its user cannot run (ProgramBarred).
+    program that its user cannot run (ProgramBarred), or a lab that runs another job (LabBusy).
     """
     try:
         return work() or 0
@@ -138,7 +138,11 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
         if isinstance(error, FidelityError):
             _show_refused(error.certificate, error.scale)
         console.error(str(error) or type(error).__name__)
-        return error.exit_code if own_status is None or isinstance(error, Interrupted | ProgramBarred) else own_status
+        return (
+            error.exit_code
+            if own_status is None or isinstance(error, Interrupted | LabBusy | ProgramBarred)
+            else own_status
+        )
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
