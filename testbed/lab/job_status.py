@@ -21,6 +21,8 @@ __all__ = ["JobStatus", "of"]
 TAIL_BYTES: Final = 32 * 1024
 """How much of a rank's records is read: the latest of them."""
 
+FIRST_BYTES: Final = 4096
+
 RATE_RECORDS: Final = 20
 """Over how many of its latest records a rank's rate is taken."""
 
@@ -93,9 +95,7 @@ def of(record: JobRecord) -> JobStatus:
 
 def with_figures(job: JobStatus, run: Path, now: float | None) -> JobStatus:
     """Add what a run's records say. ``now``: CLOCK_MONOTONIC, while it runs; None: a job that has ended has no rate."""
-    steps = None
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        steps = integer(json.loads((run / "run.json").read_text())["workload"], "steps")
+    steps = _steps(run)
     ranks = [_Rank.of(records) for records in _ranks(run)]
     reporting = [it for it in ranks if it.step is not None]
     if not reporting:
@@ -152,6 +152,17 @@ class _Rank:
         return sum(tokens or 0.0 for _, tokens in self.tokens[1:]) / took_s if took_s > 0 else None
 
 
+def _steps(run: Path) -> int | None:
+    """Return how many steps a run is to have: by its metadata, else by the first line of its first rank's records."""
+    for path, within in ((run / "run.json", "workload"), (run / "ranks" / "rank-0.jsonl", "")):
+        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+            text = path.read_text() if within else _read(path, 0, FIRST_BYTES).partition(b"\n")[0].decode()
+            found = json.loads(text)
+            if (steps := integer(found[within] if within else found, "steps")) is not None:
+                return steps
+    return None
+
+
 def _ranks(run: Path) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the latest records of each rank, in order."""
     with contextlib.suppress(OSError):
@@ -160,19 +171,23 @@ def _ranks(run: Path) -> Iterator[list[Mapping[str, Any]]]:
             yield _latest(path)
 
 
+def _read(path: Path, start: int, most: int) -> bytes:
+    """Read from ``start`` on; a program without privileges can write this file, and may have put a pipe there.
+
+    Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        stream.seek(start)
+        return stream.read(most)
+
+
 def _latest(path: Path) -> list[Mapping[str, Any]]:
     try:
-        # A program without privileges can write this file: it may have put a pipe there.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        start = max(0, path.stat().st_size - TAIL_BYTES)
+        data = _read(path, start, TAIL_BYTES)
     except OSError:
         return []
-    with os.fdopen(descriptor, "rb") as stream:
-        try:
-            start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
-            stream.seek(start)
-            data = stream.read(TAIL_BYTES)
-        except OSError:
-            return []
     lines = data.split(b"\n")[1 if start else 0 : -1]  # neither the torn first one nor the last, still being written
     found: list[Mapping[str, Any]] = []
     for line in lines:
