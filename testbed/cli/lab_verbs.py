@@ -30,7 +30,7 @@ from testbed.cli.verb import (
     Overrides,
     TopologyArgument,
 )
-from testbed.errors import LabError, TestbedError, UserError
+from testbed.errors import LabError, TestbedError, UnknownName, UserError
 
 if TYPE_CHECKING:
     from testbed.core.certification.certificate import Certificate
@@ -356,9 +356,15 @@ def logs(
     of the job, each line after its rank; -f then ends with the job. An id of a job is never a node's name.
     """
     target, empty = verb.attach(lab), True
-    for line in target.logs(what, follow, job):
-        console.show_line(line)
-        empty = False
+    try:
+        for line in target.logs(what, follow, job):
+            console.show_line(line)
+            empty = False
+    except UnknownName as error:
+        if job is not None or what is None or what not in (it.id for it in target.jobs()):
+            raise
+        told = invocation.command("logs", *(("-l", lab) if lab else ()), "--job", what)
+        raise UserError(f"{error}; for the output of job {what}: {told}") from error
     if empty and job is not None:
         console.say(f"no output of job {job} {'by ' + what + ' ' if what else ''}yet")
     elif empty and what is not None:

@@ -488,6 +488,11 @@ class Lab:
             job.interrupted = job.interrupted or why
         job.stop()
 
+    @property
+    def stop_requested(self) -> str:
+        """Why another process has asked the latest job to end; empty if none has."""
+        return self._slots.stop_why
+
     def interrupt(self, why: str) -> None:
         """Stop the current job, if it runs, and have its run recorded as interrupted. Raises LabError."""
         if self._job is not None and not self._job.over():

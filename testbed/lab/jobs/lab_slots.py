@@ -54,10 +54,15 @@ class LabSlots:
         """Taken for a job that has not begun yet."""
         self._current: JobClaim | None = None
 
+    @property
+    def stop_why(self) -> str:
+        """Why the latest job was to end, from outside; empty if nobody asked."""
+        return "" if self._current is None else self._current.stop_why
+
     @contextlib.contextmanager
     def held(self, kind: str, what: str, *, detached: bool = False) -> Iterator[JobClaim]:
         """Hold the slot as long as the context lasts; its job's end does not give it back. Raises LabBusy."""
-        claim = self._held = JobClaim.take(self._lab, kind, what, detached=detached)
+        claim = self._held = self._current = JobClaim.take(self._lab, kind, what, detached=detached)
         self._used = False
         try:
             yield claim
