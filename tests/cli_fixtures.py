@@ -130,14 +130,14 @@ class FakeLab:
         self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))
         tell("run directory: /runs/fake-1")
         echo("[0] hello")
-        return SimpleNamespace(exit_status=lambda: self.child_status, same_files={})
+        return SimpleNamespace(id="j1", interrupted="", exit_status=lambda: self.child_status, same_files={})
 
     def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
         self.asked.append(("certify", thorough))
         assert self.certificate
         return self.certificate
 
-    def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
+    def logs(self, what: str | None = None, follow: bool = False, job: str | None = None) -> Iterator[str]:
         self.asked.append(("logs", what, follow))
         yield from ("one", "two")
 

@@ -1,4 +1,4 @@
-"""Jobs of a lab as a table, and as sentences; nothing here prints."""
+"""The jobs of a lab as a table; nothing here prints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from testbed.cli import tables
-from testbed.core.units import format_duration, format_number
+from testbed.cli import job_words, tables
 
 if TYPE_CHECKING:
     from testbed.lab.job_status import JobStatus
 
-__all__ = ["figures", "jobs", "line", "state"]
+__all__ = ["jobs"]
 
 
 def jobs(found: Sequence[JobStatus]) -> Table:
@@ -24,42 +23,10 @@ def jobs(found: Sequence[JobStatus]) -> Table:
             it.kind,
             it.what,
             time.strftime("%H:%M:%S", time.localtime(it.since_unix_s)) if it.since_unix_s else "-",
-            _step(it) or "-",
+            job_words.reached(it) or "-",
             tables.verdict(it.state),
             it.run or "-",
         ]
         for it in found
     ]
     return tables.table(("job", "kind", "what", "since", "step", "state", "run directory"), rows, right=("step",))
-
-
-def line(job: JobStatus) -> str:
-    """Return a job with its figures in one line, for ``status``."""
-    run = f"; {job.run}" if job.run else ""
-    asked = ", stopping" if job.state == "stopping" else ""
-    told = figures(job)
-    return f"job {job.id}{asked}: {job.kind}, {job.what}{': ' + told if told else ''}{run}"
-
-
-def figures(job: JobStatus) -> str:
-    """Return what is known of a job's progress: ``step 120/500, 4,512 tokens/s, train_loss 2.41, for 20 s``."""
-    said = [f"step {_step(job)}"] if job.step is not None else []
-    if job.tokens_per_s is not None:
-        said.append(f"{job.tokens_per_s:,.0f} tokens/s")
-    if job.train_loss is not None:
-        said.append(f"train_loss {format_number(job.train_loss, 4)}")
-    if job.elapsed_s:
-        said.append(f"for {format_duration(round(job.elapsed_s), 3)}")
-    return ", ".join(said)
-
-
-def state(job: JobStatus) -> str:
-    """Return how a job stands, in a sentence for a person who asked for its end."""
-    reached = "" if job.step is None else f" at step {_step(job)}"
-    return f"{job.id}: {job.state}{reached}" + (f": {job.why}" if job.why else "")
-
-
-def _step(job: JobStatus) -> str:
-    if job.step is None:
-        return ""
-    return f"{job.step}/{job.steps}" if job.steps is not None else str(job.step)

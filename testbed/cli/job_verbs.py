@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console, job_tables, tables, verb
-from testbed.cli.verb import AllowUncertified, AsJson, LabName, RunsFolder
+from testbed.cli import console, job_tables, job_words, tables, verb
+from testbed.cli.verb import AllowUncertified, AsJson, Detach, LabName, RunsFolder
 from testbed.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.jobs.attached_job import AttachedJob
     from testbed.lab.lab import Lab
 
-__all__ = ["Detach", "attached", "detached"]
+__all__ = ["attached", "detached"]
 
 TICK_S = 0.25
 STOP_BOUND_S = 10.0
@@ -38,12 +38,6 @@ JobArgument = Annotated[
     str,
     typer.Argument(
         metavar="JOB", help="Id of a job, as in j1: `jobs` lists them.", autocompletion=verb.completing(jobs_known)
-    ),
-]
-Detach = Annotated[
-    bool,
-    typer.Option(
-        "--detach", "-d", help="Return when the job has begun; it continues without this terminal.", show_default=False
     ),
 ]
 
@@ -216,7 +210,7 @@ def stop(job: JobArgument, lab: LabName = None, as_json: AsJson = False) -> None
     if as_json:
         console.show_json(tables.plain(now))
         return
-    console.show(f"{job} had ended: {job_tables.state(now).partition(': ')[2]}" if had_ended else job_tables.state(now))
+    console.show(f"{job} had ended: {job_words.state(now).partition(': ')[2]}" if had_ended else job_words.state(now))
     if now.run:
         console.say(f"run directory: {now.run}", style="dim")
 
@@ -245,7 +239,7 @@ def attach(job: JobArgument, lab: LabName = None) -> int:
             console.say(f"detached; job {job} continues. Stop it with: {stop_it}")
         raise
     now = found.status
-    console.say(job_tables.state(now))
+    console.say(job_words.state(now))
     if now.run:
         console.say(f"run directory: {now.run}", style="dim")
     return status

@@ -357,7 +357,7 @@ def logs(
     """
     target, empty = verb.attach(lab), True
     try:
-        for line in target.logs(what, follow, job):
+        for line in target.logs(what, follow) if job is None else target.logs(what, follow, job):
             console.show_line(line)
             empty = False
     except UnknownName as error:

@@ -13,10 +13,10 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import comparison_verb, console, tables, verb
 from testbed.cli.ci import junit_file
-from testbed.cli.job_verbs import Detach, detached
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
+    Detach,
     Driver,
     Emulator,
     LabName,
@@ -208,6 +208,8 @@ def launch(
             f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
         )
     if detach:
+        from testbed.cli.job_verbs import detached
+
         arguments = {"argv": command, "as_root": as_root, "read_only": read_only, "ranks_per_node": ranks_per_node}
         what = shlex.join(command)
         return detached(target, "launch", {**arguments, "what": what}, runs, allow_uncertified)

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from testbed.cli import job_words
 from testbed.cli.cell import Cell
 from testbed.core.units import (
     format_delay,
@@ -414,8 +415,6 @@ def _in_force(found: DirectionInForce, scale: float) -> Row | None:
 
 
 def status_line(found: LabStatus) -> Text:
-    from testbed.cli import job_tables
-
     line = Text(f"{found.name}: ").append_text(verdict(found.state))
     line.append(f" for {format_duration(round(found.uptime_s), 3)}, topology {found.topology}")
     line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
@@ -426,7 +425,7 @@ def status_line(found: LabStatus) -> Text:
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
     for job in found.jobs:
-        line.append(f"\n  {job_tables.line(job)}", style=UNSURE if job.state == "stopping" else "")
+        line.append(f"\n  {job_words.line(job)}", style=UNSURE if job.state == "stopping" else "")
     for waits in (*found.waits, *found.captures):
         line.append(f"\n  {waits}", style=UNSURE)
     return line

@@ -369,6 +369,12 @@ Emulator = Annotated[
         help="How fibers are emulated: netem, fiberd, or auto (netem if the kernel has it, else fiberd).",
     ),
 ]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach", "-d", help="Return when the job has begun; it continues without this terminal.", show_default=False
+    ),
+]
 AllowUncertified = Annotated[
     bool,
     typer.Option(

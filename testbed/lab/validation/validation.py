@@ -328,8 +328,10 @@ def _refuse_beside_lab(**given: bool) -> None:
 def _claimed(lab: Lab, chosen: Sequence[Library]) -> Iterator[None]:
     """Hold the lab's job slot; who stops the job interrupts the validation, as Ctrl-C does. Raises LabBusy."""
     with lab.claimed("validate", ", ".join(it.name for it in chosen)) as claim:
-        if threading.current_thread() is threading.main_thread():
-            claim.on_stop(lambda why: os.kill(os.getpid(), signal.SIGTERM))
+        main = threading.main_thread()
+        if threading.current_thread() is main and main.ident is not None:
+            thread = main.ident
+            claim.on_stop(lambda why: signal.pthread_kill(thread, signal.SIGTERM))
         yield
 
 
