@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -196,6 +196,7 @@ def launch(
     testbed itself, 2 a lab where another job is running.
     """
     from testbed.core.workload import progress_schema
+    from testbed.core.workload.progress import to_dict as progress_to_dict
     from testbed.lab.jobs.same_files import describe
 
     read = progress_schema.parse_words(progress or ())
@@ -207,12 +208,19 @@ def launch(
             f"note: links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
             f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
         )
+    # What a detached job's own process is told too: values that JSON has.
+    options: dict[str, Any] = {
+        "as_root": as_root,
+        "read_only": read_only,
+        "ranks_per_node": ranks_per_node,
+        "keep_scratch": keep_scratch,
+    }
     if detach:
         from testbed.cli.job_verbs import detached
 
-        arguments = {"argv": command, "as_root": as_root, "read_only": read_only, "ranks_per_node": ranks_per_node}
+        written = {"argv": command, "progress": None if read is None else progress_to_dict(read)}
         what = shlex.join(command)
-        return detached(target, "launch", {**arguments, "what": what}, runs, allow_uncertified)
+        return detached(target, "launch", {**options, **written, "what": what}, runs, allow_uncertified)
     told: list[str] = []
 
     def tell(where: str) -> None:
@@ -224,13 +232,10 @@ def launch(
             command,
             directory=runs,
             echo=console.show_line,
-            as_root=as_root,
             tell=tell,
-            read_only=read_only,
-            ranks_per_node=ranks_per_node,
             progress=read,
-            keep_scratch=keep_scratch,
             note=console.say,
+            **options,
         )
         status = job.exit_status()
         if same := describe(job.same_files):

@@ -279,7 +279,7 @@ def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: testbed.Lab, co
         "directory": str(run.ranks),
         "attempt": 1,
         "resume": None,
-        **testbed.lab.api.AgentWorkload(900).to_dict(),
+        **testbed.lab.api.AgentWorkload(900).to_message(),
         "user": None,
     }
     client.ask(folder, protocol.Train(message=message))

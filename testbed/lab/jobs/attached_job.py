@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UnknownName
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client, protocol
-from testbed.keeper.protocol import JobRecord
+from testbed.keeper.protocol import JobRecord, RankState
 from testbed.lab import job_status
 from testbed.lab.job_status import JobStatus
 from testbed.lab.jobs.running_job import RunningJob
@@ -57,6 +57,33 @@ class AttachedJob(RunningJob):
             tails = [it for it in self._read() if it.last or it.attempt > 1]
             newest = max((it.attempt for it in tails), default=1)
             return min((it.step for it in tails if it.attempt == newest), default=0)
+
+    @property
+    def steps(self) -> int | None:
+        return self.status.steps
+
+    @property
+    def began_t(self) -> float | None:
+        """When the job took the lab's slot."""
+        return self._record["began_t"] or None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        with self._reading:
+            tails = [it for it in self._read() if it.last.get("tokens") is not None]
+        if not tails:
+            return None
+        if tails[0].last["kind"] == "step":  # of the agents: each rank records its own
+            return float(sum(it.last["tokens"] for it in tails))
+        known = (it for it in tails if it.before is not None and it.step > it.before)
+        return next((it.last["tokens"] / (it.step - (it.before or 0)) for it in known), None)
+
+    def ranks_up(self, agents: Sequence[RankState]) -> int:
+        if self.over():
+            return 0
+        mine = [it for it in agents if it.get("job") == self.id]
+        with self._reading:
+            return sum(it["state"] in ("training", "finished") for it in mine) if mine else len(self._read())
 
     @property
     def attempt(self) -> int:
