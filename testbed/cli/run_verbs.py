@@ -196,7 +196,7 @@ def launch(
     testbed itself, 2 a lab where another job is running.
     """
     from testbed.core.workload import progress_schema
-    from testbed.core.workload.progress import to_dict as progress_to_dict
+    from testbed.core.workload.progress_source import to_dict as progress_to_dict
     from testbed.lab.jobs.same_files import describe
 
     read = progress_schema.parse_words(progress or ())
